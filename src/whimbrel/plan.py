@@ -1,0 +1,130 @@
+"""Options (what the user said) + Card (what the checkpoint says) + Hardware -> Plan (what will happen).
+
+Pure. Options may say "auto"; a Plan is complete: no "auto", no None. It is printed at start and served at /info.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from whimbrel.card import Card
+from whimbrel.errors import SetupError
+
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+DTYPES: Final = ("float32", "bfloat16", "float16")
+
+CPU_BATCH_TOKENS: Final = 512
+GPU_BATCH_TOKENS: Final = 16_384
+MAX_BATCH_TOKENS: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the machine has, as `runner.probe()` finds it."""
+
+    num_cores: int
+    """Cores this process may use (affinity and container quota)."""
+    cpu_bfloat16: bool
+    """Whether the CPU multiplies bfloat16 natively (AVX-512 BF16 or AMX)."""
+    gpus: tuple[str, ...] = ()
+    gpu_bfloat16: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user said about running a model."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    max_length: int | None = None
+    max_batch_tokens: int | None = None
+    max_queue_tokens: int | None = None
+    max_request_tokens: int | None = None
+    matryoshka: bool = False
+    served_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a model is run."""
+
+    served_name: str
+    device: str
+    dtype: Dtype
+    num_lanes: int
+    """Execution threads: one per core on a CPU, one on a GPU."""
+    max_batch_tokens: int
+    """Tokens in one batch of one lane; a longer text runs alone."""
+    max_length: int
+    max_queue_tokens: int
+    """Tokens that may wait; beyond, requests are refused as overload."""
+    max_request_tokens: int
+    matryoshka: bool
+
+
+def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
+    """Resolve every "auto". Raises SetupError where an option does not fit the card or the machine."""
+    device = _device(options.device, hardware)
+    on_cpu = device == "cpu"
+    return Plan(
+        served_name=options.served_name or card.name,
+        device=device,
+        dtype=_dtype(options.dtype, on_cpu=on_cpu, hardware=hardware),
+        num_lanes=hardware.num_cores if on_cpu else 1,
+        max_batch_tokens=_max_batch_tokens(options.max_batch_tokens, on_cpu=on_cpu),
+        max_length=_max_length(options.max_length, card),
+        max_queue_tokens=_limit("max_queue_tokens", options.max_queue_tokens),
+        max_request_tokens=_limit("max_request_tokens", options.max_request_tokens),
+        matryoshka=options.matryoshka or card.matryoshka,
+    )
+
+
+def _device(wanted: str, hardware: Hardware) -> str:
+    known = ("cpu", *hardware.gpus)
+    if wanted == "auto":
+        return hardware.gpus[0] if hardware.gpus else "cpu"
+    if wanted == "cuda" and hardware.gpus:
+        return hardware.gpus[0]
+    if wanted in known:
+        return wanted
+    raise SetupError(f"no device {wanted!r} here.", hint=f"--device takes auto or one of: {', '.join(known)}")
+
+
+def _dtype(wanted: str, *, on_cpu: bool, hardware: Hardware) -> Dtype:
+    if wanted == "auto":
+        native = hardware.cpu_bfloat16 if on_cpu else hardware.gpu_bfloat16
+        return "bfloat16" if native else "float32"
+    for dtype in DTYPES:
+        if wanted == dtype and not (on_cpu and dtype == "float16"):
+            return dtype
+    choices = ("auto", "float32", "bfloat16") if on_cpu else ("auto", *DTYPES)
+    raise SetupError(
+        f"dtype {wanted!r} is not supported on {'the CPU' if on_cpu else 'a GPU'}.", hint=f"--dtype takes {', '.join(choices)}"
+    )
+
+
+def _max_batch_tokens(wanted: int | None, *, on_cpu: bool) -> int:
+    if wanted is None:
+        return CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS
+    if not 1 <= wanted <= MAX_BATCH_TOKENS:
+        raise SetupError(f"max_batch_tokens is {wanted:,}.", hint=f"--max-batch-tokens takes 1 to {MAX_BATCH_TOKENS:,}")
+    return wanted
+
+
+def _max_length(wanted: int | None, card: Card) -> int:
+    limit = card.encoder.max_positions
+    if wanted is None:
+        return card.max_length
+    if not 1 <= wanted <= limit:
+        raise SetupError(f"max_length is {wanted:,}.", hint=f"--max-length takes 1 to {limit:,}, the model's positions")
+    return wanted
+
+
+def _limit(name: str, wanted: int | None) -> int:
+    if wanted is None:
+        return sys.maxsize
+    if wanted < 1:
+        raise SetupError(f"{name} is {wanted:,}.", hint=f"--{name.replace('_', '-')} takes 1 or more")
+    return wanted

@@ -1,0 +1,125 @@
+"""Owns a device: loads a model onto it, launches batches and collects their vectors.
+
+`launch` gives the device its work and returns at once on a GPU (on a CPU the calling thread is the device); `collect` waits
+for the vectors. Each lane calls `launch` from its own thread; weights are shared and never written.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whimbrel.batch import Batch, runs
+from whimbrel.card import Card
+from whimbrel.checkpoint import Checkpoint
+from whimbrel.models import load_model
+from whimbrel.ops.attention import Layout
+from whimbrel.ops.linear import round_rows
+from whimbrel.plan import Hardware, Plan
+from whimbrel.pooling import Pooling
+from whimbrel.types import Float32Array, Int32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+    """A batch on its way: `vectors_BD` may be read once `done` has happened."""
+
+    vectors_BD: Tensor
+    done: torch.cuda.Event | None
+
+
+def probe() -> Hardware:
+    """What this machine has. Counts the cores that this process may use, not those there are."""
+    cpu = torch.cpu.get_capabilities()
+    gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+    return Hardware(
+        num_cores=_usable_cores(),
+        cpu_bfloat16=torch.backends.mkldnn.is_available() and bool(cpu.get("avx512_bf16") or cpu.get("amx_bf16")),
+        gpus=gpus,
+        gpu_bfloat16=bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0),
+    )
+
+
+def _usable_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    physical = int(torch.cpu.get_capabilities().get("num_physical_cores") or cores)  # two hyper-threads share one multiplier
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        share = physical if quota == "max" else round(int(quota) / int(period))
+    except (OSError, ValueError):
+        share = physical
+    return max(1, min(cores, physical, share))
+
+
+class Runner:
+    """A model on a device."""
+
+    def __init__(self, checkpoint: Checkpoint, card: Card, plan: Plan) -> None:
+        self._device = torch.device(plan.device)
+        self._encoder = card.encoder
+        self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        with torch.inference_mode():
+            dtype: torch.dtype = getattr(torch, plan.dtype)
+            folder = checkpoint.folder
+            self._model = load_model(folder, card, device=self._device, dtype=dtype, sha256=checkpoint.sha256)
+            self._pooling = Pooling(folder, card, self._device)
+
+    def enter_lane(self) -> None:
+        """Called once by each lane's thread before it launches anything: one intra-op thread per lane.
+
+        Lanes are the parallelism; an operation split over threads would wait for the slowest at every step, and its
+        bits would depend on the number of threads.
+        """
+        if self._device.type == "cpu":
+            torch.set_num_threads(1)
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch, dimensions_B: Int32Array, normalize_B: NDArray[np.bool_]) -> Pending:
+        """Run a batch. Rows come in the order of the batch's seqs; columns from dimensions_B[i] on are zero."""
+        num_rows = round_rows(batch.num_tokens)
+        lengths = np.diff(batch.cu_seqlens)
+        layout = Layout(self._put(batch.cu_seqlens), runs(batch.cu_seqlens), batch.num_tokens, int(lengths.max()))
+        type_ids_T = np.repeat(batch.type_ids_B, lengths)
+        rows = [self._put(_fill(x, num_rows)) for x in (batch.ids_T, batch.positions_T, type_ids_T)]
+        hidden_RD = self._model(*rows, layout)
+        per_seq = (self._put(x) for x in (batch.prompt_tokens_B, dimensions_B, normalize_B))
+        vectors_BD = self._pooling(hidden_RD, layout.cu_seqlens, *per_seq)
+        return self._copy_back(vectors_BD)
+
+    def collect(self, pending: Pending) -> Float32Array:
+        """Wait for a launched batch and give its vectors, (B, D) on the host."""
+        if pending.done is not None:
+            pending.done.synchronize()
+        return pending.vectors_BD.numpy()
+
+    def _put(self, array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self._copies is None:
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def _copy_back(self, vectors_BD: Tensor) -> Pending:
+        if self._copies is None:
+            return Pending(vectors_BD, None)
+        self._copies.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._copies):
+            host = torch.empty(vectors_BD.shape, dtype=vectors_BD.dtype, pin_memory=True)
+            host.copy_(vectors_BD, non_blocking=True)
+            vectors_BD.record_stream(self._copies)
+            done = torch.cuda.Event()
+            done.record(self._copies)
+        return Pending(host, done)
+
+
+def _fill(array_T: Int32Array, num_rows: int) -> Int32Array:
+    """Rows up to the next multiple that the linear layers like; nothing reads what becomes of them."""
+    filled = np.zeros(num_rows, np.int32)
+    filled[: array_T.size] = array_T
+    return filled

@@ -1,0 +1,101 @@
+"""The frozen nouns that the stages pass to one another. No torch, no I/O.
+
+Shapes in names: T tokens of a batch, B seqs of a batch, N texts of a request, D width of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from whimbrel.card import Card
+    from whimbrel.plan import Plan
+
+Float32Array: TypeAlias = NDArray[np.float32]
+Int32Array: TypeAlias = NDArray[np.int32]
+
+Truncate: TypeAlias = Literal["right", "left", "never"]
+"""Which end of an over-long text is cut; "never" makes it an error."""
+
+Task: TypeAlias = Literal["embed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asks for, in no dialect.
+
+    `texts` holds strings or arrays of token ids, not both. Ids are taken as they are: nothing is put around them.
+    None means "as the checkpoint says" for `prompt_name`, `normalize`, `dimensions` and `truncate`.
+    """
+
+    texts: Sequence[str] | Sequence[Int32Array]
+    task: Task = "embed"
+    prompt: str | None = None
+    """Literal text put before each text."""
+    prompt_name: str | None = None
+    """The name of one of the card's prompts. At most one of `prompt` and `prompt_name` is given."""
+    dimensions: int | None = None
+    normalize: bool | None = None
+    truncate: Truncate | None = None
+    max_tokens: int | None = None
+    """A limit per text below that of the model."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seq:
+    """One tokenised text: the unit that is scheduled and packed."""
+
+    ids: Int32Array
+    index: int
+    """Position of the text in its request."""
+    prompt_tokens: int = 0
+    """Leading tokens that pooling leaves out (models with include_prompt=False)."""
+    type_id: int = 0
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds spent in each stage; `compute` sums over the batches a request took part in."""
+
+    tokenize: float = 0.0
+    queue: float = 0.0
+    compute: float = 0.0
+    total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """The answer to one request: `vectors_ND` in the order of its texts, float32 and finite."""
+
+    vectors_ND: Float32Array
+    num_tokens: int
+    num_truncated: int
+    timings: Timings
+
+
+class Embedder(Protocol):
+    """Anything that answers requests: an Engine in this process, later one in another."""
+
+    @property
+    def card(self) -> Card: ...
+    @property
+    def plan(self) -> Plan: ...
+    def run(self, request: Request) -> Result: ...
+
+
+class AsyncEmbedder(Protocol):
+    """The same for asyncio. Cancelling `run` drops what has not been computed yet."""
+
+    @property
+    def card(self) -> Card: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def ready(self) -> bool: ...
+    async def run(self, request: Request) -> Result: ...
