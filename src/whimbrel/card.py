@@ -121,7 +121,8 @@ class Card:
 
 
 # Keys that never change a vector: training, generation, bookkeeping.
-_INERT_CONFIG: Final = frozenset("""
+_INERT_CONFIG: Final = frozenset(
+    """
     _attn_implementation _commit_hash _name_or_path architectures attention_probs_dropout_prob attn_implementation
     bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward classifier_dropout
     cross_attention_hidden_size decoder_start_token_id directionality diversity_penalty do_sample dtype early_stopping
@@ -133,7 +134,8 @@ _INERT_CONFIG: Final = frozenset("""
     remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens
     task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p
     torch_dtype torchscript transformers_version typical_p use_bfloat16 use_cache use_return_dict xla_device
-""".split())
+""".split()
+)
 
 # Keys that would change a vector, with the only values that are supported.
 _FIXED_CONFIG: Final[Mapping[str, tuple[object, ...]]] = {
@@ -212,14 +214,16 @@ _TRANSFORMER_FILES: Final = (
     "sentence_xlnet_config.json",
 )
 
-_INERT_TOKENIZER: Final = frozenset("""
+_INERT_TOKENIZER: Final = frozenset(
+    """
     add_bos_token add_eos_token add_prefix_space added_tokens_decoder additional_special_tokens backend bos_token
     chat_template clean_up_tokenization_spaces cls_token do_basic_tokenize eos_token errors extra_special_tokens
     full_tokenizer_file is_local legacy local_files_only mask_token max_length max_len model_input_names model_specific_special_tokens
     name_or_path never_split pad_to_multiple_of pad_token pad_token_type_id padding_side processor_class return_special_tokens_mask sep_token
     sp_model_kwargs special_tokens_map_file stride tokenizer_class tokenizer_file trim_offsets truncation
     truncation_strategy unk_token use_fast vocab_file vocab_size
-""".split())
+""".split()
+)
 _BERT_TOKENIZERS: Final = ("BertTokenizer", "BertTokenizerFast")
 
 

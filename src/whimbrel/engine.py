@@ -163,9 +163,7 @@ class Engine:
         truncate: the end to cut from a text that is too long, "right" or "left", or "never" (also False) to raise TooLong;
             None (also True): as the checkpoint's tokenizer does.
         """
-        request = embed_request(
-            self.card, texts, prompt=prompt, dimensions=dimensions, normalize=normalize, truncate=truncate
-        )
+        request = embed_request(self.card, texts, prompt=prompt, dimensions=dimensions, normalize=normalize, truncate=truncate)
         vectors = self.run(request).vectors_ND
         return vectors[0] if isinstance(texts, str) else vectors
 
@@ -245,14 +243,16 @@ class Engine:
             return full
         if not self.plan.matryoshka:
             raise InvalidRequest(
-                f"dimensions is {wanted:,}, but this model does not say that its vectors may be cut; they have {full:,}. "
-                "Leave dimensions out, or start the server with --matryoshka.",
+                f"{wanted:,} are asked for, but this model does not say that its vectors of {full:,} may be cut. "
+                "Leave dimensions out, or load the model with --matryoshka.",
                 param="dimensions",
             )
         if stated and wanted not in stated:
-            raise InvalidRequest(f"dimensions is {wanted:,}; this model's are {', '.join(map(str, stated))}.", param="dimensions")
+            raise InvalidRequest(
+                f"{wanted:,} are asked for; this model's are {', '.join(map(str, stated))}.", param="dimensions"
+            )
         if not 1 <= wanted <= full:
-            raise InvalidRequest(f"dimensions is {wanted:,}; this model takes 1 to {full:,}.", param="dimensions")
+            raise InvalidRequest(f"{wanted:,} are asked for; this model takes 1 to {full:,}.", param="dimensions")
         return wanted
 
     def _enqueue(self, job: _Job, seqs: list[Seq]) -> None:
@@ -390,7 +390,7 @@ class Engine:
     def _warm_up(self) -> None:
         """A short and a long text per lane, so that the first caller does not pay for first-time work."""
         longest = min(self.plan.max_length, self.plan.max_batch_tokens)
-        long = np.full(longest, self.card.encoder.pad_id, np.int32)
+        long = np.full(longest, self.card.encoder.pad_id, np.int64)
         for size in (1, 16, longest):
             futures = [self.submit(Request([long[:size]])) for _ in self._lanes]
             for future in futures:
@@ -432,9 +432,7 @@ class AsyncEngine:
         truncate: Truncate | bool | None = None,
     ) -> Float32Array:
         """As Engine.embed."""
-        request = embed_request(
-            self.card, texts, prompt=prompt, dimensions=dimensions, normalize=normalize, truncate=truncate
-        )
+        request = embed_request(self.card, texts, prompt=prompt, dimensions=dimensions, normalize=normalize, truncate=truncate)
         vectors = (await self.run(request)).vectors_ND
         return vectors[0] if isinstance(texts, str) else vectors
 
@@ -456,9 +454,7 @@ class AsyncEngine:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         await self.close()
 
 

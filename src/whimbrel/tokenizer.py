@@ -18,7 +18,7 @@ import tokenizers
 
 from whimbrel.card import Card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
-from whimbrel.types import Int32Array, Request, Seq, Truncate
+from whimbrel.types import Int32Array, Int64Array, Request, Seq, Truncate
 
 _FILE = "tokenizer.json"
 
@@ -33,7 +33,8 @@ class Tokenizer:
         vocab_size = self._tokenizer.get_vocab_size()
         if vocab_size > card.encoder.vocab_size:
             raise CheckpointError(
-                f"has {vocab_size:,} tokens; the model embeds {card.encoder.vocab_size:,} (config.json: vocab_size).", file=_FILE
+                f"has {vocab_size:,} tokens; the model embeds {card.encoder.vocab_size:,} (config.json: vocab_size).",
+                file=_FILE,
             )
         self._prefix, self._suffix, self._type_id = _special_tokens(self._tokenizer, card)
         self._prompt_tokens = lru_cache(maxsize=256)(self._count_prompt_tokens)
@@ -59,9 +60,7 @@ class Tokenizer:
             bodies = self._check_ids(request.texts)
             prompt_tokens = 0
         whole = not _are_texts(request.texts)
-        return [
-            self._seq(body, index, prompt_tokens, max_length, truncate, whole=whole) for index, body in enumerate(bodies)
-        ]
+        return [self._seq(body, index, prompt_tokens, max_length, truncate, whole=whole) for index, body in enumerate(bodies)]
 
     def _request_max_length(self, request: Request) -> int:
         if request.max_tokens is None:
@@ -92,7 +91,7 @@ class Tokenizer:
         """Sentence Transformers' count: the prompt alone, special tokens included except a closing one."""
         return len(self._prefix) + len(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
 
-    def _check_ids(self, texts: Sequence[Int32Array]) -> list[Int32Array]:
+    def _check_ids(self, texts: Sequence[Int64Array]) -> list[Int32Array]:
         vocab_size = self._card.encoder.vocab_size
         for index, ids in enumerate(texts):
             if ids.size == 0:
@@ -104,7 +103,7 @@ class Tokenizer:
                     "another model's tokenizer? Send text (LangChain: check_embedding_ctx_length=False).",
                     param=f"input[{index}][{wrong[0]}]",
                 )
-        return list(texts)
+        return [ids.astype(np.int32) for ids in texts]
 
     def _seq(
         self, body: Int32Array, index: int, prompt_tokens: int, max_length: int, truncate: Truncate, *, whole: bool
@@ -122,13 +121,14 @@ class Tokenizer:
             if truncate == "never":
                 total = body.size + prefix.size + suffix.size
                 raise TooLong(
-                    f"the text has {total:,} tokens; the limit is {max_length:,}. Pass truncate to cut it.", param=f"input[{index}]"
+                    f'the text has {total:,} tokens; the limit is {max_length:,}. Pass truncate="right" to cut it.',
+                    param=f"input[{index}]",
                 )
             body = body[:room] if truncate == "right" else body[body.size - room :]
         return Seq(np.concatenate((prefix, body, suffix)), index, prompt_tokens, self._type_id, truncated=cut)
 
 
-def _are_texts(texts: Sequence[str] | Sequence[Int32Array]) -> TypeGuard[Sequence[str]]:
+def _are_texts(texts: Sequence[str] | Sequence[Int64Array]) -> TypeGuard[Sequence[str]]:
     return not isinstance(texts[0], np.ndarray)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Float32Array: TypeAlias = NDArray[np.float32]
 Int32Array: TypeAlias = NDArray[np.int32]
+Int64Array: TypeAlias = NDArray[np.int64]
 
 Truncate: TypeAlias = Literal["right", "left", "never"]
 """Which end of an over-long text is cut; "never" makes it an error."""
@@ -33,7 +34,7 @@ class Request:
     None means "as the checkpoint says" for `prompt_name`, `normalize`, `dimensions` and `truncate`.
     """
 
-    texts: Sequence[str] | Sequence[Int32Array]
+    texts: Sequence[str] | Sequence[Int64Array]
     task: Task = "embed"
     prompt: str | None = None
     """Literal text put before each text."""
@@ -98,4 +99,6 @@ class AsyncEmbedder(Protocol):
     def plan(self) -> Plan: ...
     @property
     def ready(self) -> bool: ...
+    @property
+    def queued_tokens(self) -> int: ...
     async def run(self, request: Request) -> Result: ...

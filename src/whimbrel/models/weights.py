@@ -66,7 +66,9 @@ class Weights:
         for name in (self._where.keys() | self._pickled.keys()) - self._taken:
             bare = name.removeprefix(self._prefix)
             if not any(re.fullmatch(pattern, bare) for pattern in unused):
-                raise CheckpointError("this tensor is not known to Whimbrel, and may change the vectors.", file=self._file, key=name)
+                raise CheckpointError(
+                    "this tensor is not known to Whimbrel, and may change the vectors.", file=self._file, key=name
+                )
 
     def _open(self, sha256: str | None) -> None:
         for file in self._files():

@@ -1,0 +1,375 @@
+"""The `whimbrel` command: the one file that joins everything.
+
+Data goes to stdout, everything else to stderr. An error is one line and a hint. Heavy packages are imported by the
+command that needs them, so that --help is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import typer
+
+from whimbrel.errors import SetupError, WhimbrelError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from whimbrel.card import Card, PoolingMode
+    from whimbrel.engine import Engine
+    from whimbrel.plan import Plan
+
+app = typer.Typer(
+    name="whimbrel",
+    help="Embeddings from pooling models, at the speed of the hardware.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+_LINES_AT_ONCE: Final = 2048
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]", help="A checkpoint's folder or a hub id (owner/name). Default: the packaged all-MiniLM-L6-v2."
+    ),
+]
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="A checkpoint's folder or a hub id.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, or float16 on a GPU.")]
+MaxLength = Annotated[
+    int | None, typer.Option(help="Tokens per text, up to the model's positions. [default: as the checkpoint says]")
+]
+MaxBatchTokens = Annotated[int | None, typer.Option(help="Tokens in one batch. [default: 512 per core, 16384 on a GPU]")]
+PoolingOption = Annotated[
+    str | None, typer.Option(help="Only for a checkpoint without modules.json: mean, cls, lasttoken, max, ...")
+]
+Matryoshka = Annotated[
+    bool, typer.Option("--matryoshka", help="Allow `dimensions` though the checkpoint does not say that it may be cut.")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from whimbrel import __version__
+
+        typer.echo(f"whimbrel {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None: ...
+
+
+@app.command()
+def serve(
+    model: ModelArgument = None,
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    served_name: Annotated[str | None, typer.Option(help="What clients call the model. [default: MODEL]")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="WHIMBREL_API_KEY", show_envvar=True, help="Ask every client for this key.")
+    ] = None,
+    max_length: MaxLength = None,
+    max_batch_tokens: MaxBatchTokens = None,
+    max_request_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one request.")] = 2**20,
+    pooling: PoolingOption = None,
+    matryoshka: Matryoshka = False,
+) -> None:
+    """Serve a model over HTTP."""
+    _need("granian", "torch")
+    from whimbrel.server.run import find_port, run
+
+    if api_key is not None and not api_key.strip():
+        raise SetupError("the API key is empty.", hint="leave --api-key and WHIMBREL_API_KEY unset to serve without one")
+    console = _console()
+    port = find_port(host, port)
+    engine = _load(
+        console,
+        model,
+        device=device,
+        dtype=dtype,
+        served_name=served_name,
+        max_length=max_length,
+        max_batch_tokens=max_batch_tokens,
+        max_request_tokens=max_request_tokens,
+        max_queue_tokens=4 * max_request_tokens,
+        pooling=_pooling(pooling),
+        matryoshka=matryoshka,
+    )
+    from whimbrel.engine import AsyncEngine
+    from whimbrel.server.app import create_app
+
+    url = f"http://{_url_host(host)}:{port}"
+    with engine:
+        run(
+            create_app(AsyncEngine(engine), api_keys=[api_key.strip()] if api_key else []),
+            host=host,
+            port=port,
+            started=lambda: _banner(console, engine, url, has_key=bool(api_key), open_to_all=not _is_loopback(host)),
+        )
+    console.print("stopped")
+
+
+@app.command()
+def embed(
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, lines of stdin.")] = None,
+    *,
+    model: ModelOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write here: .npy for an array, else JSONL. [default: JSONL to stdout]")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="The name of one of the model's prompts, or a text to put before each input.")
+    ] = None,
+    dimensions: Annotated[int | None, typer.Option(min=1, help="Keep the first so many columns.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    max_length: MaxLength = None,
+    pooling: PoolingOption = None,
+    matryoshka: Matryoshka = False,
+) -> None:
+    """Embed texts without a server: one vector per TEXT, or per line of stdin."""
+    _need("torch")
+    if not texts and sys.stdin.isatty():
+        raise SetupError("nothing to embed.", hint='whimbrel embed "some text", or whimbrel embed < lines.txt')
+    console = _console()
+    engine = _load(
+        console,
+        model,
+        device=device,
+        dtype=dtype,
+        max_length=max_length,
+        pooling=_pooling(pooling),
+        matryoshka=matryoshka,
+    )
+    with engine:
+        chunks = _chunks(texts or _lines())
+        vectors = ((chunk, engine.embed(chunk, prompt=prompt, dimensions=dimensions)) for chunk in chunks)
+        if out is not None and out.suffix == ".npy":
+            _write_npy(out, (array for _, array in vectors), engine.card.dimension)
+        else:
+            _write_jsonl(out, vectors)
+
+
+@app.command()
+def show(
+    model: ModelArgument = None,
+    *,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    max_length: MaxLength = None,
+    max_batch_tokens: MaxBatchTokens = None,
+    pooling: PoolingOption = None,
+    matryoshka: Matryoshka = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a checkpoint says (card) and how it would be run (plan). Loads no weights."""
+    from whimbrel.card import read_card
+    from whimbrel.checkpoint import find_checkpoint
+    from whimbrel.plan import Options, make_plan
+
+    checkpoint = find_checkpoint(model, weights=False)
+    card = read_card(checkpoint.folder, checkpoint.name, pooling=_pooling(pooling))
+    plan: Plan | None = None
+    if _installed("torch"):
+        from whimbrel.runner import probe
+
+        options = Options(
+            device=device, dtype=dtype, max_length=max_length, max_batch_tokens=max_batch_tokens, matryoshka=matryoshka
+        )
+        plan = make_plan(options, card, probe())
+    _print_card(card, plan, as_json=as_json)
+
+
+def main() -> None:
+    """Entry point. Exit code 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
+    try:
+        app()
+    except SetupError as error:
+        _die(error.message, error.hint)
+    except WhimbrelError as error:
+        _die(f"{error.param}: {error.message}" if error.param else error.message)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; say nothing at exit
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except MemoryError:
+        _die("out of memory.", "a smaller --max-batch-tokens or --max-length needs less")
+
+
+def _die(message: str, hint: str | None = None) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)  # noqa: T201
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)  # noqa: T201
+    sys.exit(1)
+
+
+def _installed(package: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(package) is not None
+
+
+def _need(*packages: str) -> None:
+    missing = [package for package in packages if not _installed(package)]
+    if missing:
+        raise SetupError(f"this command needs {' and '.join(missing)}.", hint="pip install 'whimbrel[serve]'")
+
+
+def _pooling(name: str | None) -> PoolingMode | None:
+    from whimbrel.card import POOLING_MODES
+
+    if name is None:
+        return None
+    for mode in POOLING_MODES:
+        if mode == name:
+            return mode
+    raise SetupError(f"no pooling {name!r}.", hint=f"--pooling takes one of: {', '.join(POOLING_MODES)}")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def _load(console: Console, model: str | None, **options: Any) -> Engine:
+    """Load an engine, saying each phase and how long it took."""
+    from time import perf_counter
+
+    started = perf_counter()
+    with console.status("starting") as status:
+        phase, since = "importing", started
+
+        def say(what: str) -> None:
+            nonlocal phase, since
+            now = perf_counter()
+            console.print(f"  {phase:<24}{now - since:6.2f} s", style="dim")
+            phase, since = what, now
+            status.update(what)
+
+        from whimbrel.engine import Engine
+
+        engine = Engine(model, progress=say, **options)
+        say("")
+    return engine
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _url_host(host: str) -> str:
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104  (the wildcard cannot be called; this machine can)
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _banner(console: Console, engine: Engine, url: str, *, has_key: bool, open_to_all: bool) -> None:
+    card, plan = engine.card, engine.plan
+    rows = {
+        "model": plan.served_name,
+        "task": card.task,
+        "dimension": f"{card.dimension}{' (may be cut: dimensions)' if plan.matryoshka else ''}",
+        "max length": f"{plan.max_length:,} tokens",
+        "device": f"{plan.device} ({plan.num_lanes} lane{'s' if plan.num_lanes > 1 else ''})",
+        "dtype": plan.dtype,
+        "pooling": " + ".join(card.pooling.modes) + (", normalised" if card.normalize else ""),
+        "API key": "required" if has_key else "none",
+        "URL": f"{url}  (docs: {url}/docs)",
+    }
+    header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
+    key = ', api_key="..."' if has_key else ""
+    curl = f"""curl {url}/v1/embeddings -H 'Content-Type: application/json'{header} -d '{{"input": "Hello, whimbrel!"}}'"""
+    python = f'from whimbrel import Client\nclient = Client("{url}"{key})\nprint(client.embed(["Hello, whimbrel!"]).shape)'
+    console.print()
+    for name, value in rows.items():
+        console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
+    console.print(f"\n{_plain(curl)}\n\n{_plain(python)}\n")
+    if open_to_all and not has_key:
+        console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _lines() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise SetupError(f"line {number} of stdin is not valid UTF-8 (byte {error.start}).") from None
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    for text in texts:
+        chunk.append(text)
+        if len(chunk) == _LINES_AT_ONCE:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _write_npy(path: Path, arrays: Iterator[Any], dimension: int) -> None:
+    import numpy as np
+
+    parts = list(arrays)
+    _writing(path, lambda: np.save(path, np.concatenate(parts) if parts else np.empty((0, dimension), np.float32)))
+
+
+def _write_jsonl(path: Path | None, pairs: Iterator[tuple[list[str], Any]]) -> None:
+    from whimbrel.wire import to_json
+
+    def write() -> None:
+        stream = sys.stdout.buffer if path is None else path.open("wb")
+        with stream:
+            for chunk, vectors in pairs:
+                rows = zip(chunk, vectors, strict=True)
+                stream.write(b"".join(to_json({"text": text, "embedding": vector}) + b"\n" for text, vector in rows))
+                stream.flush()
+
+    _writing(path, write)
+
+
+def _writing(path: Path | None, write: Callable[[], None]) -> None:
+    try:
+        write()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise SetupError(f"cannot write {path or 'stdout'}: {error.strerror or error}.") from None
+
+
+def _print_card(card: Card, plan: Plan | None, *, as_json: bool) -> None:
+    import msgspec
+
+    parts: dict[str, dict[str, Any]] = {"card": msgspec.to_builtins(card)}
+    if plan is not None:
+        parts["plan"] = msgspec.to_builtins(plan)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(parts)) + b"\n")
+        return
+    for title, fields in parts.items():
+        typer.echo(title)
+        for name, value in fields.items():
+            typer.echo(f"  {name:<22}{value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
+    if plan is None:
+        typer.echo("plan\n  (needs PyTorch: pip install 'whimbrel[serve]')")

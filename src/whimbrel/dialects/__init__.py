@@ -1,0 +1,45 @@
+"""Dialects: other servers' APIs as pure functions over bytes, one module each, joined in the table ROUTES.
+
+A dialect knows Request, Result and the error tree; it knows nothing of HTTP servers, engines or tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from whimbrel.dialects import openai
+from whimbrel.errors import WhimbrelError
+from whimbrel.types import Request, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One way to ask for something. `Sent` below is the dialect's own struct, which `write_result` gets back."""
+
+    path: str
+    summary: str
+    read_request: Callable[[bytes], tuple[Any, Request]]
+    """body -> (sent, request); raises InvalidRequest."""
+    write_result: Callable[[Any, Result, str], bytes]
+    """(sent, result, model name) -> body."""
+    write_error: Callable[[WhimbrelError], bytes]
+    request_type: type
+    response_type: type
+    example: str
+
+
+ROUTES: Final = (
+    Route(
+        path="/v1/embeddings",
+        summary="Dense vectors of texts (OpenAI).",
+        read_request=openai.read_request,
+        write_result=openai.write_result,
+        write_error=openai.write_error,
+        request_type=openai.EmbeddingsRequest,
+        response_type=openai.EmbeddingsResponse,
+        example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
+    ),
+)
+"""Every POST route; all are served alike."""

@@ -1,0 +1,187 @@
+"""OpenAI's embeddings API, and the fields that other servers add to it. Pure functions over bytes.
+
+Source: openai/openai-openapi, `CreateEmbeddingRequest` and its response; extra fields as in vLLM and TEI. Fields that are
+not known are ignored, as other servers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, cast
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from whimbrel.dialects.read import decode
+from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError
+from whimbrel.types import Request, Result, Truncate
+from whimbrel.wire import to_base64, to_json
+
+MAX_INPUTS: Final = 2048
+
+
+class EmbeddingsRequest(msgspec.Struct, frozen=True):
+    """Body of POST /v1/embeddings."""
+
+    input: Annotated[
+        str | list[str | int | list[int]],
+        Meta(
+            description="A text, a list of texts, a list of token ids, or a list of such lists; at most 2,048. "
+            "Token ids are taken as they are: no special tokens are put around them."
+        ),
+    ]
+    model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None,
+        Meta(description="`float` (default): JSON numbers. `base64`: the bytes of little-endian float32."),
+    ] = None
+    dimensions: Annotated[int | None, Meta(description="Keep the first so many columns (Matryoshka models).")] = None
+    user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
+    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
+    prompt: Annotated[str | None, Meta(description="Text put before each text, instead of a named prompt.")] = None
+    normalize: Annotated[bool | None, Meta(description="Divide by the Euclidean norm; by default as the model does.")] = None
+    truncate: Annotated[
+        bool | Literal["right", "left", "never"] | None,
+        Meta(
+            description="Which end of a text that is too long is cut; `false` or `never`: it is an error. By default as "
+            "the model's tokenizer does."
+        ),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(description="Cut each text to so many tokens; -1: to the model's maximum."),
+    ] = None
+
+
+class Embedding(msgspec.Struct):
+    """One vector of the answer."""
+
+    index: int
+    embedding: Annotated[list[float] | str, Meta(description="JSON numbers, or base64 of little-endian float32.")]
+    object: Literal["embedding"] = "embedding"
+
+
+class Usage(msgspec.Struct):
+    """Tokens of all texts after truncation, special tokens included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(msgspec.Struct):
+    """Answer of POST /v1/embeddings."""
+
+    data: list[Embedding]
+    model: str
+    usage: Usage
+    object: Literal["list"] = "list"
+
+
+class Model(msgspec.Struct):
+    """One model of GET /v1/models."""
+
+    id: str
+    created: int
+    max_model_len: Annotated[int, Meta(description="Tokens per text.")]
+    object: Literal["model"] = "model"
+    owned_by: str = "whimbrel"
+
+
+class ModelsResponse(msgspec.Struct):
+    """Answer of GET /v1/models."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class ErrorDetail(msgspec.Struct):
+    """What went wrong; `param` is the path of the fault, e.g. `input[3]`."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(msgspec.Struct):
+    """Every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
+    """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
+    sent = decode(EmbeddingsRequest, body)
+    if sent.prompt is not None and sent.prompt_name is not None:
+        raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
+    limit = None if sent.truncate_prompt_tokens == -1 else sent.truncate_prompt_tokens
+    return sent, Request(
+        _texts(sent.input),
+        prompt=sent.prompt,
+        prompt_name=sent.prompt_name,
+        dimensions=sent.dimensions,
+        normalize=sent.normalize,
+        truncate=_truncate(sent),
+        max_tokens=limit,
+    )
+
+
+def write_result(sent: EmbeddingsRequest, result: Result, model: str) -> bytes:
+    """The answer; its floats are printed from the array's memory."""
+    vectors: Any = to_base64(result.vectors_ND) if sent.encoding_format == "base64" else result.vectors_ND
+    return to_json({
+        "object": "list",
+        "data": [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)],
+        "model": model,
+        "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
+    })  # fmt: skip
+
+
+def write_models(models: Sequence[Model]) -> bytes:
+    """The answer of GET /v1/models."""
+    return msgspec.json.encode(ModelsResponse(list(models)))
+
+
+_ERROR_TYPES: Final = {401: "authentication_error", 429: "rate_limit_error", 503: "overloaded_error"}
+
+
+def write_error(error: WhimbrelError) -> bytes:
+    """An error as OpenAI's clients expect it."""
+    kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
+    message = f"{error.param}: {error.message}" if error.param else error.message
+    return msgspec.json.encode(ErrorResponse(ErrorDetail(message, kind, error.param, error.code)))
+
+
+def _truncate(sent: EmbeddingsRequest) -> Truncate | None:
+    if isinstance(sent.truncate, str):
+        return sent.truncate
+    return "never" if sent.truncate is False else None
+
+
+def _texts(sent: str | list[str | int | list[int]]) -> Any:
+    """Texts, or arrays of token ids. A list must be of one kind throughout."""
+    if isinstance(sent, str):
+        return [sent]
+    if not sent:
+        raise InvalidRequest("is an empty list; give at least one text.", param="input")
+    kinds = set(map(type, sent))
+    if len(kinds) > 1:
+        first = type(sent[0])
+        index = next(i for i, item in enumerate(sent) if type(item) is not first)
+        raise InvalidRequest("texts and token ids cannot be mixed in one list.", param=f"input[{index}]")
+    if kinds == {int}:
+        return [_ids(cast(list[int], sent), "input")]
+    if len(sent) > MAX_INPUTS:
+        raise TooLarge(f"{len(sent):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+    if kinds == {str}:
+        return sent
+    return [_ids(ids, f"input[{i}]") for i, ids in enumerate(cast(list[list[int]], sent))]
+
+
+def _ids(ids: list[int], path: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    try:
+        return np.array(ids, np.int64)
+    except OverflowError:
+        index = next(i for i, value in enumerate(ids) if not -(2**63) <= value < 2**63)
+        raise InvalidRequest(f"token id {ids[index]} is no 64-bit integer.", param=f"{path}[{index}]") from None

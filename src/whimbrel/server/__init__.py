@@ -1,0 +1,1 @@
+"""The HTTP server: an ASGI app over any AsyncEmbedder, and what runs it."""

@@ -1,0 +1,158 @@
+"""/openapi.json and /docs, both from the typed schemas of the dialects' routes.
+
+The page is plain HTML: no scripts, nothing fetched, so it works offline and under a strict policy.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from html import escape
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from whimbrel import __version__
+from whimbrel.dialects import ROUTES, Route, openai
+
+JSON: TypeAlias = dict[str, Any]
+
+_REF: Final = "#/components/schemas/{name}"
+_GETS: Final = (
+    ("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse),
+    ("/v1/models/{model}", "One model.", openai.Model),
+    ("/health", "Whether requests are answered: 200 or 503; also /health/ready.", None),
+    ("/health/live", "Whether the process runs.", None),
+    ("/info", "What the checkpoint says (card) and how it is run (plan).", None),
+    ("/metrics", "Prometheus metrics.", None),
+)
+_ERRORS: Final = {
+    "400": "The request is wrong; `param` says where.",
+    "401": "The API key is missing or wrong.",
+    "404": "No such model.",
+    "413": "Too many bytes, inputs or tokens.",
+    "415": "The body is not declared as JSON.",
+    "429": "The queue is full; `Retry-After` says when to come back.",
+    "500": "The computation failed.",
+    "503": "The engine is not running.",
+}
+
+
+@lru_cache(maxsize=1)
+def openapi_document() -> JSON:
+    """The OpenAPI 3.1 document."""
+    bodies = [kind for route in ROUTES for kind in (route.request_type, route.response_type)]
+    answers = [kind for _, _, kind in _GETS if kind is not None]
+    types = [*bodies, *answers, openai.ErrorResponse]
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
+    paths: JSON = {route.path: {"post": _post(route)} for route in ROUTES}
+    paths |= {path: {"get": _get(path, summary, kind)} for path, summary, kind in _GETS}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Whimbrel", "version": __version__, "summary": "Embeddings from pooling models."},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    }
+
+
+def _content(kind: type) -> JSON:
+    return {"application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
+
+
+def _post(route: Route) -> JSON:
+    body = _content(route.request_type)
+    body["application/json"]["example"] = msgspec.json.decode(route.example)
+    errors = {status: {"description": text, "content": _content(openai.ErrorResponse)} for status, text in _ERRORS.items()}
+    return {
+        "summary": route.summary,
+        "requestBody": {"required": True, "content": body},
+        "responses": {"200": {"description": "The answer.", "content": _content(route.response_type)}} | errors,
+    }
+
+
+def _get(path: str, summary: str, kind: type | None) -> JSON:
+    answer: JSON = {"description": "The answer."}
+    operation: JSON = {"summary": summary, "responses": {"200": answer}}
+    if kind is not None:
+        answer["content"] = _content(kind)
+    if "{model}" in path:
+        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation
+
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8882 }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1.5rem; font-size: 1.15rem }
+h2 b { font-size: .75rem; padding: .15rem .5rem; border-radius: .3rem; background: var(--soft); margin-right: .6rem }
+table { border-collapse: collapse; width: 100%; font-size: .92rem }
+th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid var(--line) }
+th { font-weight: 600 } code, pre { font: .88rem/1.45 ui-monospace, monospace }
+pre { background: var(--soft); padding: .8rem 1rem; border-radius: .4rem; overflow-x: auto }
+summary { cursor: pointer; margin: .8rem 0 .4rem }
+"""
+
+
+def docs_page(document: JSON, *, base_url: str) -> str:
+    """The OpenAPI document as a page to read, with a curl line for each route."""
+    sections = [
+        _section(method.upper(), path, operation, document["components"]["schemas"], base_url)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    ]
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>Whimbrel API</title><style>{_STYLE}</style>"
+        f"<h1>Whimbrel {escape(__version__)}</h1><p>Machine-readable: <a href=/openapi.json>/openapi.json</a>. "
+        "With an API key, send <code>Authorization: Bearer KEY</code>.</p>" + "".join(sections) + "</html>"
+    )
+
+
+def _section(method: str, path: str, operation: JSON, schemas: JSON, base_url: str) -> str:
+    parts = [f"<h2><b>{method}</b><code>{escape(path)}</code></h2><p>{_inline(operation['summary'])}</p>"]
+    command = f"curl {base_url}{path}"
+    if (body := operation.get("requestBody")) is not None:
+        content = body["content"]["application/json"]
+        command += " -H 'Content-Type: application/json' \\\n  -d '" + msgspec.json.encode(content["example"]).decode() + "'"
+        parts.append(_fields("Request", content["schema"], schemas))
+    for status, answer in operation["responses"].items():
+        if status == "200" and "content" in answer:
+            parts.append(_fields("Answer", answer["content"]["application/json"]["schema"], schemas))
+    errors = [(status, answer["description"]) for status, answer in operation["responses"].items() if status != "200"]
+    if errors:
+        rows = "".join(f"<tr><td>{status}<td>{_inline(text)}" for status, text in errors)
+        parts.append(f"<details><summary>Errors</summary><table>{rows}</table></details>")
+    parts.append(f"<pre>{escape(command)}</pre>")
+    return "".join(parts)
+
+
+def _fields(title: str, schema: JSON, schemas: JSON) -> str:
+    struct = schemas[schema["$ref"].rsplit("/", 1)[-1]]
+    required = set(struct.get("required", ()))
+    rows = "".join(
+        f"<tr><td><code>{escape(name)}</code>{' *' if name in required else ''}<td>{escape(_type(field, schemas))}"
+        f"<td>{_inline(field.get('description', ''))}"
+        for name, field in struct["properties"].items()
+    )
+    return f"<details open><summary>{title}</summary><table><tr><th>field<th>type<th>meaning{rows}</table></details>"
+
+
+def _type(schema: JSON, schemas: JSON) -> str:
+    """A JSON schema in a few words."""
+    if "$ref" in schema:
+        struct = schemas[schema["$ref"].rsplit("/", 1)[-1]]
+        inner = ", ".join(f"{name}: {_type(field, schemas)}" for name, field in struct["properties"].items())
+        return "{" + inner + "}"
+    if "anyOf" in schema:
+        return " | ".join(_type(option, schemas) for option in schema["anyOf"] if option.get("type") != "null")
+    if "enum" in schema:
+        return " | ".join(msgspec.json.encode(value).decode() for value in schema["enum"] if value is not None)
+    if schema.get("type") == "array":
+        return f"[{_type(schema['items'], schemas)}]"
+    return str(schema.get("type", "any"))
+
+
+def _inline(text: str) -> str:
+    """Escaped, with `code` between backquotes."""
+    pieces = escape(text).split("`")
+    return "".join(f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))

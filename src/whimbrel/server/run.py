@@ -1,0 +1,70 @@
+"""Runs an app on Granian in this process until a signal asks it to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+
+import uvloop
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.log import LogLevels
+from granian.server.embed import Server
+from starlette.applications import Starlette
+
+from whimbrel.errors import SetupError
+
+
+def find_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. Raises SetupError if it cannot be bound, before anything is loaded."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, OverflowError) as error:
+        raise SetupError(f"cannot listen on {host}:{port}: {error}.", hint="--host takes an address of this machine") from None
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            hint = f"choose another: --port {port + 1}" if 1024 <= port < 65535 else "choose another --port or --host"
+            raise SetupError(f"cannot listen on {host}:{port}: {error.strerror or error}.", hint=hint) from None
+        return probe.getsockname()[1]
+
+
+def run(app: Starlette, *, host: str, port: int, started: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; requests in flight are finished. `started` is called once the port answers."""
+    uvloop.run(_serve(app, host, port, started))
+
+
+async def _serve(app: Starlette, host: str, port: int, started: Callable[[], None]) -> None:
+    server = Server(
+        app,
+        address=host,
+        port=port,
+        interface=Interfaces.ASGI,
+        http=HTTPModes.http1,
+        http1_settings=HTTP1Settings(header_read_timeout=10_000, max_buffer_size=128 * 1024),
+        websockets=False,
+        backlog=1024,
+        log_level=LogLevels.error,
+    )
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, server.stop)
+    running = asyncio.ensure_future(server.serve())
+    await _wait_until_open(host, port, running)
+    started()
+    await running
+
+
+async def _wait_until_open(host: str, port: int, running: asyncio.Future[None]) -> None:
+    while not running.done():
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+        except OSError:
+            await asyncio.sleep(0.01)
+        else:
+            writer.close()
+            return
