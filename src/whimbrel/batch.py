@@ -43,18 +43,20 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
     `position_offset` is 0, or the RoBERTa family's pad_id + 1. There, as in transformers' `create_position_ids_from_
     input_ids`, a padding token inside a text has position pad_id and is not counted.
     """
-    lengths = np.fromiter((seq.ids.size for seq in seqs), np.int32, len(seqs))
-    order = np.argsort(-lengths, kind="stable").astype(np.int32)
-    lengths = lengths[order]
+    given_lengths = np.fromiter((seq.ids.size for seq in seqs), np.int32, len(seqs))
+    order = np.argsort(-given_lengths, kind="stable").astype(np.int32)
+    places: list[int] = order.tolist()
+    ordered = [seqs[i] for i in places]
+    lengths = given_lengths[order]
     cu_seqlens = np.concatenate((np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)))
-    ids = np.concatenate([seqs[i].ids for i in order])
+    ids = np.concatenate([seq.ids for seq in ordered])
     return Batch(
         order_B=order,
         ids_T=ids,
         positions_T=_positions(ids, cu_seqlens, lengths, position_offset, pad_id),
-        type_ids_B=np.fromiter((seqs[i].type_id for i in order), np.int32, len(seqs)),
+        type_ids_B=np.fromiter((seq.type_id for seq in ordered), np.int32, len(seqs)),
         cu_seqlens=cu_seqlens,
-        prompt_tokens_B=np.fromiter((seqs[i].prompt_tokens for i in order), np.int32, len(seqs)),
+        prompt_tokens_B=np.fromiter((seq.prompt_tokens for seq in ordered), np.int32, len(seqs)),
     )
 
 

@@ -11,7 +11,7 @@ transformers' configuration files (5.x).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
@@ -218,8 +218,9 @@ _INERT_TOKENIZER: Final = frozenset(
     """
     add_bos_token add_eos_token add_prefix_space added_tokens_decoder additional_special_tokens backend bos_token
     chat_template clean_up_tokenization_spaces cls_token do_basic_tokenize eos_token errors extra_special_tokens
-    full_tokenizer_file is_local legacy local_files_only mask_token max_length max_len model_input_names model_specific_special_tokens
-    name_or_path never_split pad_to_multiple_of pad_token pad_token_type_id padding_side processor_class return_special_tokens_mask sep_token
+    full_tokenizer_file is_local legacy local_files_only mask_token max_len max_length model_input_names
+    model_specific_special_tokens name_or_path never_split pad_to_multiple_of pad_token pad_token_type_id padding_side
+    processor_class return_special_tokens_mask sep_token
     sp_model_kwargs special_tokens_map_file stride tokenizer_class tokenizer_file trim_offsets truncation
     truncation_strategy unk_token use_fast vocab_file vocab_size
 """.split()
@@ -402,15 +403,11 @@ def _modules(folder: Path, hidden_size: int, pooling: PoolingMode | None) -> _Pi
     if rows[0][1] not in ("", "."):
         raise CheckpointError(f"the Transformer must lie at the top, not in {rows[0][1]!r}.", file=file, key="path")
     pipeline = _pooling(folder, rows[1][1], hidden_size)
-    head: list[Head] = []
+    head = list[Head]()
     for kind, path in rows[2:]:
-        if kind == "Dense":
-            head.append(_dense(folder, path, pipeline.dimension))
+        head.append(_HEADS[kind](folder, path, pipeline.dimension))
+        if isinstance(head[-1], Dense):
             pipeline.dimension = head[-1].out_features
-        elif kind == "LayerNorm":
-            head.append(_layer_norm(folder, path, pipeline.dimension))
-        elif kind == "Normalize":
-            head.append(_normalize(folder, path))
     while head and isinstance(head[-1], Normalize):
         pipeline.normalize = True
         head.pop()
@@ -430,7 +427,9 @@ def _module_rows(folder: Path) -> list[tuple[str, str]]:
         path = _get(row, file, "path", str)
         if path.startswith(("/", "\\")) or ".." in Path(path).parts:
             raise CheckpointError(f"{path!r} leads out of the checkpoint's folder.", file=file, key="path")
-        found.append((_choice(_MODULES, row.get("type"), file=file, key="type"), path))
+        kind = _choice(_MODULES, row.get("type"), file=file, key="type")
+        if kind != "Dropout":  # does nothing when a model is used
+            found.append((kind, path))
     return found
 
 
@@ -446,7 +445,7 @@ def _pooling(folder: Path, path: str, hidden_size: int) -> _Pipeline:
         given = config["pooling_mode"]
         names = cast(list[object], given if isinstance(given, list) else [given])
         table = {mode: mode for mode in POOLING_MODES}
-        modes = tuple(_choice(table, name, file=file, key="pooling_mode") for name in names)
+        modes: tuple[PoolingMode, ...] = tuple(_choice(table, name, file=file, key="pooling_mode") for name in names)
     else:
         modes = tuple(mode for key, mode in _LEGACY_POOLING.items() if _get(config, file, key, bool, False))
     if not modes:
@@ -488,7 +487,7 @@ def _layer_norm(folder: Path, path: str, size: int) -> LayerNorm:
     return LayerNorm(path, dimension)
 
 
-def _normalize(folder: Path, path: str) -> Normalize:
+def _normalize(folder: Path, path: str, _: int) -> Normalize:
     file = f"{path}/config.json"
     if (folder / file).exists():
         config = _read_json(folder, file)
@@ -497,13 +496,20 @@ def _normalize(folder: Path, path: str) -> Normalize:
     return Normalize()
 
 
+_HEADS: Final[Mapping[str, Callable[[Path, str, int], Head]]] = {
+    "Dense": _dense,
+    "LayerNorm": _layer_norm,
+    "Normalize": _normalize,
+}
+
+
 def _transformer_config(folder: Path) -> tuple[str, JSON]:
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), None)
     if file is None:
         return _TRANSFORMER_FILES[0], {}
     config = _read_json(folder, file)
     text_only = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
-    empty = ({}, None)
+    empty: tuple[object, ...] = ({}, None)
     fixed: dict[str, tuple[object, ...]] = {
         "transformer_task": ("feature-extraction", None),
         "modality_config": (text_only, None),

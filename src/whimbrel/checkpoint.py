@@ -47,7 +47,7 @@ def find_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint:
         return Checkpoint(folder, folder.resolve().name)
     if folder.is_file():
         raise SetupError(f"{model} is a file.", hint="name the checkpoint's folder")
-    if model.startswith((".", "/", "~")) or model.count("/") != 1 or os.sep != "/" and os.sep in model:
+    if model.startswith((".", "/", "~")) or model.count("/") != 1 or (os.sep != "/" and os.sep in model):
         raise SetupError(f"no folder {model}, and this is no hub id.", hint="a hub id looks like owner/name")
     return Checkpoint(_download(model, weights=weights), model)
 
@@ -61,7 +61,7 @@ def _packaged() -> Checkpoint | None:
 
 def _download(model: str, *, weights: bool) -> Path:
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError:
         raise SetupError(f"{model} is no local folder.", hint="pip install 'whimbrel[serve]' to fetch from the hub") from None
@@ -76,9 +76,8 @@ def _download(model: str, *, weights: bool) -> Path:
             hint="check the id and the network, or give the folder of a checkpoint",
         ) from None
     except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else "an error"
         raise SetupError(
-            f"the hub answers {status} for {model}.",
+            f"the hub answers {error.response.status_code} for {model}.",
             hint="check the id; a private or gated model needs HF_TOKEN",
         ) from None
     except OSError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +39,9 @@ _BATCHES_PER_LANE: Final = 2
 
 Work: TypeAlias = list[tuple[int, Seq]]
 Progress: TypeAlias = Callable[[str], None]
+
+
+def _say_nothing(_: str) -> None: ...
 
 
 class EngineOptions(TypedDict, total=False):
@@ -104,7 +108,7 @@ class Engine:
         served_name: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        say = progress or (lambda _: None)
+        say = progress or _say_nothing
         say("finding the checkpoint")
         checkpoint = find_checkpoint(model)
         say("reading the card")
@@ -199,10 +203,10 @@ class Engine:
             tokenize=tokenized.seconds,
             waiting=len(seqs),
         )
-        if not seqs:
-            self._resolve(job)
+        if seqs:
+            self._enqueue(job, seqs, self.plan.max_queue_tokens)
         else:
-            self._enqueue(job, seqs)
+            self._resolve(job)
         return job.future
 
     # Lifecycle
@@ -255,15 +259,15 @@ class Engine:
             raise InvalidRequest(f"{wanted:,} are asked for; this model takes 1 to {full:,}.", param="dimensions")
         return wanted
 
-    def _enqueue(self, job: _Job, seqs: list[Seq]) -> None:
+    def _enqueue(self, job: _Job, seqs: list[Seq], max_queue_tokens: int) -> None:
         request_id = next(self._ids)
         with self._work_waits:
             if self._closed:
                 raise Unavailable("the engine is closed.")
             queued = self._scheduler.queued_tokens
-            if queued and queued + job.num_tokens > self.plan.max_queue_tokens:
+            if queued and queued + job.num_tokens > max_queue_tokens:
                 raise Overloaded(
-                    f"{queued:,} tokens wait already; the queue takes {self.plan.max_queue_tokens:,}. Try again later.",
+                    f"{queued:,} tokens wait already; the queue takes {max_queue_tokens:,}. Try again later.",
                     retry_after=self._seconds_of_work(queued),
                 )
             self._jobs[request_id] = job
@@ -347,7 +351,8 @@ class Engine:
                 launched.slots.release()
 
     def _deliver(self, launched: _Launched, vectors_BD: Float32Array) -> None:
-        finite_B = np.isfinite(vectors_BD).all(axis=1)
+        bad: set[int] = set(np.flatnonzero(~np.isfinite(vectors_BD).all(axis=1)).tolist())
+        places: list[int] = launched.batch.order_B.tolist()
         seconds = perf_counter() - launched.started
         with self._lock:
             self._tokens_done += launched.batch.num_tokens
@@ -356,15 +361,14 @@ class Engine:
         for job in jobs.values():
             if job is not None:
                 job.compute += seconds
-        for row, place in enumerate(launched.batch.order_B.tolist()):
+        for row, place in enumerate(places):
             request_id, seq = launched.work[place]
             job = jobs[request_id]
             if job is None:  # cancelled, or failed already
                 continue
-            if not finite_B[row]:
-                error = NonFinite("the model gave NaN or infinity for this text.", param=f"input[{seq.index}]")
-                self._fail(request_id, error)
+            if row in bad:
                 jobs[request_id] = None
+                self._fail(request_id, NonFinite("the model gave NaN or infinity for this text.", param=f"input[{seq.index}]"))
                 continue
             job.vectors_ND[seq.index] = vectors_BD[row, : job.dimensions]
             job.waiting -= 1
@@ -390,11 +394,13 @@ class Engine:
     def _warm_up(self) -> None:
         """A short and a long text per lane, so that the first caller does not pay for first-time work."""
         longest = min(self.plan.max_length, self.plan.max_batch_tokens)
-        long = np.full(longest, self.card.encoder.pad_id, np.int64)
+        ids = np.full(longest, self.card.encoder.pad_id, np.int32)
         for size in (1, 16, longest):
-            futures = [self.submit(Request([long[:size]])) for _ in self._lanes]
-            for future in futures:
-                future.result()
+            seqs = [Seq(ids[:size], index) for index in range(len(self._lanes))]
+            vectors = np.empty((len(seqs), self.card.dimension), np.float32)
+            job = _Job(Future(), vectors, self.card.dimension, False, size * len(seqs), 0, perf_counter(), 0.0, len(seqs))
+            self._enqueue(job, seqs, max_queue_tokens=sys.maxsize)
+            job.future.result()
 
 
 class AsyncEngine:
@@ -438,7 +444,10 @@ class AsyncEngine:
 
     async def run(self, request: Request) -> Result:
         """Answer one request. Cancelling it drops what has not been computed yet."""
-        submitted = self._tokenizers.submit(self._engine.submit, request)
+        try:
+            submitted = self._tokenizers.submit(self._engine.submit, request)
+        except RuntimeError:
+            raise Unavailable("the engine is closed.") from None
         try:
             future = await asyncio.wrap_future(submitted)
         except asyncio.CancelledError:

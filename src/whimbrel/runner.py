@@ -87,10 +87,10 @@ class Runner:
         lengths = np.diff(batch.cu_seqlens)
         layout = Layout(self._put(batch.cu_seqlens), runs(batch.cu_seqlens), batch.num_tokens, int(lengths.max()))
         type_ids_T = np.repeat(batch.type_ids_B, lengths)
-        rows = [self._put(_fill(x, num_rows)) for x in (batch.ids_T, batch.positions_T, type_ids_T)]
-        hidden_RD = self._model(*rows, layout)
-        per_seq = (self._put(x) for x in (batch.prompt_tokens_B, dimensions_B, normalize_B))
-        vectors_BD = self._pooling(hidden_RD, layout.cu_seqlens, *per_seq)
+        ids_R, positions_R, type_ids_R = (self._put(_fill(x, num_rows)) for x in (batch.ids_T, batch.positions_T, type_ids_T))
+        hidden_RD = self._model(ids_R, positions_R, type_ids_R, layout)
+        prompt_tokens_B, dimensions, normalize = (self._put(x) for x in (batch.prompt_tokens_B, dimensions_B, normalize_B))
+        vectors_BD = self._pooling(hidden_RD, layout.cu_seqlens, prompt_tokens_B, dimensions, normalize)
         return self._copy_back(vectors_BD)
 
     def collect(self, pending: Pending) -> Float32Array:
@@ -100,7 +100,7 @@ class Runner:
         return pending.vectors_BD.numpy()
 
     def _put(self, array: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(array)
+        tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
         if self._copies is None:
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 import numpy as np
 import tokenizers
@@ -57,7 +57,7 @@ class Tokenizer:
         else:
             if request.prompt or request.prompt_name:
                 raise InvalidRequest("a prompt cannot be put before token ids; send text.", param="prompt")
-            bodies = self._check_ids(request.texts)
+            bodies = self._check_ids(cast(Sequence[Int64Array], request.texts))
             prompt_tokens = 0
         whole = not _are_texts(request.texts)
         return [self._seq(body, index, prompt_tokens, max_length, truncate, whole=whole) for index, body in enumerate(bodies)]
@@ -125,7 +125,10 @@ class Tokenizer:
                     param=f"input[{index}]",
                 )
             body = body[:room] if truncate == "right" else body[body.size - room :]
-        return Seq(np.concatenate((prefix, body, suffix)), index, prompt_tokens, self._type_id, truncated=cut)
+        ids = np.concatenate((prefix, body, suffix))
+        if ids.size == 0:
+            raise InvalidRequest("the text has no tokens.", param=f"input[{index}]")
+        return Seq(ids, index, prompt_tokens, self._type_id, truncated=cut)
 
 
 def _are_texts(texts: Sequence[str] | Sequence[Int64Array]) -> TypeGuard[Sequence[str]]:

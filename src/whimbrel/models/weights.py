@@ -76,8 +76,8 @@ class Weights:
             if sha256 is not None:
                 _check_sha256(path, sha256)
             try:
-                handle = self._stack.enter_context(safe_open(path, framework="pt"))
-                self._where |= dict.fromkeys(cast(list[str], handle.keys()), handle)
+                handle = self._stack.enter_context(_open(path))
+                self._where |= dict.fromkeys(handle.keys(), handle)
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=str(path.name)) from None
 
@@ -99,6 +99,10 @@ class Weights:
         except Exception as error:  # torch raises many kinds
             raise CheckpointError(f"cannot be read safely ({error}).", file=pickle.name) from None
         return []
+
+
+def _open(path: Path) -> Any:
+    return safe_open(path, framework="pt")
 
 
 def _shards(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -65,8 +66,7 @@ def attend_reference(qkv_R3NH: Tensor, layout: Layout) -> Tensor:
     """The formula itself, seq by seq in float32."""
     num_rows, _, num_heads, width = qkv_R3NH.shape
     out_RNH = torch.zeros(num_rows, num_heads, width)
-    offsets = layout.cu_seqlens.tolist()
-    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for start, end in pairwise(layout.cu_seqlens.numpy(force=True)):
         q, k, v = qkv_R3NH[start:end].float().unbind(1)
         scores = torch.einsum("qnh,knh->nqk", q, k) / width**0.5
         out_RNH[start:end] = torch.einsum("nqk,knh->qnh", scores.softmax(-1), v)

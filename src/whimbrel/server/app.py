@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -81,7 +81,7 @@ class _Server:
         self._metrics = Metrics(lambda: embedder.queued_tokens)
 
     @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:  # noqa: ARG002  (the signature is Starlette's)
+    async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
         yield
         self._metrics.close()
 

@@ -39,11 +39,11 @@ class ApiKeys:
         if given[:7].lower() != b"bearer ":
             return False
         # Compared with every key, so that time does not tell which one was close.
-        return any([hmac.compare_digest(given[7:].strip(), key) for key in self._keys])
+        return sum(hmac.compare_digest(given[7:].strip(), key) for key in self._keys) > 0
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises UnsupportedMediaType, TooLarge (before reading where the length is announced), ClientDisconnect."""
+    """The whole body. Raises UnsupportedMediaType, TooLarge (unread, if its length is announced), ClientDisconnect."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise UnsupportedMediaType(f"Content-Type is {kind or 'missing'}; send application/json.")

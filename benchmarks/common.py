@@ -1,0 +1,160 @@
+"""What the benchmarks share: texts, a model's plan and tokens, processes of their own, tables.
+
+Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whimbrel.card import read_card
+from whimbrel.checkpoint import find_checkpoint
+from whimbrel.plan import Options, Plan, make_plan
+from whimbrel.runner import probe
+from whimbrel.tokenizer import Tokenizer
+from whimbrel.types import Float32Array, Request
+
+T = TypeVar("T")
+
+FOLDER: Final = find_checkpoint(None).folder
+NUM_CORES: Final = len(os.sched_getaffinity(0))
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+MIXED: Final = (4, 200)
+SHORT: Final = (4, 24)
+
+
+def make_texts(count: int, *, words: tuple[int, int], seed: int = 0) -> list[str]:
+    """`count` texts, each of so many words (both ends included, all lengths equally likely); the same for the same seed.
+
+    Words are the tokenizer's whole words, whose order is about that of their frequency, drawn as Zipf says. One in ten is
+    made of two, so that it falls into pieces as rare words do; one in eight ends a sentence or has a comma.
+    """
+    rng = random.Random(seed)
+    vocab: dict[str, int] = json.loads((FOLDER / "tokenizer.json").read_text())["model"]["vocab"]
+    whole = [word for word in sorted(vocab, key=vocab.__getitem__) if len(word) > 1 and word.isascii() and word.isalpha()]
+    cum_weights = list(accumulate(1 / (rank + 3) for rank in range(len(whole))))
+
+    def draw(k: int) -> list[str]:
+        return rng.choices(whole, cum_weights=cum_weights, k=k)
+
+    def text(num_words: int) -> str:
+        drawn = [word + draw(1)[0] if rng.random() < 0.1 else word for word in draw(num_words)]
+        marks = rng.choices(["", ",", "."], weights=[14, 1, 1], k=num_words - 1)
+        drawn = [word.capitalize() if before == "." else word for word, before in zip(drawn, [".", *marks], strict=True)]
+        return " ".join(word + mark for word, mark in zip(drawn, [*marks, "."], strict=True))
+
+    return [text(rng.randint(*words)) for _ in range(count)]
+
+
+def chunks(items: Sequence[T], size: int) -> list[list[T]]:
+    """Lists of `size` items."""
+    return [list(items[start : start + size]) for start in range(0, len(items), size)]
+
+
+def default_plan(dtype: str) -> Plan:
+    """How the engine runs the packaged model here."""
+    return make_plan(Options(dtype=dtype), read_card(FOLDER, FOLDER.name), probe())
+
+
+def count_tokens(texts: Sequence[str]) -> int:
+    """Tokens that the packaged model computes for `texts`."""
+    card = read_card(FOLDER, FOLDER.name)
+    return sum(seq.ids.size for seq in Tokenizer(FOLDER, card, card.max_length).encode(Request(texts)))
+
+
+def min_cosine(a_ND: Float32Array, b_ND: Float32Array) -> float:
+    """The smallest cosine between rows of the same number."""
+    a, b = a_ND.astype(np.float64), b_ND.astype(np.float64)
+    cosines: NDArray[np.float64] = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    return float(cosines.min())
+
+
+class Worker:
+    """A process of its own: there `make(*args)` is called once, and what it returns once per `ask`.
+
+    `make` is a function of a module's top level. It ends with the process that made it.
+    """
+
+    def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: Any) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        context.Process(target=_work, args=(theirs, make, args), daemon=True).start()
+        theirs.close()
+
+    def ask(self, message: Any) -> Any:
+        """Call the function with `message` and wait. Raises EOFError if it failed; the traceback is on stderr."""
+        self._pipe.send(message)
+        return self._pipe.recv()
+
+
+def _work(pipe: Connection, make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]) -> None:
+    function = make(*args)
+    with suppress(EOFError):  # the asker has ended
+        while True:
+            pipe.send(function(pipe.recv()))
+
+
+def family(pid: int) -> list[int]:
+    """A process and what descends from it."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [pid, *(i for task in tasks for child in task.read_text().split() for i in family(int(child)))]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process and its descendants have taken."""
+    stats = [Path(f"/proc/{i}/stat").read_text().rpartition(")")[2].split() for i in family(pid)]
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / _TICKS
+
+
+def peak_mebibytes(pid: int) -> float:
+    """Peak resident memory of a process and its descendants: the sum of each one's own peak."""
+    lines = [line for i in family(pid) for line in Path(f"/proc/{i}/status").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+
+def note(text: str) -> None:
+    """Progress, to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table in markdown; the first column is text, the others are numbers."""
+    print(f"| {' | '.join(header)} |")
+    print(f"|---|{'---:|' * (len(header) - 1)}")
+    for row in rows:
+        print(f"| {' | '.join(map(str, row))} |")
+
+
+def print_setting(**settings: object) -> None:
+    """One line with what a number means nothing without."""
+    import torch
+
+    here = Path(__file__).parent
+    git = ("git", "-C", str(here))
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../src"], check=False).returncode
+    cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "unknown CPU")
+    parts = [f"commit {commit}{' with changes in src' if changed else ''}", cpu, f"{NUM_CORES} cores"]
+    parts += [f"torch {torch.__version__}", *(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())]
+    print(f"\n{', '.join(parts)}; load average {os.getloadavg()[0]:.1f}")
+
+
+def _lines(path: str) -> list[str]:
+    with suppress(OSError):
+        return Path(path).read_text().splitlines()
+    return []

@@ -1,0 +1,116 @@
+"""The Engine against Sentence Transformers: seconds for the same texts, on the packaged all-MiniLM-L6-v2 in the same dtype.
+
+    python benchmarks/engine.py [--dtype auto|bfloat16|float32] [--rounds 7]
+
+Each contender is loaded in a process of its own, since the engine sets torch's intra-op threads to one; Sentence
+Transformers gets a thread per core and is called with its defaults, `model.encode(texts)`. They take turns, one busy at a
+time: a warm-up round that is not counted, then A B A B .... The ratio is that of the medians, Sentence Transformers' seconds
+over the engine's: above 1 the engine is faster. "Rounds" are the smallest and the largest ratio of a single round.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import numpy as np
+from common import (
+    FOLDER,
+    MIXED,
+    NUM_CORES,
+    SHORT,
+    Worker,
+    chunks,
+    count_tokens,
+    default_plan,
+    make_texts,
+    min_cosine,
+    note,
+    print_setting,
+    print_table,
+)
+
+from whimbrel.types import Float32Array
+
+Calls: TypeAlias = list[list[str]]
+Timed: TypeAlias = tuple[float, Float32Array]
+
+
+def make_workloads() -> dict[str, Calls]:
+    """Lists of texts, each given to one call; calls are made one after another."""
+    return {
+        "mixed, 4 to 200 words": [make_texts(256, words=MIXED)],
+        "short, 4 to 24 words": [make_texts(1024, words=SHORT)],
+        "requests of 8 mixed": chunks(make_texts(256, words=MIXED, seed=1), 8),
+    }
+
+
+def make_engine(dtype: str) -> Callable[[Calls], Timed]:
+    """Load the Engine."""
+    from whimbrel import Engine
+
+    return timed(Engine(dtype=dtype).embed)
+
+
+def make_sentence_transformers(dtype: str) -> Callable[[Calls], Timed]:
+    """Load Sentence Transformers."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    torch.set_num_threads(NUM_CORES)
+    model: Any = SentenceTransformer(str(FOLDER), model_kwargs={"dtype": dtype})
+    return timed(model.encode)
+
+
+def timed(encode: Callable[[list[str]], Float32Array]) -> Callable[[Calls], Timed]:
+    """Calls -> (seconds for all of them, their vectors)."""
+
+    def run(calls: Calls) -> Timed:
+        started = perf_counter()
+        vectors = [encode(texts) for texts in calls]
+        return perf_counter() - started, np.concatenate(vectors)
+
+    return run
+
+
+def measure(engine: Worker, peer: Worker, calls: Calls, rounds: int) -> list[str]:
+    """A row of the table, after the workload's name."""
+    cosine = min_cosine(engine.ask(calls)[1], peer.ask(calls)[1])
+    pairs = [(engine.ask(calls)[0], peer.ask(calls)[0]) for _ in range(rounds)]
+    ours, theirs = (median(seconds) for seconds in zip(*pairs, strict=True))
+    ratios = [b / a for a, b in pairs]
+    tokens = sum(map(count_tokens, calls))
+    return [
+        f"{tokens:,}",
+        f"{tokens / ours:,.0f}",
+        f"{tokens / theirs:,.0f}",
+        f"{theirs / ours:.2f}",
+        f"{min(ratios):.2f} to {max(ratios):.2f}",
+        f"{cosine:.6f}",
+    ]
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    dtype = default_plan(args.dtype).dtype
+    engine, peer = Worker(make_engine, dtype), Worker(make_sentence_transformers, dtype)
+    rows: list[list[str]] = []
+    for name, calls in make_workloads().items():
+        note(name)
+        rows.append([name, *measure(engine, peer, calls, args.rounds)])
+    header = ["workload", "tokens", "engine, tokens/s", "Sentence Transformers, tokens/s", "ratio", "rounds", "smallest cosine"]
+    print_table(header, rows)
+    from sentence_transformers import __version__
+
+    print_setting(sentence_transformers=__version__, dtype=dtype, rounds=args.rounds)
+
+
+if __name__ == "__main__":
+    main()

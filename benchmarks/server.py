@@ -1,0 +1,205 @@
+"""The server under load against the engine alone: tokens/s for the same texts, on the packaged all-MiniLM-L6-v2.
+
+    python benchmarks/server.py [--connections 16] [--requests 2] [--format base64|float] [--dtype auto] [--rounds 7]
+
+The server is `python -m whimbrel serve`, a process of its own. In a round each connection (a thread of this process, with
+keep-alive) sends its requests, each of 32 texts of 4 to 200 words, one after another to POST /v1/embeddings; bodies are made
+beforehand and answers are read but not parsed. The engine alone runs in another process over the same texts, kept busy in
+two ways: all texts in one call, and as many threads as there are connections, each calling embed on 32 texts. The faster
+one is what the server is compared with. The three take turns, one busy at a time, after a warm-up round that is not counted
+and in which the server's vectors are compared with the engine's. Ratios are those of the medians. The load generator shares
+the cores with the server; what it takes of them is reported, and counts against the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Final, TypeAlias
+
+import numpy as np
+from common import (
+    MIXED,
+    NUM_CORES,
+    Worker,
+    chunks,
+    count_tokens,
+    cpu_seconds,
+    default_plan,
+    make_texts,
+    min_cosine,
+    note,
+    peak_mebibytes,
+    print_setting,
+    print_table,
+)
+
+from whimbrel.types import Float32Array
+
+Calls: TypeAlias = list[list[str]]
+Timed: TypeAlias = tuple[float, Float32Array]
+
+TEXTS_PER_REQUEST: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The server's answers in one round."""
+
+    seconds: float
+    latencies: list[float]
+    bodies: list[bytes]
+    cpu: tuple[float, float]
+    """Seconds that the server took of the processor, and this process."""
+
+
+def make_engine(dtype: str) -> Callable[[list[Calls]], Timed]:
+    """Load the Engine."""
+    from whimbrel import Engine
+
+    embed = Engine(dtype=dtype).embed
+
+    def embed_each(calls: Calls) -> list[Float32Array]:
+        return [embed(texts) for texts in calls]
+
+    def run(threads: list[Calls]) -> Timed:
+        """Seconds and vectors of all calls: each list of them in a thread of its own."""
+        with ThreadPoolExecutor(len(threads)) as pool:
+            started = perf_counter()
+            parts = list(pool.map(embed_each, threads))
+            seconds = perf_counter() - started
+        return seconds, np.concatenate([vectors for part in parts for vectors in part])
+
+    return run
+
+
+@contextmanager
+def serving(dtype: str) -> Generator[tuple[int, int]]:
+    """A server, as (its process id, its port)."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    command = [sys.executable, "-m", "whimbrel", "serve", "--port", str(port), "--dtype", dtype]
+    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            while not is_ready(port):
+                if process.poll() is not None:
+                    log.seek(0)
+                    raise SystemExit(f"the server ended with {process.returncode}:\n{log.read().decode()}")
+                time.sleep(0.1)
+            yield process.pid, port
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def is_ready(port: int) -> bool:
+    """Whether the server answers."""
+    with suppress(OSError):
+        connection = HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/health/ready")
+        return connection.getresponse().status == 200
+    return False
+
+
+def send_all(port: int, bodies: list[bytes]) -> list[tuple[float, bytes]]:
+    """One connection's requests, one after another: (seconds, answer) of each."""
+    connection = HTTPConnection("127.0.0.1", port)
+    answers: list[tuple[float, bytes]] = []
+    for body in bodies:
+        started = perf_counter()
+        connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = response.read()
+        answers.append((perf_counter() - started, answer))
+        if response.status != 200:
+            raise SystemExit(f"the server answered {response.status}: {answer[:1000].decode()}")
+    connection.close()
+    return answers
+
+
+def load(pid: int, port: int, connections: list[list[bytes]]) -> Round:
+    """One round of the server."""
+    with ThreadPoolExecutor(len(connections)) as threads:
+        server, client, started = cpu_seconds(pid), time.process_time(), perf_counter()
+        parts = list(threads.map(partial(send_all, port), connections))
+        seconds = perf_counter() - started
+    answers = [answer for part in parts for answer in part]
+    cpu = cpu_seconds(pid) - server, time.process_time() - client
+    return Round(seconds, [latency for latency, _ in answers], [body for _, body in answers], cpu)
+
+
+def vectors_of(bodies: list[bytes]) -> Float32Array:
+    """The vectors of the server's answers, in order."""
+    rows = [row["embedding"] for body in bodies for row in json.loads(body)["data"]]
+    return np.array([np.frombuffer(base64.b64decode(row), "<f4") if isinstance(row, str) else row for row in rows], np.float32)
+
+
+def report(rounds: list[tuple[Round, float, float]], tokens: int, *, num_connections: int) -> None:
+    """The table, and what else there is to say of the server."""
+    served = [each[0] for each in rounds]
+    seconds = {
+        f"server, {num_connections} connections": [each.seconds for each in served],
+        "engine, one call": [each[1] for each in rounds],
+        f"engine, {num_connections} threads": [each[2] for each in rounds],
+    }
+    rates = {name: sorted(tokens / each for each in every) for name, every in seconds.items()}
+    fastest = max(median(rate) for name, rate in rates.items() if name.startswith("engine"))
+    header = ["", "tokens/s", "smallest", "largest", "of the faster engine"]
+    print_table(
+        header,
+        [
+            [name, *(f"{x:,.0f}" for x in (median(rate), rate[0], rate[-1])), f"{median(rate) / fastest:.3f}"]
+            for name, rate in rates.items()
+        ],
+    )
+    percentiles = quantiles([x for each in served for x in each.latencies], n=100)
+    cores = [sum(cpu) / sum(each.seconds for each in served) for cpu in zip(*(each.cpu for each in served), strict=True)]
+    print(f"\nLatency of a request: p50 {percentiles[49] * 1e3:,.0f} ms, p99 {percentiles[98] * 1e3:,.0f} ms.")
+    print(f"Cores busy: server {cores[0]:.2f}, load generator {cores[1]:.3f}, of {NUM_CORES}.")
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=2, help="requests of each connection in a round")
+    parser.add_argument("--format", default="base64", choices=["base64", "float"])
+    parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    dtype = default_plan(args.dtype).dtype
+    texts = make_texts(args.connections * args.requests * TEXTS_PER_REQUEST, words=MIXED)
+    calls = chunks(chunks(texts, TEXTS_PER_REQUEST), args.requests)
+    bodies = [[json.dumps({"input": call, "encoding_format": args.format}).encode() for call in each] for each in calls]
+    engine = Worker(make_engine, dtype)
+    with serving(dtype) as (pid, port):
+        note("warm-up")
+        expected = engine.ask([[texts]])[1]
+        engine.ask(calls)
+        cosine = min_cosine(vectors_of(load(pid, port, bodies).bodies), expected)
+        rounds: list[tuple[Round, float, float]] = []
+        for i in range(args.rounds):
+            note(f"round {i + 1} of {args.rounds}")
+            rounds.append((load(pid, port, bodies), engine.ask([[texts]])[0], engine.ask(calls)[0]))
+        peak = peak_mebibytes(pid)
+    report(rounds, count_tokens(texts), num_connections=args.connections)
+    print(f"Peak memory of the server: {peak:,.0f} MiB. Smallest cosine to the engine's vectors: {cosine:.6f}.")
+    print_setting(dtype=dtype, format=args.format, requests_per_connection=args.requests, rounds=args.rounds)
+
+
+if __name__ == "__main__":
+    main()

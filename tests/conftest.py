@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from texts import TEXTS
+from whimbrel import Engine
+from whimbrel.checkpoint import find_checkpoint
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of the packaged all-MiniLM-L6-v2."""
+    return find_checkpoint(None).folder
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """MiniLM with default options."""
+    with Engine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def engine32() -> Iterator[Engine]:
+    """MiniLM in float32."""
+    with Engine(dtype="float32") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def reference(minilm: Path) -> Any:
+    """Sentence Transformers' vectors of TEXTS, float32."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(minilm), device="cpu").encode(TEXTS)

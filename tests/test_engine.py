@@ -1,0 +1,254 @@
+"""The engine's promises: every request is answered once, whatever its batch-mates do. A scripted runner stands in for the model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import whimbrel.engine
+from texts import TEXTS
+from whimbrel import AsyncEngine, Engine
+from whimbrel.batch import Batch
+from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, Overloaded, TooLarge, TooLong, Unavailable
+from whimbrel.types import Request
+
+
+class FakeRunner:
+    """A model whose vector of a text is (its first word's id, its number of tokens, 1, 1, ...). Some words are scripted.
+
+    "gate" holds its batch until `gate` is set, "error" and "fatal" make it raise, "infinity" gives a non-finite row.
+    `collect_gate` holds the collector.
+    """
+
+    gate: threading.Event
+    collect_gate: threading.Event
+    launched: list[int]
+    seen: threading.Semaphore
+    GATE, ERROR, FATAL, INFINITY = 4796, 7561, 10611, 15579
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def enter_lane(self) -> None: ...
+
+    def launch(self, batch: Batch, dimensions_B: np.ndarray, normalize_B: np.ndarray) -> np.ndarray:
+        assert dimensions_B.size == normalize_B.size == batch.num_seqs
+        self.launched.append(batch.num_seqs)
+        self.seen.release()
+        ids = set(batch.ids_T.tolist())
+        if self.GATE in ids:
+            assert self.gate.wait(30)
+        if self.ERROR in ids:
+            raise RuntimeError("scripted")
+        if self.FATAL in ids:
+            raise SystemExit
+        starts = batch.cu_seqlens[:-1]
+        vectors = np.ones((batch.num_seqs, 384), np.float32)
+        vectors[:, 0] = batch.ids_T[np.minimum(starts + 1, batch.num_tokens - 1)]
+        vectors[:, 1] = np.diff(batch.cu_seqlens)
+        vectors[vectors[:, 0] == self.INFINITY, 5] = np.inf
+        return vectors
+
+    def collect(self, pending: np.ndarray) -> np.ndarray:
+        assert self.collect_gate.wait(30)
+        return pending
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> type[FakeRunner]:
+    class Runner(FakeRunner):
+        gate = threading.Event()
+        collect_gate = threading.Event()
+        launched: list[int] = []  # noqa: RUF012
+        seen = threading.Semaphore(0)
+
+    Runner.collect_gate.set()
+    monkeypatch.setattr(whimbrel.engine, "Runner", Runner)
+    return Runner
+
+
+def ids(*words: int) -> Any:
+    return Request([np.array([101, word, 102], np.int64) for word in words])
+
+
+def block(engine: Engine, runner: type[FakeRunner]) -> Any:
+    """Occupy every lane until `gate` is set."""
+    rows = [np.full(200, runner.GATE, np.int64) for _ in range(engine.plan.num_lanes)]
+    runner.launched.clear()
+    future = engine.submit(Request(rows))
+    while len(runner.launched) < engine.plan.num_lanes:
+        assert runner.seen.acquire(timeout=30)
+    return future
+
+
+def test_many_threads_get_their_own_answers(engine: Engine) -> None:
+    expected = engine.embed(TEXTS[20:120])
+
+    def work(thread: int) -> bool:
+        order = np.random.default_rng(thread).permutation(100)
+        chosen = order[: 1 + thread * 5]
+        return np.array_equal(engine.embed([TEXTS[20 + i] for i in chosen]), expected[chosen])
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(work, range(16)))
+
+
+def test_a_failing_text_fails_alone(runner: type[FakeRunner]) -> None:
+    with Engine() as engine:
+        blocked = block(engine, runner)  # so that the rest is batched together
+        others = [engine.submit(ids(word)) for word in range(1000, 1031)]
+        culprits = [engine.submit(ids(word)) for word in (runner.ERROR, runner.FATAL, runner.INFINITY)]
+        mixed = engine.submit(ids(1000, runner.INFINITY, 1001))
+        runner.gate.set()
+        assert blocked.result(30).vectors_ND.shape == (engine.plan.num_lanes, 384)
+        assert [future.result(30).vectors_ND[0, 0] for future in others] == list(range(1000, 1031))
+        kinds = [type(future.exception(30)) for future in culprits]
+        assert kinds == [ComputeError, ComputeError, NonFinite]
+        error = mixed.exception(30)
+        assert isinstance(error, NonFinite)
+        assert error.param == "input[1]"
+        assert max(runner.launched) > 1
+        assert engine.ready
+        assert engine.run(ids(77)).vectors_ND[0, 0] == 77
+        assert engine.queued_tokens == 0
+
+
+def test_the_next_batch_is_launched_before_the_last_is_collected(runner: type[FakeRunner]) -> None:
+    with Engine(max_batch_tokens=3) as engine:
+        lanes = engine.plan.num_lanes
+        runner.launched.clear()
+        runner.collect_gate.clear()
+        future = engine.submit(ids(*range(1000, 1000 + 4 * lanes)))
+        for _ in range(3 * lanes):  # the warm-up's launches are counted too
+            assert runner.seen.acquire(timeout=30)
+        while len(runner.launched) < 2 * lanes:
+            assert runner.seen.acquire(timeout=30)
+        assert not future.done()
+        runner.collect_gate.set()
+        assert future.result(30).vectors_ND[:, 0].tolist() == list(range(1000, 1000 + 4 * lanes))
+
+
+def test_cancelled_work_does_not_run(runner: type[FakeRunner]) -> None:
+    with Engine() as engine:
+        blocked = block(engine, runner)
+        waiting = engine.submit(ids(*range(1000, 1100)))
+        assert waiting.cancel()
+        assert engine.queued_tokens == 0
+        runner.gate.set()
+        blocked.result(30)
+        with pytest.raises(CancelledError):
+            waiting.result(30)
+        assert engine.run(ids(5)).num_tokens == 3
+        assert sum(runner.launched) == engine.plan.num_lanes + 1
+
+
+def test_overload_is_refused_at_the_door(runner: type[FakeRunner]) -> None:
+    with Engine(max_queue_tokens=30) as engine:
+        running = block(engine, runner)
+        queued = engine.submit(ids(*[1000] * 10))
+        with pytest.raises(Overloaded, match="30 tokens wait") as caught:
+            engine.submit(ids(1))
+        assert caught.value.retry_after >= 1
+        runner.gate.set()
+        for future in (running, queued):
+            future.result(30)
+
+
+def test_closing_finishes_what_was_accepted(runner: type[FakeRunner]) -> None:
+    engine = Engine()
+    futures = [engine.submit(ids(runner.GATE, 1000 + i)) for i in range(20)]
+    threading.Timer(0.1, runner.gate.set).start()
+    engine.close()
+    engine.close()
+    assert [future.result(0).vectors_ND[1, 0] for future in futures] == list(range(1000, 1020))
+    assert not engine.ready
+    with pytest.raises(Unavailable):
+        engine.submit(ids(1))
+
+
+def test_bad_arguments(engine: Engine) -> None:
+    for dimensions in (0, -1, 10**9, 383):
+        with pytest.raises(InvalidRequest, match="--matryoshka"):
+            engine.embed("a", dimensions=dimensions)
+    assert engine.embed("a", dimensions=384).shape == (384,)
+    with pytest.raises(InvalidRequest, match="no prompt 'query'"):
+        engine.embed("a", prompt="query")
+    with pytest.raises(InvalidRequest, match="truncate"):
+        engine.embed("a", truncate="middle")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TooLong):
+        engine.embed("word " * 300, truncate=False)
+    with pytest.raises(InvalidRequest):
+        engine.embed(["a", 3])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidRequest):
+        engine.embed(b"bytes")  # pyright: ignore[reportArgumentType]
+
+
+def test_matryoshka_by_option_and_limits_of_a_request() -> None:
+    with Engine(matryoshka=True, max_request_tokens=10) as engine:
+        cut = engine.embed("a", dimensions=5)
+        full = engine.embed("a")
+        assert np.allclose(cut, full[:5] / np.linalg.norm(full[:5]), atol=1e-6)
+        for dimensions in (0, 385):
+            with pytest.raises(InvalidRequest, match="1 to 384"):
+                engine.embed("a", dimensions=dimensions)
+        with pytest.raises(TooLarge, match="12 tokens; the limit is 10"):
+            engine.embed(["a"] * 4)
+
+
+def test_one_batch_mixes_dimensions_and_normalisation() -> None:
+    with Engine(matryoshka=True) as engine:
+        texts = TEXTS[30:40]
+        alone = [engine.embed(text, dimensions=10 * (i + 1), normalize=i % 2 == 0) for i, text in enumerate(texts)]
+        requests = [Request([text], dimensions=10 * (i + 1), normalize=i % 2 == 0) for i, text in enumerate(texts)]
+        futures = [engine.submit(request) for request in requests * 3]
+        for i, future in enumerate(futures):
+            assert np.array_equal(future.result().vectors_ND[0], alone[i % 10])
+
+
+def test_async_engine(engine: Engine) -> None:
+    async def main() -> None:
+        model = AsyncEngine(engine)
+        texts = TEXTS[20:60]
+        vectors = await asyncio.gather(*(model.embed(text) for text in texts))
+        assert np.array_equal(np.stack(vectors), engine.embed(texts))
+        assert (await model.embed(["a", "b"])).shape == (2, 384)
+        with pytest.raises(InvalidRequest):
+            await model.embed(["a"], dimensions=3)
+
+    asyncio.run(main())
+
+
+def test_cancelling_an_awaited_request_drops_it(runner: type[FakeRunner]) -> None:
+    async def main() -> None:
+        engine = Engine()
+        async with AsyncEngine(engine) as model:
+            blocked = asyncio.wrap_future(block(engine, runner))
+            waiting = asyncio.ensure_future(model.run(ids(*range(1000, 1100))))
+            await asyncio.sleep(0.1)
+            assert model.queued_tokens == 300
+            waiting.cancel()
+            await asyncio.sleep(0.1)
+            assert model.queued_tokens == 0
+            runner.gate.set()
+            await blocked
+        with pytest.raises(Unavailable):
+            await model.run(ids(1))
+
+    asyncio.run(main())
+
+
+def test_the_result_says_what_it_took(engine: Engine) -> None:
+    result = engine.run(Request(["a", "word " * 300]))
+    assert (result.num_tokens, result.num_truncated) == (3 + 256, 1)
+    assert 0 < result.timings.compute <= result.timings.total * 2
+    assert result.timings.tokenize > 0
+
+
+def test_progress_is_told_by_phase() -> None:
+    phases: list[str] = []
+    Engine(progress=phases.append).close()
+    assert phases == ["finding the checkpoint", "reading the card", "loading the weights", "warming up"]

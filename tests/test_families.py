@@ -1,0 +1,231 @@
+"""Every family, pooling and head against transformers or Sentence Transformers, on random checkpoints in real layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer
+
+from checkpoints import edit_json, sentence_layout, write_bert, write_roberta, write_xlmr
+from whimbrel import Engine
+
+TEXTS = [
+    "",
+    "a",
+    "The whimbrel flies.",
+    "Vogel " * 7,
+    "far far away in a year " * 20,
+    "query: birds",
+    "1, 2; 3!",
+    "ten km " * 11,
+]
+WRITERS = {"bert": write_bert, "roberta": write_roberta, "xlm-roberta": write_xlmr}
+TANH = "torch.nn.modules.activation.Tanh"
+
+
+def assert_same_as_sentence_transformers(folder: Path, texts: list[str] = TEXTS, **prompt: Any) -> np.ndarray:
+    model = SentenceTransformer(str(folder), device="cpu")
+    names = {"prompt_name": prompt["prompt"]} if prompt.get("prompt") in model.prompts else prompt
+    expected = model.encode(texts, **names)
+    with Engine(str(folder), dtype="float32") as engine:
+        vectors = engine.embed(texts, **prompt)
+        alone = np.stack([engine.embed(text, **prompt) for text in texts])
+    assert vectors.shape == expected.shape
+    assert np.abs(vectors - expected).max() <= 1e-5 * max(1.0, float(np.abs(expected).max()))
+    assert np.array_equal(vectors, alone)
+    return vectors
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_hidden_states_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    WRITERS[family](tmp_path)
+    sentence_layout(tmp_path, modes=("cls",), heads=())
+    model, tokenizer = AutoModel.from_pretrained(tmp_path).eval(), AutoTokenizer.from_pretrained(tmp_path)
+    with torch.inference_mode(), Engine(str(tmp_path), dtype="float32") as engine:
+        for text in TEXTS:
+            inputs = tokenizer(text, truncation=True, max_length=40, return_tensors="pt")
+            expected = model(**inputs).last_hidden_state[0, 0].numpy()
+            assert np.abs(engine.embed(text) - expected).max() <= 1e-5 * max(1.0, float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh"])
+def test_activations(activation: str, tmp_path: Path) -> None:
+    write_bert(tmp_path, hidden_act=activation)
+    sentence_layout(tmp_path, heads=())
+    assert_same_as_sentence_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["a <pad> b <pad><pad> c", "<pad>", "</s> a <s>"])
+def test_a_padding_token_inside_a_text_keeps_roberta_s_positions(text: str, tmp_path: Path) -> None:
+    write_roberta(tmp_path)
+    sentence_layout(tmp_path)
+    assert_same_as_sentence_transformers(tmp_path, [text, "a"])
+
+
+def test_a_layout_like_multilingual_e5(tmp_path: Path) -> None:
+    """Old layout, XLM-RoBERTa, mean, normalised, 512 positions of 514."""
+    write_xlmr(tmp_path)
+    sentence_layout(tmp_path, max_seq_length=64)
+    edit_json(tmp_path / "config.json", architectures=["XLMRobertaModel"], output_past=True)
+    assert_same_as_sentence_transformers(tmp_path, ["query: birds", "passage: some fly far " * 30])
+
+
+def test_a_layout_like_all_roberta(tmp_path: Path) -> None:
+    """The encoder of a RobertaForMaskedLM, with the masked-language head beside it."""
+    write_roberta(tmp_path)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "config.json", architectures=["RobertaForMaskedLM"])
+    weights = {f"roberta.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    weights["lm_head.bias"] = torch.zeros(3)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert_same_as_sentence_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("new", [False, True], ids=["old", "new"])
+@pytest.mark.parametrize("include_prompt", [True, False])
+@pytest.mark.parametrize(
+    "modes",
+    [("cls",), ("max",), ("mean",), ("mean_sqrt_len_tokens",), ("weightedmean",), ("lasttoken",), ("cls", "mean"),
+     ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")],
+    ids="+".join,
+)  # fmt: skip
+def test_poolings(modes: tuple[str, ...], include_prompt: bool, new: bool, tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    prompts = {"query": "query: ", "document": "the "}
+    sentence_layout(tmp_path, modes=modes, include_prompt=include_prompt, new=new, heads=(), prompts=prompts)
+    plain = assert_same_as_sentence_transformers(tmp_path)
+    named = assert_same_as_sentence_transformers(tmp_path, prompt="query")
+    literal = assert_same_as_sentence_transformers(tmp_path, prompt="query: ")
+    assert np.array_equal(named, literal)
+    assert not np.array_equal(plain, named)
+
+
+def test_concatenation_keeps_the_stated_order(tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path, modes=("mean", "cls"), new=True, heads=())
+    assert_same_as_sentence_transformers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        (("Dense", 20, TANH, {}), "Normalize"),
+        (("Dense", 20, TANH, {"bias": False}),),
+        (("Dense", 20, "torch.nn.modules.linear.Identity", {}), "LayerNorm"),
+        (("Dense", 48, "torch.nn.modules.activation.GELU", {"use_residual": True}), "Normalize"),
+        (("Dense", 70, "torch.nn.modules.activation.ReLU", {"use_residual": True}),),
+        ("Normalize", ("Dense", 20, "torch.nn.modules.activation.SiLU", {}), ("Dense", 8, "torch.nn.modules.activation.Sigmoid", {})),
+        ("LayerNorm", "Normalize"),
+    ],
+    ids=lambda heads: "-".join(head if isinstance(head, str) else head[0] for head in heads),
+)  # fmt: skip
+@pytest.mark.parametrize("new", [False, True], ids=["old", "new"])
+def test_heads(heads: tuple[Any, ...], new: bool, tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path, heads=heads, new=new)
+    assert_same_as_sentence_transformers(tmp_path)
+
+
+def test_a_dense_head_saved_as_a_pickle_is_read_safely(tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path, heads=(("Dense", 20, TANH, {}),))
+    torch.save(load_file(tmp_path / "2_Dense/model.safetensors"), tmp_path / "2_Dense/pytorch_model.bin")
+    (tmp_path / "2_Dense/model.safetensors").unlink()
+    assert_same_as_sentence_transformers(tmp_path)
+
+
+def test_a_checkpoint_saved_by_sentence_transformers_itself(tmp_path: Path, minilm: Path) -> None:
+    write_xlmr(tmp_path / "first")
+    sentence_layout(tmp_path / "first", modes=("cls", "mean"), heads=(("Dense", 20, TANH, {}), "LayerNorm", "Normalize"))
+    model = SentenceTransformer(
+        str(tmp_path / "first"), device="cpu", prompts={"query": "query: "}, default_prompt_name="query"
+    )
+    model.save(str(tmp_path / "second"))
+    assert_same_as_sentence_transformers(tmp_path / "second")
+
+
+def test_the_default_prompt_is_applied_and_can_be_left_out(tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path, prompts={"query": "query: ", "none": ""}, default_prompt_name="query")
+    default = assert_same_as_sentence_transformers(tmp_path)
+    assert np.array_equal(default, assert_same_as_sentence_transformers(tmp_path, prompt="query"))
+    assert not np.array_equal(default, assert_same_as_sentence_transformers(tmp_path, prompt=""))
+    assert_same_as_sentence_transformers(tmp_path, prompt="none")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_truncation_side(side: str, tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", truncation_side=side)
+    texts = [f"bird {'far ' * count} year" for count in range(30, 50)]
+    assert_same_as_sentence_transformers(tmp_path, texts)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        assert np.array_equal(engine.embed(texts, truncate=side), engine.embed(texts))
+
+
+def test_do_lower_case_of_the_sentence_config(tmp_path: Path) -> None:
+    write_roberta(tmp_path)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "sentence_bert_config.json", do_lower_case=True)
+    assert_same_as_sentence_transformers(tmp_path, ["The WHIMBREL", "the whimbrel"])
+
+
+@pytest.mark.parametrize("config", [{"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}, {}], ids=str)
+def test_berttokenizer_config_overrules_tokenizer_json(config: dict[str, bool], tmp_path: Path) -> None:
+    """transformers' BertTokenizer builds its normalizer from tokenizer_config.json."""
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="BertTokenizer", **config)
+    assert_same_as_sentence_transformers(tmp_path, ["Der GROSSE Vogel é fliegt", "der grosse"])
+
+
+def test_matryoshka_cuts_then_normalises(tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "config.json", matryoshka_dimensions=[8, 24])
+    full = SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for width in (8, 24):
+            cut = full[:, :width] / np.linalg.norm(full[:, :width], axis=1, keepdims=True)
+            vectors = engine.embed(TEXTS, dimensions=width)
+            assert vectors.shape == cut.shape
+            assert np.abs(vectors - cut).max() <= 1e-5
+            assert np.array_equal(vectors[2], engine.embed(TEXTS[2], dimensions=width))
+
+
+def test_normalize_can_be_asked_for_or_left_out(tmp_path: Path) -> None:
+    for name, heads in (("with", ("Normalize",)), ("without", ())):
+        write_bert(tmp_path / name)
+        sentence_layout(tmp_path / name, heads=heads)
+    with Engine(str(tmp_path / "with"), dtype="float32") as a, Engine(str(tmp_path / "without"), dtype="float32") as b:
+        assert np.array_equal(a.embed(TEXTS, normalize=False), b.embed(TEXTS))
+        assert np.array_equal(b.embed(TEXTS, normalize=True), a.embed(TEXTS))
+        assert not np.allclose(a.embed(TEXTS), b.embed(TEXTS))
+
+
+def test_shards(tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    whole = assert_same_as_sentence_transformers(tmp_path)
+    AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path, max_shard_size="60KB")
+    (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert np.array_equal(assert_same_as_sentence_transformers(tmp_path), whole)
+
+
+def test_pooling_for_a_checkpoint_without_modules(tmp_path: Path) -> None:
+    write_bert(tmp_path / "bare")
+    write_bert(tmp_path / "full")
+    sentence_layout(tmp_path / "full", heads=(), max_seq_length=64)
+    with (
+        Engine(str(tmp_path / "bare"), dtype="float32", pooling="mean") as bare,
+        Engine(str(tmp_path / "full"), dtype="float32") as full,
+    ):
+        assert np.array_equal(bare.embed(TEXTS), full.embed(TEXTS))

@@ -1,0 +1,147 @@
+"""The dialect's pure functions: what is read, what is written, and every way a body can be wrong."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whimbrel import errors
+from whimbrel.dialects import openai
+from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.types import Request, Result, Timings
+
+IDS = st.lists(st.integers(0, 2**62), min_size=1, max_size=5)
+
+
+def read(**body: Any) -> Request:
+    return openai.read_request(orjson.dumps(body))[1]
+
+
+@given(st.one_of(st.text(), st.lists(st.text(), min_size=1)))
+def test_texts_are_read_back(texts: Any) -> None:
+    assert read(input=texts).texts == ([texts] if isinstance(texts, str) else texts)
+
+
+@given(st.one_of(IDS, st.lists(IDS, min_size=1, max_size=4)))
+def test_token_ids_are_read_back(rows: Any) -> None:
+    texts = read(input=rows).texts
+    assert [row.tolist() for row in texts] == ([rows] if isinstance(rows[0], int) else rows)  # pyright: ignore
+
+
+def test_every_field() -> None:
+    body = {"model": "m", "encoding_format": "base64", "dimensions": 7, "user": "u", "normalize": False, "unknown": 1}
+    sent, request = openai.read_request(orjson.dumps({"input": "a", "prompt_name": "query", "truncate": "left", **body}))
+    assert (sent.model, sent.encoding_format) == ("m", "base64")
+    assert request == Request(["a"], prompt_name="query", dimensions=7, normalize=False, truncate="left")
+
+
+@pytest.mark.parametrize(
+    ("sent", "truncate", "limit"),
+    [
+        ({}, None, None), ({"truncate": True}, None, None), ({"truncate": False}, "never", None), ({"truncate": "right"}, "right", None),
+        ({"truncate_prompt_tokens": -1}, None, None), ({"truncate_prompt_tokens": 8}, None, 8), ({"truncate": None}, None, None),
+    ],
+)  # fmt: skip
+def test_truncation(sent: dict[str, Any], truncate: str | None, limit: int | None) -> None:
+    request = read(input="a", **sent)
+    assert (request.truncate, request.max_tokens) == (truncate, limit)
+
+
+WRONG: list[tuple[bytes, str | None]] = [
+    (b"", None), (b"  \n", None), (b"{", None), (b'{"input": "a', None), (b'{"input": "a"} x', None), (b"null", None), (b"[]", None),
+    (b'"a"', None), (b"{}", None), (b'{"input": null}', "input"), (b'{"input": 3}', "input"), (b'{"input": {}}', "input"),
+    (b'{"input": []}', "input"), (b'{"input": ["a", null]}', "input[1]"), (b'{"input": ["a", 1]}', "input[1]"),
+    (b'{"input": [[1], "a"]}', "input[1]"), (b'{"input": [[1], ["a"]]}', "input[1][0]"), (b'{"input": [1, 2.5]}', "input[1]"),
+    (b'{"input": [[1, [2]]]}', "input[0][1]"), (b'{"input": [true]}', "input[0]"), (b'{"input": NaN}', None), (b'{"input": [NaN]}', None),
+    (b'{"input": [1e400]}', "input[0]"), (b'{"input": [36893488147419103232]}', "input[0]"),
+    (b'{"input": [[1, 9223372036854775808]]}', "input[0][1]"), (b'{"input": "\\ud800"}', None), (b'{"input": "\xff"}', None),
+    (b'\xef\xbb\xbf{"input": "a"}', None), (b"[" * 100_000, None), (b'{"input":' + b"[" * 100_000, "input[0][0]"),
+    (b'{"x":' + b"[" * 100_000, None), (b'{"input": "a", "dimensions": "256"}', "dimensions"),
+    (b'{"input": "a", "dimensions": 3.5}', "dimensions"), (b'{"input": "a", "encoding_format": "hex"}', "encoding_format"),
+    (b'{"input": "a", "model": 3}', "model"), (b'{"input": "a", "truncate": "middle"}', "truncate"),
+    (b'{"input": "a", "truncate_prompt_tokens": -2}', "truncate_prompt_tokens"), (b'{"input": "a", "normalize": 1}', "normalize"),
+    (b'{"input": "a", "prompt": "x", "prompt_name": "y"}', "prompt"),
+    (b'{"input": [' + b"1" * 5000 + b"]}", "input[0]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_bodies_say_where(body: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        openai.read_request(body)
+    assert caught.value.status == 400
+    assert caught.value.param == param
+    assert len(caught.value.message) < 200
+
+
+def test_2049_inputs_are_too_many() -> None:
+    assert len(read(input=["a"] * 2048).texts) == 2048
+    for many in (["a"] * 2049, [[1]] * 2049):
+        with pytest.raises(TooLarge, match="2,049 inputs; the limit is 2,048"):
+            read(input=many)
+    assert len(read(input=[1] * 5000).texts) == 1
+
+
+def result(vectors: np.ndarray) -> Result:
+    return Result(vectors, num_tokens=11, num_truncated=0, timings=Timings())
+
+
+def test_the_answer() -> None:
+    vectors = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    for encoding in ("float", "base64", None):
+        sent = openai.EmbeddingsRequest("a", encoding_format=encoding)  # pyright: ignore[reportArgumentType]
+        answer = orjson.loads(openai.write_result(sent, result(vectors), "m"))
+        assert (answer["object"], answer["model"]) == ("list", "m")
+        assert answer["usage"] == {"prompt_tokens": 11, "total_tokens": 11}
+        assert [(row["object"], row["index"]) for row in answer["data"]] == [("embedding", i) for i in range(3)]
+        rows = [row["embedding"] for row in answer["data"]]
+        if encoding == "base64":
+            rows = [np.frombuffer(base64.b64decode(row), np.float32) for row in rows]
+        assert np.array_equal(np.array(rows, np.float32), vectors)
+
+
+def test_floats_are_printed_from_the_array_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No list of floats is made: what goes to the encoder are views of the result."""
+    seen: list[Any] = []
+    monkeypatch.setattr(openai, "to_json", lambda value: seen.append(value) or b"")
+    vectors = np.ones((128, 768), np.float32)
+    openai.write_result(openai.EmbeddingsRequest("a"), result(vectors), "m")
+    rows = [row["embedding"] for row in seen[0]["data"]]
+    assert len(rows) == 128
+    assert all(np.shares_memory(row, vectors) for row in rows)
+
+
+def test_errors_have_four_keys_and_the_path_in_the_message() -> None:
+    error = InvalidRequest("must be a string.", param="input[3]")
+    assert orjson.loads(openai.write_error(error)) == {
+        "error": {
+            "message": "input[3]: must be a string.",
+            "type": "invalid_request_error",
+            "param": "input[3]",
+            "code": "invalid_value",
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (errors.Unauthorized("x"), 401, "authentication_error", "invalid_api_key"),
+        (errors.ModelNotFound("x"), 404, "invalid_request_error", "model_not_found"),
+        (TooLarge("x"), 413, "invalid_request_error", "request_too_large"),
+        (errors.UnsupportedMediaType("x"), 415, "invalid_request_error", "unsupported_media_type"),
+        (errors.Overloaded("x", retry_after=1), 429, "rate_limit_error", "overloaded"),
+        (errors.NonFinite("x"), 500, "server_error", "non_finite"),
+        (errors.Unavailable("x"), 503, "overloaded_error", "unavailable"),
+    ],
+)
+def test_error_types(error: errors.WhimbrelError, status: int, kind: str, code: str) -> None:
+    detail = orjson.loads(openai.write_error(error))["error"]
+    assert error.status == status
+    assert (detail["type"], detail["code"], detail["param"]) == (kind, code, None)

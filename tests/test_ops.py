@@ -1,0 +1,111 @@
+"""Fast paths against their plain references, and the same bits whatever else is in the batch."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whimbrel.batch import runs
+from whimbrel.card import Activation
+from whimbrel.ops.attention import Layout, attend, attend_reference
+from whimbrel.ops.linear import ACTIVATIONS, Linear, round_rows
+from whimbrel.ops.ragged import cut, normalize, segment_reduce
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def make_layout(lengths: list[int], device: str = "cpu") -> Layout:
+    offsets = np.concatenate(([0], np.cumsum(sorted(lengths, reverse=True)))).astype(np.int32)
+    return Layout(torch.from_numpy(offsets).to(device), runs(offsets), int(offsets[-1]), max(lengths))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+@pytest.mark.parametrize("lengths", [[1], [7, 7, 7], [300, 64, 64, 33, 5, 1, 1], [17] * 40])
+@pytest.mark.parametrize("width", [8, 32, 64])
+def test_attention(lengths: list[int], width: int, dtype: torch.dtype, tolerance: float, device: str) -> None:
+    layout = make_layout(lengths, device)
+    rows = round_rows(layout.num_tokens) + 16
+    qkv = torch.randn(rows, 3, 4, width, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    out, expected = attend(qkv, layout).cpu(), attend_reference(qkv.cpu(), layout)
+    assert out.shape == (rows, 4 * width)
+    assert out.dtype == dtype
+    assert (out.float() - expected.float()).abs().max() <= tolerance
+    assert not out[layout.num_tokens :].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_a_seq_does_not_depend_on_its_batch(dtype: torch.dtype) -> None:
+    lengths = [200, 64, 64, 64, 33, 33, 12, 1]
+    layout = make_layout(lengths)
+    qkv = torch.randn(layout.num_tokens, 3, 12, 32).to(dtype)
+    out = attend(qkv, layout)
+    offsets = layout.cu_seqlens.tolist()
+    for start, end in itertools.pairwise(offsets):
+        assert torch.equal(attend(qkv[start:end].clone(), make_layout([end - start])), out[start:end])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 6e-2)])
+def test_linear(activation: Activation, dtype: torch.dtype, tolerance: float, device: str) -> None:
+    x, weight, bias = torch.randn(48, 64), torch.randn(96, 64) / 8, torch.randn(96)
+    x, weight, bias = (tensor.to(dtype) for tensor in (x, weight, bias))
+    expected = ACTIVATIONS[activation](F.linear(x.float(), weight.float(), bias.float()))
+    out = Linear(weight.to(device), bias.to(device), activation)(x.to(device)).cpu()
+    assert out.dtype == dtype
+    assert (out.float() - expected).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("inner", "outer"), [(384, 1152), (384, 384), (1536, 384), (384, 1536), (768, 3072), (3072, 768), (48, 20), (1024, 64)]
+)
+def test_a_row_has_the_same_bits_in_any_number_of_rows(inner: int, outer: int, dtype: torch.dtype) -> None:
+    linear = Linear((torch.randn(outer, inner) / inner**0.5).to(dtype), torch.randn(outer).to(dtype), "gelu")
+    x = torch.randn(640, inner).to(dtype)
+    expected = linear(x)
+    for rows in (16, 32, 48, 64, 80, 112, 128, 240, 256, 368, 496, 512, 576):
+        for start in (0, 5, 64):
+            assert torch.equal(linear(x[start : start + rows].clone()), expected[start : start + rows])
+
+
+@given(st.integers(1, 100_000))
+def test_round_rows_makes_few_sizes_and_little_waste(rows: int) -> None:
+    rounded = round_rows(rows)
+    assert rows <= rounded <= max(rows + 15, rows * 17 / 16)
+    assert rounded % 16 == 0
+    assert round_rows(rounded) == rounded
+
+
+def test_round_rows_bounds_the_number_of_sizes() -> None:
+    assert len({round_rows(rows) for rows in range(1, 513)}) == 32
+    assert len({round_rows(rows) for rows in range(513, 8193)}) <= 64
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_segment_reduce(device: str) -> None:
+    x = torch.randn(40, 6)
+    offsets, starts = torch.tensor([0, 7, 8, 30], dtype=torch.int32), torch.tensor([2, 7, 30], dtype=torch.int32)
+    ranges = [(2, 7), (7, 8)]
+    for how in ("sum", "max"):
+        out = segment_reduce(x.to(device), starts.to(device), offsets.to(device), how).cpu()
+        expected: list[Any] = [x[a:b].sum(0) if how == "sum" else x[a:b].amax(0) for a, b in ranges]
+        assert torch.allclose(out[:2], torch.stack(expected), atol=1e-6)
+        assert (out[2] == (0 if how == "sum" else -torch.inf)).all()
+
+
+def test_cut_and_normalize_mix_widths() -> None:
+    x = torch.randn(3, 10)
+    out = normalize(cut(x, torch.tensor([10, 4, 1], dtype=torch.int32)))
+    for row, width in enumerate((10, 4, 1)):
+        assert torch.allclose(out[row, :width], x[row, :width] / x[row, :width].norm())
+        assert not out[row, width:].any()
+    assert not normalize(torch.zeros(2, 4)).any()

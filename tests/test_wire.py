@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from whimbrel.wire import from_base64, to_base64, to_json
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+VECTORS = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=FINITE)
+
+
+@given(VECTORS)
+def test_base64_comes_back_bit_for_bit(vectors: np.ndarray) -> None:
+    assert np.array_equal(from_base64(to_base64(vectors)).view(np.uint32), vectors.view(np.uint32))
+
+
+@given(VECTORS)
+def test_json_floats_come_back_bit_for_bit(vectors: np.ndarray) -> None:
+    assert np.array_equal(np.array(orjson.loads(to_json(vectors)), np.float32), vectors)
+
+
+def test_base64_is_of_little_endian_float32() -> None:
+    vectors = np.array([[1.0, -2.5]], np.float32)
+    assert base64.b64decode(to_base64(vectors)[0]) == b"\x00\x00\x80?\x00\x00 \xc0"
+    assert to_base64(vectors[:, ::-1]) == to_base64(np.ascontiguousarray(vectors[:, ::-1]))
+
+
+def test_nothing_is_decoded_as_nothing() -> None:
+    assert from_base64([]).shape == (0, 0)
+
+
+@pytest.mark.parametrize("rows", [["AAAA"], ["not base64!"], ["AACAPw==", "AACAP"]])
+def test_broken_base64_is_an_error(rows: list[str]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  (of binascii or numpy)
+        from_base64(rows)
