@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from itertools import accumulate
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -32,6 +35,7 @@ T = TypeVar("T")
 
 FOLDER: Final = find_checkpoint(None).folder
 NUM_CORES: Final = len(os.sched_getaffinity(0))
+_LOAD_AT_START: Final = os.getloadavg()[0]
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 MIXED: Final = (4, 200)
@@ -140,21 +144,20 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
         print(f"| {' | '.join(map(str, row))} |")
 
 
-def print_setting(**settings: object) -> None:
+def print_setting(plan: Plan | None, **settings: object) -> None:
     """One line with what a number means nothing without."""
-    import torch
-
-    here = Path(__file__).parent
-    git = ("git", "-C", str(here))
+    git = ("git", "-C", str(Path(__file__).parent))
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../src"], check=False).returncode
-    cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "unknown CPU")
-    parts = [f"commit {commit}{' with changes in src' if changed else ''}", cpu, f"{NUM_CORES} cores"]
-    parts += [f"torch {torch.__version__}", *(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())]
-    print(f"\n{', '.join(parts)}; load average {os.getloadavg()[0]:.1f}")
-
-
-def _lines(path: str) -> list[str]:
-    with suppress(OSError):
-        return Path(path).read_text().splitlines()
-    return []
+    cpu = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    parts = [
+        f"commit {commit}{' with changes in src' if changed else ''}",
+        cpu[1] if cpu else platform.machine(),
+        f"{NUM_CORES} cores",
+        f"load average {_LOAD_AT_START:.1f} at the start",
+        f"torch {version('torch')}",
+    ]
+    if plan is not None:
+        parts += [f"device {plan.device}", plan.dtype]
+    parts += [f"{name.replace('_', ' ')} {value}" for name, value in settings.items()]
+    print(f"\n{', '.join(parts)}")

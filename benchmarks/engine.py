@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from importlib.metadata import version
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -99,17 +100,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    dtype = default_plan(args.dtype).dtype
-    engine, peer = Worker(make_engine, dtype), Worker(make_sentence_transformers, dtype)
+    plan = default_plan(args.dtype)
+    engine, peer = Worker(make_engine, plan.dtype), Worker(make_sentence_transformers, plan.dtype)
     rows: list[list[str]] = []
     for name, calls in make_workloads().items():
         note(name)
         rows.append([name, *measure(engine, peer, calls, args.rounds)])
     header = ["workload", "tokens", "engine, tokens/s", "Sentence Transformers, tokens/s", "ratio", "rounds", "smallest cosine"]
     print_table(header, rows)
-    from sentence_transformers import __version__
-
-    print_setting(sentence_transformers=__version__, dtype=dtype, rounds=args.rounds)
+    print_setting(plan, sentence_transformers=version("sentence-transformers"), rounds=args.rounds)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def main() -> None:
         ["", *map(str, DIMENSIONS)],
         [[name, *(f"{each[name] * 1e6:,.0f} ({each[name] / each[REFERENCE]:.3g})" for each in medians)] for name in medians[0]],
     )
-    print_setting(orjson=orjson.__version__, numpy=np.__version__, rounds=args.rounds)
+    print_setting(None, orjson=orjson.__version__, numpy=np.__version__, rounds=args.rounds)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def report(rounds: list[tuple[Round, float, float]], tokens: int, *, num_connect
             for name, rate in rates.items()
         ],
     )
-    percentiles = quantiles([x for each in served for x in each.latencies], n=100)
+    percentiles = quantiles([x for each in served for x in each.latencies], n=100, method="inclusive")
     cores = [sum(cpu) / sum(each.seconds for each in served) for cpu in zip(*(each.cpu for each in served), strict=True)]
     print(f"\nLatency of a request: p50 {percentiles[49] * 1e3:,.0f} ms, p99 {percentiles[98] * 1e3:,.0f} ms.")
     print(f"Cores busy: server {cores[0]:.2f}, load generator {cores[1]:.3f}, of {NUM_CORES}.")
@@ -181,12 +181,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    dtype = default_plan(args.dtype).dtype
+    plan = default_plan(args.dtype)
     texts = make_texts(args.connections * args.requests * TEXTS_PER_REQUEST, words=MIXED)
     calls = chunks(chunks(texts, TEXTS_PER_REQUEST), args.requests)
     bodies = [[json.dumps({"input": call, "encoding_format": args.format}).encode() for call in each] for each in calls]
-    engine = Worker(make_engine, dtype)
-    with serving(dtype) as (pid, port):
+    engine = Worker(make_engine, plan.dtype)
+    with serving(plan.dtype) as (pid, port):
         note("warm-up")
         expected = engine.ask([[texts]])[1]
         engine.ask(calls)
@@ -198,7 +198,7 @@ def main() -> None:
         peak = peak_mebibytes(pid)
     report(rounds, count_tokens(texts), num_connections=args.connections)
     print(f"Peak memory of the server: {peak:,.0f} MiB. Smallest cosine to the engine's vectors: {cosine:.6f}.")
-    print_setting(dtype=dtype, format=args.format, requests_per_connection=args.requests, rounds=args.rounds)
+    print_setting(plan, format=args.format, requests_per_connection=args.requests, rounds=args.rounds)
 
 
 if __name__ == "__main__":

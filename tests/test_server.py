@@ -1,0 +1,381 @@
+"""The server through a real socket, with real clients and every bad input; after each it still answers the same."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import orjson
+import pytest
+
+from serving import Server
+from test_openai_dialect import WRONG
+from texts import TEXTS
+from whimbrel import AsyncClient, Client, Engine, errors
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+GOLDEN = "A whimbrel is a wader."
+PATH = "/v1/embeddings"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http_client(server: Server) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def still_answers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test did: the server is ready, and a text has the same bits as in-process."""
+    if not {"server", "http_client"} & set(request.fixturenames):
+        yield
+        return
+    url, engine = request.getfixturevalue("server").url, request.getfixturevalue("engine")
+    yield
+    assert httpx2.get(f"{url}/health/ready").status_code == 200
+    with Client(url) as client:
+        assert np.array_equal(client.embed(GOLDEN), engine.embed(GOLDEN))
+
+
+def post(client: httpx2.Client, body: Any, **headers: str) -> httpx2.Response:
+    content = body if isinstance(body, bytes) else orjson.dumps(body)
+    return client.post(PATH, content=content, headers={"content-type": "application/json"} | headers)
+
+
+# Real clients
+
+
+def test_openai_client(server: Server, engine: Engine) -> None:
+    expected = engine.embed(TEXTS[:100])
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
+        for options in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}, {"user": "u"}, {"dimensions": 384}):
+            answer = client.embeddings.create(model=MODEL, input=TEXTS[:100], **options)
+            rows = [row.embedding for row in answer.data]
+            if options.get("encoding_format") == "base64":  # asked for by name, the client hands the text on as it came
+                rows = [np.frombuffer(__import__("base64").b64decode(row), np.float32) for row in rows]  # pyright: ignore
+            assert np.array_equal(np.array(rows, np.float32), expected)
+            assert [row.index for row in answer.data] == list(range(100))
+            assert answer.model == MODEL
+            assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum_of_tokens(engine, TEXTS[:100])
+        assert [model.id for model in client.models.list()] == [MODEL]
+        assert client.models.retrieve(MODEL).id == MODEL
+        with pytest.raises(openai.NotFoundError) as not_found:
+            client.embeddings.create(model="text-embedding-3-small", input="a")
+        assert not_found.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as bad:
+            client.embeddings.create(model=MODEL, input=[])
+        assert bad.value.param == "input"
+
+
+def test_openai_client_with_token_ids(server: Server, engine: Engine) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
+        one = client.embeddings.create(model=MODEL, input=[101, 7592, 102]).data
+        two = client.embeddings.create(model=MODEL, input=[[101, 7592, 102], [101, 102]]).data
+    expected = engine.embed(["hello", ""])
+    assert np.array_equal(np.array([row.embedding for row in two], np.float32), expected)
+    assert np.array_equal(np.array(one[0].embedding, np.float32), expected[0])
+
+
+def test_async_openai_client(server: Server, engine: Engine) -> None:
+    async def main() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
+            return await asyncio.gather(*(client.embeddings.create(model=MODEL, input=text) for text in TEXTS[20:60]))
+
+    vectors = np.array([answer.data[0].embedding for answer in asyncio.run(main())], np.float32)
+    assert np.array_equal(vectors, engine.embed(TEXTS[20:60]))
+
+
+def test_whimbrel_s_own_clients(server: Server, engine: Engine) -> None:
+    async def main() -> Any:
+        async with AsyncClient(server.url, model=MODEL) as client:
+            assert (await client.embed("a")).shape == (384,)
+            with pytest.raises(errors.InvalidRequest):
+                await client.embed("a", dimensions=3)
+            return await client.embed(TEXTS[:50])
+
+    assert np.array_equal(asyncio.run(main()), engine.embed(TEXTS[:50]))
+    with Client(server.url) as client:
+        assert np.array_equal(client.embed(TEXTS[:50], normalize=False), engine.embed(TEXTS[:50], normalize=False))
+        with pytest.raises(errors.InvalidRequest, match="prompts: none") as caught:
+            client.embed("a", prompt_name="query")
+        assert (caught.value.status, caught.value.param) == (400, "prompt_name")
+        with pytest.raises(errors.InvalidRequest) as caught:
+            client.embed(["a"] * 2049)
+        assert (caught.value.status, caught.value.code) == (413, "request_too_large")
+        with pytest.raises(errors.InvalidRequest) as caught:
+            client.embed("word " * 300, truncate=False)
+        assert caught.value.code == "context_length_exceeded"
+    with Client(server.url, model="other") as client, pytest.raises(errors.InvalidRequest) as caught:
+        client.embed("a")
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    with Client("http://127.0.0.1:1") as client, pytest.raises(errors.Unavailable, match="Is the server running"):
+        client.embed("a")
+
+
+def sum_of_tokens(engine: Engine, texts: list[str]) -> int:
+    from whimbrel.types import Request
+
+    return engine.run(Request(texts)).num_tokens
+
+
+# Extra fields
+
+
+def test_extra_fields(http_client: httpx2.Client, engine: Engine) -> None:
+    body = {
+        "input": ["one two three", "four"],
+        "prompt": "query: ",
+        "truncate_prompt_tokens": 6,
+        "normalize": False,
+        "truncate": "right",
+    }
+    answer = post(http_client, body)
+    vectors = np.array([row["embedding"] for row in answer.json()["data"]], np.float32)
+    assert np.array_equal(vectors, engine.embed(["query : one two three four"[:16], "query: four"], normalize=False)[[0, 1]])
+    assert answer.json()["usage"]["prompt_tokens"] == 6 + 5
+    assert answer.headers["x-whimbrel-truncated"] == "1"
+    assert answer.headers["x-whimbrel-tokens"] == "11"
+    assert "compute;dur=" in answer.headers["server-timing"]
+
+
+def test_the_request_id_is_echoed_if_it_is_one(http_client: httpx2.Client) -> None:
+    assert post(http_client, {"input": "a"}, **{"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert len(post(http_client, {"input": "a"}, **{"x-request-id": "a b" * 99}).headers["x-request-id"]) == 32
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_bodies(body: bytes, param: str | None, http_client: httpx2.Client) -> None:
+    answer = post(http_client, body)
+    assert answer.status_code == 400
+    assert_error(answer, param)
+
+
+def assert_error(answer: httpx2.Response, param: str | None) -> None:
+    error = answer.json()["error"]
+    assert sorted(error) == ["code", "message", "param", "type"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"input": "a", "model": "nope"}, 404, "model"), ({"input": "a", "model": ""}, 404, "model"), ({"input": "a", "model": "../x"}, 404, "model"),
+        ({"input": ["a"] * 2049}, 413, "input"), ({"input": [30522]}, 400, "input[0][0]"), ({"input": [[1], [2**40]]}, 400, "input[1][0]"),
+        ({"input": [[-1]]}, 400, "input[0][0]"), ({"input": [[]]}, 400, "input[0]"), ({"input": "a", "dimensions": 0}, 400, "dimensions"),
+        ({"input": "a", "dimensions": 10**9}, 400, "dimensions"), ({"input": "a", "dimensions": -1}, 400, "dimensions"),
+        ({"input": "a", "prompt_name": "query"}, 400, "prompt_name"), ({"input": "w " * 999, "truncate": False}, 400, "input[0]"),
+        ({"input": "a", "truncate_prompt_tokens": 10**6}, 400, "truncate_prompt_tokens"), ({"input": [5], "prompt": "x"}, 400, "prompt"),
+        ({"input": [[200] * 256] * 2048 + [[200]]}, 413, "input"), ({"input": [99999] * 200_000}, 400, "input[0][0]"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_wrong_values(body: Any, status: int, param: str, http_client: httpx2.Client) -> None:
+    answer = post(http_client, body)
+    assert answer.status_code == status
+    assert_error(answer, param)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded", "application/jsonp"])
+def test_wrong_content_type(kind: str, http_client: httpx2.Client) -> None:
+    answer = post(http_client, {"input": "a"}, **{"content-type": kind})
+    assert answer.status_code == 415
+    assert_error(answer, None)
+
+
+def test_content_type_with_a_charset_is_fine(http_client: httpx2.Client) -> None:
+    assert post(http_client, {"input": "a"}, **{"content-type": "application/json; charset=utf-8"}).status_code == 200
+
+
+def test_compressed_bodies_are_refused(http_client: httpx2.Client) -> None:
+    assert post(http_client, b"\x1f\x8b", **{"content-encoding": "gzip"}).status_code == 415
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_50_mb_body(chunked: bool, server: Server) -> None:
+    """Refused by its length where that is announced, else as soon as it is too long."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    body = iter([b" " * 2**20] * 50) if chunked else b" " * 50_000_000
+    with suppress(BrokenPipeError, ConnectionResetError):  # the server answers before it has read everything
+        connection.request("POST", PATH, body, {"Content-Type": "application/json"}, encode_chunked=chunked)
+    answer = connection.getresponse()
+    assert answer.status == 413
+    assert b"33,554,432" in answer.read()
+    connection.close()
+
+
+def test_a_large_text_that_fits(http_client: httpx2.Client, engine: Engine) -> None:
+    text = "whimbrel " * 500_000
+    answer = post(http_client, {"input": text, "encoding_format": "float"}).json()
+    assert np.array_equal(np.array(answer["data"][0]["embedding"], np.float32), engine.embed(text[:4000]))
+    assert answer["usage"]["prompt_tokens"] == 256
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"), [("/nope", "GET", 404), (PATH, "GET", 405), ("/info", "POST", 405), ("/", "GET", 404)]
+)
+def test_wrong_routes(path: str, method: str, status: int, http_client: httpx2.Client) -> None:
+    answer = http_client.request(method, path)
+    assert answer.status_code == status
+    assert_error(answer, None)
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+@pytest.mark.parametrize("sent", [0.0, 0.5, 1.0])
+def test_a_client_that_leaves(sent: float, server: Server) -> None:
+    """After none, half or all of its body; by FIN or by RST."""
+    body = orjson.dumps({"input": TEXTS[:200]})
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for reset in (False, True):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            if reset:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(head + body[: int(sent * len(body))])
+            time.sleep(0.1)
+    assert "Traceback" not in server.log
+
+
+def test_work_of_a_client_that_left_is_dropped(server: Server, http_client: httpx2.Client) -> None:
+    body = orjson.dumps({"input": [text * 3 for text in TEXTS[:1000]]})
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head + body)
+        assert wait_for(lambda: queued(http_client) > 10_000)
+    assert wait_for(lambda: queued(http_client) == 0, seconds=5)
+    assert 'whimbrel_requests_total{route="/v1/embeddings",status="499"}' in http_client.get("/metrics").text
+
+
+def queued(client: httpx2.Client) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("whimbrel_queue_tokens"))
+
+
+def wait_for(condition: Any, seconds: float = 20) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+# What else it tells
+
+
+def test_info(http_client: httpx2.Client) -> None:
+    info = http_client.get("/info").json()
+    assert info["card"]["dimension"] == 384
+    assert info["plan"]["max_length"] == 256
+    assert info["plan"]["dtype"] in ("bfloat16", "float32")
+
+
+def test_health(http_client: httpx2.Client) -> None:
+    for path in ("/health", "/health/live", "/health/ready"):
+        assert http_client.get(path).json() == {"status": "ok"}
+
+
+def test_metrics(http_client: httpx2.Client) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    post(http_client, {"input": ["a", "b"]})
+    before = {family.name: family for family in text_string_to_metric_families(http_client.get("/metrics").text)}
+    post(http_client, {"input": ["a", "word " * 300]})
+    after = {family.name: family for family in text_string_to_metric_families(http_client.get("/metrics").text)}
+
+    def difference(name: str) -> float:
+        return after[name].samples[0].value - before[name].samples[0].value
+
+    assert difference("whimbrel_texts") == 2
+    assert difference("whimbrel_tokens") == 3 + 256
+    assert difference("whimbrel_truncated_texts") == 1
+    stages = {sample.labels["stage"] for sample in after["whimbrel_stage_seconds"].samples}
+    assert stages == {"read", "tokenize", "queue", "pack", "compute", "collect", "write"}
+
+
+def test_openapi_and_docs(http_client: httpx2.Client) -> None:
+    document = http_client.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    fields = document["components"]["schemas"]["EmbeddingsRequest"]["properties"]
+    assert {
+        "input",
+        "model",
+        "encoding_format",
+        "dimensions",
+        "user",
+        "prompt",
+        "prompt_name",
+        "normalize",
+        "truncate_prompt_tokens",
+    } < set(fields)
+    references = {text.split('"')[0] for text in http_client.get("/openapi.json").text.split("#/components/schemas/")[1:]}
+    assert references <= set(document["components"]["schemas"])
+    page = http_client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "truncate_prompt_tokens" in page.text
+    assert "<script" not in page.text
+
+
+# Keys, signals
+
+
+def test_api_key() -> None:
+    with Server(WHIMBREL_API_KEY="s3cret-key") as server, httpx2.Client(base_url=server.url) as client:
+        for path in ("/v1/models", "/info", "/metrics", "/docs", "/openapi.json", "/nope", "/v1/models/x"):
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer s3cret-ke"}, {"authorization": "s3cret-key"},
+                            {"authorization": "Bearer"}, {"authorization": "Bearer \xff\xfe"}):  # fmt: skip
+                answer = client.get(path, headers={name: value.encode("latin1") for name, value in headers.items()})  # pyright: ignore
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert post(client, {"input": "a"}).status_code == 401
+        assert client.get("/health/ready").status_code == 200
+        assert client.get("/info", headers={"authorization": "bearer s3cret-key"}).status_code == 200
+        assert "s3cret" not in client.get("/info", headers={"authorization": "Bearer s3cret-key"}).text
+        with Client(server.url, api_key="s3cret-key") as right, Client(server.url, api_key="no") as wrong:
+            assert right.embed("a").shape == (384,)
+            with pytest.raises(errors.Unauthorized):
+                wrong.embed("a")
+        assert server.stop() == 0
+        assert "s3cret" not in server.log
+        assert "required" in server.log
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_requests_in_flight_finish(name: signal.Signals) -> None:
+    with Server() as server:
+        answers: list[int] = []
+
+        def ask() -> None:
+            with httpx2.Client(base_url=server.url, timeout=60) as client:
+                answers.append(post(client, {"input": TEXTS[220:300]}).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        with httpx2.Client(base_url=server.url) as client:
+            assert wait_for(lambda: queued(client) > 1000)
+        assert server.stop(name) == 0
+        for thread in threads:
+            thread.join()
+        assert answers == [200, 200]
+        assert "Traceback" not in server.log
