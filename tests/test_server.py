@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -358,6 +361,21 @@ def test_api_key() -> None:
         assert server.stop() == 0
         assert "s3cret" not in server.log
         assert "required" in server.log
+
+
+@pytest.mark.parametrize("key", ["", "s3cret key's $HOME"])
+def test_what_the_banner_says_works_when_pasted(key: str) -> None:
+    env = {"WHIMBREL_API_KEY": key} if key else {}
+    with Server(**env) as server:
+        curl = server.log.split("In a shell\n")[1].splitlines()[0]
+        python = server.log.split("In Python")[1].split("\n", 1)[1]
+        env = os.environ | env
+        answer = orjson.loads(subprocess.run(["bash", "-c", curl], capture_output=True, check=True, env=env).stdout)
+        assert len(answer["data"][0]["embedding"]) == 384
+        assert len(python.strip().splitlines()) == 3
+        assert (
+            subprocess.run([sys.executable, "-c", python], capture_output=True, check=True, env=env).stdout.count(b".") >= 384
+        )
 
 
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])

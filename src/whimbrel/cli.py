@@ -260,6 +260,10 @@ def _load(console: Console, model: str | None, **options: Any) -> Engine:
             console.print(f"  {phase:<24}{now - since:6.2f} s", style="dim")
             phase, since = what, now
             status.update(what)
+            if what == "finding the checkpoint":
+                status.stop()  # the hub shows bars of its own
+            else:
+                status.start()
 
         from whimbrel.engine import Engine
 
@@ -292,15 +296,22 @@ def _banner(console: Console, engine: Engine, url: str, *, has_key: bool, open_t
         "URL": f"{url}  (docs: {url}/docs)",
     }
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
-    key = ', api_key="..."' if has_key else ""
+    imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
     curl = f"""curl {url}/v1/embeddings -H 'Content-Type: application/json'{header} -d '{{"input": "Hello, whimbrel!"}}'"""
-    python = f'from whimbrel import Client\nclient = Client("{url}"{key})\nprint(client.embed(["Hello, whimbrel!"]).shape)'
+    python = f'{imports}from whimbrel import Client\nclient = Client("{url}"{key})\nprint(client.embed("Hello, whimbrel!"))'
     console.print()
     for name, value in rows.items():
         console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
-    console.print(f"\n{_plain(curl)}\n\n{_plain(python)}\n")
+    console.print(f"\n[bold]In a shell[/bold]\n{_plain(curl)}")
+    console.print(f"\n[bold]In Python[/bold] ({_plain(_interpreter())})\n{_plain(python)}\n")
     if open_to_all and not has_key:
         console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
+
+
+def _interpreter() -> str:
+    """The Python that has Whimbrel, as one would type it."""
+    path = Path(sys.executable)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _plain(text: str) -> str:

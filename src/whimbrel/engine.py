@@ -144,8 +144,12 @@ class Engine:
         for thread in (*self._lanes, self._collector):
             thread.start()
         atexit.register(self.close)  # daemon threads must not be inside torch while the interpreter goes down
-        say("warming up")
-        self._warm_up()
+        try:
+            say("warming up")
+            self._warm_up()
+        except BaseException:
+            self.close()
+            raise
 
     # The verbs
 

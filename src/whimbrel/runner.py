@@ -79,6 +79,8 @@ class Runner:
         """
         if self._device.type == "cpu":
             torch.set_num_threads(1)
+        else:
+            torch.cuda.set_device(self._device)
 
     @torch.inference_mode()
     def launch(self, batch: Batch, dimensions_B: Int32Array, normalize_B: NDArray[np.bool_]) -> Pending:

@@ -8,7 +8,7 @@ request together.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from whimbrel.types import Seq
@@ -22,7 +22,7 @@ class Scheduler:
 
     def __init__(self, max_batch_tokens: int) -> None:
         self._max_batch_tokens = max_batch_tokens
-        self._waiting: dict[int, deque[Seq]] = {}
+        self._waiting: OrderedDict[int, deque[Seq]] = OrderedDict()  # in the order of the round
         self.queued_tokens = 0
 
     def add(self, request_id: int, seqs: Sequence[Seq]) -> None:
@@ -50,8 +50,9 @@ class Scheduler:
                 break
             batch.append((request_id, waiting.popleft()))
             tokens += size
-            del self._waiting[request_id]  # to the end of the round, if anything is left
             if waiting:
-                self._waiting[request_id] = waiting
+                self._waiting.move_to_end(request_id)
+            else:
+                del self._waiting[request_id]
         self.queued_tokens -= tokens
         return batch
