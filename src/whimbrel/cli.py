@@ -37,7 +37,7 @@ _LINES_AT_ONCE: Final = 2048
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]", help="A checkpoint's folder or a hub id (owner/name). Default: the packaged all-MiniLM-L6-v2."
+        metavar="MODEL", help="A checkpoint's folder or a hub id (owner/name). Default: the packaged all-MiniLM-L6-v2."
     ),
 ]
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="A checkpoint's folder or a hub id.")]
@@ -124,7 +124,7 @@ def serve(
 
 @app.command()
 def embed(
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, lines of stdin.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; without any, lines of stdin.")] = None,
     *,
     model: ModelOption = None,
     out: Annotated[
