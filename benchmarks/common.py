@@ -19,6 +19,7 @@ from itertools import accumulate
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -35,7 +36,6 @@ T = TypeVar("T")
 
 FOLDER: Final = find_checkpoint(None).folder
 NUM_CORES: Final = len(os.sched_getaffinity(0))
-_LOAD_AT_START: Final = os.getloadavg()[0]
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 MIXED: Final = (4, 200)
@@ -120,15 +120,24 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process and its descendants have taken."""
+    """Processor time that a process and its descendants have taken, those that ended included."""
     stats = [Path(f"/proc/{i}/stat").read_text().rpartition(")")[2].split() for i in family(pid)]
-    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / _TICKS
+    return sum(int(ticks) for stat in stats for ticks in stat[11:15]) / _TICKS
 
 
 def peak_mebibytes(pid: int) -> float:
     """Peak resident memory of a process and its descendants: the sum of each one's own peak."""
     lines = [line for i in family(pid) for line in Path(f"/proc/{i}/status").read_text().splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+
+def _others_seconds() -> float:
+    """Processor time that the machine has spent on anything but this process and its descendants."""
+    user, nice, system, _idle, _iowait, *more = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    return (user + nice + system + sum(more)) / _TICKS - cpu_seconds(os.getpid())
+
+
+_AT_START: Final = perf_counter(), _others_seconds()
 
 
 def note(text: str) -> None:
@@ -146,6 +155,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 def print_setting(plan: Plan | None, **settings: object) -> None:
     """One line with what a number means nothing without."""
+    others = (_others_seconds() - _AT_START[1]) / (perf_counter() - _AT_START[0])
     git = ("git", "-C", str(Path(__file__).parent))
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../src"], check=False).returncode
@@ -154,7 +164,7 @@ def print_setting(plan: Plan | None, **settings: object) -> None:
         f"commit {commit}{' with changes in src' if changed else ''}",
         cpu[1] if cpu else platform.machine(),
         f"{NUM_CORES} cores",
-        f"load average {_LOAD_AT_START:.1f} at the start",
+        f"of which other work took {others:.2f}",
         f"torch {version('torch')}",
     ]
     if plan is not None:
