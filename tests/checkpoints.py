@@ -37,8 +37,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    """Change keys of a JSON file; None removes a key."""
-    value = json.loads(path.read_text(encoding="utf-8")) | changes
+    """Change keys of a JSON file, or make one; None removes a key."""
+    value = (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}) | changes
     write_json(path, {key: item for key, item in value.items() if item is not None})
 
 
@@ -76,9 +76,8 @@ def roberta_tokenizer() -> PreTrainedTokenizerFast:
 def xlmr_tokenizer() -> PreTrainedTokenizerFast:
     """SentencePiece unigram, as XLM-RoBERTa's."""
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=special, unk_token="<unk>")
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -107,28 +106,29 @@ def _randomise(model: torch.nn.Module) -> None:
 def write_bert(folder: Path, **config: Any) -> None:
     tokenizer = bert_tokenizer()
     sizes = SIZES | {"max_position_embeddings": 64, "vocab_size": len(tokenizer), "pad_token_id": 0} | config
-    model = BertModel(BertConfig(**sizes))
-    _save(folder, model, tokenizer)
+    _save(folder, BertModel(BertConfig(**sizes)), tokenizer, "BertTokenizer")
 
 
 def write_roberta(folder: Path, **config: Any) -> None:
     tokenizer = roberta_tokenizer()
     sizes = SIZES | {"max_position_embeddings": 66, "vocab_size": len(tokenizer), "type_vocab_size": 1, "pad_token_id": 1}
     model = RobertaModel(RobertaConfig(**(sizes | {"layer_norm_eps": 1e-5} | config)))
-    _save(folder, model, tokenizer)
+    _save(folder, model, tokenizer, "RobertaTokenizer")
 
 
 def write_xlmr(folder: Path, **config: Any) -> None:
     tokenizer = xlmr_tokenizer()
     sizes = SIZES | {"max_position_embeddings": 66, "vocab_size": len(tokenizer), "type_vocab_size": 1, "pad_token_id": 1}
     model = XLMRobertaModel(XLMRobertaConfig(**(sizes | {"layer_norm_eps": 1e-5} | config)))
-    _save(folder, model, tokenizer)
+    _save(folder, model, tokenizer, "XLMRobertaTokenizer")
 
 
-def _save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+def _save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast, tokenizer_class: str) -> None:
+    """As transformers saves them; the class of the tokenizer is that of the real models."""
     _randomise(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    edit_json(folder / "tokenizer_config.json", tokenizer_class=tokenizer_class)
 
 
 def sentence_layout(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from checkpoints import edit_json, sentence_layout, write_bert, write_json, write_roberta
-from whimbrel.card import Normalize, read_card
+from whimbrel.card import Normalize
+from whimbrel.card_reader import read_card
 from whimbrel.errors import CheckpointError
 
 
@@ -103,6 +104,14 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("config_sentence_transformers.json", "prompts", {"prompts": {"query": 1}}),
     ("config_sentence_transformers.json", "similarity_fn_name", {"similarity_fn_name": "hamming"}),
     ("config_sentence_transformers.json", "quantize", {"quantize": True}),
+    ("config.json", "is_matryoshka", {"is_matryoshka": "no"}),
+    ("config.json", "matryoshka_dimensions", {"matryoshka_dimensions": ["8"]}),
+    ("config.json", "matryoshka_dimensions", {"matryoshka_dimensions": [99999]}),
+    ("config.json", "is_decoder", {"is_decoder": 1}),
+    ("config_sentence_transformers.json", "truncate_dim", {"truncate_dim": 8}),
+    ("tokenizer_config.json", "split_special_tokens", {"split_special_tokens": True}),
+    ("tokenizer_config.json", "cls_token", {"cls_token": 7}),
+    ("tokenizer_config.json", "added_tokens_decoder", {"added_tokens_decoder": {"x": {"content": "y"}}}),
     ("tokenizer_config.json", "truncation_side", {"truncation_side": "middle"}),
     ("tokenizer_config.json", "spell_check", {"spell_check": True}),
     ("tokenizer_config.json", "model_max_length", {"model_max_length": "long"}),
@@ -140,7 +149,9 @@ def test_modules_stay_in_the_folder(path: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '"x"', "\x00", "[" * 100_000, '{"a": 1} x'])
-@pytest.mark.parametrize("file", ["config.json", "modules.json", "1_Pooling/config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "file", ["config.json", "modules.json", "1_Pooling/config.json", "tokenizer_config.json", "tokenizer.json"]
+)
 def test_broken_json_names_the_file(content: str, file: str, folder: Path) -> None:
     (folder / file).write_text(content)
     with pytest.raises(CheckpointError) as caught:

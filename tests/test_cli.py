@@ -99,6 +99,17 @@ def test_a_reader_that_leaves(tmp_path: Path) -> None:
     assert len(jsonl((tmp_path / "out").read_bytes())) == 1
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(closed: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m whimbrel embed text -o {tmp_path}/v.npy {closed}"
+    subprocess.run(["bash", "-c", command], check=True, timeout=120)
+    assert np.load(tmp_path / "v.npy").shape == (1, 384)
+
+
+def test_a_byte_order_mark_is_no_text() -> None:
+    assert [row["text"] for row in jsonl(run("embed", stdin=b"\xef\xbb\xbffirst\nsecond").stdout)] == ["first", "second"]
+
+
 def test_show(minilm: Path) -> None:
     text = run("show").stdout.decode()
     assert "max_length" in text

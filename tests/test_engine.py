@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
@@ -29,7 +32,8 @@ class FakeRunner:
     collect_gate: threading.Event
     launched: list[int]
     seen: threading.Semaphore
-    GATE, ERROR, FATAL, INFINITY = 4796, 7561, 10611, 15579
+    barrier: threading.Barrier | None = None
+    GATE, ERROR, FATAL, INFINITY, COLLECT_ERROR, BOTH = 4796, 7561, 10611, 15579, 6000, 6001
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -46,6 +50,9 @@ class FakeRunner:
             raise RuntimeError("scripted")
         if self.FATAL in ids:
             raise SystemExit
+        if self.BOTH in ids and self.barrier is not None:
+            self.barrier.wait(30)
+            raise RuntimeError("scripted, in both lanes at once")
         starts = batch.cu_seqlens[:-1]
         vectors = np.ones((batch.num_seqs, 384), np.float32)
         vectors[:, 0] = batch.ids_T[np.minimum(starts + 1, batch.num_tokens - 1)]
@@ -55,6 +62,8 @@ class FakeRunner:
 
     def collect(self, pending: np.ndarray) -> np.ndarray:
         assert self.collect_gate.wait(30)
+        if self.COLLECT_ERROR in pending[:, 0]:
+            raise RuntimeError("scripted")
         return pending
 
 
@@ -101,13 +110,15 @@ def test_a_failing_text_fails_alone(runner: type[FakeRunner]) -> None:
     with Engine() as engine:
         blocked = block(engine, runner)  # so that the rest is batched together
         others = [engine.submit(ids(word)) for word in range(1000, 1031)]
-        culprits = [engine.submit(ids(word)) for word in (runner.ERROR, runner.FATAL, runner.INFINITY)]
+        bad = (runner.ERROR, runner.FATAL, runner.COLLECT_ERROR, runner.INFINITY)
+        culprits = [engine.submit(ids(word)) for word in bad]
         mixed = engine.submit(ids(1000, runner.INFINITY, 1001))
         runner.gate.set()
         assert blocked.result(30).vectors_ND.shape == (engine.plan.num_lanes, 384)
         assert [future.result(30).vectors_ND[0, 0] for future in others] == list(range(1000, 1031))
         kinds = [type(future.exception(30)) for future in culprits]
-        assert kinds == [ComputeError, ComputeError, NonFinite]
+        assert kinds == [ComputeError, ComputeError, ComputeError, NonFinite]
+        assert "scripted" not in str(culprits[0].exception())
         error = mixed.exception(30)
         assert isinstance(error, NonFinite)
         assert error.param == "input[1]"
@@ -115,6 +126,82 @@ def test_a_failing_text_fails_alone(runner: type[FakeRunner]) -> None:
         assert engine.ready
         assert engine.run(ids(77)).vectors_ND[0, 0] == 77
         assert engine.queued_tokens == 0
+
+
+def test_a_request_that_fails_in_two_lanes_at_once_is_answered_once(runner: type[FakeRunner]) -> None:
+    runner.barrier = threading.Barrier(2)
+    with Engine(max_batch_tokens=3) as engine:
+        if engine.plan.num_lanes != 2:
+            pytest.skip("written for two lanes")
+        for _ in range(300):
+            future = engine.submit(Request([np.full(200, runner.BOTH, np.int64)] * 2))
+            assert isinstance(future.exception(30), ComputeError)
+            assert engine.ready
+        assert engine.run(ids(77)).vectors_ND[0, 0] == 77
+
+
+@pytest.mark.parametrize("where", ["enter_lane", "collector"])
+def test_a_thread_that_dies_takes_the_engine_with_it(
+    where: str, runner: type[FakeRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug in a thread leaves nobody waiting."""
+    if where == "enter_lane":
+        monkeypatch.setattr(runner, "enter_lane", lambda _: 1 / 0)
+        with pytest.raises(Unavailable):
+            Engine()
+        return
+    engine = Engine()
+    waiting = block(engine, runner)
+    later = engine.submit(ids(*range(1000, 1010)))
+    monkeypatch.setattr("whimbrel.lanes._non_finite_rows", lambda _: 1 / 0)
+    runner.gate.set()
+    assert isinstance(waiting.exception(30), Unavailable)
+    assert isinstance(later.exception(30), Unavailable)
+    assert not engine.ready
+    with pytest.raises(Unavailable):
+        engine.submit(ids(1))
+    engine.close()
+
+
+def test_an_interrupted_call_drops_its_work(runner: type[FakeRunner], monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine() as engine:
+        blocked = block(engine, runner)
+
+        def interrupt(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("concurrent.futures.Future.result", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                engine.run(ids(*range(1000, 1100)))
+        assert engine.queued_tokens == 0
+        runner.gate.set()
+        blocked.result(30)
+
+
+def test_a_forked_child_is_told() -> None:
+    program = """
+import os, warnings
+warnings.simplefilter("ignore")
+from whimbrel import Engine
+from whimbrel.errors import Unavailable
+engine = Engine()
+child = os.fork()
+if child == 0:
+    try:
+        engine.embed("a")
+    except Unavailable as error:
+        os._exit(7 if "fork" in str(error) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert engine.embed("a").shape == (384,)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_an_engine_that_is_not_closed_does_not_hold_up_the_interpreter() -> None:
+    program = "from whimbrel import Engine; engine = Engine(); engine.embed(['word ' * 200] * 50); print('done')"
+    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True)
+    assert done.stdout == b"done\n"
 
 
 def test_the_next_batch_is_launched_before_the_last_is_collected(runner: type[FakeRunner]) -> None:
@@ -161,8 +248,12 @@ def test_overload_is_refused_at_the_door(runner: type[FakeRunner]) -> None:
 def test_closing_finishes_what_was_accepted(runner: type[FakeRunner]) -> None:
     engine = Engine()
     futures = [engine.submit(ids(runner.GATE, 1000 + i)) for i in range(20)]
-    threading.Timer(0.1, runner.gate.set).start()
-    engine.close()
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    while engine.ready:
+        time.sleep(0.01)
+    runner.gate.set()
+    closing.join()
     engine.close()
     assert [future.result(0).vectors_ND[1, 0] for future in futures] == list(range(1000, 1020))
     assert not engine.ready
@@ -181,6 +272,16 @@ def test_bad_arguments(engine: Engine) -> None:
         engine.embed("a", truncate="middle")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TooLong):
         engine.embed("word " * 300, truncate=False)
+    for dimensions in ("8", True, 3.5):
+        with pytest.raises(InvalidRequest, match="must be an integer"):
+            engine.embed("a", dimensions=dimensions)  # pyright: ignore[reportArgumentType]
+    for wrong in (5, None):
+        with pytest.raises(InvalidRequest, match="string or strings"):
+            engine.embed(wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidRequest, match="prompt: must be a string"):
+        engine.embed("a", prompt=5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidRequest, match="prompt: holds a lone surrogate"):
+        engine.embed("a", prompt="\ud800 x")
     with pytest.raises(InvalidRequest):
         engine.embed(["a", 3])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidRequest):
@@ -228,11 +329,11 @@ def test_cancelling_an_awaited_request_drops_it(runner: type[FakeRunner]) -> Non
         async with AsyncEngine(engine) as model:
             blocked = asyncio.wrap_future(block(engine, runner))
             waiting = asyncio.ensure_future(model.run(ids(*range(1000, 1100))))
-            await asyncio.sleep(0.1)
-            assert model.queued_tokens == 300
+            while model.queued_tokens != 300:
+                await asyncio.sleep(0.01)
             waiting.cancel()
-            await asyncio.sleep(0.1)
-            assert model.queued_tokens == 0
+            while model.queued_tokens:
+                await asyncio.sleep(0.01)
             runner.gate.set()
             await blocked
         with pytest.raises(Unavailable):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_roberta, write_xlmr
+from checkpoints import edit_json, sentence_layout, write_bert, write_json, write_roberta, write_xlmr
 from whimbrel import Engine
+from whimbrel.errors import CheckpointError
 
 TEXTS = [
     "",
@@ -69,7 +71,7 @@ def test_a_padding_token_inside_a_text_keeps_roberta_s_positions(text: str, tmp_
 
 
 def test_a_layout_like_multilingual_e5(tmp_path: Path) -> None:
-    """Old layout, XLM-RoBERTa, mean, normalised, 512 positions of 514."""
+    """Old layout, XLM-RoBERTa, its own tokenizer class, mean, normalised, two positions fewer than there are rows."""
     write_xlmr(tmp_path)
     sentence_layout(tmp_path, max_seq_length=64)
     edit_json(tmp_path / "config.json", architectures=["XLMRobertaModel"], output_past=True)
@@ -177,13 +179,101 @@ def test_do_lower_case_of_the_sentence_config(tmp_path: Path) -> None:
     assert_same_as_sentence_transformers(tmp_path, ["The WHIMBREL", "the whimbrel"])
 
 
-@pytest.mark.parametrize("config", [{"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}, {}], ids=str)
-def test_berttokenizer_config_overrules_tokenizer_json(config: dict[str, bool], tmp_path: Path) -> None:
-    """transformers' BertTokenizer builds its normalizer from tokenizer_config.json."""
+TRICKY = [
+    "  leading and  double ",
+    "tab\tnew\nline",
+    "Der GROSSE Vogel \u00e9 fliegt",
+    "a <mask> b",
+    "a [MASK] b[SEP]",
+    "<s>x</s>",
+    "\uff21\u2460",
+    " ",
+    "\u96ea\u98de",
+]
+NFKC = {"type": "NFKC"}
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+DISAGREEMENTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("bert", {"do_lower_case": False}, {}),
+    ("bert", {"do_lower_case": True, "strip_accents": False}, {}),
+    ("bert", {"do_lower_case": False, "tokenizer_class": "BertTokenizerFast"}, {}),
+    ("bert", {"do_lower_case": False, "tokenizer_class": None}, {}),
+    ("bert", {"do_lower_case": False, "tokenizer_class": "PreTrainedTokenizerFast"}, {}),
+    ("bert", {"tokenize_chinese_chars": False}, {}),
+    ("bert", {"cls_token": "[MASK]", "sep_token": "[UNK]"}, {}),
+    ("bert", {}, {"normalizer": None}),
+    ("bert", {}, {"pre_tokenizer": {"type": "Whitespace"}}),
+    ("bert", {"tokenizer_class": "PreTrainedTokenizerFast"}, {"normalizer": NFKC, "pre_tokenizer": {"type": "Whitespace"}}),
+    ("roberta", {"add_prefix_space": True}, {}),
+    ("roberta", {}, {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}}),
+    ("roberta", {"add_prefix_space": True, "tokenizer_class": "PreTrainedTokenizerFast"}, {}),
+    ("roberta", {}, {"normalizer": NFKC}),
+    ("roberta", {"tokenizer_class": None}, {"normalizer": NFKC}),
+    ("roberta", {}, {"post_processor": {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+                                        "pair": [], "special_tokens": {}}}),
+    ("roberta", {"added_tokens_decoder": {"4": MASK}}, {}),
+    ("roberta", {"added_tokens_decoder": {"4": MASK}, "tokenizer_class": "PreTrainedTokenizerFast"}, {}),
+    ("xlm-roberta", {}, {"pre_tokenizer": METASPACE}),
+    ("xlm-roberta", {"tokenizer_class": "XLMRobertaTokenizerFast"}, {"normalizer": NFKC, "pre_tokenizer": METASPACE}),
+    ("xlm-roberta", {"tokenizer_class": None}, {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}),
+    ("xlm-roberta", {"tokenizer_class": "PreTrainedTokenizerFast"}, {"pre_tokenizer": METASPACE}),
+    ("xlm-roberta", {"add_prefix_space": False}, {}),
+    ("bert", {"truncation_side": None}, {"truncation": {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "config", "tokenizer"), DISAGREEMENTS, ids=str)
+def test_where_the_tokenizer_s_files_disagree(
+    family: str, config: dict[str, Any], tokenizer: dict[str, Any], tmp_path: Path
+) -> None:
+    """transformers' own classes build all but the vocabulary themselves; other checkpoints go by tokenizer.json."""
+    WRITERS[family](tmp_path)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", **config)
+    path = tmp_path / "tokenizer.json"
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | tokenizer)
+    assert_same_as_sentence_transformers(tmp_path, [*TRICKY, "far far away in a year " * 20])
+
+
+def test_special_tokens_of_the_map_file(tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path)
-    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="BertTokenizer", **config)
-    assert_same_as_sentence_transformers(tmp_path, ["Der GROSSE Vogel é fliegt", "der grosse"])
+    edit_json(tmp_path / "special_tokens_map.json", sep_token={"content": "[MASK]", "lstrip": False}, cls_token="[UNK]")
+    assert_same_as_sentence_transformers(tmp_path, TRICKY)
+
+
+@pytest.mark.parametrize("name", ["BertJapaneseTokenizer", "my.Tokenizer", 3])
+def test_other_tokenizer_classes_are_refused(name: Any, tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class=name)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: tokenizer_class"):
+        Engine(str(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["cls", "mean", "max", "weightedmean", "lasttoken"])
+def test_a_prompt_longer_than_the_limit_that_is_left_out(mode: str, tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path, modes=(mode,), include_prompt=False, heads=(), prompts={"query": "far away " * 40})
+    assert_same_as_sentence_transformers(tmp_path, prompt="query")
+
+
+@pytest.mark.parametrize(("hidden", "heads"), [(20, 4), (12, 2), (14, 2), (30, 1), (48, 2)])
+def test_odd_head_widths(hidden: int, heads: int, tmp_path: Path) -> None:
+    write_bert(tmp_path, hidden_size=hidden, num_attention_heads=heads, intermediate_size=33, hidden_act="silu")
+    sentence_layout(tmp_path, heads=(("Dense", 7, "torch.nn.modules.activation.SiLU", {}),))
+    assert_same_as_sentence_transformers(tmp_path, [*TEXTS, *(f"text {i} of {i % 3}" for i in range(40))])
+
+
+def test_the_old_layout_with_the_transformer_in_a_folder(tmp_path: Path) -> None:
+    write_bert(tmp_path / "0_Transformer")
+    sentence_layout(tmp_path / "0_Transformer")
+    for name in ("modules.json", "1_Pooling", "config_sentence_transformers.json"):
+        (tmp_path / "0_Transformer" / name).rename(tmp_path / name)
+    rows = json.loads((tmp_path / "modules.json").read_text())
+    rows[0]["path"] = "0_Transformer"
+    write_json(tmp_path / "modules.json", rows)
+    assert_same_as_sentence_transformers(tmp_path)
 
 
 def test_matryoshka_cuts_then_normalises(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from whimbrel.card import Card, read_card
+from whimbrel.card import Card
+from whimbrel.card_reader import read_card
 from whimbrel.errors import SetupError
 from whimbrel.plan import Hardware, Options, make_plan
 
@@ -54,4 +55,4 @@ def test_max_length_may_go_up_to_the_positions(card: Card) -> None:
 def test_what_does_not_fit_is_refused_with_a_hint(card: Card, options: Options) -> None:
     with pytest.raises(SetupError) as caught:
         make_plan(options, card, CPU)
-    assert "--" in (caught.value.hint or "")
+    assert "take" in (caught.value.hint or "")

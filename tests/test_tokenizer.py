@@ -11,15 +11,21 @@ from transformers import AutoTokenizer
 
 from checkpoints import edit_json, sentence_layout, write_bert, write_json
 from texts import TEXTS
-from whimbrel.card import read_card
-from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
-from whimbrel.tokenizer import Tokenizer
+from whimbrel.card_reader import read_card
+from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
+from whimbrel.plan import Hardware, Options, make_plan
+from whimbrel.tokenizer import MAX_CHARACTERS, Tokenizer
 from whimbrel.types import Request
+
+
+def load(folder: Path) -> Tokenizer:
+    card = read_card(folder, "m")
+    return Tokenizer(folder, card, make_plan(Options(), card, Hardware(num_cores=1, cpu_bfloat16=False)))
 
 
 @pytest.fixture(scope="module")
 def tokenizer(minilm: Path) -> Tokenizer:
-    return Tokenizer(minilm, read_card(minilm, "minilm"), 256)
+    return load(minilm)
 
 
 def ids(*rows: list[int]) -> list[Any]:
@@ -69,13 +75,38 @@ def test_long_token_ids_are_cut_between_special_tokens_if_they_have_them(tokeniz
     ("texts", "param"),
     [
         (["a", 3], "input[1]"), ([None], "input[0]"), (["a", b"b"], "input[1]"), ([["a"]], "input[0]"), (["ok", "\ud800"], "input[1]"),
-        (ids([1], []), "input[1]"), (ids([5, 30522]), "input[0][1]"), (ids([-1]), "input[0][0]"), (ids([2**62]), "input[0][0]"),
+        ([("a", "b")], "input[0]"), ([np.array(["a", "b"])], "input[0]"), ([np.array([1.5])], "input[0]"), ([np.ones((2, 2), int)], "input[0]"),
+        ([np.array([5]), "a"], "input[1]"), (ids([1], []), "input[1]"), (ids([5, 30522]), "input[0][1]"), (ids([-1]), "input[0][0]"), (ids([2**62]), "input[0][0]"),
     ],
 )  # fmt: skip
 def test_bad_inputs_say_where(texts: Any, param: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest) as caught:
         tokenizer.encode(Request(texts))
     assert caught.value.param == param
+
+
+def test_a_text_has_a_limit_of_characters(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode(Request(["a " * (MAX_CHARACTERS // 2)]))[0].ids.size == 256
+    for request in (Request(["ok", "a" * (MAX_CHARACTERS + 1)]), Request(["ok", "a" * MAX_CHARACTERS], prompt="x ")):
+        with pytest.raises(TooLarge, match=r"input\[1\]: the text has"):
+            tokenizer.encode(request)
+
+
+def test_a_request_has_a_limit_of_characters(minilm: Path) -> None:
+    card = read_card(minilm, "m")
+    plan = make_plan(Options(max_request_tokens=10), card, Hardware(num_cores=1, cpu_bfloat16=False))
+    tokenizer = Tokenizer(minilm, card, plan)
+    assert len(tokenizer.encode(Request(["a" * 160] * 2))) == 2
+    for request in (Request(["a" * 161] * 2), Request(["a"] * 2, prompt="p" * 160)):
+        with pytest.raises(TooLarge, match="characters, prompts included; the limit is 320"):
+            tokenizer.encode(request)
+
+
+def test_many_long_texts_are_the_same_as_each_alone(tokenizer: Tokenizer) -> None:
+    texts = [f"{i} " * 200_000 for i in range(7)]
+    together = tokenizer.encode(Request(texts))
+    assert [seq.ids.tolist() for seq in together] == [tokenizer.encode(Request([text]))[0].ids.tolist() for text in texts]
+    assert [seq.index for seq in together] == list(range(7))
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 2, 257])
@@ -87,7 +118,7 @@ def test_the_limit_per_text_has_bounds(limit: int, tokenizer: Tokenizer) -> None
 def test_prompts(tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path, include_prompt=False, prompts={"query": "query: ", "document": "the "})
-    tokenizer = Tokenizer(tmp_path, read_card(tmp_path, "m"), 40)
+    tokenizer = load(tmp_path)
     plain, prompted = (tokenizer.encode(Request([text]))[0] for text in ("bird", "query: bird"))
     assert plain.prompt_tokens == 0
     named = tokenizer.encode(Request(["bird"], prompt_name="query"))[0]
@@ -110,8 +141,9 @@ def test_prompts(tmp_path: Path) -> None:
 def test_a_tokenizer_without_special_tokens(post_processor: Any, tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     edit_json(tmp_path / "tokenizer.json", post_processor=post_processor)
-    seq = Tokenizer(tmp_path, read_card(tmp_path, "m"), 40).encode(Request(["the whimbrel"]))[0]
+    seq = load(tmp_path).encode(Request(["the whimbrel"]))[0]
     assert not {2, 3} & set(seq.ids.tolist())
 
 
@@ -119,9 +151,10 @@ def test_an_empty_seq_is_refused(tmp_path: Path) -> None:
     """Where no special tokens are put around a text, an empty one has no tokens at all."""
     write_bert(tmp_path)
     sentence_layout(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     edit_json(tmp_path / "tokenizer.json", post_processor=None)
     with pytest.raises(InvalidRequest, match="no tokens") as caught:
-        Tokenizer(tmp_path, read_card(tmp_path, "m"), 40).encode(Request(["bird", ""]))
+        load(tmp_path).encode(Request(["bird", ""]))
     assert caught.value.param == "input[1]"
 
 
@@ -130,11 +163,20 @@ def test_a_broken_tokenizer_file_is_refused(tmp_path: Path) -> None:
     sentence_layout(tmp_path)
     write_json(tmp_path / "tokenizer.json", {"version": "1.0"})
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        Tokenizer(tmp_path, read_card(tmp_path, "m"), 40)
+        load(tmp_path)
+
+
+def test_tokens_around_a_text_must_not_depend_on_it(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from whimbrel import tokenizer as module
+
+    answers = iter([((1,), (), frozenset({0})), ((2, 3), (), frozenset({0}))])
+    monkeypatch.setattr(module, "_around", lambda *_: next(answers))
+    with pytest.raises(CheckpointError, match="same tokens around every text"):
+        module._special_tokens(tokenizer._tokenizer, tokenizer._card)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
     write_bert(tmp_path, vocab_size=5)
     sentence_layout(tmp_path)
     with pytest.raises(CheckpointError, match="embeds 5"):
-        Tokenizer(tmp_path, read_card(tmp_path, "m"), 40)
+        load(tmp_path)

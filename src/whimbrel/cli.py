@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Unpack
 
 import typer
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from whimbrel.card import Card, PoolingMode
     from whimbrel.engine import Engine
-    from whimbrel.plan import Plan
+    from whimbrel.plan import EngineOptions, Plan
 
 app = typer.Typer(
     name="whimbrel",
@@ -33,6 +33,9 @@ app = typer.Typer(
 )
 
 _LINES_AT_ONCE: Final = 2048
+_REQUEST_TOKENS: Final = 2**20
+_QUEUED_REQUESTS: Final = 4
+"""How many of the largest requests a server lets wait before it refuses more."""
 
 ModelArgument = Annotated[
     str | None,
@@ -83,18 +86,20 @@ def serve(
     ] = None,
     max_length: MaxLength = None,
     max_batch_tokens: MaxBatchTokens = None,
-    max_request_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one request.")] = 2**20,
+    max_request_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one request.")] = _REQUEST_TOKENS,
     pooling: PoolingOption = None,
     matryoshka: Matryoshka = False,
 ) -> None:
     """Serve a model over HTTP."""
     _need("granian", "torch")
-    from whimbrel.server.run import find_port, run
+    from ipaddress import ip_address
+
+    from whimbrel.server.run import find_address, run
 
     if api_key is not None and not api_key.strip():
         raise SetupError("the API key is empty.", hint="leave --api-key and WHIMBREL_API_KEY unset to serve without one")
     console = _console()
-    port = find_port(host, port)
+    address, port = find_address(host, port)
     engine = _load(
         console,
         model,
@@ -104,20 +109,20 @@ def serve(
         max_length=max_length,
         max_batch_tokens=max_batch_tokens,
         max_request_tokens=max_request_tokens,
-        max_queue_tokens=4 * max_request_tokens,
+        max_queue_tokens=_QUEUED_REQUESTS * max_request_tokens,
         pooling=_pooling(pooling),
         matryoshka=matryoshka,
     )
     from whimbrel.engine import AsyncEngine
     from whimbrel.server.app import create_app
 
-    url = f"http://{_url_host(host)}:{port}"
+    url = f"http://{_url_host(address)}:{port}"
     with engine:
         run(
             create_app(AsyncEngine(engine), api_keys=[api_key.strip()] if api_key else []),
-            host=host,
+            host=address,
             port=port,
-            started=lambda: _banner(console, engine, url, has_key=bool(api_key), open_to_all=not _is_loopback(host)),
+            started=lambda: _banner(console, engine, url, has_key=bool(api_key), loopback=ip_address(address).is_loopback),
         )
     console.print("stopped")
 
@@ -157,7 +162,7 @@ def embed(
     with engine:
         chunks = _chunks(texts or _lines())
         vectors = ((chunk, engine.embed(chunk, prompt=prompt, dimensions=dimensions)) for chunk in chunks)
-        if out is not None and out.suffix == ".npy":
+        if out is not None and out.suffix.lower() == ".npy":
             _write_npy(out, (array for _, array in vectors), engine.card.dimension)
         else:
             _write_jsonl(out, vectors)
@@ -176,7 +181,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a checkpoint says (card) and how it would be run (plan). Loads no weights."""
-    from whimbrel.card import read_card
+    from whimbrel.card_reader import read_card
     from whimbrel.checkpoint import find_checkpoint
     from whimbrel.plan import Options, make_plan
 
@@ -187,7 +192,13 @@ def show(
         from whimbrel.runner import probe
 
         options = Options(
-            device=device, dtype=dtype, max_length=max_length, max_batch_tokens=max_batch_tokens, matryoshka=matryoshka
+            device=device,
+            dtype=dtype,
+            max_length=max_length,
+            max_batch_tokens=max_batch_tokens,
+            max_request_tokens=_REQUEST_TOKENS,
+            max_queue_tokens=_QUEUED_REQUESTS * _REQUEST_TOKENS,
+            matryoshka=matryoshka,
         )
         plan = make_plan(options, card, probe())
     _print_card(card, plan, as_json=as_json)
@@ -195,12 +206,11 @@ def show(
 
 def main() -> None:
     """Entry point. Exit code 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
+    _open_standard_streams()
     try:
         app()
-    except SetupError as error:
-        _die(error.message, error.hint)
     except WhimbrelError as error:
-        _die(f"{error.param}: {error.message}" if error.param else error.message)
+        _die(str(error), error.hint if isinstance(error, SetupError) else None)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; say nothing at exit
         sys.exit(0)
@@ -208,6 +218,16 @@ def main() -> None:
         sys.exit(130)
     except MemoryError:
         _die("out of memory.", "a smaller --max-batch-tokens or --max-length needs less")
+
+
+def _open_standard_streams() -> None:
+    """Where a standard stream is closed, the next file or socket would take its number, and print or uvloop trip over it."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
+            if stream.fileno() != number:
+                os.dup2(stream.fileno(), number)
+            setattr(sys, name, stream)
 
 
 def _die(message: str, hint: str | None = None) -> NoReturn:
@@ -246,7 +266,7 @@ def _console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def _load(console: Console, model: str | None, **options: Any) -> Engine:
+def _load(console: Console, model: str | None, *, pooling: PoolingMode | None, **options: Unpack[EngineOptions]) -> Engine:
     """Load an engine, saying each phase and how long it took."""
     from time import perf_counter
 
@@ -267,22 +287,19 @@ def _load(console: Console, model: str | None, **options: Any) -> Engine:
 
         from whimbrel.engine import Engine
 
-        engine = Engine(model, progress=say, **options)
+        engine = Engine(model, pooling=pooling, progress=say, **options)
         say("")
     return engine
 
 
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _url_host(host: str) -> str:
-    if host in ("0.0.0.0", "::", ""):  # noqa: S104  (the wildcard cannot be called; this machine can)
+def _url_host(address: str) -> str:
+    """What to call from this machine: a wildcard address itself cannot be called."""
+    if address in ("0.0.0.0", "::"):  # noqa: S104
         return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
+    return f"[{address}]" if ":" in address else address
 
 
-def _banner(console: Console, engine: Engine, url: str, *, has_key: bool, open_to_all: bool) -> None:
+def _banner(console: Console, engine: Engine, url: str, *, has_key: bool, loopback: bool) -> None:
     card, plan = engine.card, engine.plan
     rows = {
         "model": plan.served_name,
@@ -302,9 +319,10 @@ def _banner(console: Console, engine: Engine, url: str, *, has_key: bool, open_t
     console.print()
     for name, value in rows.items():
         console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
-    console.print(f"\n[bold]In a shell[/bold]\n{_plain(curl)}")
-    console.print(f"\n[bold]In Python[/bold] ({_plain(_interpreter())})\n{_plain(python)}\n")
-    if open_to_all and not has_key:
+    with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
+    console.print(f"\n[bold]In a shell[/bold]{with_key}\n{_plain(curl)}")
+    console.print(f"\n[bold]In Python[/bold] ({_plain(_interpreter())}){with_key}\n{_plain(python)}\n")
+    if not loopback and not has_key:
         console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
 
@@ -323,7 +341,7 @@ def _plain(text: str) -> str:
 def _lines() -> Iterator[str]:
     for number, line in enumerate(sys.stdin.buffer, start=1):
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise SetupError(f"line {number} of stdin is not valid UTF-8 (byte {error.start}).") from None
 

@@ -5,7 +5,7 @@ Speaks OpenAI's dialect with base64 vectors, so it also works against other serv
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -13,13 +13,28 @@ import httpx2
 import msgspec
 
 from whimbrel.dialects.openai import ErrorResponse
-from whimbrel.errors import InvalidRequest, Overloaded, Unauthorized, Unavailable, WhimbrelError
-from whimbrel.types import Float32Array, Truncate
+from whimbrel.errors import (
+    ComputeError,
+    InvalidRequest,
+    ModelNotFound,
+    NonFinite,
+    Overloaded,
+    TooLarge,
+    TooLong,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMediaType,
+    WhimbrelError,
+)
+from whimbrel.types import Float32Array, Truncate, read_prompt
 from whimbrel.wire import from_base64, to_json
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _TIMEOUT: Final = httpx2.Timeout(600.0, connect=5.0)
-_ERRORS: Final = {401: Unauthorized, 503: Unavailable}
+_KINDS: Final = (
+    InvalidRequest, TooLong, TooLarge, ModelNotFound, UnsupportedMediaType, Unauthorized, Unavailable, ComputeError, NonFinite
+)  # fmt: skip
+_BY_CODE: Final[Mapping[str | None, type[WhimbrelError]]] = {kind.code: kind for kind in _KINDS}
 
 
 class _Row(msgspec.Struct):
@@ -48,18 +63,17 @@ class Client:
         texts: str | Iterable[str],
         *,
         prompt: str | None = None,
-        prompt_name: str | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate: Truncate | bool | None = None,
     ) -> Float32Array:
         """Vectors of `texts`: float32, (N, D), or (D,) for a single string. At most 2,048 texts.
 
-        prompt_name is the name of one of the model's prompts, prompt a text to put before each input; the rest as in
-        Engine.embed.
+        prompt is the name of one of the model's prompts or, with a space or a colon in it, a text to put before each input;
+        the rest as in Engine.embed.
         """
-        options: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "dimensions": dimensions}
-        body = _body(self._model, texts, options | {"normalize": normalize, "truncate": truncate})
+        options = {"dimensions": dimensions, "normalize": normalize, "truncate": truncate}
+        body = _body(self._model, texts, prompt, options)
         try:
             response = self._http.post("/v1/embeddings", content=body)
         except httpx2.TransportError as error:
@@ -91,14 +105,13 @@ class AsyncClient:
         texts: str | Iterable[str],
         *,
         prompt: str | None = None,
-        prompt_name: str | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate: Truncate | bool | None = None,
     ) -> Float32Array:
         """As Client.embed."""
-        options: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "dimensions": dimensions}
-        body = _body(self._model, texts, options | {"normalize": normalize, "truncate": truncate})
+        options = {"dimensions": dimensions, "normalize": normalize, "truncate": truncate}
+        body = _body(self._model, texts, prompt, options)
         try:
             response = await self._http.post("/v1/embeddings", content=body)
         except httpx2.TransportError as error:
@@ -121,17 +134,24 @@ def _headers(api_key: str | None) -> dict[str, str]:
     return headers | {"authorization": f"Bearer {api_key}"} if api_key else headers
 
 
-def _body(model: str | None, texts: str | Iterable[str], options: dict[str, Any]) -> bytes:
+def _body(model: str | None, texts: str | Iterable[str], prompt: str | None, options: dict[str, Any]) -> bytes:
+    name, text = read_prompt(prompt)
     sent = {"input": texts if isinstance(texts, str) else list(texts), "encoding_format": "base64", "model": model}
-    return to_json({key: value for key, value in (sent | options).items() if value is not None})
+    sent |= {"prompt_name": name, "prompt": text}
+    try:
+        return to_json({key: value for key, value in (sent | options).items() if value is not None})
+    except TypeError as error:
+        raise InvalidRequest(f"this cannot be sent as JSON: {error}.", param="input") from None
 
 
 def _vectors(response: httpx2.Response, *, single: bool) -> Float32Array:
     if response.status_code != 200:
         raise _error(response)
-    rows = msgspec.json.decode(response.content, type=_Answer).data
-    rows.sort(key=lambda row: row.index)
-    vectors = from_base64([row.embedding for row in rows])
+    try:
+        rows = msgspec.json.decode(response.content, type=_Answer).data
+        vectors = from_base64([row.embedding for row in sorted(rows, key=lambda row: row.index)])
+    except ValueError as error:
+        raise WhimbrelError(f"the server's answer cannot be read: {error}") from None
     return vectors[0] if single else vectors
 
 
@@ -140,15 +160,16 @@ def _error(response: httpx2.Response) -> WhimbrelError:
     try:
         detail = msgspec.json.decode(response.content, type=ErrorResponse).error
     except msgspec.MsgspecError:
-        return _with_status(WhimbrelError(f"the server answered {status}: {response.text[:200]}"), status, None)
+        return _with_status(WhimbrelError(f"the server answered {status}: {response.text[:200]}"), status, None, None)
     if status == 429:
         return Overloaded(detail.message, retry_after=float(response.headers.get("retry-after") or 1))
-    kind = _ERRORS.get(status) or (InvalidRequest if status < 500 else WhimbrelError)
-    return _with_status(kind(detail.message, param=detail.param), status, detail.code)
+    kind = _BY_CODE.get(detail.code) or (InvalidRequest if status < 500 else WhimbrelError)
+    return _with_status(kind(detail.message), status, detail.param, detail.code)
 
 
-def _with_status(error: WhimbrelError, status: int, code: str | None) -> WhimbrelError:
-    error.status, error.code = status, code or error.code
+def _with_status(error: WhimbrelError, status: int, param: str | None, code: str | None) -> WhimbrelError:
+    """The message of the server has the path of the fault in it already."""
+    error.status, error.param, error.code = status, param, code or error.code
     return error
 
 

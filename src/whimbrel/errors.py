@@ -31,9 +31,10 @@ class WhimbrelError(Exception):
     """What a client should do with the same request again; None: as its status suggests."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(f"{param}: {message}" if param else message)
         self.message = message
         self.param = param
+        """The path of the fault in the request, e.g. "input[3]"."""
 
 
 class InvalidRequest(WhimbrelError, ValueError):

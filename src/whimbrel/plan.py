@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypedDict
 
 from whimbrel.card import Card
 from whimbrel.errors import SetupError
@@ -34,16 +34,33 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user said about running a model."""
+    """What the user said about running a model. None and "auto": as it suits the checkpoint and the machine."""
 
     device: str = "auto"
     dtype: str = "auto"
     max_length: int | None = None
+    """Tokens per text, up to the model's positions."""
     max_batch_tokens: int | None = None
     max_queue_tokens: int | None = None
+    """Tokens that may wait before requests are refused; None: any number."""
     max_request_tokens: int | None = None
+    """Tokens of one request; None: any number."""
     matryoshka: bool = False
+    """Allow `dimensions` though the checkpoint does not say that its vectors may be cut."""
     served_name: str | None = None
+
+
+class EngineOptions(TypedDict, total=False):
+    """The fields of Options, as keyword arguments."""
+
+    device: str
+    dtype: str
+    max_length: int | None
+    max_batch_tokens: int | None
+    max_queue_tokens: int | None
+    max_request_tokens: int | None
+    matryoshka: bool
+    served_name: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +143,5 @@ def _limit(name: str, wanted: int | None) -> int:
     if wanted is None:
         return sys.maxsize
     if wanted < 1:
-        raise SetupError(f"{name} is {wanted:,}.", hint=f"--{name.replace('_', '-')} takes 1 or more")
+        raise SetupError(f"{name} is {wanted:,}.", hint="it takes 1 or more")
     return wanted

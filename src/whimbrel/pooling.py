@@ -15,7 +15,7 @@ from torch import Tensor
 
 from whimbrel.card import Card, Dense, Head, LayerNorm, PoolingMode
 from whimbrel.models.weights import Weights
-from whimbrel.ops.linear import ACTIVATIONS, Linear, round_rows
+from whimbrel.ops.linear import Linear, round_rows
 from whimbrel.ops.norms import layer_norm
 from whimbrel.ops.ragged import cut, normalize, segment_reduce
 
@@ -91,19 +91,20 @@ def _load_head(folder: Path, head: Head, device: torch.device) -> Callable[[Tens
 
 def _load_dense(folder: Path, head: Dense, device: torch.device) -> Callable[[Tensor], Tensor]:
     rows, columns = head.out_features, head.in_features
-    with Weights(folder, path=head.path) as weights:
+    with Weights(folder, path=head.path, allow_pickle=True) as weights:
         bias = weights.take("linear.bias", rows).to(device) if head.bias else None
-        linear = Linear(weights.take("linear.weight", rows, columns).to(device), bias)
-        project: Linear | None = None
-        if head.residual and rows != columns:
-            project = Linear(weights.take("residual.weight", rows, columns).to(device), None)
+        linear = Linear(weights.take("linear.weight", rows, columns).to(device), bias, head.activation)
+        project = (
+            Linear(weights.take("residual.weight", rows, columns).to(device), None)
+            if head.residual and rows != columns
+            else None
+        )
         weights.finish()
-    activation = ACTIVATIONS[head.activation]
 
     def dense(x_BI: Tensor) -> Tensor:
         num_rows = x_BI.shape[0]
         padded = torch.nn.functional.pad(x_BI, (0, 0, 0, round_rows(num_rows) - num_rows))
-        y = activation(linear(padded))
+        y = linear(padded)
         if head.residual:
             y = y + (padded if project is None else project(padded))
         return y[:num_rows]
@@ -112,7 +113,7 @@ def _load_dense(folder: Path, head: Dense, device: torch.device) -> Callable[[Te
 
 
 def _load_layer_norm(folder: Path, head: LayerNorm, device: torch.device) -> Callable[[Tensor], Tensor]:
-    with Weights(folder, path=head.path) as weights:
+    with Weights(folder, path=head.path, allow_pickle=True) as weights:
         weight, bias = (weights.take(f"norm.{part}", head.dimension).to(device) for part in ("weight", "bias"))
         weights.finish()
     return lambda x: layer_norm(x, weight, bias, 1e-5)

@@ -1,34 +1,43 @@
 """Request -> [Seq]. Knows prompts, special tokens and truncation; knows nothing of batches.
 
-Texts of a request go through the tokenizer in one call, without special tokens; these are put around the ids here, so
-that cutting never loses them and one tokenizer, never reconfigured, serves all threads.
+Texts go through the tokenizer many at a time, whole; what is too long is cut here, between the special tokens that stand
+around it, so one tokenizer, never reconfigured, serves all threads.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TypeGuard, cast
+from typing import Final, cast
 
 import numpy as np
 import tokenizers
 
 from whimbrel.card import Card
-from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
+from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
+from whimbrel.json_file import JsonFile
+from whimbrel.plan import Plan
+from whimbrel.tokenizer_file import read_as_class
 from whimbrel.types import Int32Array, Int64Array, Request, Seq, Truncate
 
-_FILE = "tokenizer.json"
+_FILE: Final = "tokenizer.json"
+
+MAX_CHARACTERS: Final = 2**20
+"""Of one text, prompt included. While it is tokenised a text takes up to some 400 bytes per character; texts are handed over
+in slices of as many characters, so this bounds the memory of any request."""
+_MAX_CHARACTERS_PER_TOKEN: Final = 32
+"""A request may have so many times the characters that it may have tokens."""
 
 
 class Tokenizer:
     """The tokenizer of one checkpoint. Safe to use from many threads."""
 
-    def __init__(self, folder: Path, card: Card, max_length: int) -> None:
+    def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
         self._card = card
-        self._max_length = max_length
+        self._max_length = plan.max_length
+        self._max_request_characters = _MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
         self._tokenizer = _load(folder, card)
         vocab_size = self._tokenizer.get_vocab_size()
         if vocab_size > card.encoder.vocab_size:
@@ -37,38 +46,39 @@ class Tokenizer:
                 file=_FILE,
             )
         self._prefix, self._suffix, self._type_id = _special_tokens(self._tokenizer, card)
-        self._prompt_tokens = lru_cache(maxsize=256)(self._count_prompt_tokens)
-        if max_length <= len(self._prefix) + len(self._suffix):
-            raise CheckpointError(f"max length {max_length} leaves no room between the special tokens.", file=_FILE)
+        if self._max_length < self._least_length:
+            raise CheckpointError(f"max length {self._max_length} leaves no room between the special tokens.", file=_FILE)
 
     def encode(self, request: Request) -> list[Seq]:
-        """Tokenise all texts of a request in one call.
+        """Tokenise all texts of a request.
 
-        Raises InvalidRequest (empty, wrong type, id outside the vocabulary, unknown prompt) and TooLong.
+        Raises InvalidRequest (wrong type, no tokens, id outside the vocabulary, unknown prompt), TooLarge and TooLong.
         """
         if len(request.texts) == 0:
             return []
         max_length = self._request_max_length(request)
         truncate: Truncate = request.truncate or self._card.tokenizer.truncate
-        if _are_texts(request.texts):
-            prompt = self._prompt(request)
-            bodies = self._encode_texts(request.texts, prompt)
-            prompt_tokens = 0 if self._card.pooling.include_prompt or not prompt else self._prompt_tokens(prompt)
-        else:
-            if request.prompt or request.prompt_name:
+        prompt_tokens = 0
+        if isinstance(request.texts[0], np.ndarray):
+            if request.prompt is not None or request.prompt_name is not None:
                 raise InvalidRequest("a prompt cannot be put before token ids; send text.", param="prompt")
-            bodies = self._check_ids(cast(Sequence[Int64Array], request.texts))
-            prompt_tokens = 0
-        whole = not _are_texts(request.texts)
-        return [self._seq(body, index, prompt_tokens, max_length, truncate, whole=whole) for index, body in enumerate(bodies)]
+            rows = self._check_ids(cast(Sequence[Int64Array], request.texts))
+        else:
+            prompt = self._prompt(request)
+            rows = self._encode_texts(_check_texts(cast(Sequence[object], request.texts)), prompt)
+            prompt_tokens = 0 if self._card.pooling.include_prompt or not prompt else self._count_prompt_tokens(prompt)
+        return [self._seq(ids, index, prompt_tokens, max_length, truncate) for index, ids in enumerate(rows)]
+
+    @property
+    def _least_length(self) -> int:
+        return self._prefix.size + self._suffix.size + 1
 
     def _request_max_length(self, request: Request) -> int:
         if request.max_tokens is None:
             return self._max_length
-        least = len(self._prefix) + len(self._suffix) + 1
-        if not least <= request.max_tokens <= self._max_length:
+        if not self._least_length <= request.max_tokens <= self._max_length:
             raise InvalidRequest(
-                f"a limit of {request.max_tokens:,} tokens per text; this model takes {least} to {self._max_length:,}.",
+                f"{request.max_tokens:,} tokens per text; this model takes {self._least_length} to {self._max_length:,}.",
                 param="truncate_prompt_tokens",
             )
         return request.max_tokens
@@ -76,26 +86,41 @@ class Tokenizer:
     def _prompt(self, request: Request) -> str:
         if request.prompt is not None:
             return request.prompt
-        name = request.prompt_name or self._card.default_prompt_name
-        return self._card.prompt_text(name) if name else ""
+        name = self._card.default_prompt_name if request.prompt_name is None else request.prompt_name
+        return "" if name is None else self._card.prompt_text(name)
 
     def _encode_texts(self, texts: Sequence[str], prompt: str) -> list[Int32Array]:
-        prompted = [prompt + text for text in texts] if prompt else list(texts)
-        try:
-            encodings = self._tokenizer.encode_batch_fast(prompted, add_special_tokens=False)
-        except (TypeError, ValueError, UnicodeError) as error:
-            raise _culprit(texts, error) from None
-        return _split([encoding.ids for encoding in encodings])
+        sizes = [len(prompt) + len(text) for text in texts]
+        if (total := sum(sizes)) > self._max_request_characters:
+            raise TooLarge(
+                f"the texts have {total:,} characters, prompts included; the limit is {self._max_request_characters:,}. "
+                "Send fewer texts at once.",
+                param="input",
+            )
+        for index, size in enumerate(sizes):
+            if size > MAX_CHARACTERS:
+                raise TooLarge(
+                    f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it.",
+                    param=f"input[{index}]",
+                )
+        rows: list[Int32Array] = []
+        for part in _slices(sizes):
+            prompted = [prompt + text for text in texts[part]] if prompt else texts[part]
+            try:
+                encodings = self._tokenizer.encode_batch_fast(prompted)
+            except (TypeError, ValueError, UnicodeError) as error:
+                raise _culprit(texts, prompt, error) from None
+            rows += _split([encoding.ids for encoding in encodings])
+        return rows
 
     def _count_prompt_tokens(self, prompt: str) -> int:
-        """Sentence Transformers' count: the prompt alone, special tokens included except a closing one."""
-        return len(self._prefix) + len(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
+        """Sentence Transformers' count: the prompt alone, cut to the model's length, except a special token that closes it."""
+        return min(len(self._tokenizer.encode(prompt).ids), self._max_length) - min(1, self._suffix.size)
 
     def _check_ids(self, texts: Sequence[Int64Array]) -> list[Int32Array]:
         vocab_size = self._card.encoder.vocab_size
         for index, ids in enumerate(texts):
-            if ids.size == 0:
-                raise InvalidRequest("holds no token ids.", param=f"input[{index}]")
+            _check_row(ids, index)
             wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
             if wrong.size:
                 raise InvalidRequest(
@@ -105,43 +130,34 @@ class Tokenizer:
                 )
         return [ids.astype(np.int32) for ids in texts]
 
-    def _seq(
-        self, body: Int32Array, index: int, prompt_tokens: int, max_length: int, truncate: Truncate, *, whole: bool
-    ) -> Seq:
-        """Put the special tokens around `body`, cut between them. `whole` ids have theirs already, or want none."""
-        prefix, suffix = self._prefix, self._suffix
-        if whole:
-            if body.size <= max_length:
-                return Seq(body, index)
-            if not (_starts_with(body, prefix) and _ends_with(body, suffix)):
-                prefix = suffix = body[:0]
-            body = body[prefix.size : body.size - suffix.size]
-        room = max_length - prefix.size - suffix.size
-        if cut := body.size > room:
-            if truncate == "never":
-                total = body.size + prefix.size + suffix.size
-                raise TooLong(
-                    f'the text has {total:,} tokens; the limit is {max_length:,}. Pass truncate="right" to cut it.',
-                    param=f"input[{index}]",
-                )
-            body = body[:room] if truncate == "right" else body[body.size - room :]
-        ids = np.concatenate((prefix, body, suffix))
+    def _seq(self, ids: Int32Array, index: int, prompt_tokens: int, max_length: int, truncate: Truncate) -> Seq:
+        """Cut `ids` to the limit, keeping the special tokens around them; token ids that came without are cut as they are."""
         if ids.size == 0:
             raise InvalidRequest("the text has no tokens.", param=f"input[{index}]")
+        cut = ids.size > max_length
+        if cut and truncate == "never":
+            raise TooLong(
+                f'the text has {ids.size:,} tokens; the limit is {max_length:,}. Pass truncate="right" to cut it.',
+                param=f"input[{index}]",
+            )
+        if cut:
+            prefix, suffix = self._prefix, self._suffix
+            if not (_starts_with(ids, prefix) and _ends_with(ids, suffix)):
+                prefix = suffix = ids[:0]
+            body = ids[prefix.size : ids.size - suffix.size]
+            room = max_length - prefix.size - suffix.size
+            body = body[:room] if truncate == "right" else body[body.size - room :]
+            ids = np.concatenate((prefix, body, suffix))
         return Seq(ids, index, prompt_tokens, self._type_id, truncated=cut)
 
 
-def _are_texts(texts: Sequence[str] | Sequence[Int64Array]) -> TypeGuard[Sequence[str]]:
-    return not isinstance(texts[0], np.ndarray)
-
-
 def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:
-    """tokenizer.json without the padding and truncation that may be saved in it."""
-    text = (folder / _FILE).read_text(encoding="utf-8")
-    if card.tokenizer.normalizer is not None:
-        text = json.dumps(json.loads(text) | {"normalizer": card.tokenizer.normalizer})
+    """The checkpoint's tokenizer without the padding and truncation that may be saved in its file."""
+    file = JsonFile.read(folder / card.path, _FILE).data
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(text)
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(read_as_class(file, card.tokenizer)))
+    except CheckpointError:
+        raise
     except Exception as error:  # the binding raises bare Exception
         raise CheckpointError(f"cannot be read by tokenizers {tokenizers.__version__}: {error}.", file=_FILE) from None
     tokenizer.no_padding()
@@ -150,26 +166,44 @@ def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:
 
 
 def _special_tokens(tokenizer: tokenizers.Tokenizer, card: Card) -> tuple[Int32Array, Int32Array, int]:
-    """What the post-processor puts before and after a text, found by looking, and checked on a second text."""
-    for probe in ("a", "the quick brown fox"):
-        bare = tokenizer.encode(probe, add_special_tokens=False).ids
-        encoding = tokenizer.encode(probe)
-        full = encoding.ids
-        start = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), None)
-        if not bare or start is None:
-            raise CheckpointError("does not simply put special tokens around a text.", file=_FILE, key="post_processor")
-        prefix, suffix = full[:start], full[start + len(bare) :]
-        type_ids = set(encoding.type_ids) if card.encoder.type_vocab_size > 1 else {0}
-        if len(type_ids) != 1 or (type_id := type_ids.pop()) >= card.encoder.type_vocab_size:
-            raise CheckpointError("gives one text several token types.", file=_FILE, key="post_processor")
+    """What the post-processor puts before and after a text, and its token type: the same for every text, or refused."""
+    found = {_around(tokenizer, probe) for probe in ("a", "the quick brown fox")}
+    if len(found) != 1:
+        raise CheckpointError("does not put the same tokens around every text.", file=_FILE, key="post_processor")
+    prefix, suffix, type_ids = found.pop()
+    type_id = max(type_ids) if card.encoder.type_vocab_size > 1 else 0
+    if card.encoder.type_vocab_size > 1 and (len(set(type_ids)) != 1 or type_id >= card.encoder.type_vocab_size):
+        raise CheckpointError(f"gives one text the token types {sorted(type_ids)}.", file=_FILE, key="post_processor")
     return np.array(prefix, np.int32), np.array(suffix, np.int32), type_id
+
+
+def _around(tokenizer: tokenizers.Tokenizer, text: str) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[int]]:
+    bare = tokenizer.encode(text, add_special_tokens=False).ids
+    encoding = tokenizer.encode(text)
+    full = encoding.ids
+    start = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), None)
+    if not bare or start is None:
+        raise CheckpointError("does not simply put special tokens around a text.", file=_FILE, key="post_processor")
+    return tuple(full[:start]), tuple(full[start + len(bare) :]), frozenset(encoding.type_ids)
+
+
+def _slices(sizes: Sequence[int]) -> Iterator[slice]:
+    """Neighbouring texts of together at most MAX_CHARACTERS."""
+    start = total = 0
+    for index, size in enumerate(sizes):
+        if total + size > MAX_CHARACTERS and index > start:
+            yield slice(start, index)
+            start, total = index, 0
+        total += size
+    yield slice(start, len(sizes))
 
 
 def _split(lists: list[list[int]]) -> list[Int32Array]:
     """Lists of ids -> views of one flat array."""
     sizes = np.fromiter(map(len, lists), np.int64, len(lists))
     flat = np.fromiter(chain.from_iterable(lists), np.int32, int(sizes.sum()))
-    return np.split(flat, np.cumsum(sizes)[:-1])
+    ends: list[int] = np.cumsum(sizes).tolist()
+    return [flat[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _starts_with(ids: Int32Array, prefix: Int32Array) -> bool:
@@ -180,12 +214,26 @@ def _ends_with(ids: Int32Array, suffix: Int32Array) -> bool:
     return np.array_equal(ids[ids.size - suffix.size :], suffix)
 
 
-def _culprit(texts: Iterable[object], error: Exception) -> InvalidRequest:
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            return InvalidRequest(f"must be a string, is {type(text).__name__}.", param=f"input[{index}]")
+def _check_row(row: object, index: int) -> None:
+    if not isinstance(row, np.ndarray):
+        raise InvalidRequest("texts and token ids cannot be mixed in one list.", param=f"input[{index}]")
+    if cast(Int64Array, row).ndim != 1 or cast(Int64Array, row).dtype.kind not in "iu":
+        raise InvalidRequest("must be a text, or an array of token ids of one dimension.", param=f"input[{index}]")
+
+
+def _check_texts(texts: Sequence[object]) -> list[str]:
+    if set(map(type, texts)) != {str}:
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=f"input[{index}]")
+    return cast(list[str], texts)
+
+
+def _culprit(texts: Sequence[str], prompt: str, error: Exception) -> InvalidRequest:
+    named = [("prompt", prompt), *((f"input[{index}]", text) for index, text in enumerate(texts))]
+    for param, text in named:
         try:
             text.encode()
         except UnicodeEncodeError:
-            return InvalidRequest("holds a lone surrogate, which is no Unicode text.", param=f"input[{index}]")
+            return InvalidRequest("holds a lone surrogate, which is no Unicode text.", param=param)
     return InvalidRequest(f"cannot be tokenised: {error}.", param="input")

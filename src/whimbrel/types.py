@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from whimbrel.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from whimbrel.card import Card
     from whimbrel.plan import Plan
@@ -22,6 +24,27 @@ Int64Array: TypeAlias = NDArray[np.int64]
 
 Truncate: TypeAlias = Literal["right", "left", "never"]
 """Which end of an over-long text is cut; "never" makes it an error."""
+
+
+def read_truncate(given: object) -> Truncate | None:
+    """What a caller may say of truncation: an end, "never" or False, and True or None for the model's own way."""
+    for word in ("right", "left", "never"):
+        if given == word:
+            return word
+    if given is None or isinstance(given, bool):
+        return "never" if given is False else None
+    raise InvalidRequest(f"{given!r} is not known; it takes right, left, never, true or false.", param="truncate")
+
+
+def read_prompt(given: object) -> tuple[str | None, str | None]:
+    """(name, text): a word is the name of a prompt; with a space or a colon in it, or empty, it is the text itself."""
+    if given is None:
+        return None, None
+    if not isinstance(given, str):
+        raise InvalidRequest(f"must be a string, is {type(given).__name__}.", param="prompt")
+    is_text = given == "" or any(character.isspace() or character == ":" for character in given)
+    return (None, given) if is_text else (given, None)
+
 
 Task: TypeAlias = Literal["embed"]
 
@@ -80,18 +103,8 @@ class Result:
     timings: Timings
 
 
-class Embedder(Protocol):
-    """Anything that answers requests: an Engine in this process, later one in another."""
-
-    @property
-    def card(self) -> Card: ...
-    @property
-    def plan(self) -> Plan: ...
-    def run(self, request: Request) -> Result: ...
-
-
 class AsyncEmbedder(Protocol):
-    """The same for asyncio. Cancelling `run` drops what has not been computed yet."""
+    """What a server serves: an engine in this process, later one in another. Cancelling `run` drops what has not run yet."""
 
     @property
     def card(self) -> Card: ...

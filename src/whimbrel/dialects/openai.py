@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.read import decode
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError
-from whimbrel.types import Request, Result, Truncate
+from whimbrel.types import Request, Result, read_truncate
 from whimbrel.wire import to_base64, to_json
 
 MAX_INPUTS: Final = 2048
@@ -122,7 +122,7 @@ def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
         prompt_name=sent.prompt_name,
         dimensions=sent.dimensions,
         normalize=sent.normalize,
-        truncate=_truncate(sent),
+        truncate=read_truncate(sent.truncate),
         max_tokens=limit,
     )
 
@@ -149,14 +149,7 @@ _ERROR_TYPES: Final = {401: "authentication_error", 429: "rate_limit_error", 503
 def write_error(error: WhimbrelError) -> bytes:
     """An error as OpenAI's clients expect it."""
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
-    message = f"{error.param}: {error.message}" if error.param else error.message
-    return msgspec.json.encode(ErrorResponse(ErrorDetail(message, kind, error.param, error.code)))
-
-
-def _truncate(sent: EmbeddingsRequest) -> Truncate | None:
-    if isinstance(sent.truncate, str):
-        return sent.truncate
-    return "never" if sent.truncate is False else None
+    return msgspec.json.encode(ErrorResponse(ErrorDetail(str(error), kind, error.param, error.code)))
 
 
 def _texts(sent: str | list[str | int | list[int]]) -> Any:

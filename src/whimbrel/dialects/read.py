@@ -22,7 +22,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 def decode(kind: type[T], body: bytes) -> T:
     """Decode `body` as `kind`. Raises InvalidRequest with the path of the fault."""
-    if not body.strip():
+    if not body or body.isspace():
         raise InvalidRequest("the body is empty; send a JSON object.")
     try:
         return _decoder(kind).decode(body)

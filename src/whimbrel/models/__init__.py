@@ -10,12 +10,10 @@ from whimbrel.card import Card
 from whimbrel.models.bert import UNUSED, Bert
 from whimbrel.models.weights import Weights
 
-__all__ = ["Bert", "Weights", "load_model"]
-
 
 def load_model(folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype, sha256: str | None = None) -> Bert:
     """Load the encoder of the checkpoint in `folder`. Raises CheckpointError naming file and tensor."""
-    with Weights(folder, prefix=card.encoder.prefix, sha256=sha256) as weights:
+    with Weights(folder, path=card.path, prefix=card.encoder.prefix, sha256=sha256) as weights:
         model = Bert(card.encoder, weights, device=device, dtype=dtype)
         weights.finish(UNUSED)
     return model

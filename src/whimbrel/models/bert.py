@@ -59,10 +59,6 @@ class Bert:
         self._norm = self._take_norm(weights, "embeddings.LayerNorm")
         self._layers = [self._take_layer(weights, f"encoder.layer.{i}.") for i in range(encoder.num_layers)]
 
-    @property
-    def width(self) -> int:
-        return self._spec.hidden_size
-
     def __call__(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, layout: Layout) -> Tensor:
         """Hidden states of the last layer, (R, D) in float32."""
         eps, num_heads = self._spec.layer_norm_eps, self._spec.num_heads

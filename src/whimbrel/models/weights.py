@@ -29,9 +29,12 @@ _INDEX = "model.safetensors.index.json"
 class Weights:
     """The tensors of one folder of a checkpoint. Use as a context manager; tensors are read when they are taken."""
 
-    def __init__(self, folder: Path, *, path: str = "", prefix: str = "", sha256: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, path: str = "", prefix: str = "", sha256: str | None = None, allow_pickle: bool = False
+    ) -> None:
         self._folder = folder / path
         self._file = f"{path}/{_SINGLE}" if path else _SINGLE
+        self._allow_pickle = allow_pickle
         self._prefix = prefix
         self._stack = ExitStack()
         self._where: dict[str, Any] = {}
@@ -79,7 +82,7 @@ class Weights:
                 handle = self._stack.enter_context(_open(path))
                 self._where |= dict.fromkeys(handle.keys(), handle)
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=str(path.name)) from None
+                raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=path.name) from None
 
     def _files(self) -> list[str]:
         if (self._folder / _SINGLE).exists():
@@ -89,16 +92,23 @@ class Weights:
         pickle = self._folder / "pytorch_model.bin"
         if not pickle.exists():
             raise CheckpointError(f"not found in {self._folder}.", file=self._file)
-        if not self._file.endswith("/" + _SINGLE):
+        if not self._allow_pickle:
             raise CheckpointError(
                 "only pickled weights are here, which can run code when loaded; save the model again as safetensors.",
                 file=pickle.name,
             )
-        try:
-            self._pickled = torch.load(pickle, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises many kinds
-            raise CheckpointError(f"cannot be read safely ({error}).", file=pickle.name) from None
+        self._pickled = _unpickle(pickle)
         return []
+
+
+def _unpickle(path: Path) -> dict[str, Tensor]:
+    try:
+        loaded: object = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds
+        raise CheckpointError(f"cannot be read safely ({error}).", file=path.name) from None
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in cast(dict[str, object], loaded).values()):
+        raise CheckpointError("holds something else than tensors by name.", file=path.name)
+    return cast(dict[str, Tensor], loaded)
 
 
 def _open(path: Path) -> Any:

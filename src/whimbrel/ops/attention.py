@@ -38,15 +38,17 @@ def attend(qkv_R3NH: Tensor, layout: Layout) -> Tensor:
 
 def _attend_runs(qkv_R3NH: Tensor, layout: Layout) -> Tensor:
     num_rows, _, num_heads, width = qkv_R3NH.shape
-    qkv = qkv_R3NH.float()
-    out_RNH = qkv.new_empty(num_rows, num_heads, width)
+    # Heads of a width that is no multiple of 4 are filled up with zeros: SDPA's bits would depend on the place in the batch.
+    filled = width + -width % 4
+    qkv = F.pad(qkv_R3NH.float(), (0, filled - width))
+    out_RNH = qkv.new_empty(num_rows, num_heads, filled)
     out_RNH[layout.num_tokens :] = 0
     for start, count, length in layout.runs:
         end = start + count * length
-        q, k, v = qkv[start:end].view(count, length, 3, num_heads, width).permute(2, 0, 3, 1, 4).unbind(0)
-        out = F.scaled_dot_product_attention(q, k, v)
-        out_RNH[start:end].view(count, length, num_heads, width).copy_(out.transpose(1, 2))
-    return out_RNH.view(num_rows, num_heads * width).to(qkv_R3NH.dtype)
+        q, k, v = qkv[start:end].view(count, length, 3, num_heads, filled).permute(2, 0, 3, 1, 4).unbind(0)
+        out = F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)
+        out_RNH[start:end].view(count, length, num_heads, filled).copy_(out.transpose(1, 2))
+    return out_RNH[..., :width].reshape(num_rows, num_heads * width).to(qkv_R3NH.dtype)
 
 
 def _attend_varlen(qkv_R3NH: Tensor, layout: Layout) -> Tensor:

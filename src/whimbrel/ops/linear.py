@@ -59,20 +59,25 @@ class Linear:
     """activation(x @ weight.T + bias) for x of (R, in): weight (out, in) and bias (out) in the dtype of x."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation = "identity") -> None:
-        self.out_features, self.in_features = weight.shape
         self._bias = bias
-        self._after = ACTIVATIONS[activation]
-        self._epilogue: tuple[str, str] | None = None
-        if prepacked_supported(weight.device):
-            self._epilogue = _EPILOGUES.get(activation)
-            self._fused = self._epilogue is not None
-            self._epilogue = self._epilogue or ("none", "")
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight, 512)
-        self._weight = weight
+        self._prepacked = prepacked_supported(weight.device)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 512) if self._prepacked else weight
+        fused = _EPILOGUES.get(activation) if self._prepacked else None
+        self._epilogue = fused or _EPILOGUES["identity"]
+        self._after = ACTIVATIONS["identity" if fused else activation]
 
     def __call__(self, x_RI: Tensor) -> Tensor:
-        if self._epilogue is None:
-            return self._after(F.linear(x_RI, self._weight, self._bias))
-        name, algorithm = self._epilogue
-        out = torch.ops.mkldnn._linear_pointwise(x_RI, self._weight, self._bias, name, [], algorithm)
-        return out if self._fused else self._after(out)
+        if self._prepacked:
+            name, algorithm = self._epilogue
+            out = torch.ops.mkldnn._linear_pointwise(x_RI, self._weight, self._bias, name, [], algorithm)
+        else:
+            out = F.linear(x_RI, self._weight, self._bias)
+        return _in_whole_blocks(self._after, out)
+
+
+def _in_whole_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
+    """activation(x), on a multiple of 32 elements: torch's vectorised loops treat what is left over with other bits."""
+    num_rows, width = x_RO.shape
+    if num_rows * width % 32 == 0:
+        return activation(x_RO)
+    return activation(F.pad(x_RO, (0, 0, 0, -num_rows % 32)))[:num_rows]

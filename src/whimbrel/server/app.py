@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 from uuid import uuid4
 
@@ -37,19 +36,13 @@ _log = logging.getLogger("whimbrel")
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 _CLIENT_LEFT: Final = 499
+_MAX_BODY_BYTES: Final = 32 * 2**20
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one request may be."""
-
-    max_body_bytes: int = 32 * 2**20
-
-
-def create_app(embedder: AsyncEmbedder, *, api_keys: Sequence[str] = (), limits: Limits | None = None) -> Starlette:
+def create_app(embedder: AsyncEmbedder, *, api_keys: Sequence[str] = ()) -> Starlette:
     """The app that serves `embedder`. With `api_keys`, every route except the health checks asks for one."""
-    server = _Server(embedder, limits or Limits())
+    server = _Server(embedder)
     posts = [HTTPRoute(route.path, server.answer(route), methods=["POST"]) for route in ROUTES]
     gets: dict[str, Handler] = {
         "/v1/models": server.models,
@@ -62,20 +55,21 @@ def create_app(embedder: AsyncEmbedder, *, api_keys: Sequence[str] = (), limits:
         "/openapi.json": server.openapi,
         "/docs": server.docs,
     }
-    return Starlette(
+    app = Starlette(
         routes=[*posts, *(HTTPRoute(path, handler, methods=["GET"]) for path, handler in gets.items())],
         middleware=[Middleware(ApiKeys, keys=api_keys)],
         exception_handlers={HTTPException: _http_error, WhimbrelError: _whimbrel_error, Exception: _bug},
         lifespan=server.lifespan,
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 class _Server:
     """The handlers, and what they share."""
 
-    def __init__(self, embedder: AsyncEmbedder, limits: Limits) -> None:
+    def __init__(self, embedder: AsyncEmbedder) -> None:
         self._embedder = embedder
-        self._limits = limits
         self._name = embedder.plan.served_name
         self._created = int(time.time())
         self._metrics = Metrics(lambda: embedder.queued_tokens)
@@ -96,6 +90,8 @@ class _Server:
                 response = _error_response(error, route.write_error)
             except ClientDisconnect:
                 response = Response(status_code=_CLIENT_LEFT)
+            except Exception as error:  # ours, not the caller's: it is logged, answered and counted
+                response = await _bug(http, error)
             self._metrics.request(route.path, response.status_code, time.perf_counter() - started)
             response.headers["x-request-id"] = _request_id(http)
             return response
@@ -103,7 +99,7 @@ class _Server:
         return handle
 
     async def _answer(self, route: Route, http: Request) -> Response:
-        body = await read_body(http, self._limits.max_body_bytes)
+        body = await read_body(http, _MAX_BODY_BYTES)
         with trace("read"):
             sent, request = route.read_request(body)
         if sent.model is not None and sent.model != self._name:

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whimbrel.dialects import openai
-from whimbrel.errors import TooLarge, Unauthorized, UnsupportedMediaType
+from whimbrel.errors import InvalidRequest, TooLarge, Unauthorized, UnsupportedMediaType
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready"})
 """Routes that need no key, so that probes can ask."""
@@ -43,7 +43,7 @@ class ApiKeys:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises UnsupportedMediaType, TooLarge (unread, if its length is announced), ClientDisconnect."""
+    """The whole body. Raises UnsupportedMediaType, TooLarge (unread, if its length is announced), InvalidRequest."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise UnsupportedMediaType(f"Content-Type is {kind or 'missing'}; send application/json.")
@@ -52,16 +52,18 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(int(announced), max_bytes)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _too_large(len(body), max_bytes)
-    return bytes(body)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > max_bytes:
+                raise _too_large(size, max_bytes)
+    except ClientDisconnect:  # or its chunks cannot be read, and it waits for an answer
+        raise InvalidRequest("the body ended early.") from None
+    return b"".join(chunks)
 
 
 def _too_large(size: int, limit: int) -> TooLarge:
     return TooLarge(f"the body has {size:,} bytes or more; the limit is {limit:,}. Split the request.")
-
-
-__all__ = ["OPEN_PATHS", "ApiKeys", "ClientDisconnect", "read_body"]

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one app. Labels come from fixed sets, so their number is bounded."""
+"""Prometheus metrics of a server process. Labels come from fixed sets, so their number is bounded."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ The page is plain HTML: no scripts, nothing fetched, so it works offline and und
 
 from __future__ import annotations
 
-from functools import lru_cache
 from html import escape
 from typing import Any, Final, TypeAlias
 
@@ -37,7 +36,6 @@ _ERRORS: Final = {
 }
 
 
-@lru_cache(maxsize=1)
 def openapi_document() -> JSON:
     """The OpenAPI 3.1 document."""
     bodies = [kind for route in ROUTES for kind in (route.request_type, route.response_type)]

@@ -17,25 +17,38 @@ from starlette.applications import Starlette
 from whimbrel.errors import SetupError
 
 
-def find_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0. Raises SetupError if it cannot be bound, before anything is loaded."""
+def find_address(host: str, port: int) -> tuple[str, int]:
+    """The address of `host`, and `port` or a free one for 0.
+
+    Raises SetupError if it cannot be bound, before anything is loaded.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except (OSError, OverflowError) as error:
-        raise SetupError(f"cannot listen on {host}:{port}: {error}.", hint="--host takes an address of this machine") from None
+    except (OSError, UnicodeError) as error:
+        raise SetupError(f"cannot listen on {host}: {error}.", hint="--host takes an address of this machine") from None
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except OSError as error:
-            hint = f"choose another: --port {port + 1}" if 1024 <= port < 65535 else "choose another --port or --host"
-            raise SetupError(f"cannot listen on {host}:{port}: {error.strerror or error}.", hint=hint) from None
-        return probe.getsockname()[1]
+            raise _cannot_listen(host, port, error) from None
+        return str(address[0]), probe.getsockname()[1]
 
 
 def run(app: Starlette, *, host: str, port: int, started: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; requests in flight are finished. `started` is called once the port answers."""
-    uvloop.run(_serve(app, host, port, started))
+    """Serve on an IP address until SIGINT or SIGTERM; requests in flight are finished. `started` is called once it answers.
+
+    Raises SetupError if the address has been taken meanwhile.
+    """
+    try:
+        uvloop.run(_serve(app, host, port, started))
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from None
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> SetupError:
+    hint = f"choose another: --port {port + 1}" if 1024 <= port < 65535 else "choose another --port or --host"
+    return SetupError(f"cannot listen on {host}:{port}: {error.strerror or error}.", hint=hint)
 
 
 async def _serve(app: Starlette, host: str, port: int, started: Callable[[], None]) -> None:
@@ -55,7 +68,8 @@ async def _serve(app: Starlette, host: str, port: int, started: Callable[[], Non
         loop.add_signal_handler(name, server.stop)
     running = asyncio.ensure_future(server.serve())
     await _wait_until_open(host, port, running)
-    started()
+    if not running.done():
+        started()
     await running
 
 

@@ -1,0 +1,473 @@
+"""Checkpoint files -> Card.
+
+Reads both layouts of Sentence Transformers (up to 5.3, and 5.4 and later). Every key must be known: it is used, or it is
+known not to change a vector, or it must have the one value that is supported. Anything else raises `CheckpointError` with
+file and key. Knows nothing of devices, options or weights' values.
+
+Sources of the formats: sentence_transformers/base/modules/transformer.py, .../modules/pooling.py, .../dense.py (6.2) and
+transformers' configuration and tokenizer classes (5.x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, cast
+
+from whimbrel.card import (
+    POOLING_MODES,
+    Activation,
+    Card,
+    Dense,
+    Encoder,
+    Head,
+    LayerNorm,
+    Normalize,
+    Pooling,
+    PoolingMode,
+    TokenizerCard,
+    TokenizerClass,
+)
+from whimbrel.errors import CheckpointError
+from whimbrel.json_file import JsonFile, read_json
+
+JSON: TypeAlias = dict[str, Any]
+
+# Keys of config.json that never change a vector: training, generation, bookkeeping.
+_INERT_CONFIG: Final = frozenset(
+    """
+    _attn_implementation _commit_hash _name_or_path _num_labels architectures attention_probs_dropout_prob
+    attn_implementation bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward classifier_dropout
+    cross_attention_hidden_size decoder_start_token_id directionality diversity_penalty do_sample dtype early_stopping
+    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
+    forced_eos_token_id gradient_checkpointing hidden_dropout_prob id2label initializer_range label2id language
+    length_penalty max_length min_length model_type name no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_past output_scores pooler_fc_size
+    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type prefix problem_type
+    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id summary_activation
+    summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens
+    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings tokenizer_class top_k
+    top_p torch_dtype torchscript transformers.js_config transformers_version typical_p use_bfloat16 use_cache
+    use_return_dict xla_device
+""".split()
+)
+
+# Keys of config.json that would change a vector, with the only values that are supported.
+_FIXED_CONFIG: Final[Mapping[str, tuple[object, ...]]] = {
+    "position_embedding_type": ("absolute", None),
+    "is_decoder": (False, None),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "pruned_heads": ({}, None),
+    "add_pooling_layer": (True, False, None),
+}
+
+_USED_CONFIG: Final = frozenset(
+    """
+    hidden_act hidden_size intermediate_size is_matryoshka layer_norm_eps matryoshka_dimensions max_position_embeddings
+    num_attention_heads num_hidden_layers pad_token_id type_vocab_size vocab_size
+""".split()
+)
+
+_ACTIVATIONS: Final[Mapping[str, Activation]] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+
+# architecture -> (model_type, prefix of the encoder's weights, positions start after the padding id)
+_ARCHITECTURES: Final[Mapping[str, tuple[str, str, bool]]] = {
+    "BertModel": ("bert", "bert.", False),
+    "BertForMaskedLM": ("bert", "bert.", False),
+    "BertForPreTraining": ("bert", "bert.", False),
+    "RobertaModel": ("roberta", "roberta.", True),
+    "RobertaForMaskedLM": ("roberta", "roberta.", True),
+    "XLMRobertaModel": ("xlm-roberta", "roberta.", True),
+    "XLMRobertaForMaskedLM": ("xlm-roberta", "roberta.", True),
+}
+
+_DENSE_ACTIVATIONS: Final[Mapping[str, Activation]] = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.SiLU": "silu",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}
+
+_LEGACY_POOLING: Final[Mapping[str, PoolingMode]] = {  # in the order in which the modes are concatenated
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+_MODULES: Final[Mapping[str, str]] = {
+    "sentence_transformers.models.Transformer": "Transformer",
+    "sentence_transformers.models.Pooling": "Pooling",
+    "sentence_transformers.models.Dense": "Dense",
+    "sentence_transformers.models.LayerNorm": "LayerNorm",
+    "sentence_transformers.models.Normalize": "Normalize",
+    "sentence_transformers.models.Dropout": "Dropout",
+    "sentence_transformers.base.modules.transformer.Transformer": "Transformer",
+    "sentence_transformers.base.modules.dense.Dense": "Dense",
+    "sentence_transformers.base.modules.normalize.Normalize": "Normalize",
+    "sentence_transformers.sentence_transformer.modules.pooling.Pooling": "Pooling",
+    "sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm": "LayerNorm",
+    "sentence_transformers.sentence_transformer.modules.normalize.Normalize": "Normalize",
+    "sentence_transformers.sentence_transformer.modules.dropout.Dropout": "Dropout",
+}
+
+_TRANSFORMER_FILES: Final = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+
+_TEXT_ONLY: Final = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+_NOTHING: Final[tuple[object, ...]] = ({}, None)
+_FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
+    "transformer_task": ("feature-extraction", None),
+    "modality_config": (_TEXT_ONLY, None),
+    "module_output_name": ("token_embeddings", None),
+    "processing_kwargs": _NOTHING,
+    "model_args": _NOTHING,
+    "config_args": _NOTHING,
+    "tokenizer_args": _NOTHING,
+    "model_kwargs": _NOTHING,
+    "processor_kwargs": _NOTHING,
+    "config_kwargs": _NOTHING,
+    "query_length": (None,),
+    "document_length": (None,),
+    "query_expansion": (None,),
+}
+
+# Keys of tokenizer_config.json that do not change the ids of a single text.
+_INERT_TOKENIZER: Final = frozenset(
+    """
+    add_bos_token add_eos_token additional_special_tokens backend chat_template clean_up_tokenization_spaces
+    do_basic_tokenize errors extra_special_tokens from_slow full_tokenizer_file is_local legacy local_files_only max_len
+    max_length model_input_names model_specific_special_tokens name_or_path never_split pad_to_multiple_of
+    pad_token_type_id padding_side processor_class return_special_tokens_mask sp_model_kwargs special_tokens_map_file
+    stride tokenizer_file tokenizer_type trim_offsets truncation truncation_strategy use_fast vocab_file vocab_size
+""".split()
+)
+_USED_TOKENIZER: Final = frozenset(
+    """
+    add_prefix_space added_tokens_decoder do_lower_case model_max_length split_special_tokens strip_accents
+    tokenize_chinese_chars tokenizer_class truncation_side
+""".split()
+)
+_SPECIAL_TOKENS: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+_TOKENIZER_CLASSES: Final[Mapping[str, TokenizerClass]] = {
+    "BertTokenizer": "BertTokenizer",
+    "BertTokenizerFast": "BertTokenizer",
+    "RobertaTokenizer": "RobertaTokenizer",
+    "RobertaTokenizerFast": "RobertaTokenizer",
+    "XLMRobertaTokenizer": "XLMRobertaTokenizer",
+    "XLMRobertaTokenizerFast": "XLMRobertaTokenizer",
+    "PreTrainedTokenizerFast": "tokenizer.json",
+    "PreTrainedTokenizer": "tokenizer.json",
+    "TokenizersBackend": "tokenizer.json",
+}
+_CLASS_OF_MODEL_TYPE: Final = {"bert": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
+
+
+def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) -> Card:
+    """Read the card of the checkpoint in `folder`. `name` is what the model is called.
+
+    `pooling` is what the user says of a checkpoint without modules.json, whose pooling is not written anywhere.
+    Raises CheckpointError for anything missing, malformed or not supported.
+    """
+    if not (folder / "modules.json").exists() and not (folder / "config.json").exists():
+        raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
+    rows = _module_rows(folder, pooling)
+    path = rows[0][1]
+    root = folder / path
+    config = JsonFile.read(root, "config.json")
+    encoder = _encoder(config)
+    pipeline = _pipeline(folder, rows[1:], encoder.hidden_size, pooling)
+    transformer = _transformer(root)
+    tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
+    sentence = _sentence_transformers(folder)
+    widths = _matryoshka_dimensions(config, pipeline.dimension)
+    return Card(
+        name=name,
+        task="embed",
+        path=path,
+        encoder=encoder,
+        pooling=pipeline.pooling,
+        head=pipeline.head,
+        normalize=pipeline.normalize,
+        dimension=pipeline.dimension,
+        max_length=_max_length(encoder, transformer, tokenizer),
+        tokenizer=_tokenizer(root, config, tokenizer, lowercase=transformer.get("do_lower_case", bool, False)),
+        prompts=sentence.get("prompts", dict, {}),
+        default_prompt_name=sentence.data.get("default_prompt_name"),
+        matryoshka=config.get("is_matryoshka", bool, False) or bool(widths),
+        matryoshka_dimensions=widths,
+        similarity=sentence.data.get("similarity_fn_name"),
+    )
+
+
+def _encoder(config: JsonFile) -> Encoder:
+    architectures = cast(list[object], config.get("architectures", list))
+    if len(architectures) != 1:
+        raise config.error(f"must name one architecture, is {architectures!r}.", "architectures")
+    architecture = str(architectures[0])
+    model_type, prefix, after_padding = config.lookup("architectures", architecture, _ARCHITECTURES)
+    config.get("model_type", str)
+    config.refuse_other({"model_type": (model_type,)})
+    config.refuse_unknown(_USED_CONFIG, _FIXED_CONFIG, _INERT_CONFIG)
+    config.refuse_other(_FIXED_CONFIG)
+    hidden_size, num_heads = config.positive("hidden_size"), config.positive("num_attention_heads")
+    if hidden_size % num_heads:
+        raise config.error(f"{num_heads} does not divide hidden_size {hidden_size}.", "num_attention_heads")
+    vocab_size = config.positive("vocab_size")
+    pad_id = config.get("pad_token_id", int) if after_padding else config.get("pad_token_id", int, 0)
+    if not 0 <= pad_id < vocab_size:
+        raise config.error(f"{pad_id} is outside the vocabulary of {vocab_size}.", "pad_token_id")
+    offset = pad_id + 1 if after_padding else 0
+    max_positions = config.positive("max_position_embeddings") - offset
+    if max_positions <= 0:
+        raise config.error(f"leaves no position after pad_token_id {pad_id}.", "max_position_embeddings")
+    return Encoder(
+        architecture=architecture,
+        prefix=prefix,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=config.positive("intermediate_size"),
+        num_layers=config.positive("num_hidden_layers"),
+        num_heads=num_heads,
+        max_positions=max_positions,
+        position_offset=offset,
+        pad_id=pad_id,
+        type_vocab_size=config.positive("type_vocab_size", 2),
+        layer_norm_eps=config.get("layer_norm_eps", float, 1e-12),
+        activation=config.choice("hidden_act", _ACTIVATIONS, "gelu"),
+    )
+
+
+def _matryoshka_dimensions(config: JsonFile, dimension: int) -> tuple[int, ...]:
+    widths: list[object] = config.get("matryoshka_dimensions", list, [])
+    for width in widths:
+        if type(width) is not int or not 1 <= width <= dimension:
+            raise config.error(f"{width!r} is no width from 1 to {dimension}.", "matryoshka_dimensions")
+    return tuple(cast(list[int], widths))
+
+
+@dataclass(slots=True)
+class _Pipeline:
+    """modules.json while it is being read."""
+
+    dimension: int
+    pooling: Pooling
+    head: tuple[Head, ...] = ()
+    normalize: bool = False
+
+
+def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, str]]:
+    """(kind, path) of each module that does something when a model is used: a Transformer, a Pooling, heads."""
+    file = "modules.json"
+    if not (folder / file).exists():
+        if pooling is None:
+            raise CheckpointError(
+                "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean).", file=file
+            )
+        return [("Transformer", "")]
+    if pooling is not None:
+        raise CheckpointError("says how tokens are pooled; leave out --pooling.", file=file)
+    values = read_json(folder, file)
+    if not isinstance(values, list):
+        raise CheckpointError("must be a list of objects.", file=file)
+    rows = [_module_row(JsonFile(file, value)) for value in cast(list[object], values)]
+    rows = [row for row in rows if row[0] != "Dropout"]
+    kinds = [kind for kind, _ in rows]
+    if kinds[:2] != ["Transformer", "Pooling"] or "Transformer" in kinds[1:] or "Pooling" in kinds[2:]:
+        raise CheckpointError(f"must begin with one Transformer and one Pooling, is {kinds}.", file=file)
+    return rows
+
+
+def _module_row(row: JsonFile) -> tuple[str, str]:
+    row.refuse_unknown({"idx", "name", "path", "type", "kwargs"})
+    row.refuse_other({"kwargs": ([], {}, None)})
+    path = row.get("path", str)
+    if path.startswith(("/", "\\")) or ".." in Path(path).parts:
+        raise row.error(f"{path!r} leads out of the checkpoint's folder.", "path")
+    return row.choice("type", _MODULES), path
+
+
+def _pipeline(folder: Path, rows: list[tuple[str, str]], hidden_size: int, pooling: PoolingMode | None) -> _Pipeline:
+    """What comes after the Transformer."""
+    if pooling is not None:
+        return _Pipeline(hidden_size, Pooling((pooling,), include_prompt=True))
+    pipeline = _pooling(JsonFile.read(folder, f"{rows[0][1]}/config.json"), hidden_size)
+    head = list[Head]()
+    for kind, path in rows[1:]:
+        head.append(_HEADS[kind](folder, path, pipeline.dimension))
+        if isinstance(head[-1], Dense):
+            pipeline.dimension = head[-1].out_features
+    while head and isinstance(head[-1], Normalize):
+        pipeline.normalize = True
+        head.pop()
+    pipeline.head = tuple(head)
+    return pipeline
+
+
+def _pooling(config: JsonFile, hidden_size: int) -> _Pipeline:
+    sizes = {"word_embedding_dimension", "embedding_dimension"}
+    config.refuse_unknown(sizes, {"pooling_mode", "include_prompt"}, _LEGACY_POOLING)
+    size_key = "embedding_dimension" if "embedding_dimension" in config.data else "word_embedding_dimension"
+    if (size := config.positive(size_key)) != hidden_size:
+        raise config.error(f"{size} is not the model's hidden_size {hidden_size}.", size_key)
+    if "pooling_mode" in config.data:
+        given = config.data["pooling_mode"]
+        table: Mapping[str, PoolingMode] = {mode: mode for mode in POOLING_MODES}
+        names = cast(list[object], given) if isinstance(given, list) else [given]
+        modes: tuple[PoolingMode, ...] = tuple(config.lookup("pooling_mode", name, table) for name in names)
+    else:
+        modes = tuple(mode for key, mode in _LEGACY_POOLING.items() if config.get(key, bool, False))
+    if not modes:
+        raise config.error("names no pooling mode.", "pooling_mode")
+    return _Pipeline(len(modes) * size, Pooling(modes, config.get("include_prompt", bool, True)))
+
+
+def _dense(folder: Path, path: str, size: int) -> Dense:
+    config = JsonFile.read(folder, f"{path}/config.json")
+    config.refuse_unknown({"in_features", "out_features", "bias", "activation_function", "use_residual"}, _SENTENCE_LEVEL)
+    config.refuse_other(_SENTENCE_LEVEL)
+    if (in_features := config.positive("in_features")) != size:
+        raise config.error(f"{in_features} is not the width {size} of what comes before.", "in_features")
+    return Dense(
+        path=path,
+        in_features=in_features,
+        out_features=config.positive("out_features"),
+        bias=config.get("bias", bool, True),
+        activation=config.choice("activation_function", _DENSE_ACTIVATIONS, "torch.nn.modules.activation.Tanh"),
+        residual=config.get("use_residual", bool, False),
+    )
+
+
+def _layer_norm(folder: Path, path: str, size: int) -> LayerNorm:
+    config = JsonFile.read(folder, f"{path}/config.json")
+    config.refuse_unknown({"dimension"})
+    if (dimension := config.positive("dimension")) != size:
+        raise config.error(f"{dimension} is not the width {size} of what comes before.", "dimension")
+    return LayerNorm(path, dimension)
+
+
+def _normalize(folder: Path, path: str, _: int) -> Normalize:
+    config = JsonFile.read_optional(folder, f"{path}/config.json")
+    config.refuse_unknown(_SENTENCE_LEVEL)
+    config.refuse_other(_SENTENCE_LEVEL)
+    return Normalize()
+
+
+_SENTENCE_LEVEL: Final[Mapping[str, tuple[object, ...]]] = {
+    "module_input_name": ("sentence_embedding", None),
+    "module_output_name": ("sentence_embedding", None),
+}
+
+_HEADS: Final[Mapping[str, Callable[[Path, str, int], Head]]] = {
+    "Dense": _dense,
+    "LayerNorm": _layer_norm,
+    "Normalize": _normalize,
+}
+
+
+def _transformer(folder: Path) -> JsonFile:
+    file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
+    config = JsonFile.read_optional(folder, file)
+    config.refuse_unknown(_FIXED_TRANSFORMER, {"max_seq_length", "do_lower_case", "unpad_inputs"})
+    config.refuse_other(_FIXED_TRANSFORMER)
+    return config
+
+
+def _sentence_transformers(folder: Path) -> JsonFile:
+    config = JsonFile.read_optional(folder, "config_sentence_transformers.json")
+    used = {"prompts", "default_prompt_name", "similarity_fn_name"}
+    config.refuse_unknown(used, {"__version__", "model_type", "requirements", "truncate_dim"})
+    config.refuse_other({"model_type": ("SentenceTransformer", None), "truncate_dim": (None,)})
+    prompts: dict[str, object] = config.get("prompts", dict, {})
+    for name, text in prompts.items():
+        if not isinstance(text, str):
+            raise config.error(f"prompt {name!r} must be a string, is {text!r}.", "prompts")
+    default = config.get("default_prompt_name", str, "")
+    if default and default not in prompts:
+        raise config.error(f"{default!r} is not among the prompts {list(prompts)}.", "default_prompt_name")
+    config.refuse_other({"similarity_fn_name": ("cosine", "dot", "euclidean", "manhattan", None)})
+    return config
+
+
+def _max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile) -> int:
+    """Sentence Transformers' rule, and never more than there are positions for."""
+    if transformer.data.get("max_seq_length") is not None:
+        stated = transformer.positive("max_seq_length")
+    else:
+        stated = tokenizer.get("model_max_length", float, float(encoder.max_positions))
+    if stated < 1:
+        raise tokenizer.error(f"must be positive, is {stated}.", "model_max_length")
+    return int(min(stated, encoder.max_positions))
+
+
+def _tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowercase: bool) -> TokenizerCard:
+    tokenizer.refuse_unknown(_USED_TOKENIZER, _INERT_TOKENIZER, {f"{role}_token" for role in _SPECIAL_TOKENS})
+    tokenizer.refuse_other({"split_special_tokens": (False, None)})
+    owner = tokenizer if tokenizer.data.get("tokenizer_class") is not None else config
+    truncation = cast(JSON, JsonFile.read(root, "tokenizer.json").data.get("truncation") or {})
+    sides: Mapping[str, Literal["right", "left"]] = {"right": "right", "left": "left"}
+    added = tokenizer.data.get("added_tokens_decoder")
+    return TokenizerCard(
+        tokenizer_class=owner.choice("tokenizer_class", _TOKENIZER_CLASSES, _CLASS_OF_MODEL_TYPE[config.data["model_type"]]),
+        truncate=tokenizer.choice("truncation_side", sides, str(truncation.get("direction", "right")).lower()),
+        lowercase=lowercase,
+        do_lower_case=tokenizer.get("do_lower_case", bool, True),
+        strip_accents=tokenizer.get("strip_accents", bool) if tokenizer.data.get("strip_accents") is not None else None,
+        tokenize_chinese_chars=tokenizer.get("tokenize_chinese_chars", bool, True),
+        add_prefix_space=tokenizer.get("add_prefix_space", bool)
+        if tokenizer.data.get("add_prefix_space") is not None
+        else None,
+        special_tokens=_special_tokens(root, tokenizer, legacy=added is None),
+        added_tokens=None if added is None else _added_tokens(tokenizer),
+    )
+
+
+def _special_tokens(root: Path, tokenizer: JsonFile, *, legacy: bool) -> Mapping[str, str]:
+    """tokenizer_config.json's, overruled by special_tokens_map.json in checkpoints that do not list their added tokens."""
+    stated = dict(tokenizer.data)
+    if legacy:
+        stated |= JsonFile.read_optional(root, "special_tokens_map.json").data
+    found: dict[str, str] = {}
+    for role in _SPECIAL_TOKENS:
+        token: Any = stated.get(f"{role}_token")
+        content = cast(JSON, token).get("content") if isinstance(token, dict) else token
+        if content is not None and not isinstance(content, str):
+            raise tokenizer.error(f"must be a string, is {token!r}.", f"{role}_token")
+        if content is not None:
+            found[role] = content
+    return found
+
+
+def _added_tokens(tokenizer: JsonFile) -> tuple[Mapping[str, Any], ...]:
+    key = "added_tokens_decoder"
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+    tokens: list[Mapping[str, Any]] = []
+    for number, fields in cast(JSON, tokenizer.get(key, dict)).items():
+        if not number.isdigit() or not isinstance(fields, dict) or not isinstance(cast(JSON, fields).get("content"), str):
+            raise tokenizer.error(f"{number}: {fields!r} is no added token.", key)
+        tokens.append({"id": int(number), **flags, **cast(JSON, fields)})
+    return tuple(tokens)

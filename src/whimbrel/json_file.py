@@ -1,0 +1,100 @@
+"""A JSON file of a checkpoint, read key by key; every fault is a CheckpointError with file and key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from whimbrel.errors import CheckpointError
+
+T = TypeVar("T")
+
+_REQUIRED: Final[Any] = object()
+
+
+def read_json(folder: Path, file: str) -> object:
+    """The value in a JSON file. Raises CheckpointError if it is missing or no JSON."""
+    try:
+        return json.loads((folder / file).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file=file) from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"is not valid JSON ({error}).", file=file) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror or error}.", file=file) from None
+
+
+class JsonFile:
+    """One JSON object and the name of the file that it came from."""
+
+    def __init__(self, name: str, data: object) -> None:
+        if not isinstance(data, dict):
+            raise CheckpointError(f"must be a JSON object, is {type(data).__name__}.", file=name)
+        self.name = name
+        self.data = cast(dict[str, Any], data)
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> JsonFile:
+        return cls(name, read_json(folder, name))
+
+    @classmethod
+    def read_optional(cls, folder: Path, name: str) -> JsonFile:
+        """As `read`; a file that is not there is an empty object."""
+        return cls.read(folder, name) if (folder / name).exists() else cls(name, {})
+
+    def error(self, message: str, key: str) -> CheckpointError:
+        return CheckpointError(message, file=self.name, key=key)
+
+    def get(self, key: str, kind: type[T], default: T = _REQUIRED) -> T:
+        """The value of `key`, which must be a `kind`; a missing key or null gives `default`, if there is one."""
+        value: Any = self.data.get(key)
+        if value is None:
+            if default is _REQUIRED:
+                raise self.error("is missing.", key)
+            return default
+        if kind is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self.error(f"must be {kind.__name__}, is {_short(value)}.", key)
+        return cast(T, value)
+
+    def positive(self, key: str, default: int = _REQUIRED) -> int:
+        value = self.get(key, int, default)
+        if value <= 0:
+            raise self.error(f"must be positive, is {value}.", key)
+        return value
+
+    def choice(self, key: str, table: Mapping[str, T], default: str | None = None) -> T:
+        """What `table` says of the value of `key`."""
+        return self.lookup(key, self.data.get(key, default), table)
+
+    def lookup(self, key: str, value: object, table: Mapping[str, T]) -> T:
+        """What `table` says of `value`, which stands under `key`."""
+        if isinstance(value, str) and value in table:
+            return table[value]
+        raise self.error(f"{_short(value)} is not supported; supported: {', '.join(table)}.", key)
+
+    def refuse_unknown(self, *known: Collection[str]) -> None:
+        """Refuse keys that are in none of `known`."""
+        for key, value in self.data.items():
+            if not any(key in keys for keys in known):
+                raise self.error(f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors.", key)
+
+    def refuse_other(self, fixed: Mapping[str, tuple[object, ...]]) -> None:
+        """Refuse values other than those in `fixed`, of the keys in it."""
+        for key, allowed in fixed.items():
+            if key in self.data and not any(_same(self.data[key], value) for value in allowed):
+                wanted = " or ".join(repr(value) for value in allowed if value is not None) or "absent"
+                raise self.error(f"{_short(self.data[key])} is not supported; must be {wanted}.", key)
+
+
+def _same(value: object, allowed: object) -> bool:
+    """Equal, and not by 0 being False."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
