@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.card import read_card
+from whimbrel.card_reader import read_card
 from whimbrel.checkpoint import find_checkpoint
 from whimbrel.plan import Options, Plan, make_plan
 from whimbrel.runner import probe
@@ -78,7 +78,8 @@ def default_plan(dtype: str) -> Plan:
 def count_tokens(texts: Sequence[str]) -> int:
     """Tokens that the packaged model computes for `texts`."""
     card = read_card(FOLDER, FOLDER.name)
-    return sum(seq.ids.size for seq in Tokenizer(FOLDER, card, card.max_length).encode(Request(texts)))
+    tokenizer = Tokenizer(FOLDER, card, make_plan(Options(), card, probe()))
+    return sum(seq.ids.size for seq in tokenizer.encode(Request(texts)))
 
 
 def min_cosine(a_ND: Float32Array, b_ND: Float32Array) -> float:

@@ -10,7 +10,7 @@ Source: transformers/tokenization_utils_tokenizers.py and models/{bert,roberta,x
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from whimbrel.card import TokenizerCard, TokenizerClass
 from whimbrel.errors import CheckpointError
@@ -36,8 +36,9 @@ def read_as_class(file: JSON, card: TokenizerCard) -> JSON:
 def _vocabulary(file: JSON) -> Mapping[str, int]:
     try:
         vocab: Any = file["model"]["vocab"]
-        rows: Any = {row[0]: i for i, row in enumerate(vocab)} if type(vocab) is list else vocab
-        return {**rows, **{token["content"]: token["id"] for token in _stated_tokens(file)}}
+        is_list = isinstance(vocab, list)
+        ids: Any = {row[0]: i for i, row in enumerate(cast(list[Any], vocab))} if is_list else vocab
+        return {**ids, **{token["content"]: token["id"] for token in _stated_tokens(file)}}
     except (KeyError, TypeError, ValueError, IndexError):
         raise CheckpointError("holds no vocabulary.", file="tokenizer.json", key="model") from None
 
