@@ -28,7 +28,7 @@ def make_layout(lengths: list[int], device: str = "cpu") -> Layout:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
-@pytest.mark.parametrize("lengths", [[1], [7, 7, 7], [300, 64, 64, 33, 5, 1, 1], [17] * 40])
+@pytest.mark.parametrize("lengths", [[1], [7, 7, 7], [300, 64, 64, 33, 5, 1, 1], [17] * 40, [129, 129, 97, 96], [600, 511]])
 @pytest.mark.parametrize("width", [8, 32, 64])
 def test_attention(lengths: list[int], width: int, dtype: torch.dtype, tolerance: float, device: str) -> None:
     layout = make_layout(lengths, device)
@@ -43,7 +43,7 @@ def test_attention(lengths: list[int], width: int, dtype: torch.dtype, tolerance
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_of_a_seq_does_not_depend_on_its_batch(dtype: torch.dtype) -> None:
-    lengths = [200, 64, 64, 64, 33, 33, 12, 1]
+    lengths = [513, 511, 200, 200, 200, 112, 97, 64, 64, 64, 33, 33, 12, 1]
     layout = make_layout(lengths)
     qkv = torch.randn(layout.num_tokens, 3, 12, 32).to(dtype)
     out = attend(qkv, layout)

@@ -22,6 +22,7 @@ from whimbrel.checkpoint import Checkpoint
 from whimbrel.models import load_model
 from whimbrel.ops.attention import Layout
 from whimbrel.ops.linear import round_rows
+from whimbrel.ops.memory import keep_freed_memory
 from whimbrel.plan import Hardware, Plan
 from whimbrel.pooling import Pooling
 from whimbrel.types import Float32Array, Int32Array
@@ -65,6 +66,8 @@ class Runner:
         self._device = torch.device(plan.device)
         self._encoder = card.encoder
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        if self._copies is None:
+            keep_freed_memory()
         with torch.inference_mode():
             dtype: torch.dtype = getattr(torch, plan.dtype)
             folder = checkpoint.folder
