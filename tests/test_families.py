@@ -242,6 +242,43 @@ def test_special_tokens_of_the_map_file(tmp_path: Path) -> None:
     assert_same_as_sentence_transformers(tmp_path, TRICKY)
 
 
+EXTRA: list[dict[str, Any]] = [
+    {"extra_special_tokens": ["the", "bird"]},
+    {"additional_special_tokens": ["the", "<extra>"]},
+    {"extra_special_tokens": ["<extra>", "<more>"]},
+    {"extra_special_tokens": {"image_token": "<extra>"}},
+    {"mask_token": "<extra>"},
+]
+
+
+@pytest.mark.parametrize("config", EXTRA, ids=str)
+@pytest.mark.parametrize("spare", [True, False])
+@pytest.mark.parametrize("family", WRITERS)
+def test_special_tokens_that_tokenizer_json_does_not_list(
+    family: str, spare: bool, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """They get the next ids, if the model has rows for them."""
+    WRITERS[family](tmp_path)
+    if spare:
+        WRITERS[family](tmp_path, vocab_size=json.loads((tmp_path / "config.json").read_text())["vocab_size"] + 4)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", **config)
+    texts = ["the bird", "bird the", "a whimbrel"]
+    assert_same_as_sentence_transformers(tmp_path, [*texts, "the<extra>bird <more> x"] if spare else ["a whimbrel"])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_added_tokens_json(known: bool, tmp_path: Path) -> None:
+    write_bert(tmp_path, vocab_size=500)
+    sentence_layout(tmp_path)
+    write_json(tmp_path / "added_tokens.json", {"[MASK]": 4} if known else {"<new>": 450})
+    if known:
+        assert_same_as_sentence_transformers(tmp_path, TRICKY)
+    else:
+        with pytest.raises(CheckpointError, match=r"added_tokens\.json: <new>"):
+            Engine(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["BertJapaneseTokenizer", "my.Tokenizer", 3])
 def test_other_tokenizer_classes_are_refused(name: Any, tmp_path: Path) -> None:
     write_bert(tmp_path)

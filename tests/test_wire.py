@@ -35,7 +35,9 @@ def test_nothing_is_decoded_as_nothing() -> None:
     assert from_base64([]).shape == (0, 0)
 
 
-@pytest.mark.parametrize("rows", [["AAAA"], ["not base64!"], ["AACAPw==", "AACAP"]])
+@pytest.mark.parametrize(
+    "rows", [["AACAPwAAAEA=", "AABAQAAAgEAAAKBAAADAQA=="], ["", ""], ["AAAA"], ["not base64!"], ["AACAPw==", "AACAP"]]
+)
 def test_broken_base64_is_an_error(rows: list[str]) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  (of binascii or numpy)
         from_base64(rows)

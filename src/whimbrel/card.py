@@ -90,6 +90,10 @@ class TokenizerCard:
     add_prefix_space: bool | None
     special_tokens: Mapping[str, str]
     """Role ("cls", "sep", ...) -> token."""
+    extra_tokens: tuple[str, ...]
+    """More special tokens, without a role."""
+    legacy_tokens: tuple[str, ...]
+    """What added_tokens.json names, in checkpoints whose tokenizer_config.json does not list its added tokens."""
     added_tokens: tuple[Mapping[str, Any], ...] | None
     """What tokenizer_config.json adds, with ids and flags; None: it does not say."""
 

@@ -98,6 +98,8 @@ def serve(
 
     if api_key is not None and not api_key.strip():
         raise SetupError("the API key is empty.", hint="leave --api-key and WHIMBREL_API_KEY unset to serve without one")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise SetupError("the API key holds characters that no HTTP header can carry.", hint="use printable ASCII")
     console = _console()
     address, port = find_address(host, port)
     engine = _load(

@@ -12,7 +12,6 @@ from typing import Any, Final, Self
 import httpx2
 import msgspec
 
-from whimbrel.dialects.openai import ErrorResponse
 from whimbrel.errors import (
     ComputeError,
     InvalidRequest,
@@ -34,7 +33,8 @@ _TIMEOUT: Final = httpx2.Timeout(600.0, connect=5.0)
 _KINDS: Final = (
     InvalidRequest, TooLong, TooLarge, ModelNotFound, UnsupportedMediaType, Unauthorized, Unavailable, ComputeError, NonFinite
 )  # fmt: skip
-_BY_CODE: Final[Mapping[str | None, type[WhimbrelError]]] = {kind.code: kind for kind in _KINDS}
+_BY_CODE: Final[Mapping[str | int | None, type[WhimbrelError]]] = {kind.code: kind for kind in _KINDS}
+_BY_STATUS: Final[Mapping[int, type[WhimbrelError]]] = {401: Unauthorized, 503: Unavailable}
 
 
 class _Row(msgspec.Struct):
@@ -56,7 +56,9 @@ class Client:
         self, base_url: str = DEFAULT_URL, *, api_key: str | None = None, model: str | None = None, timeout: float | None = None
     ) -> None:
         self._model = model
-        self._http = httpx2.Client(base_url=base_url, headers=_headers(api_key), timeout=timeout or _TIMEOUT)
+        self._http = httpx2.Client(
+            base_url=base_url, headers=_headers(api_key), timeout=_TIMEOUT if timeout is None else timeout
+        )
 
     def embed(
         self,
@@ -73,12 +75,12 @@ class Client:
         the rest as in Engine.embed.
         """
         options = {"dimensions": dimensions, "normalize": normalize, "truncate": truncate}
-        body = _body(self._model, texts, prompt, options)
+        body, count = _body(self._model, texts, prompt, options)
         try:
             response = self._http.post("/v1/embeddings", content=body)
-        except httpx2.TransportError as error:
+        except (httpx2.RequestError, RuntimeError) as error:
             raise _unreachable(self._http.base_url, error) from error
-        return _vectors(response, single=isinstance(texts, str))
+        return _vectors(response, None if isinstance(texts, str) else count)
 
     def close(self) -> None:
         """Close the connections."""
@@ -98,7 +100,9 @@ class AsyncClient:
         self, base_url: str = DEFAULT_URL, *, api_key: str | None = None, model: str | None = None, timeout: float | None = None
     ) -> None:
         self._model = model
-        self._http = httpx2.AsyncClient(base_url=base_url, headers=_headers(api_key), timeout=timeout or _TIMEOUT)
+        self._http = httpx2.AsyncClient(
+            base_url=base_url, headers=_headers(api_key), timeout=_TIMEOUT if timeout is None else timeout
+        )
 
     async def embed(
         self,
@@ -111,12 +115,12 @@ class AsyncClient:
     ) -> Float32Array:
         """As Client.embed."""
         options = {"dimensions": dimensions, "normalize": normalize, "truncate": truncate}
-        body = _body(self._model, texts, prompt, options)
+        body, count = _body(self._model, texts, prompt, options)
         try:
             response = await self._http.post("/v1/embeddings", content=body)
-        except httpx2.TransportError as error:
+        except (httpx2.RequestError, RuntimeError) as error:
             raise _unreachable(self._http.base_url, error) from error
-        return _vectors(response, single=isinstance(texts, str))
+        return _vectors(response, None if isinstance(texts, str) else count)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -134,37 +138,62 @@ def _headers(api_key: str | None) -> dict[str, str]:
     return headers | {"authorization": f"Bearer {api_key}"} if api_key else headers
 
 
-def _body(model: str | None, texts: str | Iterable[str], prompt: str | None, options: dict[str, Any]) -> bytes:
+def _body(model: str | None, texts: str | Iterable[str], prompt: str | None, options: dict[str, Any]) -> tuple[bytes, int]:
+    """The body and the number of its texts."""
     name, text = read_prompt(prompt)
-    sent = {"input": texts if isinstance(texts, str) else list(texts), "encoding_format": "base64", "model": model}
-    sent |= {"prompt_name": name, "prompt": text}
     try:
-        return to_json({key: value for key, value in (sent | options).items() if value is not None})
+        listed = [texts] if isinstance(texts, str) else list(texts)
+        if isinstance(texts, bytes) or not all(isinstance(item, str) for item in listed):
+            raise TypeError("texts must be strings")
+        sent = {"input": listed, "encoding_format": "base64", "model": model, "prompt_name": name, "prompt": text}
+        body = to_json({key: value for key, value in (sent | options).items() if value is not None})
     except TypeError as error:
         raise InvalidRequest(f"this cannot be sent as JSON: {error}.", param="input") from None
+    return body, len(listed)
 
 
-def _vectors(response: httpx2.Response, *, single: bool) -> Float32Array:
+def _vectors(response: httpx2.Response, count: int | None) -> Float32Array:
+    """(count, D), or (D,) of a single text."""
     if response.status_code != 200:
         raise _error(response)
     try:
-        rows = msgspec.json.decode(response.content, type=_Answer).data
-        vectors = from_base64([row.embedding for row in sorted(rows, key=lambda row: row.index)])
+        rows = sorted(msgspec.json.decode(response.content, type=_Answer).data, key=lambda row: row.index)
+        if [row.index for row in rows] != list(range(count or 1)):
+            raise ValueError(f"{len(rows)} rows for {count or 1} texts, or their numbers are wrong")
+        vectors = from_base64([row.embedding for row in rows])
     except ValueError as error:
-        raise WhimbrelError(f"the server's answer cannot be read: {error}") from None
-    return vectors[0] if single else vectors
+        raise _with_status(WhimbrelError(f"the server's answer cannot be read: {error}"), 200, None, None) from None
+    return vectors[0] if count is None else vectors
+
+
+class _Detail(msgspec.Struct):
+    message: str = ""
+    param: str | None = None
+    code: str | int | None = None
+
+
+class _Failure(msgspec.Struct):
+    error: _Detail
 
 
 def _error(response: httpx2.Response) -> WhimbrelError:
+    """What the status and, if it can be read, the body say."""
     status = response.status_code
     try:
-        detail = msgspec.json.decode(response.content, type=ErrorResponse).error
-    except msgspec.MsgspecError:
-        return _with_status(WhimbrelError(f"the server answered {status}: {response.text[:200]}"), status, None, None)
+        detail = msgspec.json.decode(response.content, type=_Failure).error
+    except ValueError:
+        detail = _Detail()
+    message = detail.message or f"the server answered {status}: {response.text[:200]}"
     if status == 429:
-        return Overloaded(detail.message, retry_after=float(response.headers.get("retry-after") or 1))
-    kind = _BY_CODE.get(detail.code) or (InvalidRequest if status < 500 else WhimbrelError)
-    return _with_status(kind(detail.message), status, detail.param, detail.code)
+        return Overloaded(message, retry_after=_retry_after(response.headers.get("retry-after", "")))
+    fallback = _BY_STATUS.get(status) or (InvalidRequest if status < 500 else WhimbrelError)
+    kind = _BY_CODE.get(detail.code) or fallback
+    return _with_status(kind(message), status, detail.param, str(detail.code or "") or None)
+
+
+def _retry_after(header: str) -> float:
+    """Seconds; a date or nonsense counts as one."""
+    return float(header) if header.isdecimal() else 1.0
 
 
 def _with_status(error: WhimbrelError, status: int, param: str | None, code: str | None) -> WhimbrelError:
@@ -174,4 +203,5 @@ def _with_status(error: WhimbrelError, status: int, param: str | None, code: str
 
 
 def _unreachable(url: httpx2.URL, error: Exception) -> Unavailable:
-    return Unavailable(f"no answer from {url}: {error or type(error).__name__}. Is the server running?")
+    reason = str(error).rstrip(".") or type(error).__name__
+    return Unavailable(f"no answer from {url}: {reason}. Is the server running?")

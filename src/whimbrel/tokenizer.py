@@ -155,7 +155,7 @@ def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:
     """The checkpoint's tokenizer without the padding and truncation that may be saved in its file."""
     file = JsonFile.read(folder / card.path, _FILE).data
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(read_as_class(file, card.tokenizer)))
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(read_as_class(file, card.tokenizer, card.encoder.vocab_size)))
     except CheckpointError:
         raise
     except Exception as error:  # the binding raises bare Exception

@@ -20,13 +20,16 @@ JSON: TypeAlias = dict[str, Any]
 _FLAGS: Final = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
-def read_as_class(file: JSON, card: TokenizerCard) -> JSON:
-    """tokenizer.json's content with what the checkpoint's tokenizer class makes of it. Raises CheckpointError."""
+def read_as_class(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
+    """tokenizer.json's content with what the checkpoint's tokenizer class makes of it. Raises CheckpointError.
+
+    The model embeds `vocab_size` tokens; a special token that is not in the file gets an id if there is room below.
+    """
     ids = _vocabulary(file)
     built = dict(file)
     if card.tokenizer_class != "tokenizer.json":
         built |= _BUILDERS[card.tokenizer_class](file, card, ids)
-    built["added_tokens"] = _added_tokens(file, card, ids)
+    built["added_tokens"] = _added_tokens(file, card, ids, vocab_size)
     if card.lowercase and not _lowercases(built.get("normalizer")):
         steps = [{"type": "Lowercase"}, *([built["normalizer"]] if built.get("normalizer") else [])]
         built["normalizer"] = {"type": "Sequence", "normalizers": steps}
@@ -138,15 +141,21 @@ def _charsmap(normalizer: JSON | None) -> JSON | None:
     return next((step for step in steps if step.get("type") == "Precompiled"), None)
 
 
-def _added_tokens(file: JSON, card: TokenizerCard, ids: Mapping[str, int]) -> list[JSON]:
-    """The file's, overruled by those of tokenizer_config.json, and the named special tokens if they are in the vocabulary."""
+def _added_tokens(file: JSON, card: TokenizerCard, ids: Mapping[str, int], vocab_size: int) -> list[JSON]:
+    """The file's, overruled by those of tokenizer_config.json, and the special tokens that either names."""
     replaces = card.added_tokens is not None and card.tokenizer_class != "tokenizer.json"
     tokens: dict[str, JSON] = {} if replaces else {token["content"]: token for token in _stated_tokens(file)}
     for token in card.added_tokens or ():
         tokens[token["content"]] = dict(token)
-    for name in card.special_tokens.values():
-        if name in ids and name not in tokens:
-            tokens[name] = {"id": ids[name], "content": name, **_FLAGS}
+    free = max([*ids.values(), *(token["id"] for token in tokens.values())], default=-1) + 1
+    for name in (*card.special_tokens.values(), *card.extra_tokens):
+        if name in tokens or (name not in ids and free >= vocab_size):
+            continue
+        tokens[name] = {"id": ids.get(name, free), "content": name, **_FLAGS}
+        free += name not in ids
+    for name in card.legacy_tokens:
+        if name not in tokens:
+            raise CheckpointError("this token is not in tokenizer.json.", file="added_tokens.json", key=name)
     return sorted(tokens.values(), key=lambda token: token["id"])
 
 

@@ -34,5 +34,7 @@ def from_base64(rows: Sequence[str | bytes]) -> Float32Array:
     """The inverse of `to_base64`: rows of equal width -> (N, D). Raises ValueError for anything else."""
     if not rows:
         return np.empty((0, 0), np.float32)
-    joined = b"".join(pybase64.b64decode(row, validate=True) for row in rows)
-    return np.frombuffer(joined, _WIRE_FLOAT).reshape(len(rows), -1).astype(np.float32, copy=False)
+    decoded = [pybase64.b64decode(row, validate=True) for row in rows]
+    if len({len(row) for row in decoded}) != 1 or not decoded[0]:
+        raise ValueError("rows of unequal width, or empty")
+    return np.frombuffer(b"".join(decoded), _WIRE_FLOAT).reshape(len(rows), -1).astype(np.float32, copy=False)
