@@ -142,8 +142,8 @@ def _body(model: str | None, texts: str | Iterable[str], prompt: str | None, opt
     """The body and the number of its texts."""
     name, text = read_prompt(prompt)
     try:
-        listed = [texts] if isinstance(texts, str) else list(texts)
-        if isinstance(texts, bytes) or not all(isinstance(item, str) for item in listed):
+        listed = [texts] if isinstance(texts, str) else list[object](texts)
+        if not all(isinstance(item, str) for item in listed):
             raise TypeError("texts must be strings")
         sent = {"input": listed, "encoding_format": "base64", "model": model, "prompt_name": name, "prompt": text}
         body = to_json({key: value for key, value in (sent | options).items() if value is not None})
