@@ -16,6 +16,10 @@ from whimbrel import Engine
 from whimbrel.checkpoint import find_checkpoint
 
 
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
+
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The folder of the packaged all-MiniLM-L6-v2."""

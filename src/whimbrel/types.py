@@ -58,7 +58,6 @@ class Request:
     """
 
     texts: Sequence[str] | Sequence[Int64Array]
-    task: Task = "embed"
     prompt: str | None = None
     """Literal text put before each text."""
     prompt_name: str | None = None
