@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.checkpoint import find_checkpoint
-
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
