@@ -19,13 +19,12 @@ import numpy as np
 from whimbrel.card import Card, PoolingMode
 from whimbrel.card_reader import read_card
 from whimbrel.checkpoint import find_checkpoint
-from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
+from whimbrel.errors import InvalidRequest, Overloaded, Unavailable
+from whimbrel.frontend import Frontend
 from whimbrel.lanes import Job, Lanes
 from whimbrel.plan import EngineOptions, Options, Plan, make_plan
 from whimbrel.runner import Runner, probe
-from whimbrel.tokenizer import Tokenizer
-from whimbrel.trace import trace
-from whimbrel.types import Float32Array, Request, Result, Seq, Truncate, read_prompt, read_truncate
+from whimbrel.types import Float32Array, Prepared, Request, Result, Seq, Truncate, read_prompt, read_truncate
 
 Progress: TypeAlias = Callable[[str], None]
 """Called with the name of each phase of loading as it begins."""
@@ -59,7 +58,7 @@ class Engine:
         progress("reading the card")
         self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling)
         self.plan: Plan = make_plan(Options(**options), self.card, probe())
-        self._tokenizer = Tokenizer(checkpoint.folder, self.card, self.plan)
+        self._frontend = Frontend(checkpoint.folder, self.card, self.plan)
         progress("loading the weights")
         runner = Runner(checkpoint, self.card, self.plan)
         self._lanes = Lanes(runner, self.card.encoder, self.plan)
@@ -110,30 +109,14 @@ class Engine:
         `received` is when the request came (perf_counter), for its timings; by default now. Raises InvalidRequest, TooLong,
         TooLarge, Overloaded, Unavailable.
         """
-        received = perf_counter() if received is None else received
-        dimensions = self._dimensions(request)
         self._lanes.admit(self.plan.max_queue_tokens)
-        with trace("tokenize") as tokenized:
-            seqs = self._tokenizer.encode(request)
-        num_tokens = sum(seq.ids.size for seq in seqs)
-        if num_tokens > self.plan.max_request_tokens:
-            raise TooLarge(
-                f"the request has {num_tokens:,} tokens; the limit is {self.plan.max_request_tokens:,}. Send fewer texts at "
-                "once, or start the server with a larger --max-request-tokens.",
-                param="input",
-            )
-        job = Job(
-            future=Future(),
-            vectors_ND=np.empty((len(seqs), dimensions), np.float32),
-            normalize=self.card.normalize if request.normalize is None else request.normalize,
-            num_tokens=num_tokens,
-            num_truncated=sum(seq.truncated for seq in seqs),
-            submitted=received,
-            tokenize=tokenized.seconds,
-            waiting=len(seqs),
-        )
-        if seqs:
-            self._lanes.add(job, seqs, max_queue_tokens=self.plan.max_queue_tokens)
+        return self.submit_prepared(self._frontend.prepare(request, received=received))
+
+    def submit_prepared(self, prepared: Prepared) -> Future[Result]:
+        """Queue a request that is tokenised already."""
+        job = Job(Future(), prepared, np.empty((len(prepared.seqs), prepared.dimensions), np.float32))
+        if prepared.seqs:
+            self._lanes.add(job, max_queue_tokens=self.plan.max_queue_tokens)
         else:
             job.resolve()
         return job.future
@@ -161,29 +144,6 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _dimensions(self, request: Request) -> int:
-        """The width of the vectors asked for."""
-        wanted, full, stated = request.dimensions, self.card.dimension, self.card.matryoshka_dimensions
-        if wanted is None:
-            return full
-        if type(wanted) is not int:
-            raise InvalidRequest(f"must be an integer, is {wanted!r}.", param="dimensions")
-        if wanted == full:
-            return full
-        if not self.plan.matryoshka:
-            raise InvalidRequest(
-                f"{wanted:,} are asked for, but this model does not say that its vectors of {full:,} may be cut. "
-                "Leave dimensions out, or load the model with --matryoshka.",
-                param="dimensions",
-            )
-        if stated and wanted not in stated:
-            raise InvalidRequest(
-                f"{wanted:,} are asked for; this model's are {', '.join(map(str, stated))}.", param="dimensions"
-            )
-        if not 1 <= wanted <= full:
-            raise InvalidRequest(f"{wanted:,} are asked for; this model takes 1 to {full:,}.", param="dimensions")
-        return wanted
-
     def _warm_up(self) -> None:
         """A short and a long text on every lane, so that the first caller does not pay for first-time work."""
         longest = min(self.plan.max_length, self.plan.max_batch_tokens)
@@ -191,8 +151,9 @@ class Engine:
         for size in (1, 16, longest):
             seqs = [Seq(ids[:size], index) for index in range(self.plan.num_lanes)]
             vectors = np.empty((len(seqs), self.card.dimension), np.float32)
-            job = Job(Future(), vectors, True, size * len(seqs), 0, perf_counter(), 0.0, len(seqs))
-            self._lanes.add(job, seqs, max_queue_tokens=sys.maxsize)
+            prepared = Prepared(seqs, self.card.dimension, True, size * len(seqs), 0, perf_counter(), 0.0)
+            job = Job(Future(), prepared, vectors)
+            self._lanes.add(job, max_queue_tokens=sys.maxsize)
             job.future.result()
 
 

@@ -5,14 +5,20 @@
     |   +-- TooLong                    400   one text has more tokens than the model takes
     |   +-- TooLarge                   413   too many bytes, inputs or tokens in one request
     |   +-- UnsupportedMediaType       415
+    |   +-- HeadersTooLarge            431
     |   +-- ModelNotFound              404
     |   +-- NotFound                   404   no such route
     |   +-- MethodNotAllowed           405
+    |   +-- BodyTimeout                408   the body came too slowly
     +-- Unauthorized                   401
+    +-- Forbidden                      403   the Host or Origin is not one that this server answers
     +-- Overloaded                     429   the queue is full; `retry_after` says when to come back
-    +-- Unavailable                    503   the engine is starting, draining or closed
+    +-- Unavailable                    503   the engine is starting, restarting, draining or closed
+    +-- DeadlineExceeded               504   the time that the caller gave is over
     +-- ComputeError                   500   the batch failed on the device; the engine lives
     |   +-- NonFinite                  500   the model gave NaN or infinity for this text
+    |   +-- EngineCrash                500   the engine dies of this text
+    |   +-- OutOfMemory                507   this text alone does not fit into the device's memory
     +-- CheckpointError                -     the checkpoint cannot be served; names file and key
     +-- SetupError                     -     an option, a package or the machine does not allow it
 
@@ -85,11 +91,32 @@ class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
 
 
+class HeadersTooLarge(InvalidRequest):
+    """Too many headers, or too many bytes in them."""
+
+    status = 431
+    code = "headers_too_large"
+
+
+class BodyTimeout(InvalidRequest):
+    """The body stalled, or came more slowly than the server waits for."""
+
+    status = 408
+    code = "body_timeout"
+
+
 class Unauthorized(WhimbrelError):
     """The API key is missing or wrong."""
 
     status = 401
     code = "invalid_api_key"
+
+
+class Forbidden(WhimbrelError):
+    """The Host or Origin header is not one that this server answers."""
+
+    status = 403
+    code = "forbidden"
 
 
 class Overloaded(WhimbrelError):
@@ -104,10 +131,22 @@ class Overloaded(WhimbrelError):
 
 
 class Unavailable(WhimbrelError):
-    """The engine is not running (yet, or any more)."""
+    """The engine is not running (yet, or any more); `retry_after` is in seconds."""
 
     status = 503
     code = "unavailable"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DeadlineExceeded(WhimbrelError):
+    """The time that the caller gave is over; what had not run did not run."""
+
+    status = 504
+    code = "deadline_exceeded"
+    retry = False
 
 
 class ComputeError(WhimbrelError):
@@ -121,6 +160,19 @@ class NonFinite(ComputeError):
     """The model gave NaN or infinity for one of the texts."""
 
     code = "non_finite"
+
+
+class EngineCrash(ComputeError):
+    """The engine died each time that one of the texts was on the device alone."""
+
+    code = "engine_crash"
+
+
+class OutOfMemory(ComputeError):
+    """One text alone does not fit into the device's memory."""
+
+    status = 507
+    code = "out_of_memory"
 
 
 class CheckpointError(WhimbrelError):

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Final, TypeAlias
@@ -30,7 +30,7 @@ from whimbrel.plan import Plan
 from whimbrel.runner import Pending, Runner
 from whimbrel.scheduler import Scheduler
 from whimbrel.trace import observe, trace
-from whimbrel.types import Float32Array, Result, Seq, Timings
+from whimbrel.types import Float32Array, Prepared, Result, Seq, Timings
 
 _log = logging.getLogger("whimbrel")
 
@@ -42,27 +42,24 @@ class Job:
     """A request on its way: where its vectors go, and what is left to do."""
 
     future: Future[Result]
+    prepared: Prepared
     vectors_ND: Float32Array
-    normalize: bool
-    num_tokens: int
-    num_truncated: int
-    submitted: float
-    tokenize: float
-    waiting: int
-    """Texts not collected yet."""
     queue: float = -1.0
     """Seconds until its first seq was taken; negative until then."""
     compute: float = 0.0
+    waiting: int = field(init=False)
+    """Texts not collected yet."""
 
-    @property
-    def dimensions(self) -> int:
-        return self.vectors_ND.shape[1]
+    def __post_init__(self) -> None:
+        self.waiting = len(self.prepared.seqs)
 
     def resolve(self) -> None:
         """Answer; the job is nobody else's any more."""
-        timings = Timings(self.tokenize, max(0.0, self.queue), self.compute, total=perf_counter() - self.submitted)
+        prepared = self.prepared
+        total = perf_counter() - prepared.received
+        timings = Timings(prepared.tokenize, max(0.0, self.queue), self.compute, total)
         if self.future.set_running_or_notify_cancel():
-            self.future.set_result(Result(self.vectors_ND, self.num_tokens, self.num_truncated, timings))
+            self.future.set_result(Result(self.vectors_ND, prepared.num_tokens, prepared.num_truncated, timings))
 
     def fail(self, error: WhimbrelError) -> None:
         """Answer with an error; the job is nobody else's any more."""
@@ -115,17 +112,17 @@ class Lanes:
     def queued_tokens(self) -> int:
         return self._scheduler.queued_tokens
 
-    def add(self, job: Job, seqs: list[Seq], *, max_queue_tokens: int) -> None:
+    def add(self, job: Job, *, max_queue_tokens: int) -> None:
         """Queue a job. Raises Unavailable, or Overloaded if more than `max_queue_tokens` would wait."""
         with self._changed:
             if self._closed:
                 raise Unavailable("the engine is closed.")
             if os.getpid() != self._process:
                 raise Unavailable("the engine was loaded before a fork, and its threads stayed behind; load it afterwards.")
-            self._admit(job.num_tokens, max_queue_tokens)
+            self._admit(job.prepared.num_tokens, max_queue_tokens)
             self._jobs.add(job)
-            self._scheduler.add(job, seqs)
-            self._changed.notify(len(seqs))
+            self._scheduler.add(job, job.prepared.seqs)
+            self._changed.notify(len(job.prepared.seqs))
         job.future.add_done_callback(lambda future: self._claim(job) if future.cancelled() else None)
 
     def admit(self, max_queue_tokens: int) -> None:
@@ -210,7 +207,7 @@ class Lanes:
             now = perf_counter()
             fresh = {job for job, _ in work if job.queue < 0}
             for job in fresh:
-                job.queue = now - job.submitted - job.tokenize
+                job.queue = now - job.prepared.received - job.prepared.tokenize
         for job in fresh:
             observe("queue", job.queue)
         return work
@@ -228,8 +225,8 @@ class Lanes:
                 batch = pack(
                     [seq for _, seq in work], position_offset=self._encoder.position_offset, pad_id=self._encoder.pad_id
                 )
-                dimensions = np.array([job.dimensions for job, _ in work], np.int32)[batch.order_B]
-                normalize = np.array([job.normalize for job, _ in work], np.bool_)[batch.order_B]
+                dimensions = np.array([job.prepared.dimensions for job, _ in work], np.int32)[batch.order_B]
+                normalize = np.array([job.prepared.normalize for job, _ in work], np.bool_)[batch.order_B]
             pending = self._runner.launch(batch, dimensions, normalize)
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
             self._failed(work, error)
@@ -284,7 +281,7 @@ class Lanes:
                 if self._claim(job):
                     job.fail(NonFinite("the model gave NaN or infinity for this text.", param=f"input[{seq.index}]"))
                 continue
-            job.vectors_ND[seq.index] = vectors_BD[row, : job.dimensions]
+            job.vectors_ND[seq.index] = vectors_BD[row, : job.prepared.dimensions]
             job.waiting -= 1
             if job.waiting == 0 and self._claim(job):
                 job.resolve()

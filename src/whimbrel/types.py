@@ -5,8 +5,9 @@ Shapes in names: T tokens of a batch, B seqs of a batch, N texts of a request, D
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -67,6 +68,12 @@ class Request:
     truncate: Truncate | None = None
     max_tokens: int | None = None
     """A limit per text below that of the model."""
+    priority: int = 0
+    """Lower numbers run first (as in vLLM)."""
+    deadline: float = inf
+    """When the answer is of no more use (time.perf_counter): what has not run by then does not run."""
+    owner: str = ""
+    """Whose request it is: owners share an engine evenly, and so do the requests of an owner."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +87,28 @@ class Seq:
     """Leading tokens that pooling leaves out (models with include_prompt=False)."""
     type_id: int = 0
     truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A tokenised request and what is to become of it: the one message that goes to an engine."""
+
+    seqs: Sequence[Seq]
+    dimensions: int
+    """Width of the vectors asked for."""
+    normalize: bool
+    num_tokens: int
+    num_truncated: int
+    received: float
+    """When the request came (time.perf_counter)."""
+    tokenize: float
+    """Seconds that tokenising took."""
+    priority: int = 0
+    deadline: float = inf
+    owner: str = ""
+    suspects: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Texts that were on the device when an engine died, by index: each may share a batch with so many seqs at most, and runs
+    while nothing else does."""
 
 
 @dataclass(frozen=True, slots=True)
