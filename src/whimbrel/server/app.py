@@ -1,4 +1,4 @@
-"""The ASGI app over any AsyncEmbedder. Routes come from the dialects' table; the few others are below.
+"""The ASGI app over any AsyncEmbedders. Routes come from the dialects' table; the few others are below.
 
 Knows HTTP and the Embedder protocol; knows nothing of engines, models or tensors.
 """
@@ -11,6 +11,8 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from math import ceil, inf, nan
 from typing import Final, TypeAlias
 from uuid import uuid4
 
@@ -24,10 +26,11 @@ from starlette.routing import Route as HTTPRoute
 
 from whimbrel import __version__
 from whimbrel.dialects import ROUTES, Route, openai
-from whimbrel.errors import MethodNotAllowed, ModelNotFound, NotFound, Overloaded, Unavailable, WhimbrelError
+from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, Unavailable, WhimbrelError
 from whimbrel.server.guards import ApiKeys, read_body
 from whimbrel.server.metrics import Metrics
 from whimbrel.server.openapi import docs_page, openapi_document
+from whimbrel.server.served import Served
 from whimbrel.trace import trace
 from whimbrel.types import AsyncEmbedder, Result
 
@@ -40,9 +43,11 @@ _MAX_BODY_BYTES: Final = 32 * 2**20
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
-def create_app(embedder: AsyncEmbedder, *, api_keys: Sequence[str] = ()) -> Starlette:
-    """The app that serves `embedder`. With `api_keys`, every route except the health checks asks for one."""
-    server = _Server(embedder)
+def create_app(served: Served, *, api_keys: Sequence[str] = (), settings: bytes = b"") -> Starlette:
+    """The app that serves some models. With `api_keys`, every route except the health checks asks for one."""
+    if settings:
+        api_keys = msgspec.json.decode(settings, type=list[str])
+    server = _Server(served)
     posts = [HTTPRoute(route.path, server.answer(route), methods=["POST"]) for route in ROUTES]
     gets: dict[str, Handler] = {
         "/v1/models": server.models,
@@ -68,11 +73,10 @@ def create_app(embedder: AsyncEmbedder, *, api_keys: Sequence[str] = ()) -> Star
 class _Server:
     """The handlers, and what they share."""
 
-    def __init__(self, embedder: AsyncEmbedder) -> None:
-        self._embedder = embedder
-        self._name = embedder.plan.served_name
+    def __init__(self, served: Served) -> None:
+        self._served = served
         self._created = int(time.time())
-        self._metrics = Metrics(lambda: embedder.queued_tokens)
+        self._metrics = Metrics(lambda: sum(embedder.queued_tokens for embedder in served))
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
@@ -84,6 +88,7 @@ class _Server:
 
         async def handle(http: Request) -> Response:
             started = time.perf_counter()
+            self._served.begin()
             try:
                 response = await self._answer(route, http)
             except WhimbrelError as error:
@@ -92,6 +97,8 @@ class _Server:
                 response = Response(status_code=_CLIENT_LEFT)
             except Exception as error:  # ours, not the caller's: it is logged, answered and counted
                 response = await _bug(http, error)
+            finally:
+                self._served.end()
             self._metrics.request(route.path, response.status_code, time.perf_counter() - started)
             response.headers["x-request-id"] = _request_id(http)
             return response
@@ -99,14 +106,16 @@ class _Server:
         return handle
 
     async def _answer(self, route: Route, http: Request) -> Response:
+        if self._served.draining:
+            raise Unavailable("the server is about to stop.", retry_after=5.0)
+        deadline = _deadline(http)
         body = await read_body(http, _MAX_BODY_BYTES)
         with trace("read"):
             sent, request = route.read_request(body)
-        if sent.model is not None and sent.model != self._name:
-            raise ModelNotFound(f"no model {sent.model!r} here; this server serves {self._name!r}.", param="model")
-        result = await self._run_while_connected(http, self._embedder.run(request))
+        embedder = self._served.find(sent.model)
+        result = await self._run_while_connected(http, embedder.run(replace(request, deadline=deadline)))
         with trace("write"):
-            content = route.write_result(sent, result, self._name)
+            content = route.write_result(sent, result, embedder.plan.served_name)
         self._metrics.result(result)
         return Response(content, media_type="application/json", headers=_timing_headers(result))
 
@@ -124,28 +133,26 @@ class _Server:
             left.cancel()
 
     async def models(self, http: Request) -> Response:
-        return _json(openai.write_models([self._model()]))
+        return _json(openai.write_models([self._model(embedder) for embedder in self._served]))
 
     async def model(self, http: Request) -> Response:
-        asked = http.path_params["model"]
-        if asked != self._name:
-            raise ModelNotFound(f"no model {asked!r} here; this server serves {self._name!r}.", param="model")
-        return _json(msgspec.json.encode(self._model()))
+        return _json(msgspec.json.encode(self._model(self._served.find(http.path_params["model"]))))
 
-    def _model(self) -> openai.Model:
-        return openai.Model(id=self._name, created=self._created, max_model_len=self._embedder.plan.max_length)
+    def _model(self, embedder: AsyncEmbedder) -> openai.Model:
+        plan = embedder.plan
+        return openai.Model(id=plan.served_name, created=self._created, max_model_len=plan.max_length)
 
     async def live(self, http: Request) -> Response:
         return _json(b'{"status":"ok"}')
 
     async def ready(self, http: Request) -> Response:
-        if not self._embedder.ready:
-            raise Unavailable("the engine is not running.")
+        if not self._served.ready:
+            raise Unavailable(f"{self._served.status}.")
         return _json(b'{"status":"ok"}')
 
     async def info(self, http: Request) -> Response:
-        parts = {"version": __version__, "card": self._embedder.card, "plan": self._embedder.plan}
-        return _json(msgspec.json.encode(parts))
+        models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
+        return _json(msgspec.json.encode({"version": __version__, "models": models}))
 
     async def metrics(self, http: Request) -> Response:
         return Response(self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -161,6 +168,20 @@ class _Server:
 
 def _json(content: bytes) -> Response:
     return Response(content, media_type="application/json")
+
+
+def _deadline(http: Request) -> float:
+    """When X-Request-Timeout, in seconds from now, is over."""
+    given = http.headers.get("x-request-timeout")
+    if given is None:
+        return inf
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = nan
+    if not seconds >= 0:
+        raise InvalidRequest(f"is {given[:40]!r}; it takes seconds, e.g. 2.5.", param="X-Request-Timeout")
+    return time.perf_counter() + seconds
 
 
 def _request_id(http: Request) -> str:
@@ -181,8 +202,8 @@ def _timing_headers(result: Result) -> dict[str, str]:
 
 def _error_response(error: WhimbrelError, write: Callable[[WhimbrelError], bytes] = openai.write_error) -> Response:
     headers: dict[str, str] = {}
-    if isinstance(error, Overloaded):
-        headers["retry-after"] = str(max(1, round(error.retry_after)))
+    if isinstance(error, Overloaded | Unavailable):
+        headers["retry-after"] = str(max(1, ceil(error.retry_after)))
     if error.retry is not None:
         headers["x-should-retry"] = str(error.retry).lower()
     return Response(write(error), status_code=error.status, media_type="application/json", headers=headers)
