@@ -279,7 +279,7 @@ class RemoteEngine:
         Only the engine knows its queue exactly; it refuses too, with the same words.
         """
         if failing := self._failing():
-            raise Unavailable(f"the engine keeps failing ({failing.reason}).", retry_after=failing.retry_after * _jitter())
+            raise Unavailable(f"{failing.reason}.", retry_after=failing.retry_after * _jitter())
         waiting = self.queued_tokens
         rate = sum(replica.board.rate for replica in self._replicas if replica.board is not None)
         full = waiting > 2 * self.plan.max_queue_tokens
@@ -314,7 +314,7 @@ class RemoteEngine:
             for pending in waiting:
                 _fail(
                     pending,
-                    Unavailable(f"the engine keeps failing ({failing.reason}).", retry_after=failing.retry_after * _jitter()),
+                    Unavailable(f"{failing.reason}.", retry_after=failing.retry_after * _jitter()),
                 )
 
     def quarantine(self, digest: bytes) -> None:
@@ -350,7 +350,7 @@ class RemoteEngine:
         if up:
             min(up, key=lambda replica: replica.outstanding_tokens).send(pending)
         elif (failing := self._failing()) is not None:
-            _fail(pending, Unavailable(f"the engine keeps failing ({failing.reason}).", retry_after=failing.retry_after))
+            _fail(pending, Unavailable(f"{failing.reason}.", retry_after=failing.retry_after))
         else:
             self._waiting[pending] = None
             pending.future.add_done_callback(lambda _: self._waiting.pop(pending, None))
