@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import Final, Self, TypeAlias, Unpack
@@ -18,13 +19,14 @@ import numpy as np
 
 from whimbrel.card import Card, PoolingMode
 from whimbrel.card_reader import read_card
-from whimbrel.checkpoint import find_checkpoint
+from whimbrel.checkpoint import Checkpoint, find_checkpoint
 from whimbrel.errors import InvalidRequest, Overloaded, Unavailable
 from whimbrel.frontend import Frontend
-from whimbrel.lanes import Job, Lanes
+from whimbrel.lanes import Lanes
 from whimbrel.plan import EngineOptions, Options, Plan, make_plan
 from whimbrel.runner import Runner, probe
 from whimbrel.types import Float32Array, Prepared, Request, Result, Seq, Truncate, read_prompt, read_truncate
+from whimbrel.work import AnyRunner, Job, Recorder
 
 Progress: TypeAlias = Callable[[str], None]
 """Called with the name of each phase of loading as it begins."""
@@ -51,6 +53,7 @@ class Engine:
         *,
         pooling: PoolingMode | None = None,
         progress: Progress = _say_nothing,
+        recorder: Recorder | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
         progress("finding the checkpoint")
@@ -60,8 +63,10 @@ class Engine:
         self.plan: Plan = make_plan(Options(**options), self.card, probe())
         self._frontend = Frontend(checkpoint.folder, self.card, self.plan)
         progress("loading the weights")
-        runner = Runner(checkpoint, self.card, self.plan)
-        self._lanes = Lanes(runner, self.card.encoder, self.plan)
+        runner = load_runner(checkpoint, self.card, self.plan)
+        exact = replace(self.plan, device="cpu", dtype="float32")
+        load_second = None if exact == self.plan else partial(load_runner, checkpoint, self.card, exact)
+        self._lanes = Lanes(runner, self.card, self.plan, load_second=load_second, recorder=recorder)
         atexit.register(self.close)  # its threads must not be inside torch while the interpreter goes down
         try:
             progress("warming up")
@@ -107,16 +112,16 @@ class Engine:
         """Tokenise a request and queue it. Cancelling the Future drops what has not run yet.
 
         `received` is when the request came (perf_counter), for its timings; by default now. Raises InvalidRequest, TooLong,
-        TooLarge, Overloaded, Unavailable.
+        TooLarge, Overloaded, Unavailable, DeadlineExceeded.
         """
-        self._lanes.admit(self.plan.max_queue_tokens)
+        self._lanes.check(len(request.texts), priority=request.priority, owner=request.owner)
         return self.submit_prepared(self._frontend.prepare(request, received=received))
 
     def submit_prepared(self, prepared: Prepared) -> Future[Result]:
         """Queue a request that is tokenised already."""
         job = Job(Future(), prepared, np.empty((len(prepared.seqs), prepared.dimensions), np.float32))
         if prepared.seqs:
-            self._lanes.add(job, max_queue_tokens=self.plan.max_queue_tokens)
+            self._lanes.add(job)
         else:
             job.resolve()
         return job.future
@@ -132,6 +137,16 @@ class Engine:
     def queued_tokens(self) -> int:
         """Tokens that wait for a lane."""
         return self._lanes.queued_tokens
+
+    @property
+    def small_tokens(self) -> int:
+        """Those of them that belong to small requests."""
+        return self._lanes.small_tokens
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second while there is work, of late; 0 while nothing was measured."""
+        return self._lanes.rate
 
     def close(self) -> None:
         """Finish what was accepted, refuse what comes, and end the threads. May be called again."""
@@ -153,8 +168,14 @@ class Engine:
             vectors = np.empty((len(seqs), self.card.dimension), np.float32)
             prepared = Prepared(seqs, self.card.dimension, True, size * len(seqs), 0, perf_counter(), 0.0)
             job = Job(Future(), prepared, vectors)
-            self._lanes.add(job, max_queue_tokens=sys.maxsize)
+            self._lanes.add(job)
             job.future.result()
+        self._lanes.forget_rate()
+
+
+def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> AnyRunner:
+    """The one place that chooses a runner."""
+    return Runner(checkpoint, card, plan)
 
 
 class AsyncEngine:
