@@ -25,7 +25,6 @@ import numpy as np
 
 from whimbrel.engine import Engine
 from whimbrel.errors import CheckpointError, ComputeError, SetupError, WhimbrelError
-from whimbrel.lanes import Work
 from whimbrel.processes.channel import BrokenLine, Line
 from whimbrel.processes.lifeline import control_socket, follow_supervisor, raise_file_limit
 from whimbrel.processes.messages import (
@@ -44,6 +43,7 @@ from whimbrel.processes.messages import (
 )
 from whimbrel.processes.shared import Board, align, map_memory, vectors_at
 from whimbrel.types import Prepared, Result, Seq
+from whimbrel.work import Work
 
 _log = logging.getLogger("whimbrel")
 
@@ -125,7 +125,9 @@ class WorkerLine:
         prepared, end = _prepared(message, segment)
         try:
             out = None if segment is None else vectors_at(segment, align(end), message.num_seqs, message.dimensions)
-            future = self._engine.submit_prepared(prepared, out=out, tag=Origin(self._worker, message.uid))
+            future = self._engine.submit_prepared(
+                prepared, out=out, tag=Origin(self._worker, message.uid), admitted=message.admitted
+            )
         except WhimbrelError as error:
             self._line.send(failed(message.uid, error))
             return

@@ -58,6 +58,8 @@ class _Pending:
     blame: dict[int, float] = field(default_factory=dict[int, float])
     """How often an engine died while a text was alone on it."""
     segment: Segment | None = None
+    admitted: bool = False
+    """Whether an engine had it already."""
 
 
 class Replica:
@@ -131,6 +133,7 @@ class Replica:
             deadline=prepared.deadline,
             owner=prepared.owner,
             suspects=pending.limits,
+            admitted=pending.admitted,
         )
         pending.segment = segment
         self._pending[uid] = pending
@@ -357,6 +360,7 @@ class RemoteEngine:
 
     def _lay_blame(self, replica: Replica, uid: int, pending: _Pending, blame: float) -> None:
         """Mark what the dead engine was running of this request."""
+        pending.admitted = True
         pending.segment = None
         if replica.board is None:
             return
