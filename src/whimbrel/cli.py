@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Unpack
 
 import typer
 
@@ -89,17 +89,30 @@ def serve(
     max_request_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one request.")] = _REQUEST_TOKENS,
     pooling: PoolingOption = None,
     matryoshka: Matryoshka = False,
+    log_format: Annotated[Literal["plain", "json"], typer.Option(help="Form of the log's lines.")] = "plain",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="Log nothing that matters less.")
+    ] = "info",
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log a line per request.")] = False,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Send OpenTelemetry spans, as the variables OTEL_... say.", show_default=False)
+    ] = False,
 ) -> None:
     """Serve a model over HTTP."""
     _need("granian", "torch")
     from ipaddress import ip_address
 
+    from whimbrel import logs
+    from whimbrel import otel as spans
     from whimbrel.server.run import find_address, run
 
     if api_key is not None and not api_key.strip():
         raise SetupError("the API key is empty.", hint="leave --api-key and WHIMBREL_API_KEY unset to serve without one")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise SetupError("the API key holds characters that no HTTP header can carry.", hint="use printable ASCII")
+    options = logs.LogOptions(log_format, log_level, access_log)
+    end_logs = logs.configure(options, secrets=[api_key.strip()] if api_key else [])
+    end_spans = spans.start() if otel else None
     console = _console()
     address, port = find_address(host, port)
     engine = _load(
@@ -126,6 +139,9 @@ def serve(
             port=port,
             started=lambda: _banner(console, engine, url, has_key=bool(api_key), loopback=ip_address(address).is_loopback),
         )
+    if end_spans is not None:
+        end_spans()
+    end_logs()
     console.print("stopped")
 
 
