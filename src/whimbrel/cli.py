@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Unpack
 
+import msgspec
 import typer
 
 from whimbrel.errors import SetupError, WhimbrelError
@@ -74,19 +75,39 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 
 @app.command()
 def serve(
-    model: ModelArgument = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...", help="Checkpoints' folders or hub ids (owner/name). Default: the packaged all-MiniLM-L6-v2."
+        ),
+    ] = None,
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=256, help="HTTP worker processes. [default: one per 8 cores, 1 to 4]")
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, max=256, help="Engine processes per model.")] = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
-    served_name: Annotated[str | None, typer.Option(help="What clients call the model. [default: MODEL]")] = None,
+    served_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What clients call the model; commas between several names. Again for the next MODEL. [default: MODEL]"
+        ),
+    ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="WHIMBREL_API_KEY", show_envvar=True, help="Ask every client for this key.")
     ] = None,
     max_length: MaxLength = None,
     max_batch_tokens: MaxBatchTokens = None,
     max_request_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one request.")] = _REQUEST_TOKENS,
+    max_queue_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that may wait. [default: four of the largest requests]")
+    ] = None,
+    max_queue_seconds: Annotated[float, typer.Option(min=0.1, help="Refuse what would wait longer.")] = 30.0,
+    drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds for accepted requests to finish after a signal.")] = 30.0,
+    step_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one batch, before its engine is replaced.")] = 60.0,
     pooling: PoolingOption = None,
     matryoshka: Matryoshka = False,
     log_format: Annotated[Literal["plain", "json"], typer.Option(help="Form of the log's lines.")] = "plain",
@@ -94,55 +115,55 @@ def serve(
         Literal["debug", "info", "warning", "error"], typer.Option(help="Log nothing that matters less.")
     ] = "info",
     access_log: Annotated[bool, typer.Option("--access-log", help="Log a line per request.")] = False,
-    otel: Annotated[
-        bool, typer.Option("--otel", help="Send OpenTelemetry spans, as the variables OTEL_... say.", show_default=False)
-    ] = False,
+    otel: Annotated[bool, typer.Option("--otel", help="Send OpenTelemetry spans, as the variables OTEL_... say.")] = False,
 ) -> None:
-    """Serve a model over HTTP."""
+    """Serve models over HTTP."""
     _need("granian", "torch")
-    from ipaddress import ip_address
-
     from whimbrel import logs
     from whimbrel import otel as spans
-    from whimbrel.server.run import find_address, run
+    from whimbrel.plan import Options
+    from whimbrel.processes.supervisor import ModelOptions, ServeOptions
+    from whimbrel.serve import names_of_models, serve_until_stopped
 
     if api_key is not None and not api_key.strip():
         raise SetupError("the API key is empty.", hint="leave --api-key and WHIMBREL_API_KEY unset to serve without one")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise SetupError("the API key holds characters that no HTTP header can carry.", hint="use printable ASCII")
-    options = logs.LogOptions(log_format, log_level, access_log)
-    end_logs = logs.configure(options, secrets=[api_key.strip()] if api_key else [])
-    end_spans = spans.start() if otel else None
-    console = _console()
-    address, port = find_address(host, port)
-    engine = _load(
-        console,
-        model,
-        device=device,
-        dtype=dtype,
-        served_name=served_name,
-        max_length=max_length,
-        max_batch_tokens=max_batch_tokens,
-        max_request_tokens=max_request_tokens,
-        max_queue_tokens=_QUEUED_REQUESTS * max_request_tokens,
-        pooling=_pooling(pooling),
-        matryoshka=matryoshka,
+    wanted: list[str | None] = [*models] if models else [None]
+    names = names_of_models(served_name or [], num_models=len(wanted))
+    options = ServeOptions(
+        models=tuple(
+            ModelOptions(
+                model,
+                _pooling(pooling),
+                Options(
+                    device=device,
+                    dtype=dtype,
+                    served_name=own[0] if own else None,
+                    aliases=own[1:],
+                    max_length=max_length,
+                    max_batch_tokens=max_batch_tokens,
+                    max_request_tokens=max_request_tokens,
+                    max_queue_tokens=max_queue_tokens or _QUEUED_REQUESTS * max_request_tokens,
+                    max_queue_seconds=max_queue_seconds,
+                    matryoshka=matryoshka,
+                ),
+            )
+            for model, own in zip(wanted, names, strict=True)
+        ),
+        settings=msgspec.json.encode([api_key.strip()] if api_key else []),
+        num_workers=workers or max(1, min(4, (os.cpu_count() or 1) // 8)),
+        num_replicas=replicas,
+        drain_seconds=drain_timeout,
+        step_seconds=step_timeout,
+        logs=logs.LogOptions(log_format, log_level, access_log),
+        otel=otel,
     )
-    from whimbrel.engine import AsyncEngine
-    from whimbrel.server.app import create_app
-
-    url = f"http://{_url_host(address)}:{port}"
-    with engine:
-        run(
-            create_app(AsyncEngine(engine), api_keys=[api_key.strip()] if api_key else []),
-            host=address,
-            port=port,
-            started=lambda: _banner(console, engine, url, has_key=bool(api_key), loopback=ip_address(address).is_loopback),
-        )
-    if end_spans is not None:
-        end_spans()
-    end_logs()
-    console.print("stopped")
+    if otel:
+        spans.check()
+    logs.configure(options.logs, process="supervisor", secrets=[api_key.strip()] if api_key else [])
+    code = serve_until_stopped(options, host=host, port=port, has_key=bool(api_key), console=_console())
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -310,52 +331,6 @@ def _load(console: Console, model: str | None, *, pooling: PoolingMode | None, *
     return engine
 
 
-def _url_host(address: str) -> str:
-    """What to call from this machine: a wildcard address itself cannot be called."""
-    if address in ("0.0.0.0", "::"):  # noqa: S104
-        return "127.0.0.1"
-    return f"[{address}]" if ":" in address else address
-
-
-def _banner(console: Console, engine: Engine, url: str, *, has_key: bool, loopback: bool) -> None:
-    card, plan = engine.card, engine.plan
-    rows = {
-        "model": plan.served_name,
-        "task": card.task,
-        "dimension": f"{card.dimension}{' (may be cut: dimensions)' if plan.matryoshka else ''}",
-        "max length": f"{plan.max_length:,} tokens",
-        "device": f"{plan.device} ({plan.num_lanes} lane{'s' if plan.num_lanes > 1 else ''})",
-        "dtype": plan.dtype,
-        "pooling": " + ".join(card.pooling.modes) + (", normalised" if card.normalize else ""),
-        "API key": "required" if has_key else "none",
-        "URL": f"{url}  (docs: {url}/docs)",
-    }
-    header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
-    imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
-    curl = f"""curl {url}/v1/embeddings -H 'Content-Type: application/json'{header} -d '{{"input": "Hello, whimbrel!"}}'"""
-    python = f'{imports}from whimbrel import Client\nclient = Client("{url}"{key})\nprint(client.embed("Hello, whimbrel!"))'
-    console.print()
-    for name, value in rows.items():
-        console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
-    with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
-    console.print(f"\n[bold]In a shell[/bold]{with_key}\n{_plain(curl)}")
-    console.print(f"\n[bold]In Python[/bold] ({_plain(_interpreter())}){with_key}\n{_plain(python)}\n")
-    if not loopback and not has_key:
-        console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
-
-
-def _interpreter() -> str:
-    """The Python that has Whimbrel, as one would type it."""
-    path = Path(sys.executable)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
 def _lines() -> Iterator[str]:
     for number, line in enumerate(sys.stdin.buffer, start=1):
         try:
@@ -406,8 +381,6 @@ def _writing(path: Path | None, write: Callable[[], None]) -> None:
 
 
 def _print_card(card: Card, plan: Plan | None, *, as_json: bool) -> None:
-    import msgspec
-
     parts: dict[str, dict[str, Any]] = {"card": msgspec.to_builtins(card)}
     if plan is not None:
         parts["plan"] = msgspec.to_builtins(plan)

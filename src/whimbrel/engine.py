@@ -21,7 +21,7 @@ from whimbrel.card_reader import read_card
 from whimbrel.checkpoint import find_checkpoint
 from whimbrel.errors import InvalidRequest, Overloaded, Unavailable
 from whimbrel.frontend import Frontend
-from whimbrel.lanes import Job, Lanes
+from whimbrel.lanes import Job, Lanes, Recorder
 from whimbrel.plan import EngineOptions, Options, Plan, make_plan
 from whimbrel.runner import Runner, probe
 from whimbrel.types import Float32Array, Prepared, Request, Result, Seq, Truncate, read_prompt, read_truncate
@@ -51,17 +51,21 @@ class Engine:
         *,
         pooling: PoolingMode | None = None,
         progress: Progress = _say_nothing,
+        recorder: Callable[[Engine], Recorder] | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
+        """`recorder` is called once the plan is made, and what it returns is told what is on the device."""
         progress("finding the checkpoint")
         checkpoint = find_checkpoint(model)
         progress("reading the card")
         self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling)
         self.plan: Plan = make_plan(Options(**options), self.card, probe())
+        self.folder = checkpoint.folder
+        recording = None if recorder is None else recorder(self)
         self._frontend = Frontend(checkpoint.folder, self.card, self.plan)
         progress("loading the weights")
         runner = Runner(checkpoint, self.card, self.plan)
-        self._lanes = Lanes(runner, self.card.encoder, self.plan)
+        self._lanes = Lanes(runner, self.card.encoder, self.plan, recorder=recording)
         atexit.register(self.close)  # its threads must not be inside torch while the interpreter goes down
         try:
             progress("warming up")
@@ -112,9 +116,13 @@ class Engine:
         self._lanes.admit(self.plan.max_queue_tokens)
         return self.submit_prepared(self._frontend.prepare(request, received=received))
 
-    def submit_prepared(self, prepared: Prepared) -> Future[Result]:
-        """Queue a request that is tokenised already."""
-        job = Job(Future(), prepared, np.empty((len(prepared.seqs), prepared.dimensions), np.float32))
+    def submit_prepared(self, prepared: Prepared, *, out: Float32Array | None = None, tag: object = None) -> Future[Result]:
+        """Queue a request that is tokenised already; its vectors are written into `out` if that is given.
+
+        `tag` is what a recorder knows it by. Raises Overloaded, Unavailable.
+        """
+        vectors_ND = np.empty((len(prepared.seqs), prepared.dimensions), np.float32) if out is None else out
+        job = Job(Future(), prepared, vectors_ND, tag=tag)
         if prepared.seqs:
             self._lanes.add(job, max_queue_tokens=self.plan.max_queue_tokens)
         else:
@@ -132,6 +140,16 @@ class Engine:
     def queued_tokens(self) -> int:
         """Tokens that wait for a lane."""
         return self._lanes.queued_tokens
+
+    @property
+    def small_tokens(self) -> int:
+        """Those of them that belong to small requests, which run first."""
+        return self._lanes.small_tokens
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of late; 0 if not known yet."""
+        return self._lanes.rate
 
     def close(self) -> None:
         """Finish what was accepted, refuse what comes, and end the threads. May be called again."""
@@ -186,6 +204,11 @@ class AsyncEngine:
     @property
     def ready(self) -> bool:
         return self._engine.ready
+
+    @property
+    def status(self) -> str:
+        """In a word, how it is."""
+        return "ready" if self.ready else "closed"
 
     @property
     def queued_tokens(self) -> int:

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ class Job:
     queue: float = -1.0
     """Seconds until its first seq was taken; negative until then."""
     compute: float = 0.0
+    tag: object = None
     waiting: int = field(init=False)
     """Texts not collected yet."""
 
@@ -70,6 +71,13 @@ class Job:
 Work: TypeAlias = list[tuple[Job, Seq]]
 
 
+class Recorder(Protocol):
+    """Is told what is on the device."""
+
+    def started(self, work: Work) -> int: ...
+    def ended(self, slot: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
     work: Work
@@ -77,12 +85,14 @@ class _Launched:
     pending: Pending
     started: float
     slots: threading.Semaphore
+    flight: int = -1
 
 
 class Lanes:
     """The execution threads of one engine."""
 
-    def __init__(self, runner: Runner, encoder: Encoder, plan: Plan) -> None:
+    def __init__(self, runner: Runner, encoder: Encoder, plan: Plan, *, recorder: Recorder | None = None) -> None:
+        self._recorder = recorder
         self._runner = runner
         self._encoder = encoder
         self._scheduler = Scheduler[Job](plan.max_batch_tokens)
@@ -107,6 +117,14 @@ class Lanes:
     @property
     def ready(self) -> bool:
         return not self._closed
+
+    @property
+    def small_tokens(self) -> int:
+        return 0
+
+    @property
+    def rate(self) -> float:
+        return 0.0
 
     @property
     def queued_tokens(self) -> int:
@@ -194,6 +212,8 @@ class Lanes:
     def _run_collector(self) -> None:
         while (launched := self._launched.get()) is not None:
             self._collect(launched)
+            if self._recorder:
+                self._recorder.ended(launched.flight)
             self._done(launched.slots)
 
     def _take(self) -> Work:
@@ -220,6 +240,7 @@ class Lanes:
 
     def _launch(self, work: Work, slots: threading.Semaphore) -> None:
         started = perf_counter()
+        flight = self._recorder.started(work) if self._recorder else -1
         try:
             with trace("pack"):
                 batch = pack(
@@ -229,10 +250,12 @@ class Lanes:
                 normalize = np.array([job.prepared.normalize for job, _ in work], np.bool_)[batch.order_B]
             pending = self._runner.launch(batch, dimensions, normalize)
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
+            if self._recorder:
+                self._recorder.ended(flight)
             self._failed(work, error)
             self._done(slots)
         else:
-            self._launched.put(_Launched(work, batch, pending, started, slots))
+            self._launched.put(_Launched(work, batch, pending, started, slots, flight))
 
     def _failed(self, work: Work, error: BaseException) -> None:
         """Put the halves back, so that only what fails alone fails."""

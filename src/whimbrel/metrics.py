@@ -5,7 +5,7 @@ before it makes its Metrics: from then on each process writes its numbers into f
 multiprocess mode), and whoever renders reads the files of all. Files are named by the process's place in the server
 ("worker-0", "engine-0-1"), not by its pid, so a process that is started again goes on where the last one stopped.
 
-Labels come from fixed sets: routes are templates, models are the served ones, the rest are the Literals of trace.
+Labels come from fixed sets: routes are templates, models are those that are served, the rest are the Literals of trace.
 docs/metrics.md lists every name.
 """
 
@@ -53,14 +53,15 @@ _COUNTS: Final[dict[Count, tuple[str, str]]] = {
 }
 _LEVELS: Final[dict[LevelName, tuple[str, str]]] = {
     "queue_tokens": ("queue_tokens", "Tokens that wait."),
-    "queue_bulk_tokens": ("queue_bulk_tokens", "Tokens that wait and belong to large requests."),
+    "queue_small_tokens": ("queue_small_tokens", "Those of them that belong to small requests."),
     "engines_up": ("engines_up", "Engines that answer."),
 }
 _RECEIVED: Final = "whimbrel_requests_received_total"
 _REQUESTS: Final = "whimbrel_requests_total"
-_OTHER: Final = "other"
 
-_DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
+DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""The environment variable that names the directory."""
+
 _IDENTITY: Final = re.compile(r"[a-z0-9-]+")  # "_" separates the parts of the files' names
 _FILE_BYTES: Final = 256 * 1024
 
@@ -81,7 +82,7 @@ def use_directory(path: Path, identity: str) -> None:
     if not _IDENTITY.fullmatch(identity):
         raise ValueError(f"{identity!r}: an identity is made of a-z, 0-9 and -")
     _place = path, identity
-    os.environ[_DIRECTORY] = str(path)
+    os.environ[DIRECTORY] = str(path)
     _values.ValueClass = _values.MultiProcessValue(process_identifier=lambda: identity)
     forget(identity)
     try:
@@ -111,9 +112,8 @@ class Metrics:
     """Counts what trace tells. One per process, in a server of several processes."""
 
     def __init__(self, models: Sequence[str] = ()) -> None:
-        """`models` are the served names: what is told of others is counted as "other"."""
+        """`models` are names of models whose counters are shown from the start, at zero."""
         disable_created_metrics()
-        self._models = frozenset(models)
         own = CollectorRegistry()
         counter = partial(Counter, registry=own)
         histogram = partial(Histogram, buckets=_SECONDS, registry=own)
@@ -121,8 +121,8 @@ class Metrics:
         self._received = counter(_RECEIVED, "Requests that came.", ["route"])
         self._in_flight = gauge("whimbrel_requests_in_flight", "Requests that have not ended.", ["route"])
         self._requests = counter(_REQUESTS, "Requests that ended.", ["route", "model", "outcome", "status"])
-        self._seconds = histogram("whimbrel_request_seconds", "From headers to the end of the answer.", ["route"])
-        self._stages = histogram("whimbrel_stage_seconds", "Time in each stage.", ["stage", "model"])
+        self._seconds = histogram("whimbrel_request_seconds", "From headers to the end of the answer.", ["route", "model"])
+        self._stages = histogram("whimbrel_stage_seconds", "Time in each stage.", ["stage"])
         self._texts = counter("whimbrel_texts_total", "Texts answered.", ["model"])
         self._tokens = counter("whimbrel_tokens_total", "Tokens computed for answers.", ["model"])
         self._truncated = counter("whimbrel_truncated_texts_total", "Texts that were cut.", ["model"])
@@ -131,8 +131,9 @@ class Metrics:
         }
         self._counts = {name: counter(f"whimbrel_{key}_total", text, ["model"]) for name, (key, text) in _COUNTS.items()}
         self._levels = {name: gauge(f"whimbrel_{key}", text, ["model"]) for name, (key, text) in _LEVELS.items()}
+        of_models = [self._counts[name] for name in _COUNTS if name != "worker_restarts"]
         for model in models:  # a counter that is not there yet has no rate
-            for metric in (self._texts, self._tokens, self._truncated, *self._counts.values()):
+            for metric in (self._texts, self._tokens, self._truncated, *of_models):
                 metric.labels(model)
         self._registry = own if _place is None else CollectorRegistry()
         if _place is not None:
@@ -163,34 +164,30 @@ class Metrics:
             end()
 
     def _observe(self, event: Observed) -> None:
-        model = self._known(event.model)
         if (size := self._sizes.get(event.name)) is not None:
-            size.labels(model).observe(event.value)
+            size.labels(event.model).observe(event.value)
         else:
-            self._stages.labels(event.name, model).observe(event.value)
+            self._stages.labels(event.name).observe(event.value)
 
     def _count(self, event: Counted) -> None:
-        self._counts[event.name].labels(self._known(event.model)).inc(event.amount)
+        self._counts[event.name].labels(event.model).inc(event.amount)
 
     def _set_level(self, event: Level) -> None:
-        self._levels[event.name].labels(self._known(event.model)).set(event.value)
+        self._levels[event.name].labels(event.model).set(event.value)
 
     def _receive(self, event: Received) -> None:
         self._received.labels(event.route).inc()
         self._in_flight.labels(event.route).inc()
 
     def _finish(self, event: Finished) -> None:
-        model = self._known(event.model)
+        model = event.model
         self._requests.labels(event.route, model, event.outcome, event.status).inc()
         self._in_flight.labels(event.route).dec()
-        self._seconds.labels(event.route).observe(event.seconds)
+        self._seconds.labels(event.route, model).observe(event.seconds)
         if event.num_tokens:
             self._texts.labels(model).inc(event.num_texts)
             self._tokens.labels(model).inc(event.num_tokens)
             self._truncated.labels(model).inc(event.num_truncated)
-
-    def _known(self, model: str) -> str:
-        return model if not model or model in self._models else _OTHER
 
     def _settle(self, path: Path, identity: str) -> None:
         """What the last process of this identity had under way when it died has ended, too: as "lost"."""

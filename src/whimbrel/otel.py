@@ -28,8 +28,7 @@ def start(processor: SpanProcessor | None = None) -> Callable[[], None]:
 
     They go to `processor`; by default in batches, by OTLP over HTTP. Raises SetupError.
     """
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
-        raise SetupError("spans need OpenTelemetry.", hint="pip install 'whimbrel[otel]'")
+    check()
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -48,13 +47,19 @@ def start(processor: SpanProcessor | None = None) -> Callable[[], None]:
     return end
 
 
-def _otlp() -> SpanProcessor:
+def check() -> None:
+    """Raise SetupError if spans cannot be made here."""
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
+        raise SetupError("spans need OpenTelemetry.", hint="pip install 'whimbrel[otel]'")
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in (None, "", "http/protobuf"):
         raise SetupError(
             f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; spans are sent by http/protobuf.",
             hint="unset it, and let OTEL_EXPORTER_OTLP_ENDPOINT name the collector's HTTP port (4318)",
         )
+
+
+def _otlp() -> SpanProcessor:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 

@@ -45,9 +45,15 @@ class Options:
     """Tokens that may wait before requests are refused; None: any number."""
     max_request_tokens: int | None = None
     """Tokens of one request; None: any number."""
+    max_queue_seconds: float | None = None
     matryoshka: bool = False
     """Allow `dimensions` though the checkpoint does not say that its vectors may be cut."""
     served_name: str | None = None
+    aliases: tuple[str, ...] = ()
+    """More names that clients may call the model."""
+    replica: int = 0
+    num_replicas: int = 1
+    """Engines that share the machine with this one, itself included: they take different GPUs, or share the cores."""
 
 
 class EngineOptions(TypedDict, total=False):
@@ -59,8 +65,12 @@ class EngineOptions(TypedDict, total=False):
     max_batch_tokens: int | None
     max_queue_tokens: int | None
     max_request_tokens: int | None
+    max_queue_seconds: float | None
     matryoshka: bool
     served_name: str | None
+    aliases: tuple[str, ...]
+    replica: int
+    num_replicas: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,7 @@ class Plan:
     """How a model is run."""
 
     served_name: str
+    aliases: tuple[str, ...]
     device: str
     dtype: Dtype
     num_lanes: int
@@ -79,17 +90,19 @@ class Plan:
     """Tokens that may wait; beyond, requests are refused as overload."""
     max_request_tokens: int
     matryoshka: bool
+    max_queue_seconds: float = 1e9
 
 
 def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
     """Resolve every "auto". Raises SetupError where an option does not fit the card or the machine."""
-    device = _device(options.device, hardware)
+    device = _device(options.device, hardware, options.replica)
     on_cpu = device == "cpu"
     return Plan(
         served_name=options.served_name or card.name,
+        aliases=options.aliases,
         device=device,
         dtype=_dtype(options.dtype, on_cpu=on_cpu, hardware=hardware),
-        num_lanes=hardware.num_cores if on_cpu else 1,
+        num_lanes=max(1, hardware.num_cores // options.num_replicas) if on_cpu else 1,
         max_batch_tokens=_max_batch_tokens(options.max_batch_tokens, on_cpu=on_cpu),
         max_length=_max_length(options.max_length, card),
         max_queue_tokens=_limit("max_queue_tokens", options.max_queue_tokens),
@@ -98,12 +111,12 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
     )
 
 
-def _device(wanted: str, hardware: Hardware) -> str:
+def _device(wanted: str, hardware: Hardware, replica: int) -> str:
     known = ("cpu", *hardware.gpus)
+    if wanted in ("auto", "cuda") and hardware.gpus:
+        return hardware.gpus[replica % len(hardware.gpus)]
     if wanted == "auto":
-        return hardware.gpus[0] if hardware.gpus else "cpu"
-    if wanted == "cuda" and hardware.gpus:
-        return hardware.gpus[0]
+        return "cpu"
     if wanted in known:
         return wanted
     raise SetupError(f"no device {wanted!r} here.", hint=f"--device takes auto or one of: {', '.join(known)}")

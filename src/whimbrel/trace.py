@@ -29,8 +29,8 @@ Count: TypeAlias = Literal[
 """What is counted: requests sent again after an engine died; batches cut in halves after a failure; rows run again in
 float32; batches that did not fit into memory; processes started again; queued requests that nobody waited for any more."""
 
-LevelName: TypeAlias = Literal["queue_tokens", "queue_bulk_tokens", "engines_up"]
-"""What rises and falls: tokens that wait, how many of them belong to large requests, engines that answer."""
+LevelName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up"]
+"""What rises and falls: tokens that wait, those of them that belong to small requests, engines that answer."""
 
 Outcome: TypeAlias = Literal[
     "ok",
@@ -49,7 +49,7 @@ Outcome: TypeAlias = Literal[
 
 
 class Observed(msgspec.Struct, frozen=True, gc=False):
-    """A stage took so many seconds, or a batch has such a size."""
+    """A stage took so many seconds, or a batch of a model has such a size."""
 
     name: Stage | Size
     value: float
@@ -172,11 +172,10 @@ def _tell(subscribers: tuple[Callable[[Any], None], ...], event: Event) -> None:
 class trace:
     """Context manager around one stage; `seconds` holds its duration afterwards, and so does `into`, by the stage's name."""
 
-    __slots__ = ("_into", "_model", "_stage", "_start", "seconds")
+    __slots__ = ("_into", "_stage", "_start", "seconds")
 
-    def __init__(self, stage: Stage, *, model: str = "", into: MutableMapping[Stage, float] | None = None) -> None:
+    def __init__(self, stage: Stage, *, into: MutableMapping[Stage, float] | None = None) -> None:
         self._stage: Stage = stage
-        self._model = model
         self._into = into
         self.seconds = 0.0
 
@@ -188,4 +187,4 @@ class trace:
         self.seconds = perf_counter() - self._start
         if self._into is not None:
             self._into[self._stage] = self.seconds
-        observe(self._stage, self.seconds, model=self._model)
+        observe(self._stage, self.seconds)

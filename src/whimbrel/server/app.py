@@ -1,4 +1,4 @@
-"""The ASGI app over any AsyncEmbedder. Routes come from the dialects' table; the few others are below.
+"""The ASGI app over any AsyncEmbedders. Routes come from the dialects' table; the few others are below.
 
 Knows HTTP and the Embedder protocol; knows nothing of engines, models or tensors.
 """
@@ -9,6 +9,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from math import ceil, inf, nan
 from typing import Final, TypeAlias
 
 import msgspec
@@ -21,11 +23,12 @@ from starlette.routing import Route as HTTPRoute
 
 from whimbrel import __version__
 from whimbrel.dialects import ROUTES, Route, openai
-from whimbrel.errors import MethodNotAllowed, ModelNotFound, NotFound, Overloaded, Unavailable, WhimbrelError
+from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, Unavailable, WhimbrelError
 from whimbrel.metrics import Metrics
 from whimbrel.server.guards import ApiKeys, read_body
-from whimbrel.server.ledger import CLIENT_LEFT, Ledger, notes_of
+from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of
 from whimbrel.server.openapi import docs_page, openapi_document
+from whimbrel.server.served import Served
 from whimbrel.trace import level, trace
 from whimbrel.types import AsyncEmbedder, Result
 
@@ -34,9 +37,11 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _MAX_BODY_BYTES: Final = 32 * 2**20
 
 
-def create_app(embedder: AsyncEmbedder, *, api_keys: Sequence[str] = ()) -> Starlette:
-    """The app that serves `embedder`. With `api_keys`, every route except the health checks asks for one."""
-    server = _Server(embedder)
+def create_app(served: Served, *, api_keys: Sequence[str] = (), settings: bytes = b"") -> Starlette:
+    """The app that serves some models. With `api_keys`, every route except the health checks asks for one."""
+    if settings:
+        api_keys = msgspec.json.decode(settings, type=list[str])
+    server = _Server(served)
     posts = [HTTPRoute(route.path, server.answer(route), methods=["POST"]) for route in ROUTES]
     gets: dict[str, Handler] = {
         "/v1/models": server.models,
@@ -63,11 +68,10 @@ def create_app(embedder: AsyncEmbedder, *, api_keys: Sequence[str] = ()) -> Star
 class _Server:
     """The handlers, and what they share."""
 
-    def __init__(self, embedder: AsyncEmbedder) -> None:
-        self._embedder = embedder
-        self._name = embedder.plan.served_name
+    def __init__(self, served: Served) -> None:
+        self._served = served
         self._created = int(time.time())
-        self._metrics = Metrics([self._name])
+        self._metrics = Metrics([embedder.plan.served_name for embedder in served])
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
@@ -78,6 +82,7 @@ class _Server:
         """The handler of a dialect's route."""
 
         async def handle(http: Request) -> Response:
+            self._served.begin()
             try:
                 return await self._answer(route, http)
             except WhimbrelError as error:
@@ -85,25 +90,33 @@ class _Server:
                 return _error_response(error, route.write_error)
             except ClientDisconnect:
                 return Response(status_code=CLIENT_LEFT)
+            finally:
+                self._served.end()
 
         return handle
 
     async def _answer(self, route: Route, http: Request) -> Response:
+        if self._served.draining:
+            raise Unavailable("the server is about to stop.", retry_after=5.0)
         notes = notes_of(http.scope)
+        deadline = _deadline(http)
         with trace("receive", into=notes.stages):
             body = await read_body(http, _MAX_BODY_BYTES)
         with trace("read", into=notes.stages):
             sent, request = route.read_request(body)
         notes.num_texts = len(request.texts)
-        if sent.model is not None and sent.model != self._name:
-            notes.model = "other"
-            raise ModelNotFound(f"no model {sent.model!r} here; this server serves {self._name!r}.", param="model")
-        notes.model = self._name
-        result = await self._run_while_connected(http, self._embedder.run(request))
+        embedder = self._find(sent.model, notes)
+        result = await self._run_while_connected(http, embedder.run(replace(request, deadline=deadline)))
         notes.note_result(result)
-        with trace("write", model=notes.model, into=notes.stages):
-            content = route.write_result(sent, result, self._name)
+        with trace("write", into=notes.stages):
+            content = route.write_result(sent, result, embedder.plan.served_name)
         return Response(content, media_type="application/json")
+
+    def _find(self, name: str | None, notes: Notes) -> AsyncEmbedder:
+        notes.model = "other"
+        embedder = self._served.find(name)
+        notes.model = embedder.plan.served_name
+        return embedder
 
     async def _run_while_connected(self, http: Request, running: Awaitable[Result]) -> Result:
         """Await `running`; if the client leaves first, cancel it and raise ClientDisconnect."""
@@ -119,33 +132,32 @@ class _Server:
             left.cancel()
 
     async def models(self, http: Request) -> Response:
-        return _json(openai.write_models([self._model()]))
+        return _json(openai.write_models([self._model(embedder) for embedder in self._served]))
 
     async def model(self, http: Request) -> Response:
-        asked = http.path_params["model"]
-        if asked != self._name:
-            raise ModelNotFound(f"no model {asked!r} here; this server serves {self._name!r}.", param="model")
-        return _json(msgspec.json.encode(self._model()))
+        return _json(msgspec.json.encode(self._model(self._served.find(http.path_params["model"]))))
 
-    def _model(self) -> openai.Model:
-        return openai.Model(id=self._name, created=self._created, max_model_len=self._embedder.plan.max_length)
+    def _model(self, embedder: AsyncEmbedder) -> openai.Model:
+        plan = embedder.plan
+        return openai.Model(id=plan.served_name, created=self._created, max_model_len=plan.max_length)
 
     async def live(self, http: Request) -> Response:
         return _json(b'{"status":"ok"}')
 
     async def ready(self, http: Request) -> Response:
-        if not self._embedder.ready:
-            raise Unavailable("the engine is not running.")
+        if not self._served.ready:
+            raise Unavailable(f"{self._served.status}.")
         return _json(b'{"status":"ok"}')
 
     async def info(self, http: Request) -> Response:
-        parts = {"version": __version__, "card": self._embedder.card, "plan": self._embedder.plan}
-        return _json(msgspec.json.encode(parts))
+        models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
+        return _json(msgspec.json.encode({"version": __version__, "models": models}))
 
     async def metrics(self, http: Request) -> Response:
-        if not self._metrics.shared:  # the engine is in this process, and nobody else tells how it is
-            level("queue_tokens", self._embedder.queued_tokens, model=self._name)
-            level("engines_up", self._embedder.ready, model=self._name)
+        if not self._metrics.shared:  # the engines are in this process, and nobody else tells how they are
+            for embedder in self._served:
+                level("queue_tokens", embedder.queued_tokens, model=embedder.plan.served_name)
+                level("engines_up", embedder.ready, model=embedder.plan.served_name)
         content, content_type = self._metrics.render(http.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
@@ -162,10 +174,24 @@ def _json(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
+def _deadline(http: Request) -> float:
+    """When X-Request-Timeout, in seconds from now, is over."""
+    given = http.headers.get("x-request-timeout")
+    if given is None:
+        return inf
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = nan
+    if not seconds >= 0:
+        raise InvalidRequest(f"is {given[:40]!r}; it takes seconds, e.g. 2.5.", param="X-Request-Timeout")
+    return time.perf_counter() + seconds
+
+
 def _error_response(error: WhimbrelError, write: Callable[[WhimbrelError], bytes] = openai.write_error) -> Response:
     headers: dict[str, str] = {}
-    if isinstance(error, Overloaded):
-        headers["retry-after"] = str(max(1, round(error.retry_after)))
+    if isinstance(error, Overloaded | Unavailable):
+        headers["retry-after"] = str(max(1, ceil(error.retry_after)))
     if error.retry is not None:
         headers["x-should-retry"] = str(error.retry).lower()
     return Response(write(error), status_code=error.status, media_type="application/json", headers=headers)

@@ -137,8 +137,8 @@ class Ledger:
         """Run the app; what it raises is ours, not the caller's, and is logged and answered as such."""
         try:
             await self._app(scope, exchange.receive, exchange.send)
-            if not exchange.complete and not exchange.left:
-                raise RuntimeError("the answer was not sent to its end")
+            if not exchange.status and not exchange.left:
+                raise RuntimeError("nothing was answered")
         except Exception as error:
             if not exchange.left:
                 await self._answer_bug(error, scope, exchange, notes)
@@ -202,7 +202,10 @@ class _Exchange:
             return self.status or CLIENT_LEFT, "client_gone"
         if self.complete:
             return self.status, _outcome(self.status)
-        return self.status, "lost" if lost else "error"
+        if lost:
+            return self.status, "lost"
+        # An answer that was begun and not ended: after a bug, or because the client took it too slowly.
+        return self.status, "error" if self._notes.error else "client_gone"
 
 
 def _outcome(status: int) -> Outcome:

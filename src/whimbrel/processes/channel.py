@@ -1,0 +1,239 @@
+"""Messages over a Unix stream socket: four bytes of length, then msgpack; descriptors travel beside the bytes.
+
+`Line` is for threads that block, `AsyncLine` for an event loop. What cannot be read raises BrokenLine: the two ends do not
+understand one another, and one of them has to go.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+MAX_MESSAGE: Final = 2**28
+_CHUNK: Final = 2**18
+_MAX_FDS: Final = 16
+_BUFFER: Final = 2**20
+
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+class BrokenLine(Exception):
+    """The other end sent what is no message."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a new line."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+    return ends
+
+
+def _pack(message: msgspec.Struct) -> bytearray:
+    packed = bytearray(4)
+    _encoder.encode_into(message, packed, 4)
+    packed[:4] = (len(packed) - 4).to_bytes(4, "little")
+    return packed
+
+
+class _Reader(Generic[T]):
+    """Bytes and descriptors, as they come, into messages."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._bytes = bytearray()
+        self.fds: deque[int] = deque()
+
+    def receive(self, sock: socket.socket) -> bool:
+        """Read what is there. False at the end. Raises BlockingIOError, BrokenLine."""
+        data, fds, flags, _ = socket.recv_fds(sock, _CHUNK, _MAX_FDS)
+        self.fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            raise BrokenLine("descriptors were lost: too many files are open")
+        self._bytes += data
+        return bool(data)
+
+    def messages(self) -> Iterator[T]:
+        """The messages that are complete."""
+        view = memoryview(bytes(self._bytes)) if len(self._bytes) >= 4 else memoryview(b"")
+        at = 0
+        while len(view) - at >= 4:
+            size = int.from_bytes(view[at : at + 4], "little")
+            if size > MAX_MESSAGE:
+                raise BrokenLine(f"a message of {size:,} bytes")
+            if len(view) - at - 4 < size:
+                break
+            try:
+                message: T = self._decoder.decode(view[at + 4 : at + 4 + size])
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                raise BrokenLine(f"not a message: {error}") from None
+            at += 4 + size
+            yield message
+        if at:
+            del self._bytes[:at]
+
+    def take_fd(self) -> int:
+        """The descriptor that came with the message just read."""
+        if not self.fds:
+            raise BrokenLine("a descriptor is missing")
+        return self.fds.popleft()
+
+    def close(self) -> None:
+        while self.fds:
+            os.close(self.fds.popleft())
+
+
+class Line(Generic[T]):
+    """An end for threads. `kind` is the union of the messages that come."""
+
+    def __init__(self, sock: socket.socket, kind: Any) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+        self._reader = _Reader[T](kind)
+        self._out: SimpleQueue[tuple[bytearray, Sequence[int]] | None] = SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="whimbrel-line", daemon=True)
+        self._writer.start()
+
+    def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
+        """Hand a message to the writing thread; never blocks. Descriptors are closed once they are sent."""
+        self._out.put((_pack(message), fds))
+
+    def __iter__(self) -> Iterator[T]:
+        """The messages until the other end is gone. Raises BrokenLine."""
+        try:
+            while self._reader.receive(self._sock):
+                yield from self._reader.messages()
+        except OSError:
+            return
+
+    def take_fd(self) -> int:
+        """The descriptor that came with the message just read."""
+        return self._reader.take_fd()
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        self._out.put(None)
+        self._writer.join(5)
+        self._sock.close()
+        self._reader.close()
+
+    def _write(self) -> None:
+        while (item := self._out.get()) is not None:
+            packed, fds = item
+            try:
+                if fds:
+                    sent = socket.send_fds(self._sock, [packed[:1]], list(fds))
+                    _close(fds)
+                    packed = packed[sent:]
+                self._sock.sendall(packed)
+            except OSError:  # the other end is gone; the reading thread sees it too
+                _close(fds)
+
+
+class AsyncLine(Generic[T]):
+    """An end for an event loop. `on_message(message)` is called for each; `on_end(error or None)` once."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        kind: Any,
+        *,
+        on_message: Callable[[T], None],
+        on_end: Callable[[BrokenLine | None], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._reader = _Reader[T](kind)
+        self._on_message = on_message
+        self._on_end = on_end
+        self._backlog: deque[tuple[bytearray, Sequence[int]]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
+        """Send a message now or as soon as there is room. Descriptors are closed once they are sent."""
+        if self._closed:
+            _close(fds)
+            return
+        self._backlog.append((_pack(message), fds))
+        if len(self._backlog) == 1:
+            self._flush()
+
+    def take_fd(self) -> int:
+        """The descriptor that came with the message just read."""
+        return self._reader.take_fd()
+
+    def close(self) -> None:
+        """Close; what is queued is lost. `on_end` is not called."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        self._reader.close()
+        for _, fds in self._backlog:
+            _close(fds)
+        self._backlog.clear()
+
+    def _readable(self) -> None:
+        try:
+            more = self._reader.receive(self._sock)
+            for message in self._reader.messages():
+                self._on_message(message)
+                if self._closed:
+                    return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._end(None)
+        except BrokenLine as error:
+            self._end(error)
+        else:
+            if not more:
+                self._end(None)
+
+    def _flush(self) -> None:
+        while self._backlog:
+            packed, fds = self._backlog[0]
+            try:
+                if fds:
+                    sent = self._sock.sendmsg([packed], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+                    _close(fds)
+                else:
+                    sent = self._sock.send(packed)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                self._end(None)
+                return
+            if sent == len(packed):
+                self._backlog.popleft()
+            else:
+                self._backlog[0] = (packed[sent:], ())
+        if self._backlog:
+            self._loop.add_writer(self._sock.fileno(), self._flush)
+        else:
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _end(self, error: BrokenLine | None) -> None:
+        if not self._closed:
+            self.close()
+            self._on_end(error)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

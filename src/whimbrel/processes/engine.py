@@ -1,0 +1,246 @@
+"""An engine in a process of its own: tokenised requests in, vectors into shared memory.
+
+Theory of operation. The main thread listens to the supervisor. Each worker has a line of its own with two threads: one
+reads requests and hands them to the engine, the other sends answers. A request's array lies in memory that the worker made,
+so the lanes write where the worker will read. The board says what is on the device; whoever finds this process dead reads
+there whom to suspect. A message that cannot be read ends the process: the supervisor starts another, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from functools import partial
+from mmap import mmap
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+import numpy as np
+
+from whimbrel import logs, metrics
+from whimbrel.engine import Engine
+from whimbrel.errors import CheckpointError, ComputeError, SetupError, WhimbrelError
+from whimbrel.lanes import Work
+from whimbrel.processes.channel import BrokenLine, Line
+from whimbrel.processes.lifeline import control_socket, follow_supervisor, raise_file_limit
+from whimbrel.processes.messages import (
+    Answer,
+    Attach,
+    Cancel,
+    CannotStart,
+    ControlEngine,
+    Load,
+    Phase,
+    Planned,
+    Ready,
+    Submit,
+    ToEngine,
+    failed,
+)
+from whimbrel.processes.shared import Board, align, map_memory, vectors_at
+from whimbrel.trace import level
+from whimbrel.types import Prepared, Result, Seq
+
+_log = logging.getLogger("whimbrel")
+
+_NOTHING: Final = memoryview(b"")
+_BEAT_SECONDS: Final = 0.25
+_FLIGHTS_PER_LANE: Final = 64
+"""Batches of one lane that may be uncollected: two, and the small ones that ran between the layers of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request came from: the tag of its job. The warm-up's jobs have none."""
+
+    worker: int
+    uid: int
+
+
+class Recorder:
+    """Writes on the board what goes to the device."""
+
+    def __init__(self, num_lanes: int, max_batch_tokens: int) -> None:
+        num_flights = _FLIGHTS_PER_LANE * num_lanes
+        self.board, self.fd, self.size = Board.create(num_flights, max_batch_tokens)
+        self._free = deque(range(num_flights))
+
+    def started(self, work: Work) -> int:
+        """Before a batch is launched."""
+        if not self._free:
+            return -1
+        slot = self._free.popleft()
+        entries = [(origin.worker, seq.index, origin.uid) for job, seq in work if isinstance(origin := job.tag, Origin)]
+        num_tokens = sum(seq.ids.size for _, seq in work)
+        self.board.start(slot, perf_counter(), entries, num_tokens)
+        return slot
+
+    def ended(self, slot: int) -> None:
+        """After it was collected, or has failed."""
+        if slot >= 0:
+            self.board.end(slot)
+            self._free.append(slot)
+
+
+class WorkerLine:
+    """The requests of one worker."""
+
+    def __init__(self, engine: Engine, worker: int, sock: socket.socket) -> None:
+        self._engine = engine
+        self._worker = worker
+        self._line = Line[ToEngine](sock, ToEngine)
+        self._segments: dict[int, mmap] = {}
+        self._futures: dict[int, Future[Result]] = {}
+        threading.Thread(target=self._read, name=f"whimbrel-worker-{worker}", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for message in self._line:
+                self._handle(message)
+        except BaseException as error:
+            _log.critical("worker %d sent what cannot be read (%s); this engine ends.", self._worker, error)
+            os._exit(70)
+        # The worker is gone: nobody waits for its requests.
+        for future in list(self._futures.values()):
+            future.cancel()
+        self._line.close()
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Cancel):
+            if (future := self._futures.get(message.uid)) is not None:
+                future.cancel()
+        else:
+            self._segments.pop(message.segment, None)
+
+    def _submit(self, message: Submit) -> None:
+        if message.segment_bytes:
+            self._segments[message.segment] = map_memory(self._line.take_fd(), message.segment_bytes)
+        segment = self._segments[message.segment] if message.segment else None
+        prepared, end = _prepared(message, segment)
+        try:
+            out = None if segment is None else vectors_at(segment, align(end), message.num_seqs, message.dimensions)
+            future = self._engine.submit_prepared(prepared, out=out, tag=Origin(self._worker, message.uid))
+        except WhimbrelError as error:
+            self._line.send(failed(message.uid, error))
+            return
+        self._futures[message.uid] = future
+        future.add_done_callback(partial(self._answer, message.uid, inline=segment is None))
+
+    def _answer(self, uid: int, future: Future[Result], *, inline: bool) -> None:
+        self._futures.pop(uid, None)
+        if future.cancelled():
+            self._line.send(failed(uid, ComputeError("cancelled.")))
+        elif (error := future.exception()) is not None:
+            known = error if isinstance(error, WhimbrelError) else ComputeError(f"{type(error).__name__} in the engine.")
+            self._line.send(failed(uid, known))
+        else:
+            result = future.result()
+            vectors = result.vectors_ND.data.cast("B") if inline else _NOTHING
+            self._line.send(Answer(uid, vectors, result.timings.queue, result.timings.compute))
+
+
+def _prepared(message: Submit, segment: mmap | None) -> tuple[Prepared, int]:
+    """The request, its arrays still where they lie, and the byte after them."""
+    source = message.arrays if segment is None else segment
+    lengths = np.frombuffer(source, np.int32, message.num_seqs)
+    ids = np.frombuffer(source, np.int32, int(lengths.sum()), lengths.nbytes)
+    ends: list[int] = np.cumsum(lengths).tolist()
+    seqs: Sequence[Seq] = [
+        Seq(ids[start:end], index, message.prompt_tokens, message.type_id)
+        for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
+    ]
+    prepared = Prepared(
+        seqs,
+        dimensions=message.dimensions,
+        normalize=message.normalize,
+        num_tokens=message.num_tokens,
+        num_truncated=message.num_truncated,
+        received=message.received,
+        tokenize=message.tokenize,
+        priority=message.priority,
+        deadline=message.deadline,
+        owner=message.owner,
+        suspects=message.suspects,
+    )
+    return prepared, lengths.nbytes + ids.nbytes
+
+
+def _beat(engine: Engine, board: Board) -> None:
+    model = engine.plan.served_name
+    while True:
+        level("queue_tokens", engine.queued_tokens, model=model)
+        level("queue_small_tokens", engine.small_tokens, model=model)
+        board.beat(perf_counter(), queued=engine.queued_tokens, small=engine.small_tokens, rate=engine.rate)
+        _tick.wait(_BEAT_SECONDS)
+
+
+_tick: Final = threading.Event()
+
+
+def _load(control: Line[ControlEngine], load: Load) -> tuple[Engine, Recorder]:
+    recorders: list[Recorder] = []
+
+    def planned(engine: Engine) -> Recorder:
+        recorders.append(Recorder(engine.plan.num_lanes, engine.plan.max_batch_tokens))
+        control.send(Planned(str(engine.folder), engine.card.name, engine.plan))
+        return recorders[0]
+
+    engine = Engine(
+        load.model,
+        pooling=load.pooling,
+        progress=lambda phase: control.send(Phase(phase)),
+        recorder=planned,
+        **asdict(load.options),
+    )
+    return engine, recorders[0]
+
+
+def main() -> None:
+    """The process: load, say so, answer until told to stop or the supervisor is gone."""
+    follow_supervisor()
+    raise_file_limit()
+    control = Line[ControlEngine](control_socket(), ControlEngine)
+    messages = iter(control)
+    load = next(messages, None)
+    if not isinstance(load, Load):
+        return
+    logs.configure(load.logs, process=load.name)
+    metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), load.name)
+    try:
+        engine, recorder = _load(control, load)
+    except (SetupError, CheckpointError) as error:
+        control.send(CannotStart(str(error), error.hint if isinstance(error, SetupError) else None, final=True))
+        control.close()
+        os._exit(1)
+    except Exception as error:
+        _log.critical("the engine could not be loaded", exc_info=True)
+        control.send(CannotStart(f"{type(error).__name__}: {error}", None, final=False))
+        control.close()
+        os._exit(1)
+    metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
+    threading.Thread(target=_beat, args=(engine, recorder.board), name="whimbrel-beat", daemon=True).start()
+    control.send(Ready(recorder.size), [recorder.fd])
+    lines: list[WorkerLine] = []
+    try:
+        for message in messages:
+            if isinstance(message, Attach):
+                lines.append(WorkerLine(engine, message.worker, socket.socket(fileno=control.take_fd())))
+            else:
+                engine.close()
+                os._exit(0)
+    except BrokenLine as error:
+        _log.critical("the supervisor sent what cannot be read (%s)", error)
+    os._exit(0)  # the supervisor is gone
+
+
+if __name__ == "__main__":
+    main()

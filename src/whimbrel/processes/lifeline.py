@@ -1,0 +1,47 @@
+"""What every child process does first: it ends with the supervisor, and leaves signals to it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import sys
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+
+CONTROL_FD: Final = "WHIMBREL_CONTROL_FD"
+"""The environment variable that names a child's end of its line to the supervisor."""
+
+
+def control_socket() -> socket.socket:
+    """The line to the supervisor. A child that is started by hand has none."""
+    try:
+        return socket.socket(fileno=int(os.environ.pop(CONTROL_FD)))
+    except (KeyError, ValueError, OSError):
+        sys.exit("this is a part of `whimbrel serve`; it cannot be run alone.")
+
+
+def follow_supervisor() -> None:
+    """Ignore the signals that a terminal or a service manager sends to all processes; die when the supervisor dies.
+
+    The line to the supervisor ends then too; the kernel's signal also reaches a process that is stuck.
+    """
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1 and "WHIMBREL_SUPERVISOR" in os.environ and os.environ["WHIMBREL_SUPERVISOR"] != "1":
+        sys.exit(0)  # it died before the kernel was told
+
+
+def raise_file_limit() -> None:
+    """Sockets and shared memory take descriptors: as many as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else 2**16, hard))
+        except (ValueError, OSError):
+            return

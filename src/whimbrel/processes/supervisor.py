@@ -1,0 +1,516 @@
+"""The supervisor of a server: owns the socket and all other processes, and starts again what dies.
+
+Theory of operation. One event loop, no threads, no PyTorch. Every child has a line to here; the end of a process is the only
+truth about its death. A worker and an engine get a fresh line for each life of either. An engine that does not come back to
+life, or dies again and again, is waited for longer and longer, and the workers are told. A process that stands still is killed:
+an engine whose board has not been written for a while or whose batch takes too long, a worker whose event loop does not turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import msgspec
+
+from whimbrel import metrics
+from whimbrel.card import PoolingMode
+from whimbrel.errors import SetupError
+from whimbrel.logs import LogOptions
+from whimbrel.plan import Options
+from whimbrel.processes.backoff import Backoff
+from whimbrel.processes.channel import AsyncLine, BrokenLine, pair
+from whimbrel.processes.lifeline import CONTROL_FD
+from whimbrel.processes.messages import (
+    Abort,
+    Attach,
+    CannotStart,
+    Down,
+    Drain,
+    Drained,
+    Load,
+    Model,
+    Phase,
+    Planned,
+    Quarantine,
+    Ready,
+    ReportEngine,
+    ReportWorker,
+    Started,
+    Stop,
+    Up,
+    Work,
+)
+from whimbrel.processes.shared import Board, map_memory
+from whimbrel.trace import count, level
+
+_log = logging.getLogger("whimbrel")
+
+_TICK_SECONDS: Final = 0.25
+_SILENCE_SECONDS: Final = 20.0
+"""After so long without a sign of life a process is taken to stand still."""
+_STOP_SECONDS: Final = 5.0
+_OUTSIDE_BLAME: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """One model that is to be served."""
+
+    model: str | None
+    pooling: PoolingMode | None
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `serve` was asked for. `settings` is JSON for the workers' app."""
+
+    models: tuple[ModelOptions, ...]
+    settings: bytes
+    num_workers: int = 1
+    num_replicas: int = 1
+    drain_seconds: float = 30.0
+    step_seconds: float = 60.0
+    """A batch that takes longer, and ten times longer than the measured rate says, hangs."""
+    logs: LogOptions = field(default_factory=LogOptions)
+    otel: bool = False
+    """Whether workers make OpenTelemetry spans."""
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    """A process that is ours, and what is known of its present life."""
+
+    name: str
+    backoff: Backoff = field(default_factory=Backoff)
+    process: Process | None = None
+    line: AsyncLine[Any] | None = None
+    ready: bool = False
+    ready_since: float = 0.0
+    killed_for: str | None = None
+    error: CannotStart | None = None
+
+    def send(self, message: msgspec.Struct, *fds: int) -> None:
+        if self.line is not None:
+            self.line.send(message, fds)
+        else:
+            for fd in fds:
+                os.close(fd)
+
+    def kill(self, reason: str | None = None) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.killed_for = reason
+            self.process.kill()
+
+
+@dataclass(slots=True, eq=False)
+class _Engine(_Child):
+    model: int = 0
+    replica: int = 0
+    planned: Planned | None = None
+    board: Board | None = None
+    board_fd: int = -1
+    board_bytes: int = 0
+    last_down: Down | None = None
+    begun: float = 0.0
+    load_seconds: float = 5.0
+    """How long it took to load, the last time."""
+
+    @property
+    def served_name(self) -> str:
+        return self.planned.plan.served_name if self.planned is not None else ""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker(_Child):
+    index: int = 0
+    heard: float = 0.0
+    drained: bool = False
+
+
+class Supervisor:
+    """Runs a server until it is told to stop. `run` gives the exit code."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        listener: socket.socket,
+        *,
+        on_phase: Callable[[int, str], None],
+        on_ready: Callable[[list[Planned]], None],
+    ) -> None:
+        """`on_phase` is told what each model is about to do while it loads, `on_ready` once everything answers."""
+        self._options = options
+        self._listener = listener
+        self._on_phase = on_phase
+        self._on_ready = on_ready
+        self._engines = [
+            _Engine(f"engine-{model}-{replica}", model=model, replica=replica)
+            for model in range(len(options.models))
+            for replica in range(options.num_replicas)
+        ]
+        self._workers = [_Worker(f"worker-{index}", index=index) for index in range(options.num_workers)]
+        self._quarantined: dict[tuple[int, bytes], None] = {}
+        self._announced = False
+        self._draining = False
+        self._stopped = asyncio.Event()
+        self._exit_code = 0
+        self._error: SetupError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_tick = perf_counter()
+        self._forgiven_until = 0.0
+
+    async def run(self) -> int:
+        """Start everything and see to it until a signal ends it. Raises SetupError if it cannot be started."""
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(name, self._signalled, name)
+        self._metrics_folder = tempfile.mkdtemp(prefix="whimbrel-metrics-")
+        metrics.use_directory(Path(self._metrics_folder), "supervisor")
+        counting = metrics.Metrics()
+        try:
+            for child in (*self._engines, *self._workers):
+                self._keep(self._live(child))
+            self._keep(self._watch())
+            await self._stopped.wait()
+        finally:
+            await self._end()
+            counting.close()
+            shutil.rmtree(self._metrics_folder, ignore_errors=True)
+        if self._error is not None:
+            raise self._error
+        return self._exit_code
+
+    # The lives of a child
+
+    def _keep(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.critical("the supervisor failed. This is a bug.", exc_info=error)
+            self._finish(1)
+
+    async def _live(self, child: _Engine | _Worker) -> None:
+        """One life after another."""
+        while not self._stopped.is_set():
+            await self._start(child)
+            assert child.process is not None
+            code = await child.process.wait()
+            if self._stopped.is_set() or (self._draining and isinstance(child, _Worker) and child.drained):
+                return
+            delay = self._died(child, code)
+            await asyncio.sleep(delay)
+
+    async def _start(self, child: _Engine | _Worker) -> None:
+        ours, theirs = pair()
+        is_engine = isinstance(child, _Engine)
+        module = "whimbrel.processes.engine" if is_engine else "whimbrel.processes.worker"
+        optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
+        child.killed_for = child.error = None
+        child.ready = False
+        with theirs:
+            child.process = await asyncio.create_subprocess_exec(
+                sys.executable, *optimize, "-P", "-m", module, stdin=DEVNULL, pass_fds=[theirs.fileno()], env=self._env(theirs)
+            )  # fmt: skip
+        if is_engine:
+            child.line = AsyncLine[ReportEngine](
+                ours,
+                ReportEngine,
+                on_message=lambda m: self._engine_says(child, m),
+                on_end=lambda e: self._line_ended(child, e),
+            )
+            self._begin_engine(child)
+        else:
+            child.line = AsyncLine[ReportWorker](
+                ours,
+                ReportWorker,
+                on_message=lambda m: self._worker_says(child, m),
+                on_end=lambda e: self._line_ended(child, e),
+            )
+            self._begin_worker(child)
+
+    def _env(self, control: socket.socket) -> dict[str, str]:
+        return os.environ | {CONTROL_FD: str(control.fileno()), metrics.DIRECTORY: self._metrics_folder}
+
+    def _line_ended(self, child: _Child, error: BrokenLine | None) -> None:
+        child.line = None
+        if error is not None:
+            child.kill(f"it sent what cannot be read ({error})")
+
+    def _died(self, child: _Engine | _Worker, code: int) -> float:
+        """What follows from a death. Returns the seconds to wait before the next life."""
+        was_ready, child.ready = child.ready, False
+        if child.line is not None:
+            child.line.close()
+            child.line = None
+        metrics.forget(child.name)
+        how = child.killed_for or (child.error.message if child.error is not None else _how(code))
+        if not self._announced and not was_ready:
+            hint = child.error.hint if child.error is not None else None
+            message = child.error.message if child.error is not None else f"{child.name} ended while it started: {how}."
+            self._fail(SetupError(message, hint=hint))
+            return 0.0
+        delay = child.backoff.died(lived=perf_counter() - child.ready_since if was_ready else None)
+        _log.error("%s: %s; it is started again%s.", child.name, how, f" in {delay:.1f} s" if delay else "")
+        if isinstance(child, _Engine):
+            count("engine_restarts", model=child.served_name)
+            self._engine_died(child, code, how, delay)
+        else:
+            count("worker_restarts")
+        return delay
+
+    # Engines
+
+    def _begin_engine(self, engine: _Engine) -> None:
+        model = self._options.models[engine.model]
+        engine.begun = perf_counter()
+        options = replace(model.options, replica=engine.replica, num_replicas=self._options.num_replicas)
+        engine.send(Load(model.model, model.pooling, options, engine.name, self._options.logs))
+
+    def _engine_says(self, engine: _Engine, message: ReportEngine) -> None:
+        if isinstance(message, Phase):
+            if not self._announced:
+                self._on_phase(engine.model, message.text)
+        elif isinstance(message, Planned):
+            engine.planned = message
+            if engine.replica == 0:
+                for worker in self._workers:
+                    self._introduce(engine, worker)
+        elif isinstance(message, Ready):
+            self._engine_ready(engine, message)
+        else:
+            engine.error = message
+
+    def _introduce(self, engine: _Engine, worker: _Worker) -> None:
+        """Tell a worker what a model is."""
+        if engine.planned is not None:
+            planned, pooling = engine.planned, self._options.models[engine.model].pooling
+            worker.send(Model(engine.model, pooling, planned.folder, planned.card_name, planned.plan))
+
+    def _engine_ready(self, engine: _Engine, message: Ready) -> None:
+        assert engine.line is not None
+        engine.ready, engine.ready_since = True, perf_counter()
+        engine.load_seconds = engine.ready_since - engine.begun
+        engine.backoff.ready()
+        if engine.board_fd >= 0:
+            os.close(engine.board_fd)
+        engine.board_fd, engine.board_bytes = engine.line.take_fd(), message.board_bytes
+        engine.board = Board(map_memory(os.dup(engine.board_fd), engine.board_bytes))
+        engine.last_down = None
+        self._tell_up(engine)
+        for worker in self._workers:
+            self._connect(engine, worker)
+        self._announce()
+
+    def _connect(self, engine: _Engine, worker: _Worker) -> None:
+        """Give an engine and a worker a new line to one another."""
+        if not engine.ready or worker.line is None or engine.line is None:
+            return
+        ours, theirs = pair()
+        engine.send(Attach(worker.index), ours.detach())
+        worker.send(Up(engine.model, engine.replica, engine.board_bytes), theirs.detach(), os.dup(engine.board_fd))
+
+    def _tell_up(self, engine: _Engine) -> None:
+        up = sum(each.ready for each in self._engines if each.model == engine.model)
+        level("engines_up", up, model=engine.served_name)
+
+    def _engine_died(self, engine: _Engine, code: int, how: str, delay: float) -> None:
+        self._tell_up(engine)
+        blame = 1.0 if engine.killed_for or code not in _OUTSIDE_CODES else _OUTSIDE_BLAME
+        retry_after = delay + engine.load_seconds
+        engine.last_down = Down(
+            engine.model, engine.replica, f"{engine.name} is restarting: {how}", blame, engine.backoff.failing, retry_after
+        )
+        for worker in self._workers:
+            worker.send(engine.last_down)
+
+    # Workers
+
+    def _begin_worker(self, worker: _Worker) -> None:
+        worker.heard, worker.drained = perf_counter(), False
+        fd = os.dup(self._listener.fileno())
+        worker.send(
+            Work(
+                self._options.settings,
+                len(self._options.models),
+                self._options.num_replicas,
+                worker.name,
+                worker.index,
+                self._options.logs,
+                self._options.otel,
+            ),
+            fd,
+        )
+        for engine in self._engines:
+            if engine.replica == 0:
+                self._introduce(engine, worker)
+        for engine in self._engines:
+            if engine.ready:
+                self._connect(engine, worker)
+            elif engine.last_down is not None:
+                worker.send(engine.last_down)
+        for model, digest in self._quarantined:
+            worker.send(Quarantine(model, digest))
+
+    def _worker_says(self, worker: _Worker, message: ReportWorker) -> None:
+        worker.heard = perf_counter()
+        if isinstance(message, Started):
+            worker.ready, worker.ready_since = True, perf_counter()
+            worker.backoff.ready()
+            if self._draining:
+                worker.send(Drain())
+            self._announce()
+        elif isinstance(message, Drained):
+            worker.drained = True
+            if all(each.drained or each.line is None for each in self._workers):
+                self._finish(0)
+        elif isinstance(message, Quarantine):
+            self._quarantined[message.model, message.digest] = None
+            if len(self._quarantined) > _MAX_QUARANTINED:
+                del self._quarantined[next(iter(self._quarantined))]
+            for other in self._workers:
+                if other is not worker:
+                    other.send(message)
+        elif isinstance(message, CannotStart):
+            worker.error = message
+
+    def _announce(self) -> None:
+        if not self._announced and all(child.ready for child in (*self._engines, *self._workers)):
+            self._announced = True
+            self._on_ready([engine.planned for engine in self._engines if engine.replica == 0 and engine.planned is not None])
+
+    # Watching
+
+    async def _watch(self) -> None:
+        """Kill what stands still."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            now = perf_counter()
+            if now - self._last_tick > 8 * _TICK_SECONDS:  # we have stood still ourselves; the others may have too
+                _log.warning("the supervisor has stood still for %.1f s", now - self._last_tick)
+                self._forgiven_until = now + _SILENCE_SECONDS
+            self._last_tick = now
+            if now < self._forgiven_until:
+                continue
+            for engine in self._engines:
+                if engine.ready and engine.killed_for is None and (reason := self._why_hanging(engine, now)):
+                    engine.kill(reason)
+            for worker in self._workers:
+                if worker.ready and worker.killed_for is None and now - worker.heard > _SILENCE_SECONDS:
+                    worker.kill("it stood still")
+
+    def _why_hanging(self, engine: _Engine, now: float) -> str | None:
+        board = engine.board
+        if board is None or now - engine.ready_since < _TICK_SECONDS:
+            return None
+        if now - max(board.last_beat, engine.ready_since) > _SILENCE_SECONDS:
+            return f"it stood still for {_SILENCE_SECONDS:.0f} s"
+        for flight in board.flights():
+            usual = flight.num_tokens / board.rate if board.rate else 0.0
+            limit = max(self._options.step_seconds, 10 * usual)
+            if now - flight.started > limit:
+                return f"a batch of {flight.num_tokens:,} tokens took longer than {limit:.0f} s"
+        return None
+
+    # The end
+
+    def _signalled(self, name: signal.Signals) -> None:
+        if self._draining:
+            _log.warning("%s again: ending at once", name.name)
+            self._finish(128 + name)
+            return
+        self._draining = True
+        if not any(worker.ready for worker in self._workers):
+            self._finish(0)
+            return
+        for worker in self._workers:
+            worker.send(Drain())
+        self._keep(self._limit_drain())
+
+    async def _limit_drain(self) -> None:
+        await asyncio.sleep(self._options.drain_seconds)
+        _log.error("requests were left after %.0f s of draining; they are answered with 503.", self._options.drain_seconds)
+        for worker in self._workers:
+            worker.send(Abort())
+        self._exit_code = 1
+        await asyncio.sleep(_STOP_SECONDS)
+        self._finish(1)
+
+    def _fail(self, error: SetupError) -> None:
+        self._error = self._error or error
+        self._finish(1)
+
+    def _finish(self, code: int) -> None:
+        self._exit_code = max(self._exit_code, code)
+        self._stopped.set()
+
+    async def _end(self) -> None:
+        """Ask all to end, and after a while make them."""
+        for task in self._tasks:
+            task.cancel()
+        children = [child for child in (*self._workers, *self._engines) if child.process is not None]
+        gently = self._exit_code == 0 and self._error is None
+        for child in children:
+            if gently and child.ready:
+                child.send(Stop())
+            else:
+                child.kill()
+        waits = [asyncio.ensure_future(child.process.wait()) for child in children if child.process is not None]
+        if waits:
+            await asyncio.wait(waits, timeout=_STOP_SECONDS)
+        for child in children:
+            child.kill()
+        if waits:
+            await asyncio.wait(waits)
+
+
+_MAX_QUARANTINED: Final = 1024
+_OUTSIDE_CODES: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
+
+
+def _how(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"it ended with exit code {code}"
+    try:
+        return f"it was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"it was killed by signal {-code}"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The socket that all workers accept from; nobody else can listen on its address. Raises SetupError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError) as error:
+        raise SetupError(f"cannot listen on {host}: {error}.", hint="--host takes an address of this machine") from None
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        hint = f"choose another: --port {port + 1}" if 1024 <= port < 65535 else "choose another --port or --host"
+        raise SetupError(f"cannot listen on {host}:{port}: {error.strerror or error}.", hint=hint) from None
+    return sock
+
+
+_BACKLOG: Final = 1024

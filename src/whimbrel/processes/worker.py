@@ -1,0 +1,169 @@
+"""An HTTP worker: Granian and the app on the supervisor's socket, and a RemoteEngine for each model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import uvloop
+
+from whimbrel import logs, metrics, otel
+from whimbrel.card_reader import read_card
+from whimbrel.errors import Unavailable
+from whimbrel.processes.channel import AsyncLine, BrokenLine
+from whimbrel.processes.lifeline import control_socket, follow_supervisor, raise_file_limit
+from whimbrel.processes.messages import (
+    Abort,
+    Beat,
+    ControlWorker,
+    Down,
+    Drain,
+    Drained,
+    Model,
+    Quarantine,
+    ReportWorker,
+    Started,
+    Up,
+    Work,
+)
+from whimbrel.processes.remote import RemoteEngine
+from whimbrel.processes.shared import Board, map_memory
+from whimbrel.server.app import create_app
+from whimbrel.server.run import make_server
+from whimbrel.server.served import Served
+
+_log = logging.getLogger("whimbrel")
+
+_BEAT_SECONDS: Final = 1.0
+_NUM_FDS: Final[dict[type, int]] = {Work: 1, Up: 2}
+"""How many descriptors come with a message."""
+
+
+class Worker:
+    """One worker process; `run` it in an event loop."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._told: asyncio.Queue[tuple[ControlWorker, list[int]]] = asyncio.Queue()
+        self._control = AsyncLine[ControlWorker](sock, ControlWorker, on_message=self._hear, on_end=_supervisor_gone)
+        self._engines: dict[int, RemoteEngine] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        work, fds = await self._told.get()
+        assert isinstance(work, Work)
+        self._work = work
+        keys = msgspec.json.decode(work.settings, type=list[str])
+        end_logs = logs.configure(work.logs, process=work.name, secrets=keys)
+        end_spans = otel.start() if work.otel else None
+        metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), work.name)
+        self._served = Served(num_models=work.num_models)
+        self._server = make_server(create_app(self._served, settings=work.settings), fds[0])
+        self._keep(self._beat())
+        self._keep(self._obey())
+        serving = asyncio.ensure_future(self._server.serve())
+        self._say(Started())
+        await serving
+        if end_spans is not None:
+            await asyncio.to_thread(end_spans)
+        end_logs()
+
+    def _say(self, message: ReportWorker) -> None:
+        self._control.send(message)
+
+    def _hear(self, message: ControlWorker) -> None:
+        self._told.put_nowait((message, [self._control.take_fd() for _ in range(_NUM_FDS.get(type(message), 0))]))
+
+    async def _obey(self) -> None:
+        """The supervisor's messages, one after another: a model is loaded before its engines are attached."""
+        while True:
+            message, fds = await self._told.get()
+            if isinstance(message, Model):
+                await self._add(message)
+            elif isinstance(message, Up):
+                board = Board(map_memory(fds[1], message.board_bytes))
+                self._engines[message.model].attach(message.replica, socket.socket(fileno=fds[0]), board)
+            elif isinstance(message, Down):
+                if (engine := self._engines.get(message.model)) is not None:
+                    engine.down(message)
+            elif isinstance(message, Quarantine):
+                self._engines[message.model].quarantine(message.digest)
+            elif isinstance(message, Drain):
+                self._keep(self._drain())
+            elif isinstance(message, Abort):
+                for engine in self._engines.values():
+                    engine.fail_all(Unavailable("the server has stopped.", retry_after=5.0))
+            else:
+                self._server.stop()
+
+    async def _add(self, model: Model) -> None:
+        if model.model in self._engines:  # known from an earlier life of its engine
+            return
+        card = await asyncio.to_thread(read_card, Path(model.folder), model.card_name, pooling=model.pooling)
+        engine = await asyncio.to_thread(
+            RemoteEngine,
+            self._work.index,
+            card,
+            model.plan,
+            Path(model.folder),
+            num_replicas=self._work.num_replicas,
+            on_quarantine=lambda digest: self._say(Quarantine(model.model, digest)),
+            broken=_broken,
+        )
+        self._engines[model.model] = engine
+        self._served.add(model.model, engine)
+
+    async def _drain(self) -> None:
+        self._served.draining = True
+        await self._served.wait_until_idle()
+        self._say(Drained())
+
+    async def _beat(self) -> None:
+        while True:
+            self._say(Beat())
+            await asyncio.sleep(_BEAT_SECONDS)
+
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._background.add(task)
+        task.add_done_callback(_end_if_failed)
+
+
+def _end_if_failed(task: asyncio.Task[None]) -> None:
+    """Without its background tasks a worker is of no use: the supervisor starts another."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.critical("the worker failed. This is a bug.", exc_info=error)
+        os._exit(1)
+
+
+def _broken(error: BrokenLine) -> None:
+    _log.critical("an engine sent what cannot be read (%s); this worker ends.", error)
+    os._exit(70)
+
+
+def _supervisor_gone(error: BrokenLine | None) -> None:
+    if error is not None:
+        _log.critical("the supervisor sent what cannot be read (%s); this worker ends.", error)
+    os._exit(0 if error is None else 70)
+
+
+async def _main(sock: socket.socket) -> None:
+    await Worker(sock).run()
+
+
+def main() -> None:
+    """The process."""
+    follow_supervisor()
+    raise_file_limit()
+    uvloop.run(_main(control_socket()))
+    os._exit(0)  # threads that still tokenise do not matter any more
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""What a person sees of a server: phases while it loads, a banner to paste from, and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from whimbrel.card import Card
+from whimbrel.card_reader import read_card
+from whimbrel.errors import SetupError
+from whimbrel.plan import Plan
+from whimbrel.processes.messages import Planned
+from whimbrel.processes.supervisor import ServeOptions, Supervisor, listen
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def names_of_models(given: Sequence[str], *, num_models: int) -> list[tuple[str, ...]]:
+    """The names of each model, from what --served-name was given. Raises SetupError."""
+    split = [tuple(name.strip() for name in each.split(",")) for each in given]
+    if num_models == 1:
+        split = [tuple(name for names in split for name in names)]
+    if len(split) > num_models:
+        raise SetupError(f"--served-name is given {len(split)} times, for {num_models} models.", hint="give it once per MODEL")
+    names = [name for each in split for name in each]
+    if not all(names) or len(set(names)) < len(names):
+        raise SetupError("--served-name is empty or names two models alike.", hint="give every model names of its own")
+    return [*split, *[()] * (num_models - len(split))]
+
+
+def serve_until_stopped(options: ServeOptions, *, host: str, port: int, has_key: bool, console: Console) -> int:
+    """Listen, load, say so and serve until a signal. Returns the exit code. Raises SetupError."""
+    with listen(host, port) as listener:
+        address, port = listener.getsockname()[:2]
+        shown = _Shown(console, [each.model or "the packaged model" for each in options.models])
+        url = f"http://{_url_host(address)}:{port}"
+
+        def ready(planned: list[Planned]) -> None:
+            shown.close()
+            models = [
+                (read_card(Path(each.folder), each.card_name, pooling=model.pooling), each.plan)
+                for each, model in zip(planned, options.models, strict=True)
+            ]
+            _banner(console, models, options, url, has_key=has_key)
+            if not ip_address(address).is_loopback and not has_key:
+                console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
+
+        async def run() -> int:
+            return await Supervisor(options, listener, on_phase=shown.phase, on_ready=ready).run()
+
+        try:
+            code = asyncio.run(run())
+        finally:
+            shown.close()
+    console.print("stopped")
+    return code
+
+
+class _Shown:
+    """The phases of loading, each with the seconds it took."""
+
+    def __init__(self, console: Console, models: list[str]) -> None:
+        self._console = console
+        self._models = models
+        self._running = {model: ("starting", perf_counter()) for model in range(len(models))}
+        self._status = console.status("starting")
+        self._status.start()
+
+    def phase(self, model: int, what: str) -> None:
+        """A model begins something; what it did before is done."""
+        phase, since = self._running[model]
+        now = perf_counter()
+        whose = f"{self._models[model]}: " if len(self._models) > 1 else ""
+        self._console.print(f"  {whose}{phase:<24}{now - since:6.2f} s", style="dim", markup=False)
+        self._running[model] = what, now
+        self._status.update(what)
+        if what == "finding the checkpoint":
+            self._status.stop()  # the hub shows bars of its own
+        else:
+            self._status.start()
+
+    def close(self) -> None:
+        """Loading is over, one way or another."""
+        self._status.stop()
+
+
+def _url_host(address: str) -> str:
+    """What to call from this machine: a wildcard address itself cannot be called."""
+    if address in ("0.0.0.0", "::"):  # noqa: S104
+        return "127.0.0.1"
+    return f"[{address}]" if ":" in address else address
+
+
+def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOptions, url: str, *, has_key: bool) -> None:
+    """What is served and how to call it."""
+    console.print()
+    for card, plan in models:
+        for name, value in _described(card, plan).items():
+            console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
+        if len(models) > 1:
+            console.print()
+    processes = f"{_count(options.num_replicas * len(models), 'engine')}, {_count(options.num_workers, 'HTTP worker')}"
+    for name, value in {
+        "processes": processes,
+        "API key": "required" if has_key else "none",
+        "URL": f"{url}  (docs: {url}/docs)",
+    }.items():
+        console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
+    header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
+    imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
+    first = models[0][1].served_name
+    model, chosen = (f'"model": {json.dumps(first)}, ', f", model={first!r}") if len(models) > 1 else ("", "")
+    curl = (
+        f"""curl {url}/v1/embeddings -H 'Content-Type: application/json'{header} -d '{{{model}"input": "Hello, whimbrel!"}}'"""
+    )
+    python = (
+        f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{chosen})\nprint(client.embed("Hello, whimbrel!"))'
+    )
+    with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
+    console.print(f"\n[bold]In a shell[/bold]{with_key}\n{_plain(curl)}")
+    console.print(f"\n[bold]In Python[/bold] ({_plain(_interpreter())}){with_key}\n{_plain(python)}\n")
+
+
+def _described(card: Card, plan: Plan) -> dict[str, str]:
+    return {
+        "model": ", ".join((plan.served_name, *plan.aliases)),
+        "task": card.task,
+        "dimension": f"{card.dimension}{' (may be cut: dimensions)' if plan.matryoshka else ''}",
+        "max length": f"{plan.max_length:,} tokens",
+        "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
+        "dtype": plan.dtype,
+        "pooling": " + ".join(card.pooling.modes) + (", normalised" if card.normalize else ""),
+    }
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def _interpreter() -> str:
+    """The Python that has Whimbrel, as one would type it."""
+    path = Path(sys.executable)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
