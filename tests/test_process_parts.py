@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel import errors
+from whimbrel.logs import LogOptions
 from whimbrel.plan import Options
 from whimbrel.processes.backoff import Backoff
 from whimbrel.processes.channel import MAX_MESSAGE, AsyncLine, BrokenLine, Line, pair
@@ -196,7 +197,7 @@ def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], Line[ReportEngin
             env=os.environ | {CONTROL_FD: str(theirs.fileno())},
         )
     control = Line[ReportEngine](ours, ReportEngine)
-    control.send(Load(None, None, Options(), "engine-0-0"))
+    control.send(Load(None, None, Options(), "engine-0-0", LogOptions()))
     next(message for message in control if isinstance(message, Ready))
     yield process, control
     process.kill()

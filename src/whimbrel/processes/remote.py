@@ -32,6 +32,7 @@ from whimbrel.plan import Plan
 from whimbrel.processes.channel import AsyncLine, BrokenLine
 from whimbrel.processes.messages import Answer, Cancel, Down, Drop, Failed, FromEngine, Submit, error_of
 from whimbrel.processes.shared import Board, Segment, SegmentPool, align
+from whimbrel.trace import count
 from whimbrel.types import Prepared, Request, Result, Seq, Timings
 
 _log = logging.getLogger("whimbrel")
@@ -310,6 +311,7 @@ class RemoteEngine:
         replica.down = down
         self._lost(down.replica, None)
         for uid, pending in self._orphans.pop(down.replica, {}).items():
+            count("retries", model=self.plan.served_name)
             self._lay_blame(replica, uid, pending, down.blame)
             self._dispatch(pending)
         if (failing := self._failing()) is not None:
