@@ -18,6 +18,7 @@ from whimbrel.trace import Finished
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
+RECORD = Finished("id", "POST", "/x", "/x", "", 200, "ok", model="m", num_texts=2, num_tokens=5, seconds=0.5)
 PROCESS = """
 import os, signal, sys
 from pathlib import Path
@@ -49,10 +50,8 @@ def value(found: Samples, name: str, **labels: str) -> float | None:
     return found.get((name, frozenset(labels.items())))
 
 
-def finished(outcome: str = "ok", status: int = 200, *, route: str = "/x", tokens: int = 5) -> str:
-    record = (
-        f"'id', 'POST', '{route}', '/x', '', {status}, '{outcome}', model='m', num_texts=2, num_tokens={tokens}, seconds=0.5"
-    )
+def finished(outcome: str = "ok", status: int = 200) -> str:
+    record = f"'id', 'POST', '/x', '/x', '', {status}, '{outcome}', model='m', num_texts=2, num_tokens=5, seconds=0.5"
     return f"trace.finished(Finished({record}))"
 
 
@@ -135,22 +134,22 @@ def test_a_place_that_cannot_be_written_is_a_setup_error(tmp_path: Path, monkeyp
 def test_a_server_of_one_process() -> None:
     page = metrics.Metrics(["m"])
     assert not page.shared
-    eval(received())
-    eval(finished(tokens=9))
+    trace.received("/x")
+    trace.finished(RECORD)
     found = samples(page.render()[0].decode())
     assert value(found, "whimbrel_requests_received_total", route="/x") == 1
-    assert value(found, "whimbrel_tokens_total", model="m") == 9
+    assert value(found, "whimbrel_tokens_total", model="m") == 5
     assert (value(found, "process_resident_memory_bytes", process="server") or 0) > 10e6
     page.close()
-    eval(received())
+    trace.received("/x")
     assert value(samples(page.render()[0].decode()), "whimbrel_requests_received_total", route="/x") == 1
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/plain", "application/openmetrics-text; version=1.0.0; q=0.9, text/plain"])
 def test_the_page_comes_in_the_form_that_is_asked_for(accept: str) -> None:
     page = metrics.Metrics(["m"])
-    eval(received())
-    eval(finished())
+    trace.received("/x")
+    trace.finished(RECORD)
     trace.observe("batch_seqs", 3, model="m")
     content, content_type = page.render(accept)
     page.close()

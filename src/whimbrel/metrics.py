@@ -84,9 +84,9 @@ def use_directory(path: Path, identity: str) -> None:
     _place = path, identity
     os.environ[DIRECTORY] = str(path)
     _values.ValueClass = _values.MultiProcessValue(process_identifier=lambda: identity)
-    forget(identity)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        forget(identity)
         for kind in ("counter", "histogram", "gauge_livesum"):
             _reserve(path / f"{kind}_{identity}.db")
         (path / f"{identity}.pid").write_text(str(os.getpid()))
