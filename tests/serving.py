@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,20 +16,27 @@ from typing import Self
 class Server:
     """`python -m whimbrel serve --port 0 ...`; `url` once it answers."""
 
-    def __init__(self, *args: str, **env: str) -> None:
+    def __init__(self, *args: str, wait: bool = True, **env: str) -> None:
         command = [sys.executable, "-m", "whimbrel", "serve", "--port", "0", *args]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | env)
         assert self.process.stderr is not None
         self.log = ""
-        for line in self.process.stderr:
+        for line in self.process.stderr if wait else ():
             self.log += line
             if line.startswith("print("):
                 break
         else:
-            raise AssertionError(f"the server did not start:\n{self.log}")
-        self.url = re.search(r"URL\s+(\S+)", self.log)[1]  # pyright: ignore[reportOptionalSubscript]
+            assert not wait, f"the server did not start:\n{self.log}"
+        if wait:
+            self.url = re.search(r"URL\s+(\S+)", self.log)[1]  # pyright: ignore[reportOptionalSubscript]
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def children(self, kind: str = "") -> list[int]:
+        """Process ids of its engines or workers, or of both."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        pids = sorted(int(pid) for task in tasks for pid in task.read_text().split())
+        return [pid for pid in pids if f"whimbrel.processes.{kind}" in _command(pid)]
 
     @property
     def port(self) -> int:
@@ -56,3 +64,10 @@ class Server:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log += line
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:  # it has just ended
+        return ""

@@ -303,9 +303,10 @@ def wait_for(condition: Any, seconds: float = 20) -> bool:
 
 def test_info(http_client: httpx2.Client) -> None:
     info = http_client.get("/info").json()
-    assert info["card"]["dimension"] == 384
-    assert info["plan"]["max_length"] == 256
-    assert info["plan"]["dtype"] in ("bfloat16", "float32")
+    model = info["models"][0]
+    assert model["card"]["dimension"] == 384
+    assert model["plan"]["max_length"] == 256
+    assert model["plan"]["dtype"] in ("bfloat16", "float32")
 
 
 def test_health(http_client: httpx2.Client) -> None:

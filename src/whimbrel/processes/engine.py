@@ -27,7 +27,6 @@ import numpy as np
 from whimbrel import logs, metrics
 from whimbrel.engine import Engine
 from whimbrel.errors import CheckpointError, ComputeError, SetupError, WhimbrelError
-from whimbrel.lanes import Work
 from whimbrel.processes.channel import BrokenLine, Line
 from whimbrel.processes.lifeline import control_socket, follow_supervisor, raise_file_limit
 from whimbrel.processes.messages import (
@@ -47,6 +46,7 @@ from whimbrel.processes.messages import (
 from whimbrel.processes.shared import Board, align, map_memory, vectors_at
 from whimbrel.trace import level
 from whimbrel.types import Prepared, Result, Seq
+from whimbrel.work import Work
 
 _log = logging.getLogger("whimbrel")
 
@@ -128,7 +128,9 @@ class WorkerLine:
         prepared, end = _prepared(message, segment)
         try:
             out = None if segment is None else vectors_at(segment, align(end), message.num_seqs, message.dimensions)
-            future = self._engine.submit_prepared(prepared, out=out, tag=Origin(self._worker, message.uid))
+            future = self._engine.submit_prepared(
+                prepared, out=out, tag=Origin(self._worker, message.uid), admitted=message.admitted
+            )
         except WhimbrelError as error:
             self._line.send(failed(message.uid, error))
             return
@@ -214,7 +216,8 @@ def main() -> None:
     if not isinstance(load, Load):
         return
     logs.configure(load.logs, process=load.name)
-    metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), load.name)
+    if metrics.DIRECTORY in os.environ:
+        metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), load.name)
     try:
         engine, recorder = _load(control, load)
     except (SetupError, CheckpointError) as error:

@@ -43,6 +43,8 @@ class Submit(_Message):
     deadline: float
     owner: str
     suspects: dict[int, int]
+    admitted: bool
+    """Whether another life of an engine had admitted it, so that it must not be refused for overload."""
 
 
 class Cancel(_Message):

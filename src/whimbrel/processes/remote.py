@@ -59,6 +59,8 @@ class _Pending:
     blame: dict[int, float] = field(default_factory=dict[int, float])
     """How often an engine died while a text was alone on it."""
     segment: Segment | None = None
+    admitted: bool = False
+    """Whether an engine had it already."""
 
 
 class Replica:
@@ -132,6 +134,7 @@ class Replica:
             deadline=prepared.deadline,
             owner=prepared.owner,
             suspects=pending.limits,
+            admitted=pending.admitted,
         )
         pending.segment = segment
         self._pending[uid] = pending
@@ -280,7 +283,7 @@ class RemoteEngine:
         Only the engine knows its queue exactly; it refuses too, with the same words.
         """
         if failing := self._failing():
-            raise Unavailable(f"the engine keeps failing ({failing.reason}).", retry_after=failing.retry_after * _jitter())
+            raise Unavailable(f"{failing.reason}.", retry_after=failing.retry_after * _jitter())
         waiting = self.queued_tokens
         rate = sum(replica.board.rate for replica in self._replicas if replica.board is not None)
         full = waiting > 2 * self.plan.max_queue_tokens
@@ -316,7 +319,7 @@ class RemoteEngine:
             for pending in waiting:
                 _fail(
                     pending,
-                    Unavailable(f"the engine keeps failing ({failing.reason}).", retry_after=failing.retry_after * _jitter()),
+                    Unavailable(f"{failing.reason}.", retry_after=failing.retry_after * _jitter()),
                 )
 
     def quarantine(self, digest: bytes) -> None:
@@ -352,13 +355,14 @@ class RemoteEngine:
         if up:
             min(up, key=lambda replica: replica.outstanding_tokens).send(pending)
         elif (failing := self._failing()) is not None:
-            _fail(pending, Unavailable(f"the engine keeps failing ({failing.reason}).", retry_after=failing.retry_after))
+            _fail(pending, Unavailable(f"{failing.reason}.", retry_after=failing.retry_after))
         else:
             self._waiting[pending] = None
             pending.future.add_done_callback(lambda _: self._waiting.pop(pending, None))
 
     def _lay_blame(self, replica: Replica, uid: int, pending: _Pending, blame: float) -> None:
         """Mark what the dead engine was running of this request."""
+        pending.admitted = True
         pending.segment = None
         if replica.board is None:
             return

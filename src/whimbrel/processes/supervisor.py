@@ -60,7 +60,7 @@ _log = logging.getLogger("whimbrel")
 
 _TICK_SECONDS: Final = 0.25
 _SILENCE_SECONDS: Final = 20.0
-"""After so long without a sign of life a process is taken to stand still."""
+"""After so long without a sign of life a process is taken to stand still; sooner, if a batch may not take so long."""
 _STOP_SECONDS: Final = 5.0
 _OUTSIDE_BLAME: Final = 0.25
 
@@ -170,6 +170,7 @@ class Supervisor:
         self._exit_code = 0
         self._error: SetupError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._silence = min(_SILENCE_SECONDS, options.step_seconds)
         self._last_tick = perf_counter()
         self._forgiven_until = 0.0
 
@@ -335,9 +336,9 @@ class Supervisor:
         self._tell_up(engine)
         blame = 1.0 if engine.killed_for or code not in _OUTSIDE_CODES else _OUTSIDE_BLAME
         retry_after = delay + engine.load_seconds
-        engine.last_down = Down(
-            engine.model, engine.replica, f"{engine.name} is restarting: {how}", blame, engine.backoff.failing, retry_after
-        )
+        failing = engine.backoff.failing
+        reason = f"{engine.name} {'keeps failing' if failing else 'is restarting'}: {how}"
+        engine.last_down = Down(engine.model, engine.replica, reason, blame, failing, retry_after)
         for worker in self._workers:
             worker.send(engine.last_down)
 
@@ -405,7 +406,7 @@ class Supervisor:
             now = perf_counter()
             if now - self._last_tick > 8 * _TICK_SECONDS:  # we have stood still ourselves; the others may have too
                 _log.warning("the supervisor has stood still for %.1f s", now - self._last_tick)
-                self._forgiven_until = now + _SILENCE_SECONDS
+                self._forgiven_until = now + self._silence
             self._last_tick = now
             if now < self._forgiven_until:
                 continue
@@ -413,15 +414,15 @@ class Supervisor:
                 if engine.ready and engine.killed_for is None and (reason := self._why_hanging(engine, now)):
                     engine.kill(reason)
             for worker in self._workers:
-                if worker.ready and worker.killed_for is None and now - worker.heard > _SILENCE_SECONDS:
+                if worker.ready and worker.killed_for is None and now - worker.heard > self._silence:
                     worker.kill("it stood still")
 
     def _why_hanging(self, engine: _Engine, now: float) -> str | None:
         board = engine.board
         if board is None or now - engine.ready_since < _TICK_SECONDS:
             return None
-        if now - max(board.last_beat, engine.ready_since) > _SILENCE_SECONDS:
-            return f"it stood still for {_SILENCE_SECONDS:.0f} s"
+        if now - max(board.last_beat, engine.ready_since) > self._silence:
+            return f"it stood still for {self._silence:.0f} s"
         for flight in board.flights():
             usual = flight.num_tokens / board.rate if board.rate else 0.0
             limit = max(self._options.step_seconds, 10 * usual)

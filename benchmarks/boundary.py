@@ -1,0 +1,140 @@
+"""What the process boundary costs: a request through an engine process against the same request in this process.
+
+    python benchmarks/boundary.py [--rounds 40] [--dtype auto]
+
+Both engines run the packaged all-MiniLM-L6-v2 with the same plan, and are asked from an event loop, as a server does: through
+`AsyncEngine`, whose lanes are threads of this process, and through `RemoteEngine`, whose engine is another process. One request
+at a time; the two take turns, batch by batch, and one is idle while the other works. Reported are the medians of each request's
+seconds and their difference. Requests: 1 text of 16 tokens, and 128 texts of 128 tokens, of which nothing is padded or cut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Final
+
+import numpy as np
+import uvloop
+from common import default_plan, note, print_setting, print_table
+
+from whimbrel.card_reader import read_card
+from whimbrel.engine import AsyncEngine
+from whimbrel.logs import LogOptions
+from whimbrel.plan import Options
+from whimbrel.processes.channel import Line, pair
+from whimbrel.processes.lifeline import CONTROL_FD
+from whimbrel.processes.messages import Attach, Load, Planned, Ready, ReportEngine
+from whimbrel.processes.remote import RemoteEngine
+from whimbrel.processes.shared import Board, map_memory
+from whimbrel.types import AsyncEmbedder, Request
+
+REQUESTS: Final = {"1 x 16 tokens": (1, 16, 50), "128 x 128 tokens": (128, 128, 1)}
+"""Texts, tokens of each, and requests in a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """An engine process, and this end of the line to it."""
+
+    process: subprocess.Popen[bytes]
+    control: Line[ReportEngine]
+    planned: Planned
+    board: Board
+    sock: socket.socket
+
+
+def start(options: Options) -> EngineProcess:
+    """Start an engine process as the supervisor does."""
+    ours, theirs = pair()
+    command = [sys.executable, "-P", "-m", "whimbrel.processes.engine"]
+    environment = os.environ | {CONTROL_FD: str(theirs.fileno())}
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+    theirs.close()
+    control = Line[ReportEngine](ours, ReportEngine)
+    control.send(Load(None, None, options, "engine-0-0", LogOptions()))
+    planned: Planned | None = None
+    for message in control:
+        if isinstance(message, Planned):
+            planned = message
+        elif isinstance(message, Ready) and planned is not None:
+            board = Board(map_memory(control.take_fd(), message.board_bytes))
+            near, far = pair()
+            control.send(Attach(0), [far.detach()])
+            return EngineProcess(process, control, planned, board, near)
+    raise SystemExit("the engine process did not start")
+
+
+def token_request(num_texts: int, num_tokens: int) -> Request:
+    """Token ids, so that both sides do the same and nothing else: [CLS], words, [SEP]."""
+    rng = np.random.default_rng(0)
+    words = rng.integers(2000, 20000, (num_texts, num_tokens - 2))
+    return Request([np.concatenate(([101], row, [102])) for row in words])
+
+
+async def turn(embedder: AsyncEmbedder, request: Request, count: int) -> list[float]:
+    """The seconds of `count` requests, one after another."""
+    seconds: list[float] = []
+    for _ in range(count):
+        started = perf_counter()
+        await embedder.run(request)
+        seconds.append(perf_counter() - started)
+    return seconds
+
+
+async def measure(dtype: str, rounds: int) -> None:
+    """Take turns and report."""
+    plan = default_plan(dtype)
+    options = Options(dtype=plan.dtype)
+    note("loading")
+    there = start(options)
+    local = AsyncEngine(dtype=plan.dtype)
+    folder = Path(there.planned.folder)
+    remote = RemoteEngine(
+        0,
+        read_card(folder, there.planned.card_name),
+        there.planned.plan,
+        folder,
+        num_replicas=1,
+        on_quarantine=lambda _: None,
+        broken=lambda error: sys.exit(str(error)),
+    )
+    remote.attach(0, there.sock, there.board)
+    rows: list[list[str]] = []
+    for name, (num_texts, num_tokens, count) in REQUESTS.items():
+        note(name)
+        request = token_request(num_texts, num_tokens)
+        near, far = (await local.run(request)).vectors_ND, (await remote.run(request)).vectors_ND
+        if not np.array_equal(near, far):
+            raise SystemExit("the two engines disagree")
+        seconds: dict[str, list[float]] = {"in this process": [], "engine process": []}
+        for _ in range(rounds):
+            seconds["in this process"] += await turn(local, request, count)
+            seconds["engine process"] += await turn(remote, request, count)
+        a, b = (median(each) for each in seconds.values())
+        rows.append([name, f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", f"{(b - a) * 1e6:+,.0f}", f"{b / a:.3f}"])
+    print_table(["request", "in-process ms", "engine process ms", "difference us", "ratio"], rows)
+    print_setting(plan, rounds=rounds)
+    there.process.kill()
+    await local.close()
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
+    args = parser.parse_args()
+    uvloop.run(measure(args.dtype, args.rounds))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""F and G of the catalogue: processes that are killed, stopped, hang or go mad; signals and the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+
+from checkpoints import sentence_layout, write_bert
+from load import Load, ask, queued_tokens, vectors_of, wait_for
+from serving import Server
+from texts import TEXTS
+from whimbrel import Engine
+from whimbrel.types import Float32Array
+
+SOME = [text for text in TEXTS if text][:200]
+
+
+@pytest.fixture(scope="module")
+def expected(engine: Engine) -> Float32Array:
+    return engine.embed(SOME)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+def golden(server: Server, expected: Float32Array) -> None:
+    """The server is ready and right."""
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
+        assert wait_for(lambda: client.get("/health/ready").status_code == 200)
+        assert np.array_equal(vectors_of(ask(client, SOME[:3])), expected[:3])
+
+
+def test_F1_engine_killed_while_idle(server: Server, expected: Float32Array) -> None:
+    (old,) = server.children("engine")
+    os.kill(old, signal.SIGKILL)
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
+        assert np.array_equal(vectors_of(ask(client, SOME)), expected)
+    assert server.children("engine") != [old]
+    golden(server, expected)
+
+
+def test_F2_engine_killed_in_mid_batch_under_load(server: Server, expected: Float32Array) -> None:
+    with Load(server.url, SOME, expected) as load:
+        for _ in range(4):
+            assert wait_for(lambda: server.children("engine"))
+            answered = len(load.statuses)
+            assert wait_for(lambda: len(load.statuses) > answered + 20)  # noqa: B023
+            os.kill(server.children("engine")[0], signal.SIGKILL)
+    assert load.wrong == []
+    assert set(load.statuses) == {200}
+    golden(server, expected)
+
+
+def test_F3_engine_that_is_stopped_is_replaced(expected: Float32Array) -> None:
+    with Server("--step-timeout", "3") as server:
+        (old,) = server.children("engine")
+        os.kill(old, signal.SIGSTOP)
+        with httpx2.Client(base_url=server.url, timeout=60) as client:
+            assert np.array_equal(vectors_of(ask(client, SOME)), expected)
+        assert server.children("engine") != [old]
+        assert "stood still" in server.log
+
+
+def test_F3_worker_that_is_stopped_is_replaced(expected: Float32Array) -> None:
+    with Server("--step-timeout", "3") as server:
+        (old,) = server.children("worker")
+        os.kill(old, signal.SIGSTOP)
+        assert wait_for(lambda: server.children("worker") not in ([old], []))
+        golden(server, expected)
+
+
+def test_a_worker_that_is_killed_is_replaced(server: Server, expected: Float32Array) -> None:
+    (old,) = server.children("worker")
+    os.kill(old, signal.SIGKILL)
+    assert wait_for(lambda: server.children("worker") not in ([old], []))
+    golden(server, expected)
+    assert len(server.children("engine")) == 1
+
+
+def test_G9_supervisor_killed_leaves_nothing(expected: Float32Array) -> None:
+    with Server("--workers", "2") as server, Load(server.url, SOME, expected, num_clients=2):
+        children = server.children()
+        assert len(children) == 3
+        time.sleep(0.5)
+        server.process.kill()
+        assert wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 10)
+
+
+def test_G1_sigterm_under_load(expected: Float32Array) -> None:
+    with Server() as server:
+        with Load(server.url, SOME, expected, sizes=(100, 200)) as load, httpx2.Client(base_url=server.url) as probe:
+            assert wait_for(lambda: len(load.statuses) > 4)
+            server.process.send_signal(signal.SIGTERM)
+            seen: set[tuple[int, int]] = set()
+
+            def ended() -> bool:
+                seen.add((probe.get("/health/live").status_code, probe.get("/health/ready").status_code))
+                return server.process.poll() is not None
+
+            wait_for(ended, 3)
+            load._stop.set()
+            assert server.process.wait(30) == 0
+        assert (200, 503) in seen
+        refused = [text for text in load.wrong if "about to stop" not in text and "Error" not in text]
+        assert refused == []
+
+
+def test_G2_a_second_signal_ends_at_once(expected: Float32Array) -> None:
+    with Server() as server, Load(server.url, SOME, expected, sizes=(200, 200)) as load:
+        with httpx2.Client(base_url=server.url) as probe:
+            assert wait_for(lambda: queued_tokens(probe) > 10_000)
+        children = server.children()
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        assert server.process.wait(10) == 130
+        assert time.monotonic() - started < 3
+        assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+        load._stop.set()
+
+
+def test_G3_sigterm_while_loading() -> None:
+    for seconds in (0.0, 0.5, 1.0):
+        with Server(wait=False) as server:
+            assert wait_for(server.children)
+            time.sleep(seconds)
+            assert server.stop() == 0
+            assert "Traceback" not in server.log
+
+
+def test_F4_crash_loop(expected: Float32Array) -> None:
+    """An engine that never comes up: the server says so, answers 503 with Retry-After, and recovers."""
+    with Server() as server, httpx2.Client(base_url=server.url, timeout=100) as client:
+        stop = threading.Event()
+
+        def kill_on_sight() -> None:
+            while not stop.is_set():
+                for pid in server.children("engine"):
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.05)
+
+        killer = threading.Thread(target=kill_on_sight)
+        killer.start()
+        try:
+            answer = ask(client, SOME[:2])  # accepted while nobody knows that it will last
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) >= 1
+            health = client.get("/health/ready")
+            assert health.status_code == 503
+            assert "keeps" in health.text
+            assert "SIGKILL" in health.text
+            assert client.get("/health/live").status_code == 200
+            started = time.monotonic()
+            assert ask(client, SOME[:2]).status_code == 503
+            assert time.monotonic() - started < 1
+        finally:
+            stop.set()
+            killer.join()
+        assert wait_for(lambda: client.get("/health/ready").status_code == 200, 60)
+        golden(server, expected)
+        assert server.log.count("is started again in") >= 2
+
+
+def test_two_models_and_two_replicas(minilm: Path, tmp_path: Path, engine: Engine, expected: Float32Array) -> None:
+    """Models are chosen by name or alias; replicas share the work, and one's death is made good by the other."""
+    other = tmp_path / "other"
+    write_bert(other)
+    sentence_layout(other)
+    with Server(
+        str(minilm), str(other), "--served-name", "minilm,text-embedding-3-small", "--served-name", "other", "--replicas", "2",
+        "--workers", "2",
+    ) as server, httpx2.Client(base_url=server.url, timeout=60) as client:  # fmt: skip
+        assert len(server.children("engine")) == 4
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["minilm", "other"]
+        for name in ("minilm", "text-embedding-3-small"):
+            answer = ask(client, SOME[:20], model=name)
+            assert answer.json()["model"] == "minilm"
+            assert np.array_equal(vectors_of(answer), expected[:20])
+        with Engine(str(other)) as reference:
+            assert np.array_equal(vectors_of(ask(client, SOME[:20], model="other")), reference.embed(SOME[:20]))
+        assert ask(client, ["a"]).status_code == 400
+        assert "minilm, other" in ask(client, ["a"]).text
+        assert ask(client, ["a"], model="nope").status_code == 404
+        assert client.get("/v1/models/text-embedding-3-small").json()["id"] == "minilm"
+        os.kill(server.children("engine")[0], signal.SIGKILL)
+        os.kill(server.children("engine")[-1], signal.SIGKILL)
+        assert np.array_equal(vectors_of(ask(client, SOME, model="minilm")), expected)
+        assert wait_for(lambda: client.get("/health/ready").status_code == 200 and len(server.children("engine")) == 4)
