@@ -59,8 +59,14 @@ def test_a_request_is_a_span_with_its_stages_in_it(exporter: InMemorySpanExporte
     assert all(span.parent == server.context for span in stages)
 
 
+def test_stages_that_ran_at_once_stay_within_the_request(exporter: InMemorySpanExporter) -> None:
+    finish(seconds=1.0, stages={"queue": 0.5, "compute": 2.0, "write": 0.1})
+    ends = [(span.end_time or 0) - 10**18 for span in exporter.get_finished_spans()]
+    assert ends == [500_000_000, 10**9, 10**9, 10**9]
+
+
 def test_K6_the_client_s_span_is_the_parent(exporter: InMemorySpanExporter) -> None:
-    finish(traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", stages={"read": 0.1})
+    finish(traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", stages={"read": 0.1}, seconds=0.2)
     spans = by_name(exporter)
     parent = spans["POST /v1/embeddings"].parent
     assert parent is not None
