@@ -24,7 +24,7 @@ from whimbrel.admission import Queue, Rate, check
 from whimbrel.errors import DeadlineExceeded, Unavailable
 from whimbrel.plan import Plan
 from whimbrel.scheduler import Scheduler, Taken
-from whimbrel.trace import observe
+from whimbrel.trace import count, observe
 from whimbrel.types import Float32Array
 from whimbrel.work import Job
 
@@ -193,6 +193,7 @@ class Dispatch:
 
     def _tell(self, picked: _Picked) -> None:
         for job in picked.late:
+            count("dropped", model=self._plan.served_name)
             self._pass_writers()
             job.fail(_too_late())
         for job in picked.fresh:
@@ -271,7 +272,8 @@ class Dispatch:
         return found
 
     def _cancelled(self, job: Job) -> None:
-        self.claim(job)
+        if self.claim(job):
+            count("dropped", model=self._plan.served_name)
         with self._changed:
             self._changed.notify_all()  # suspects of this job may have been what others waited for
 

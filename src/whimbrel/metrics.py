@@ -11,14 +11,16 @@ docs/metrics.md lists every name.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
+import prometheus_client.mmap_dict
 import prometheus_client.multiprocess
 import prometheus_client.values
 from prometheus_client import (
@@ -32,6 +34,7 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from whimbrel.errors import SetupError
 from whimbrel.trace import Count, Counted, Finished, Level, LevelName, Observed, Received, Size, subscribe
@@ -49,7 +52,7 @@ _COUNTS: Final[dict[Count, tuple[str, str]]] = {
     "out_of_memory": ("out_of_memory", "Batches that did not fit into the device's memory."),
     "engine_restarts": ("engine_restarts", "Engine processes started again after they died or hung."),
     "worker_restarts": ("worker_restarts", "HTTP workers started again after they died."),
-    "dropped": ("dropped_requests", "Requests that left the queue unrun: the client had gone, or the deadline was over."),
+    "dropped": ("dropped_requests", "Requests dropped undone: the client had gone, or the deadline was over."),
 }
 _LEVELS: Final[dict[LevelName, tuple[str, str]]] = {
     "queue_tokens": ("queue_tokens", "Tokens that wait."),
@@ -65,7 +68,8 @@ DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 _IDENTITY: Final = re.compile(r"[a-z0-9-]+")  # "_" separates the parts of the files' names
 _FILE_BYTES: Final = 256 * 1024
 
-_multiprocess: Any = prometheus_client.multiprocess  # which has no types
+_mmap_dict: Any = prometheus_client.mmap_dict  # these have no types
+_multiprocess: Any = prometheus_client.multiprocess
 _values: Any = prometheus_client.values
 
 _place: tuple[Path, str] | None = None
@@ -84,9 +88,9 @@ def use_directory(path: Path, identity: str) -> None:
     _place = path, identity
     os.environ[DIRECTORY] = str(path)
     _values.ValueClass = _values.MultiProcessValue(process_identifier=lambda: identity)
-    forget(identity)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        forget(identity)
         for kind in ("counter", "histogram", "gauge_livesum"):
             _reserve(path / f"{kind}_{identity}.db")
         (path / f"{identity}.pid").write_text(str(os.getpid()))
@@ -137,7 +141,7 @@ class Metrics:
                 metric.labels(model)
         self._registry = own if _place is None else CollectorRegistry()
         if _place is not None:
-            _multiprocess.MultiProcessCollector(self._registry, str(_place[0]))
+            self._registry.register(_Sums(_place[0]))
             self._settle(*_place)
         self._registry.register(_Processes())
         self._ends = (
@@ -192,16 +196,74 @@ class Metrics:
     def _settle(self, path: Path, identity: str) -> None:
         """What the last process of this identity had under way when it died has ended, too: as "lost"."""
         open_: Tally[str] = Tally()
-        metrics: Iterable[Metric] = _multiprocess.MultiProcessCollector.merge([str(path / f"counter_{identity}.db")])
-        for metric in metrics:
-            for sample in metric.samples:
-                if sample.name == _RECEIVED:
-                    open_[sample.labels["route"]] += int(sample.value)
-                elif sample.name == _REQUESTS:
-                    open_[sample.labels["route"]] -= int(sample.value)
+        for key, number in _sums(path, f"counter_{identity}.db").items():
+            _, name, labels, _ = _parse(key)
+            if name == _RECEIVED:
+                open_[labels["route"]] += int(number)
+            elif name == _REQUESTS:
+                open_[labels["route"]] -= int(number)
         for route, num_lost in open_.items():
             if num_lost > 0:
                 self._requests.labels(route, "", "lost", 0).inc(num_lost)
+
+
+def _sums(folder: Path, pattern: str) -> dict[str, float]:
+    """The numbers in some files, summed by key."""
+    sums: dict[str, float] = {}
+    for file in folder.glob(pattern):
+        try:
+            for key, number, _, _ in _mmap_dict.MmapedDict.read_all_values_from_file(str(file)):
+                sums[key] = sums.get(key, 0.0) + number
+        except FileNotFoundError:  # its process died just now
+            continue
+    return sums
+
+
+@cache
+def _parse(key: str) -> tuple[str, str, dict[str, str], str]:
+    """Metric, name of the sample, labels and help."""
+    return json.loads(key)
+
+
+class _Sums(Collector):
+    """What all processes have counted, summed up: all that is in the files can be.
+
+    prometheus_client's MultiProcessCollector does the same, and more for other kinds of gauges, in 2.5 times the time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        for kind in ("counter", "gauge", "histogram"):
+            families: dict[str, Metric] = {}
+            for key, number in _sums(self._folder, f"{kind}_*.db").items():
+                metric, name, labels, text = _parse(key)
+                if metric not in families:
+                    families[metric] = Metric(metric, text, kind)
+                families[metric].samples.append(Sample(name, labels, number))
+            for family in families.values():
+                if kind == "histogram":
+                    family.samples = _accumulated(family.samples)
+                yield family
+
+
+def _accumulated(samples: Iterable[Sample]) -> list[Sample]:
+    """A histogram's buckets as each holding those below it, and their count."""
+    series: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
+    for sample in samples:
+        series.setdefault(tuple(pair for pair in sample.labels.items() if pair[0] != "le"), []).append(sample)
+    result: list[Sample] = []
+    for labels, found in series.items():
+        buckets = sorted((sample for sample in found if "le" in sample.labels), key=lambda sample: float(sample.labels["le"]))
+        count = 0.0
+        for bucket in buckets:
+            count += bucket.value
+            result.append(bucket._replace(value=count))
+        if buckets:
+            result.append(Sample(buckets[0].name.removesuffix("_bucket") + "_count", dict(labels), count))
+        result += (sample for sample in found if "le" not in sample.labels)
+    return result
 
 
 class _Processes(Collector):

@@ -27,7 +27,7 @@ Count: TypeAlias = Literal[
     "retries", "halvings", "non_finite_retries", "out_of_memory", "engine_restarts", "worker_restarts", "dropped"
 ]
 """What is counted: requests sent again after an engine died; batches cut in halves after a failure; rows run again in
-float32; batches that did not fit into memory; processes started again; queued requests that nobody waited for any more."""
+float32; batches that did not fit into memory; processes started again; requests that nobody waited for any more."""
 
 LevelName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up"]
 """What rises and falls: tokens that wait, those of them that belong to small requests, engines that answer."""
