@@ -256,7 +256,7 @@ def test_wrong_routes(path: str, method: str, status: int, http_client: httpx2.C
 def test_a_client_that_leaves(sent: float, server: Server) -> None:
     """After none, half or all of its body; by FIN or by RST."""
     body = orjson.dumps({"input": TEXTS[:200]})
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     for reset in (False, True):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             if reset:
@@ -269,7 +269,7 @@ def test_a_client_that_leaves(sent: float, server: Server) -> None:
 def test_work_of_a_client_that_left_is_dropped(server: Server, http_client: httpx2.Client) -> None:
     before = computed(http_client)
     body = orjson.dumps({"input": [text * 3 for text in TEXTS[20:1000]]})
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head + body)
         assert wait_for(lambda: queued(http_client) > 10_000)
@@ -401,7 +401,7 @@ def test_hosts(host: str) -> None:
 
 
 def test_bodies_whose_chunks_are_broken(server: Server) -> None:
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head.encode())
         assert b" 400 " in connection.recv(1000).split(b"\r\n")[0]

@@ -82,8 +82,19 @@ def serve(
     dtype: Dtype = "auto",
     served_name: Annotated[str | None, typer.Option(help="What clients call the model. [default: MODEL]")] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="WHIMBREL_API_KEY", show_envvar=True, help="Ask every client for this key.")
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Ask every client for this key; may be repeated. [env var: WHIMBREL_API_KEY]"),
     ] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="Ask every client for one of the keys in this file.")] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name that clients may call this server by; may be repeated; *: any."),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="A site whose pages may call from a browser; may be repeated; *: any."),
+    ] = None,
+    public_metrics: Annotated[bool, typer.Option("--public-metrics", help="Ask for no key at /metrics.")] = False,
     max_length: MaxLength = None,
     max_batch_tokens: MaxBatchTokens = None,
     max_request_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one request.")] = _REQUEST_TOKENS,
@@ -94,14 +105,20 @@ def serve(
     _need("granian", "torch")
     from ipaddress import ip_address
 
+    from whimbrel.server.options import read_guard_options
     from whimbrel.server.run import find_address, run
 
-    if api_key is not None and not api_key.strip():
-        raise SetupError("the API key is empty.", hint="leave --api-key and WHIMBREL_API_KEY unset to serve without one")
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise SetupError("the API key holds characters that no HTTP header can carry.", hint="use printable ASCII")
     console = _console()
     address, port = find_address(host, port)
+    guards = read_guard_options(
+        address=address,
+        api_keys=api_key or (),
+        api_key_file=api_key_file,
+        allowed_hosts=allowed_host or (),
+        cors_origins=cors_origin or (),
+        public_metrics=public_metrics,
+        warn=lambda text: console.print(f"warning: {_plain(text)}", style="yellow"),
+    )
     engine = _load(
         console,
         model,
@@ -121,10 +138,13 @@ def serve(
     url = f"http://{_url_host(address)}:{port}"
     with engine:
         run(
-            create_app(AsyncEngine(engine), api_keys=[api_key.strip()] if api_key else []),
+            create_app(AsyncEngine(engine), guards=guards),
             host=address,
             port=port,
-            started=lambda: _banner(console, engine, url, has_key=bool(api_key), loopback=ip_address(address).is_loopback),
+            guards=guards,
+            started=lambda: _banner(
+                console, engine, url, has_key=bool(guards.api_keys), loopback=ip_address(address).is_loopback
+            ),
         )
     console.print("stopped")
 

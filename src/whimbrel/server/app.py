@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Final, TypeAlias
-from uuid import uuid4
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route as HTTPRoute
@@ -25,9 +23,12 @@ from starlette.routing import Route as HTTPRoute
 from whimbrel import __version__
 from whimbrel.dialects import ROUTES, Route, openai
 from whimbrel.errors import MethodNotAllowed, ModelNotFound, NotFound, Overloaded, Unavailable, WhimbrelError
-from whimbrel.server.guards import ApiKeys, read_body
+from whimbrel.server.guards import guards as guards_of
+from whimbrel.server.guards import shown
 from whimbrel.server.metrics import Metrics
 from whimbrel.server.openapi import docs_page, openapi_document
+from whimbrel.server.options import DEFAULTS, GuardOptions
+from whimbrel.server.transfer import read_body
 from whimbrel.trace import trace
 from whimbrel.types import AsyncEmbedder, Result
 
@@ -36,12 +37,10 @@ _log = logging.getLogger("whimbrel")
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 _CLIENT_LEFT: Final = 499
-_MAX_BODY_BYTES: Final = 32 * 2**20
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
-def create_app(embedder: AsyncEmbedder, *, api_keys: Sequence[str] = ()) -> Starlette:
-    """The app that serves `embedder`. With `api_keys`, every route except the health checks asks for one."""
+def create_app(embedder: AsyncEmbedder, *, guards: GuardOptions = DEFAULTS) -> Starlette:
+    """The app that serves `embedder` to whom `guards` let in."""
     server = _Server(embedder)
     posts = [HTTPRoute(route.path, server.answer(route), methods=["POST"]) for route in ROUTES]
     gets: dict[str, Handler] = {
@@ -57,7 +56,7 @@ def create_app(embedder: AsyncEmbedder, *, api_keys: Sequence[str] = ()) -> Star
     }
     app = Starlette(
         routes=[*posts, *(HTTPRoute(path, handler, methods=["GET"]) for path, handler in gets.items())],
-        middleware=[Middleware(ApiKeys, keys=api_keys)],
+        middleware=guards_of(guards),
         exception_handlers={HTTPException: _http_error, WhimbrelError: _whimbrel_error, Exception: _bug},
         lifespan=server.lifespan,
     )
@@ -93,18 +92,17 @@ class _Server:
             except Exception as error:  # ours, not the caller's: it is logged, answered and counted
                 response = await _bug(http, error)
             self._metrics.request(route.path, response.status_code, time.perf_counter() - started)
-            response.headers["x-request-id"] = _request_id(http)
             return response
 
         return handle
 
     async def _answer(self, route: Route, http: Request) -> Response:
-        body = await read_body(http, _MAX_BODY_BYTES)
+        body = await read_body(http)
         with trace("read"):
             sent, request = route.read_request(body)
         if sent.model is not None and sent.model != self._name:
             raise ModelNotFound(f"no model {sent.model!r} here; this server serves {self._name!r}.", param="model")
-        result = await self._run_while_connected(http, self._embedder.run(request))
+        result = await self._run_while_connected(http, self._embedder.run(replace(request, owner=http.state.owner)))
         with trace("write"):
             content = route.write_result(sent, result, self._name)
         self._metrics.result(result)
@@ -163,11 +161,6 @@ def _json(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _request_id(http: Request) -> str:
-    given = http.headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid4().hex
-
-
 def _timing_headers(result: Result) -> dict[str, str]:
     """Milliseconds per stage, and what the request amounted to."""
     timings = result.timings
@@ -196,10 +189,10 @@ async def _whimbrel_error(http: Request, error: Exception) -> Response:
 async def _http_error(http: Request, error: Exception) -> Response:
     """Starlette's own refusals: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
-    path = http.scope["path"]
+    path = shown(http.scope["path"])
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        response = _error_response(MethodNotAllowed(f"{path} takes {allowed}, not {http.method}."))
+        response = _error_response(MethodNotAllowed(f"{path} takes {allowed}, not {shown(http.method)}."))
         response.headers["allow"] = allowed
         return response
     return _error_response(NotFound(f"no route {path}; /docs lists them."))
@@ -207,5 +200,7 @@ async def _http_error(http: Request, error: Exception) -> Response:
 
 async def _bug(http: Request, error: Exception) -> Response:
     """Ours, not the caller's: the log has the traceback, the answer only its kind."""
-    _log.error("%s %s failed", http.method, http.scope["path"], exc_info=error)
-    return _error_response(WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug."))
+    _log.error("%s %s failed", shown(http.method), shown(http.scope["path"]), exc_info=error)
+    response = _error_response(WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug."))
+    response.headers["x-request-id"] = http.state.request_id
+    return response

@@ -15,6 +15,8 @@ from granian.server.embed import Server
 from starlette.applications import Starlette
 
 from whimbrel.errors import SetupError
+from whimbrel.server.connections import connection_limit, limit_silence
+from whimbrel.server.options import DEFAULTS, GuardOptions
 
 
 def find_address(host: str, port: int) -> tuple[str, int]:
@@ -35,13 +37,13 @@ def find_address(host: str, port: int) -> tuple[str, int]:
         return str(address[0]), probe.getsockname()[1]
 
 
-def run(app: Starlette, *, host: str, port: int, started: Callable[[], None]) -> None:
+def run(app: Starlette, *, host: str, port: int, started: Callable[[], None], guards: GuardOptions = DEFAULTS) -> None:
     """Serve on an IP address until SIGINT or SIGTERM; requests in flight are finished. `started` is called once it answers.
 
     Raises SetupError if the address has been taken meanwhile.
     """
     try:
-        uvloop.run(_serve(app, host, port, started))
+        uvloop.run(_serve(app, host, port, started, guards))
     except OSError as error:
         raise _cannot_listen(host, port, error) from None
 
@@ -51,16 +53,17 @@ def _cannot_listen(host: str, port: int, error: OSError) -> SetupError:
     return SetupError(f"cannot listen on {host}:{port}: {error.strerror or error}.", hint=hint)
 
 
-async def _serve(app: Starlette, host: str, port: int, started: Callable[[], None]) -> None:
+async def _serve(app: Starlette, host: str, port: int, started: Callable[[], None], guards: GuardOptions) -> None:
     server = Server(
         app,
         address=host,
         port=port,
         interface=Interfaces.ASGI,
         http=HTTPModes.http1,
-        http1_settings=HTTP1Settings(header_read_timeout=10_000, max_buffer_size=128 * 1024),
+        http1_settings=HTTP1Settings(header_read_timeout=int(guards.header_timeout * 1000), max_buffer_size=128 * 1024),
         websockets=False,
         backlog=1024,
+        backpressure=connection_limit(guards.max_connections),
         log_level=LogLevels.error,
     )
     loop = asyncio.get_running_loop()
@@ -69,6 +72,7 @@ async def _serve(app: Starlette, host: str, port: int, started: Callable[[], Non
     running = asyncio.ensure_future(server.serve())
     await _wait_until_open(host, port, running)
     if not running.done():
+        limit_silence(port, guards.write_pause)
         started()
     await running
 
