@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 _OPEN_FILES: Final = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-_SPARE_FILES: Final = 16
+_SPARE_FILES: Final = 24
 """For what a process opens besides connections."""
 _WANTED_FILES: Final = 65_536
 

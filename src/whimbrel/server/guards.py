@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whimbrel.dialects import ROUTES, openai
 from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthorized, WhimbrelError
-from whimbrel.server.access import Headers, Keys, host_name, is_loopback, is_same_origin
+from whimbrel.server.access import Headers, Keys, host_name, is_loopback, is_same_origin, origin_name
 from whimbrel.server.options import GuardOptions
 from whimbrel.server.transfer import Held, Incoming, Outgoing
 
@@ -93,7 +93,8 @@ class Edge:
             return  # HTTP/1.0 knows no Host header, and browsers do not speak it
         name = host_name(hosts[0])
         if name is None:
-            raise InvalidRequest(f"the Host header is {shown(hosts[0])}; send a name or an address, with or without a port.")
+            given = shown(hosts[0]) or "missing"
+            raise InvalidRequest(f"the Host header is {given}; send a name or an address, with or without a port.")
         if self._hosts is not None and not (name in self._hosts or is_loopback(name) or name == _own_address(scope)):
             raise Forbidden(
                 f"this server does not answer to the host {shown(name)}; --allowed-host {shown(name)} would change that."
@@ -140,7 +141,8 @@ class Access:
             return
         text = origin.decode("latin-1")
         if text not in self._origins and not is_same_origin(text, headers.get(b"host", b"").decode("latin-1")):
-            raise Forbidden(f"pages of {shown(text)} may not call this server; --cors-origin {shown(text)} would change that.")
+            way = f"; --cors-origin {shown(text)} would change that" if origin_name(text) else ""
+            raise Forbidden(f"pages of {shown(text)} may not call this server{way}.")
 
 
 def shown(text: str, limit: int = 100) -> str:

@@ -79,9 +79,9 @@ class Incoming:
             return await self._receive()
         now = asyncio.get_running_loop().time()
         if self._started is None:
-            self._started = now
             self._check_size(self._announced)
             self._held.check(self._announced)
+            self._started = now
         limit = self._options
         try:
             async with asyncio.timeout_at(
