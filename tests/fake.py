@@ -22,6 +22,7 @@ from whimbrel.types import Request, Result, Timings
 class FakePlan:
     served_name: str = "fake"
     max_length: int = 256
+    aliases: tuple[str, ...] = ()
 
 
 class FakeEmbedder:
@@ -31,6 +32,7 @@ class FakeEmbedder:
         self.card: Any = {"dimension": 4}
         self.plan: Any = FakePlan()
         self.ready = True
+        self.status = "ready"
         self.queued_tokens = 0
         self.requests: list[Request] = []
         self.go = asyncio.Event()

@@ -21,6 +21,7 @@ from whimbrel.server import access, connections
 from whimbrel.server.app import create_app
 from whimbrel.server.guards import shown
 from whimbrel.server.options import GuardOptions, read_guard_options
+from whimbrel.server.served import Served
 
 JSON = {"content_type": "application/json"}
 PATH = "/v1/embeddings"
@@ -167,7 +168,7 @@ def test_host_names(header: str, name: str | None) -> None:
 
 def test_the_address_that_was_called_is_an_allowed_host() -> None:
     """So probes that know only the address get through where names are given."""
-    app = create_app(FakeEmbedder(), guards=GuardOptions(hosts=("a.example",)))
+    app = create_app(Served(FakeEmbedder()), guards=GuardOptions(hosts=("a.example",)))
 
     async def status(host: str, server: str) -> int:
         async def at(scope: Any, receive: Any, send: Any) -> None:
@@ -183,7 +184,7 @@ def test_the_address_that_was_called_is_an_allowed_host() -> None:
 
 
 def test_any_host_where_none_is_given() -> None:
-    app = create_app(FakeEmbedder(), guards=GuardOptions(hosts=None))
+    app = create_app(Served(FakeEmbedder()), guards=GuardOptions(hosts=None))
     assert asyncio.run(call(app, path="/health", headers={"host": "any.example"})).status == 200
     assert asyncio.run(call(app, path="/health", headers={"host": "a/?x="})).status == 400
 
@@ -191,7 +192,7 @@ def test_any_host_where_none_is_given() -> None:
 def test_the_engine_learns_whose_request_it_is_and_not_the_key() -> None:
     async def main(options: GuardOptions, sent: list[dict[str, str]]) -> list[str]:
         embedder = FakeEmbedder()
-        app = create_app(embedder, guards=options)
+        app = create_app(Served(embedder), guards=options)
         for headers in sent:
             assert (await call(app, "POST", PATH, body=b'{"input":"a"}', headers=JSON | headers)).status == 200
         return [request.owner for request in embedder.requests]
@@ -223,12 +224,16 @@ def test_the_engine_learns_whose_request_it_is_and_not_the_key() -> None:
 def test_every_answer_has_an_id_and_is_what_it_says_it_is(method: str, path: str, headers: dict[str, str], status: int) -> None:
     guards = GuardOptions(api_keys=("k",), origins=("https://a.example",))
     headers = {"api_key": "k", "x_request_id": "id-1"} | headers
-    told = asyncio.run(call(create_app(FakeEmbedder(), guards=guards), method, path, body=b'{"input":"a"}', headers=headers))
+    told = asyncio.run(
+        call(create_app(Served(FakeEmbedder()), guards=guards), method, path, body=b'{"input":"a"}', headers=headers)
+    )
     assert told.status == status
     assert told.headers["x-request-id"] == "id-1"
     assert told.headers["x-content-type-options"] == "nosniff"
     headers["x_request_id"] = "not one\x1b"
-    told = asyncio.run(call(create_app(FakeEmbedder(), guards=guards), method, path, body=b'{"input":"a"}', headers=headers))
+    told = asyncio.run(
+        call(create_app(Served(FakeEmbedder()), guards=guards), method, path, body=b'{"input":"a"}', headers=headers)
+    )
     assert len(told.headers["x-request-id"]) == 32
 
 
@@ -247,7 +252,7 @@ def test_a_body_in_any_pieces_is_the_same() -> None:
     body = b'{"input": ["a", "b"], "dimensions": 3}'
 
     async def main() -> list[bytes]:
-        app = create_app(FakeEmbedder())
+        app = create_app(Served(FakeEmbedder()))
         splits = [[body], [body[:1], body[1:]], [bytes([byte]) for byte in body], [b"", body, b""]]
         return [(await call(app, "POST", PATH, body=split, headers=JSON)).body for split in splits]
 
@@ -263,7 +268,7 @@ def test_bodies_in_memory_are_limited() -> None:
 
     async def main() -> None:
         embedder = FakeEmbedder()
-        app = create_app(embedder, guards=options)
+        app = create_app(Served(embedder), guards=options)
         embedder.go.clear()
         waiting = [asyncio.create_task(call(app, "POST", PATH, body=body, headers=JSON)) for _ in range(2)]
         while len(embedder.requests) < 2:
@@ -283,7 +288,7 @@ def test_bodies_in_memory_are_limited() -> None:
 @pytest.mark.parametrize("body", [b"{", b'{"input": 3}', b'{"input": "a"}' + b" " * 2000])
 def test_a_body_that_was_refused_holds_nothing(body: bytes) -> None:
     async def main() -> None:
-        app = create_app(FakeEmbedder(), guards=GuardOptions(max_body_bytes=1000, max_held_bytes=1000))
+        app = create_app(Served(FakeEmbedder()), guards=GuardOptions(max_body_bytes=1000, max_held_bytes=1000))
         for _ in range(200):
             assert (await call(app, "POST", PATH, body=[body], headers=JSON)).status in (400, 413)
         assert (await call(app, "POST", PATH, body=b'{"input": "a"}', headers=JSON)).status == 200
@@ -294,7 +299,7 @@ def test_a_body_that_was_refused_holds_nothing(body: bytes) -> None:
 @pytest.mark.parametrize(("rows", "whole"), [(10, True), (400, False)])
 def test_a_large_answer_goes_out_in_pieces(rows: int, whole: bool) -> None:
     body = b'{"input": ["a"%b], "dimensions": 1024}' % (b', "a"' * (rows - 1))
-    told = asyncio.run(call(create_app(FakeEmbedder()), "POST", PATH, body=body, headers=JSON))
+    told = asyncio.run(call(create_app(Served(FakeEmbedder())), "POST", PATH, body=body, headers=JSON))
     assert told.status == 200
     assert (len(told.pieces) == 1) == whole
     assert int(told.headers["content-length"]) == len(told.body)
@@ -309,7 +314,7 @@ def test_an_answer_that_is_not_taken_is_given_up() -> None:
     large = b'{"input": ["a"%b], "dimensions": 1024}' % (b', "a"' * 300)
 
     async def main() -> None:
-        app = create_app(FakeEmbedder(), guards=options)
+        app = create_app(Served(FakeEmbedder()), guards=options)
         stuck = asyncio.Event()
         pieces = 0
 

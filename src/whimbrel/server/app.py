@@ -26,8 +26,7 @@ from whimbrel.dialects import ROUTES, Route, openai
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, Unavailable, WhimbrelError
 from whimbrel.metrics import Metrics
 from whimbrel.server.guards import guards as guards_of
-from whimbrel.server.guards import shown
-from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of
+from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of, shown
 from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.server.options import DEFAULTS, GuardOptions
 from whimbrel.server.served import Served

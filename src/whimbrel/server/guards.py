@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from whimbrel.dialects import ROUTES, openai
 from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthorized, WhimbrelError
 from whimbrel.server.access import Headers, Keys, host_name, is_loopback, is_same_origin, origin_name
-from whimbrel.server.ledger import notes_of
+from whimbrel.server.ledger import notes_of, shown
 from whimbrel.server.options import GuardOptions
 from whimbrel.server.transfer import Held, Incoming, Outgoing
 
@@ -137,12 +137,6 @@ class Access:
         if text not in self._origins and not is_same_origin(text, headers.get(b"host", b"").decode("latin-1")):
             way = f"; --cors-origin {shown(text)} would change that" if origin_name(text) else ""
             raise Forbidden(f"pages of {shown(text)} may not call this server{way}.")
-
-
-def shown(text: str, limit: int = 100) -> str:
-    """What a client sent, fit for a message or a log: on one line, without control characters, and not long."""
-    cut = text if len(text) <= limit else text[:limit] + "..."
-    return ascii(cut) if not cut.isprintable() else cut
 
 
 def _check_sizes(scope: Scope, options: GuardOptions) -> None:

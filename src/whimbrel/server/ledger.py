@@ -87,6 +87,12 @@ def notes_of(scope: Scope) -> Notes:
     return notes
 
 
+def shown(text: str, limit: int = 100) -> str:
+    """What a client sent, fit for a message or a log: on one line, without control characters, and not long."""
+    cut = text if len(text) <= limit else text[:limit] + "..."
+    return ascii(cut) if not cut.isprintable() else cut
+
+
 class Ledger:
     """ASGI middleware. `routes` are those of the app: their templates are the names that requests are counted by."""
 
@@ -146,7 +152,7 @@ class Ledger:
     async def _answer_bug(self, error: Exception, scope: Scope, exchange: _Exchange, notes: Notes) -> None:
         """The log has the traceback, the answer only its kind."""
         fields = {"request_id": notes.request_id}
-        _log.error("%s %s failed", scope["method"], scope["path"][:_MAX_PATH], exc_info=error, extra={"fields": fields})
+        _log.error("%s %s failed", shown(scope["method"]), shown(scope["path"]), exc_info=error, extra={"fields": fields})
         notes.error = WhimbrelError.code
         if exchange.status:
             return  # the server breaks off an answer that has begun
