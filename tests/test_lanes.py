@@ -471,9 +471,10 @@ def test_expired_work_does_not_run(runner: StepRunner, start: Start) -> None:
     assert lanes.queued_tokens == 0
 
 
-def test_what_is_left_of_a_request_at_its_deadline_does_not_run(runner: StepRunner, start: Start) -> None:
+@pytest.mark.parametrize("num_texts", [2, 3])
+def test_what_is_left_of_a_request_at_its_deadline_does_not_run(num_texts: int, runner: StepRunner, start: Start) -> None:
     lanes = start()
-    late = bulk(1000, 1001, 1002, deadline=0.3)
+    late = bulk(*range(1000, 1000 + num_texts), deadline=0.3)
     lanes.add(late)
     launch = runner.next()
     time.sleep(0.4)
@@ -508,6 +509,30 @@ def test_nothing_is_written_into_the_vectors_of_a_request_that_is_over(runner: S
     runner.next().finish()
     assert answer(after) == [2000]
     assert (gone.vectors_ND == -1).all()
+
+
+def test_who_cancels_may_use_the_memory_of_the_vectors_at_once(runner: StepRunner, start: Start) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    class Slow(np.ndarray):
+        def __setitem__(self, *item: Any) -> None:
+            writing.set()
+            assert go_on.wait(60)
+            super().__setitem__(*item)
+
+    lanes = start()
+    gone = job(1000, 1001)
+    gone.vectors_ND = gone.vectors_ND.view(Slow)
+    lanes.add(gone)
+    runner.next().finish()
+    assert writing.wait(60)
+    cancelling = threading.Thread(target=gone.future.cancel)
+    cancelling.start()
+    cancelling.join(0.2)
+    assert cancelling.is_alive()  # until what is being written is written
+    go_on.set()
+    cancelling.join(60)
+    assert gone.future.cancelled()
 
 
 # Admission
@@ -710,6 +735,29 @@ def test_a_row_that_is_not_finite_is_computed_again_alone_elsewhere(runner: Step
     assert mixed.vectors_ND.shape == (3, 100)
     closing.join(60)
     assert len(seconds) == 1
+
+
+def test_closing_waits_for_a_second_runner_that_is_loading(runner: StepRunner, start: Start) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    second = StepRunner()
+
+    def load() -> StepRunner:
+        loading.set()
+        assert go_on.wait(60)
+        return second
+
+    lanes = start(load_second=load)
+    lanes.add(bad := job(1000))
+    nan_in(runner.next(), 1000)
+    assert loading.wait(60)
+    closing = threading.Thread(target=lanes.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    go_on.set()
+    second.next().finish()
+    closing.join(60)
+    assert answer(bad) == [1000]
 
 
 def test_the_second_runner_is_loaded_anew_when_it_is_needed_again(runner: StepRunner, start: Start) -> None:
