@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Final
-from uuid import uuid4
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -101,7 +101,7 @@ class Ledger:
             return
         headers = _headers(scope, b"x-request-id", b"traceparent")
         given = headers.get(b"x-request-id", "")
-        notes = Notes(given if _REQUEST_ID.fullmatch(given) else uuid4().hex, time.perf_counter())
+        notes = Notes(given if _REQUEST_ID.fullmatch(given) else token_hex(16), time.perf_counter())
         scope["state"] = {**scope.get("state", {}), "request_id": notes.request_id, "notes": notes}
         route, received = self._route(scope["path"]), time.time()
         exchange = _Exchange(receive, send, notes)
