@@ -266,7 +266,7 @@ def test_a_few_deaths_in_quick_succession_cost_no_delay() -> None:
 
 
 def test_listening_is_exclusive() -> None:
-    from whimbrel.processes.supervisor import listen
+    from whimbrel.serve import listen
 
     with listen("127.0.0.1", 0) as listener, pytest.raises(errors.SetupError, match="cannot listen"):
         listen("127.0.0.1", listener.getsockname()[1])

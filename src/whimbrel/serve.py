@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from whimbrel.card import Card
 from whimbrel.card_reader import read_card
 from whimbrel.errors import SetupError
 from whimbrel.plan import Plan
 from whimbrel.processes.messages import Planned
-from whimbrel.processes.supervisor import ServeOptions, Supervisor, listen
+from whimbrel.processes.supervisor import ServeOptions, Supervisor
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_BACKLOG: Final = 1024
 
 
 def names_of_models(given: Sequence[str], *, num_models: int) -> list[tuple[str, ...]]:
@@ -61,6 +65,24 @@ def serve_until_stopped(options: ServeOptions, *, host: str, port: int, has_key:
             shown.close()
     console.print("stopped")
     return code
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The socket that all workers accept from; nobody else can listen on its address. Raises SetupError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError) as error:
+        raise SetupError(f"cannot listen on {host}: {error}.", hint="--host takes an address of this machine") from None
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        hint = f"choose another: --port {port + 1}" if 1024 <= port < 65535 else "choose another --port or --host"
+        raise SetupError(f"cannot listen on {host}:{port}: {error.strerror or error}.", hint=hint) from None
+    return sock
 
 
 class _Shown:
