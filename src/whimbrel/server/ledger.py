@@ -127,7 +127,7 @@ class Ledger:
                     num_tokens=notes.num_tokens,
                     num_truncated=notes.num_truncated,
                     received=received,
-                    seconds=time.perf_counter() - notes.started,
+                    seconds=(exchange.ended or time.perf_counter()) - notes.started,
                     stages=notes.stages,
                     traceparent=_valid_traceparent(headers.get(b"traceparent", "")),
                 )
@@ -175,6 +175,8 @@ class _Exchange:
         """Whether the whole answer was handed to the server."""
         self.left = False
         """Whether the client left, or its body broke off, before that."""
+        self.ended = 0.0
+        """When the answer was complete (time.perf_counter); middleware may still have to clear up after it."""
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -195,6 +197,7 @@ class _Exchange:
             raise
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
+            self.ended = time.perf_counter()
 
     def end(self, *, lost: bool) -> tuple[int, Outcome]:
         """Status and outcome, now that nothing more will be sent."""
