@@ -49,6 +49,7 @@ from whimbrel.processes.messages import (
     Work,
 )
 from whimbrel.processes.shared import Board, map_memory
+from whimbrel.server.options import GuardOptions
 from whimbrel.trace import count, level
 
 _log = logging.getLogger("whimbrel")
@@ -73,10 +74,10 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What `serve` was asked for. `settings` is JSON for the workers' app."""
+    """What `serve` was asked for."""
 
     models: tuple[ModelOptions, ...]
-    settings: bytes
+    guards: GuardOptions
     num_workers: int = 1
     num_replicas: int = 1
     drain_seconds: float = 30.0
@@ -263,7 +264,7 @@ class Supervisor:
         fd = os.dup(self._listener.fileno())
         worker.send(
             Work(
-                self._options.settings,
+                self._options.guards,
                 len(self._options.models),
                 self._options.num_replicas,
                 worker.name,
