@@ -228,6 +228,15 @@ def test_K3_a_client_that_leaves_after_its_answer_was_answered(heard: Heard) -> 
     assert (heard.only.status, heard.only.outcome) == (200, "ok")
 
 
+def test_clearing_up_after_the_answer_takes_none_of_its_time(heard: Heard) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answering(200)(scope, receive, send)
+        await asyncio.sleep(0.5)
+
+    run(app)
+    assert heard.only.seconds < 0.5
+
+
 def test_K3_a_client_that_takes_nothing_is_gone(heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
     run(answering(200), deaf=True)
     assert heard.only.outcome == "client_gone"

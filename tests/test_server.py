@@ -196,7 +196,7 @@ def test_work_of_a_client_that_left_is_dropped(server: Server, http_client: http
         connection.sendall(head + body)
         assert wait_for(lambda: queued(http_client) > 10_000)
     assert wait_for(lambda: queued(http_client) == 0, seconds=5)
-    assert wait_for(lambda: 'whimbrel_requests_total{route="/v1/embeddings",status="499"}' in http_client.get("/metrics").text)
+    assert wait_for(lambda: 'outcome="client_gone",route="/v1/embeddings",status="499"}' in http_client.get("/metrics").text)
     assert computed(http_client) == before
 
 
@@ -251,7 +251,7 @@ def test_metrics(http_client: httpx2.Client) -> None:
     assert difference("whimbrel_tokens") == 3 + 256
     assert difference("whimbrel_truncated_texts") == 1
     stages = {sample.labels["stage"] for sample in after["whimbrel_stage_seconds"].samples}
-    assert stages == {"read", "tokenize", "queue", "pack", "compute", "collect", "write"}
+    assert stages == {"receive", "read", "tokenize", "queue", "pack", "compute", "collect", "write"}
 
 
 def test_openapi_and_docs(http_client: httpx2.Client) -> None:

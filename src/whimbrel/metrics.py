@@ -15,10 +15,10 @@ import json
 import os
 import re
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 
 import prometheus_client.mmap_dict
 import prometheus_client.multiprocess
@@ -59,6 +59,8 @@ _LEVELS: Final[dict[LevelName, tuple[str, str]]] = {
     "queue_small_tokens": ("queue_small_tokens", "Those of them that belong to small requests."),
     "engines_up": ("engines_up", "Engines that answer."),
 }
+M = TypeVar("M", Counter, Gauge, Histogram)
+
 _RECEIVED: Final = "whimbrel_requests_received_total"
 _REQUESTS: Final = "whimbrel_requests_total"
 
@@ -119,26 +121,26 @@ class Metrics:
         """`models` are names of models whose counters are shown from the start, at zero."""
         disable_created_metrics()
         own = CollectorRegistry()
-        counter = partial(Counter, registry=own)
-        histogram = partial(Histogram, buckets=_SECONDS, registry=own)
-        gauge = partial(Gauge, registry=own, multiprocess_mode="livesum")
-        self._received = counter(_RECEIVED, "Requests that came.", ["route"])
-        self._in_flight = gauge("whimbrel_requests_in_flight", "Requests that have not ended.", ["route"])
-        self._requests = counter(_REQUESTS, "Requests that ended.", ["route", "model", "outcome", "status"])
-        self._seconds = histogram("whimbrel_request_seconds", "From headers to the end of the answer.", ["route", "model"])
-        self._stages = histogram("whimbrel_stage_seconds", "Time in each stage.", ["stage"])
-        self._texts = counter("whimbrel_texts_total", "Texts answered.", ["model"])
-        self._tokens = counter("whimbrel_tokens_total", "Tokens computed for answers.", ["model"])
-        self._truncated = counter("whimbrel_truncated_texts_total", "Texts that were cut.", ["model"])
-        self._sizes: dict[str, Histogram] = {
-            name: histogram(f"whimbrel_{name}", text, ["model"], buckets=buckets) for name, (text, buckets) in _SIZES.items()
+        counter = partial(_counter, own)
+        gauge = partial(_gauge, own)
+        histogram = partial(_histogram, own)
+        self._received = counter(_RECEIVED, "Requests that came.", "route")
+        self._in_flight = gauge("whimbrel_requests_in_flight", "Requests that have not ended.", "route")
+        self._requests = counter(_REQUESTS, "Requests that ended.", "route", "model", "outcome", "status")
+        self._seconds = histogram("whimbrel_request_seconds", "From headers to the end of the answer.", "route", "model")
+        self._stages = histogram("whimbrel_stage_seconds", "Time in each stage.", "stage")
+        self._texts = counter("whimbrel_texts_total", "Texts answered.", "model")
+        self._tokens = counter("whimbrel_tokens_total", "Tokens computed for answers.", "model")
+        self._truncated = counter("whimbrel_truncated_texts_total", "Texts that were cut.", "model")
+        self._sizes: dict[str, _Labelled[Histogram]] = {
+            name: histogram(f"whimbrel_{name}", text, "model", buckets=buckets) for name, (text, buckets) in _SIZES.items()
         }
-        self._counts = {name: counter(f"whimbrel_{key}_total", text, ["model"]) for name, (key, text) in _COUNTS.items()}
-        self._levels = {name: gauge(f"whimbrel_{key}", text, ["model"]) for name, (key, text) in _LEVELS.items()}
+        self._counts = {name: counter(f"whimbrel_{key}_total", text, "model") for name, (key, text) in _COUNTS.items()}
+        self._levels = {name: gauge(f"whimbrel_{key}", text, "model") for name, (key, text) in _LEVELS.items()}
         of_models = [self._counts[name] for name in _COUNTS if name != "worker_restarts"]
         for model in models:  # a counter that is not there yet has no rate
             for metric in (self._texts, self._tokens, self._truncated, *of_models):
-                metric.labels(model)
+                metric(model)
         self._registry = own if _place is None else CollectorRegistry()
         if _place is not None:
             self._registry.register(_Sums(_place[0]))
@@ -169,29 +171,29 @@ class Metrics:
 
     def _observe(self, event: Observed) -> None:
         if (size := self._sizes.get(event.name)) is not None:
-            size.labels(event.model).observe(event.value)
+            size(event.model).observe(event.value)
         else:
-            self._stages.labels(event.name).observe(event.value)
+            self._stages(event.name).observe(event.value)
 
     def _count(self, event: Counted) -> None:
-        self._counts[event.name].labels(event.model).inc(event.amount)
+        self._counts[event.name](event.model).inc(event.amount)
 
     def _set_level(self, event: Level) -> None:
-        self._levels[event.name].labels(event.model).set(event.value)
+        self._levels[event.name](event.model).set(event.value)
 
     def _receive(self, event: Received) -> None:
-        self._received.labels(event.route).inc()
-        self._in_flight.labels(event.route).inc()
+        self._received(event.route).inc()
+        self._in_flight(event.route).inc()
 
     def _finish(self, event: Finished) -> None:
         model = event.model
-        self._requests.labels(event.route, model, event.outcome, event.status).inc()
-        self._in_flight.labels(event.route).dec()
-        self._seconds.labels(event.route, model).observe(event.seconds)
+        self._requests(event.route, model, event.outcome, event.status).inc()
+        self._in_flight(event.route).dec()
+        self._seconds(event.route, model).observe(event.seconds)
         if event.num_tokens:
-            self._texts.labels(model).inc(event.num_texts)
-            self._tokens.labels(model).inc(event.num_tokens)
-            self._truncated.labels(model).inc(event.num_truncated)
+            self._texts(model).inc(event.num_texts)
+            self._tokens(model).inc(event.num_tokens)
+            self._truncated(model).inc(event.num_truncated)
 
     def _settle(self, path: Path, identity: str) -> None:
         """What the last process of this identity had under way when it died has ended, too: as "lost"."""
@@ -204,7 +206,25 @@ class Metrics:
                 open_[labels["route"]] -= int(number)
         for route, num_lost in open_.items():
             if num_lost > 0:
-                self._requests.labels(route, "", "lost", 0).inc(num_lost)
+                self._requests(route, "", "lost", 0).inc(num_lost)
+
+
+_Labelled: TypeAlias = Callable[..., M]
+"""A metric: called with the values of its labels, it gives what counts. There are few, and they are kept."""
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> _Labelled[Counter]:
+    return cache(Counter(name, text, labels, registry=registry).labels)
+
+
+def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> _Labelled[Gauge]:
+    return cache(Gauge(name, text, labels, registry=registry, multiprocess_mode="livesum").labels)
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS
+) -> _Labelled[Histogram]:
+    return cache(Histogram(name, text, labels, registry=registry, buckets=buckets).labels)
 
 
 def _sums(folder: Path, pattern: str) -> dict[str, float]:

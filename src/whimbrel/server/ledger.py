@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Final
-from uuid import uuid4
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -107,7 +107,7 @@ class Ledger:
             return
         headers = _headers(scope, b"x-request-id", b"traceparent")
         given = headers.get(b"x-request-id", "")
-        notes = Notes(given if _REQUEST_ID.fullmatch(given) else uuid4().hex, time.perf_counter())
+        notes = Notes(given if _REQUEST_ID.fullmatch(given) else token_hex(16), time.perf_counter())
         scope["state"] = {**scope.get("state", {}), "request_id": notes.request_id, "notes": notes}
         route, received = self._route(scope["path"]), time.time()
         exchange = _Exchange(receive, send, notes)
@@ -133,7 +133,7 @@ class Ledger:
                     num_tokens=notes.num_tokens,
                     num_truncated=notes.num_truncated,
                     received=received,
-                    seconds=time.perf_counter() - notes.started,
+                    seconds=(exchange.ended or time.perf_counter()) - notes.started,
                     stages=notes.stages,
                     traceparent=_valid_traceparent(headers.get(b"traceparent", "")),
                 )
@@ -181,6 +181,8 @@ class _Exchange:
         """Whether the whole answer was handed to the server."""
         self.left = False
         """Whether the client left, or its body broke off, before that."""
+        self.ended = 0.0
+        """When the answer was complete (time.perf_counter); middleware may still have to clear up after it."""
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -201,6 +203,7 @@ class _Exchange:
             raise
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
+            self.ended = time.perf_counter()
 
     def end(self, *, lost: bool) -> tuple[int, Outcome]:
         """Status and outcome, now that nothing more will be sent."""
