@@ -97,18 +97,19 @@ class Family:
     def __init__(self, pid: int, name: str) -> None:
         """`name` is what the first process is called; the others are called by their modules, and numbered."""
         self.pid = pid
-        self._names = {pid: name}
+        self._first = name
+        self._names: dict[int, tuple[str, list[str]]] = {}
         self.shared_files: set[Path] = set()
         """All files in /dev/shm that they have had."""
 
     def sample(self, requests: int) -> Sample:
         """What they hold now."""
-        pids = family(self.pid)
-        self._name(pids)
+        self._name(family(self.pid))
         held: dict[str, Held] = {}
-        for pid in pids:
+        names = {self.pid: self._first} | {pid: name for pid, (name, _) in self._names.items()}
+        for pid, name in names.items():
             with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                held[self._names[pid]] = Held(pid, self._amounts(pid))
+                held[name] = Held(pid, self._amounts(pid))
         return Sample(requests, held)
 
     def left(self) -> list[str]:
@@ -117,11 +118,14 @@ class Family:
         return [*processes, *(f"file {path}" for path in sorted(self.shared_files) if path.exists())]
 
     def _name(self, pids: list[int]) -> None:
-        self._names = {pid: name for pid, name in self._names.items() if pid in pids}
-        for pid in pids:
-            if pid not in self._names:
-                taken = set(self._names.values())
-                self._names[pid] = next(name for i in count() if (name := f"{_kind(pid)}-{i}") not in taken)
+        """Names for who has none. What has just been forked is not yet what it will be, so it is named again after its exec."""
+        commands = {pid: _command(pid) for pid in pids[1:]}
+        kept = {pid: (name, command) for pid, (name, command) in self._names.items() if commands.get(pid) == command}
+        for pid in pids[1:]:
+            if pid not in kept and (kind := _kind(commands[pid])):
+                taken = {name for name, _ in kept.values()}
+                kept[pid] = next(name for i in count() if (name := f"{kind}-{i}") not in taken), commands[pid]
+        self._names = kept
 
     def _amounts(self, pid: int) -> Series:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -163,12 +167,11 @@ def _command(pid: int) -> list[str]:
         return []
 
 
-def _kind(pid: int) -> str:
-    """The module or the program that a process runs, without what it is part of."""
-    command = _command(pid)
+def _kind(command: Sequence[str]) -> str:
+    """The module or the program that is run, without what it is part of; empty if there is none (yet)."""
     with suppress(ValueError, IndexError):
         return command[command.index("-m") + 1].rpartition(".")[2]
-    return Path(command[0]).name if command else "process"
+    return Path(command[0]).name if command else ""
 
 
 def _session(pid: int) -> int:
@@ -188,7 +191,7 @@ def trends(samples: Sequence[Sample], limits: Mapping[str, Limit] = LIMITS) -> l
     """How everything goes. Raises ValueError if there are too few samples to say."""
     later = samples[len(samples) // 2 :]
     if len(later) < _LEAST:
-        raise ValueError(f"{len(samples)} samples; it takes {2 * _LEAST}")
+        raise ValueError(f"{len(samples)} samples; it takes {2 * _LEAST - 1}")
     ages = _ages(samples)[len(samples) // 2 :]
     names = sorted({name for sample in later for name in sample.held})
     return [_trend(name, quantity, limit, later, ages) for name in names for quantity, limit in limits.items()]
