@@ -27,6 +27,7 @@ from common import default_plan, note, print_setting, print_table
 
 from whimbrel.card_reader import read_card
 from whimbrel.engine import AsyncEngine
+from whimbrel.logs import LogOptions
 from whimbrel.plan import Options
 from whimbrel.processes.channel import Line, pair
 from whimbrel.processes.lifeline import CONTROL_FD
@@ -58,7 +59,7 @@ def start(options: Options) -> EngineProcess:
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()
     control = Line[ReportEngine](ours, ReportEngine)
-    control.send(Load(None, None, options, "engine-0-0"))
+    control.send(Load(None, None, options, "engine-0-0", LogOptions()))
     planned: Planned | None = None
     for message in control:
         if isinstance(message, Planned):

@@ -33,6 +33,12 @@ def ask(client: httpx2.Client, texts: Sequence[str], **fields: Any) -> httpx2.Re
     return client.post(PATH, content=body, headers={"content-type": "application/json"})
 
 
+def queued_tokens(client: httpx2.Client) -> float:
+    """Tokens that wait, as /metrics says."""
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("whimbrel_queue_tokens"))
+
+
 @dataclass
 class Load:
     """Threads that send requests of random texts, one after another each, and compare every vector with `expected`."""

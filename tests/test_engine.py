@@ -7,91 +7,22 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 import pytest
 
-import whimbrel.engine
+from fakes import FakeRunner, block, ids, install
 from texts import TEXTS
 from whimbrel import AsyncEngine, Engine
-from whimbrel.batch import Batch
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, Overloaded, TooLarge, TooLong, Unavailable
 from whimbrel.types import Request
 
 
-class FakeRunner:
-    """A model whose vector of a text is (its first word's id, its number of tokens, 1, 1, ...). Some words are scripted.
-
-    "gate" holds its batch until `gate` is set, "error" and "fatal" make it raise, "infinity" gives a non-finite row.
-    `collect_gate` holds the collector.
-    """
-
-    gate: threading.Event
-    collect_gate: threading.Event
-    launched: list[int]
-    seen: threading.Semaphore
-    barrier: threading.Barrier | None = None
-    GATE, ERROR, FATAL, INFINITY, COLLECT_ERROR, BOTH = 4796, 7561, 10611, 15579, 6000, 6001
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def enter_lane(self) -> None: ...
-
-    def launch(self, batch: Batch, dimensions_B: np.ndarray, normalize_B: np.ndarray) -> np.ndarray:
-        assert dimensions_B.size == normalize_B.size == batch.num_seqs
-        self.launched.append(batch.num_seqs)
-        self.seen.release()
-        ids = set(batch.ids_T.tolist())
-        if self.GATE in ids:
-            assert self.gate.wait(30)
-        if self.ERROR in ids:
-            raise RuntimeError("scripted")
-        if self.FATAL in ids:
-            raise SystemExit
-        if self.BOTH in ids and self.barrier is not None:
-            self.barrier.wait(30)
-            raise RuntimeError("scripted, in both lanes at once")
-        starts = batch.cu_seqlens[:-1]
-        vectors = np.ones((batch.num_seqs, 384), np.float32)
-        vectors[:, 0] = batch.ids_T[np.minimum(starts + 1, batch.num_tokens - 1)]
-        vectors[:, 1] = np.diff(batch.cu_seqlens)
-        vectors[vectors[:, 0] == self.INFINITY, 5] = np.inf
-        return vectors
-
-    def collect(self, pending: np.ndarray) -> np.ndarray:
-        assert self.collect_gate.wait(30)
-        if self.COLLECT_ERROR in pending[:, 0]:
-            raise RuntimeError("scripted")
-        return pending
-
-
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> type[FakeRunner]:
-    class Runner(FakeRunner):
-        gate = threading.Event()
-        collect_gate = threading.Event()
-        launched: list[int] = []  # noqa: RUF012
-        seen = threading.Semaphore(0)
-
-    Runner.collect_gate.set()
-    monkeypatch.setattr(whimbrel.engine, "Runner", Runner)
-    return Runner
-
-
-def ids(*words: int) -> Any:
-    return Request([np.array([101, word, 102], np.int64) for word in words])
-
-
-def block(engine: Engine, runner: type[FakeRunner]) -> Any:
-    """Occupy every lane until `gate` is set."""
-    rows = [np.full(200, runner.GATE, np.int64) for _ in range(engine.plan.num_lanes)]
-    runner.launched.clear()
-    future = engine.submit(Request(rows))
-    while len(runner.launched) < engine.plan.num_lanes:
-        assert runner.seen.acquire(timeout=30)
-    return future
+    return install(monkeypatch)
 
 
 def test_many_threads_get_their_own_answers(engine: Engine) -> None:
@@ -114,7 +45,7 @@ def test_a_failing_text_fails_alone(runner: type[FakeRunner]) -> None:
         culprits = [engine.submit(ids(word)) for word in bad]
         mixed = engine.submit(ids(1000, runner.INFINITY, 1001))
         runner.gate.set()
-        assert blocked.result(30).vectors_ND.shape == (engine.plan.num_lanes, 384)
+        assert all(future.result(30).vectors_ND[0, 1] == 200 for future in blocked)
         assert [future.result(30).vectors_ND[0, 0] for future in others] == list(range(1000, 1031))
         kinds = [type(future.exception(30)) for future in culprits]
         assert kinds == [ComputeError, ComputeError, ComputeError, NonFinite]
@@ -153,9 +84,9 @@ def test_a_thread_that_dies_takes_the_engine_with_it(
     engine = Engine()
     waiting = block(engine, runner)
     later = engine.submit(ids(*range(1000, 1010)))
-    monkeypatch.setattr("whimbrel.lanes._non_finite_rows", lambda _: 1 / 0)
+    monkeypatch.setattr("whimbrel.lanes._finite_rows", lambda _: 1 / 0)
     runner.gate.set()
-    assert isinstance(waiting.exception(30), Unavailable)
+    assert all(isinstance(future.exception(30), Unavailable) for future in waiting)
     assert isinstance(later.exception(30), Unavailable)
     assert not engine.ready
     with pytest.raises(Unavailable):
@@ -176,7 +107,7 @@ def test_an_interrupted_call_drops_its_work(runner: type[FakeRunner], monkeypatc
                 engine.run(ids(*range(1000, 1100)))
         assert engine.queued_tokens == 0
         runner.gate.set()
-        blocked.result(30)
+        wait(blocked, 30)
 
 
 def test_a_forked_child_is_told() -> None:
@@ -226,7 +157,7 @@ def test_cancelled_work_does_not_run(runner: type[FakeRunner]) -> None:
         assert waiting.cancel()
         assert engine.queued_tokens == 0
         runner.gate.set()
-        blocked.result(30)
+        wait(blocked, 30)
         with pytest.raises(CancelledError):
             waiting.result(30)
         assert engine.run(ids(5)).num_tokens == 3
@@ -236,12 +167,15 @@ def test_cancelled_work_does_not_run(runner: type[FakeRunner]) -> None:
 def test_overload_is_refused_at_the_door(runner: type[FakeRunner]) -> None:
     with Engine(max_queue_tokens=30) as engine:
         running = block(engine, runner)
-        queued = engine.submit(ids(*[1000] * 10))
-        with pytest.raises(Overloaded, match="30 tokens wait") as caught:
-            engine.submit(ids(1))
+        queued = [engine.submit(ids(*[1000] * 10))]
+        with pytest.raises(Overloaded, match="30 tokens wait already; the queue takes 30") as caught:
+            engine.submit(ids(*[1] * 10))
         assert caught.value.retry_after >= 1
+        queued += [engine.submit(ids(1)) for _ in range(5)]  # each has its turn soon
+        with pytest.raises(Overloaded):
+            queued += [engine.submit(ids(1)) for _ in range(6)]  # but there is an end
         runner.gate.set()
-        for future in (running, queued):
+        for future in (*running, *queued):
             future.result(30)
 
 
@@ -327,7 +261,7 @@ def test_cancelling_an_awaited_request_drops_it(runner: type[FakeRunner]) -> Non
     async def main() -> None:
         engine = Engine()
         async with AsyncEngine(engine) as model:
-            blocked = asyncio.wrap_future(block(engine, runner))
+            blocked = block(engine, runner)
             waiting = asyncio.ensure_future(model.run(ids(*range(1000, 1100))))
             while model.queued_tokens != 300:
                 await asyncio.sleep(0.01)
@@ -335,7 +269,7 @@ def test_cancelling_an_awaited_request_drops_it(runner: type[FakeRunner]) -> Non
             while model.queued_tokens:
                 await asyncio.sleep(0.01)
             runner.gate.set()
-            await blocked
+            await asyncio.gather(*map(asyncio.wrap_future, blocked))
         with pytest.raises(Unavailable):
             await model.run(ids(1))
 

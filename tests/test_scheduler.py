@@ -1,70 +1,316 @@
+"""The scheduler's promises, over any requests: nothing lost, nothing twice, nobody starved, nothing late or out of turn."""
+
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel.scheduler import Scheduler
+from whimbrel.scheduler import Scheduler, Taken
 from whimbrel.types import Seq
 
-REQUESTS = st.lists(st.lists(st.integers(1, 700), max_size=30), max_size=8)
+LENGTHS = st.lists(st.integers(1, 700), min_size=1, max_size=30)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, as `add` takes it."""
+
+    lengths: list[int]
+    priority: int = 0
+    owner: str = ""
+    deadline: float = inf
+    suspects: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+
+ANY = st.builds(
+    Asked,
+    LENGTHS | st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    priority=st.integers(-1, 2),
+    owner=st.sampled_from("abc"),
+    deadline=st.sampled_from([inf, inf, 5.0, 10.0]),
+    suspects=st.dictionaries(st.integers(0, 35), st.integers(1, 4), max_size=3),
+)
+EQUAL = st.builds(Asked, LENGTHS, owner=st.sampled_from("abc"))
 
 
 def seqs(lengths: list[int]) -> list[Seq]:
     return [Seq(np.zeros(length, np.int32), index) for index, length in enumerate(lengths)]
 
 
-def drain(scheduler: Scheduler, idle_lanes: int = 1) -> list[list[tuple[int, Seq]]]:
-    batches: list[list[tuple[int, Seq]]] = []
-    while batch := scheduler.take(idle_lanes):
+def add(scheduler: Scheduler[int], job: int, asked: Asked) -> None:
+    scheduler.add(
+        job,
+        seqs(asked.lengths),
+        priority=asked.priority,
+        deadline=asked.deadline,
+        owner=asked.owner,
+        suspects=asked.suspects,
+    )
+
+
+def filled(budget: int, requests: list[Asked]) -> Scheduler[int]:
+    scheduler = Scheduler[int](budget)
+    for job, asked in enumerate(requests):
+        add(scheduler, job, asked)
+    return scheduler
+
+
+def drain(scheduler: Scheduler[int], idle_lanes: int = 1, now: float = 0.0) -> list[Taken[int]]:
+    batches: list[Taken[int]] = []
+    while batch := scheduler.take(now, idle_lanes):
         batches.append(batch)
     return batches
 
 
-@given(REQUESTS, st.integers(1, 1000), st.integers(1, 8))
-def test_every_seq_is_taken_once_and_batches_keep_the_budget(requests: list[list[int]], budget: int, lanes: int) -> None:
-    scheduler = Scheduler(budget)
-    for number, lengths in enumerate(requests):
-        scheduler.add(number, seqs(lengths)) if lengths else None
-    assert scheduler.queued_tokens == sum(map(sum, requests))
+def seqs_of(batches: list[Taken[int]]) -> Counter[tuple[int, int]]:
+    return Counter((job, seq.index) for batch in batches for job, seq in batch.work)
+
+
+@given(st.lists(ANY, max_size=8), st.integers(1, 1000), st.integers(1, 8))
+def test_every_seq_is_taken_once_and_batches_keep_the_budget(requests: list[Asked], budget: int, lanes: int) -> None:
+    scheduler = filled(budget, requests)
+    assert scheduler.queued_tokens == sum(asked.tokens for asked in requests)
+    assert scheduler.small_tokens == sum(asked.tokens for asked in requests if asked.tokens <= budget // 4)
     batches = drain(scheduler, lanes)
-    taken = Counter((number, seq.index) for batch in batches for number, seq in batch)
-    assert taken == Counter((number, index) for number, lengths in enumerate(requests) for index in range(len(lengths)))
-    assert all(len(batch) == 1 or sum(seq.ids.size for _, seq in batch) <= budget for batch in batches)
-    assert scheduler.queued_tokens == 0
+    assert seqs_of(batches) == Counter(
+        (job, index) for job, asked in enumerate(requests) for index in range(len(asked.lengths))
+    )
+    assert all(len(batch.work) == 1 or sum(seq.ids.size for _, seq in batch.work) <= budget for batch in batches)
+    assert scheduler.queued_tokens == scheduler.small_tokens == scheduler.ahead(0) == 0
+    assert scheduler.wake_at == inf
 
 
-@given(REQUESTS, st.data())
-def test_cancelled_seqs_are_never_taken(requests: list[list[int]], data: st.DataObject) -> None:
-    scheduler = Scheduler(512)
-    requests = [lengths for lengths in requests if lengths]
-    for number, lengths in enumerate(requests):
-        scheduler.add(number, seqs(lengths))
-    gone = data.draw(st.sets(st.integers(0, 8)))
-    for number in gone:
-        scheduler.cancel(number)
-        scheduler.cancel(number)
-    assert {number for batch in drain(scheduler) for number, _ in batch} == set(range(len(requests))) - gone
-    assert scheduler.queued_tokens == 0
+@given(st.lists(ANY, max_size=8), st.sets(st.integers(0, 8)), st.integers(0, 3))
+def test_cancelled_seqs_are_never_taken(requests: list[Asked], gone: set[int], taken_before: int) -> None:
+    scheduler = filled(512, requests)
+    for _ in range(taken_before):
+        scheduler.take(0.0)
+    for job in gone:
+        scheduler.cancel(job)
+        scheduler.cancel(job)
+    assert {job for batch in drain(scheduler) for job, _ in batch.work} <= set(range(len(requests))) - gone
+    assert scheduler.queued_tokens == scheduler.small_tokens == 0
+
+
+@given(st.lists(ANY, max_size=8), st.sampled_from([4.9, 5.0, 12.0]), st.booleans())
+def test_expired_work_is_never_taken_and_is_named_once(requests: list[Asked], now: float, ask_first: bool) -> None:
+    scheduler = filled(512, requests)
+    assert scheduler.wake_at == min((asked.deadline for asked in requests), default=inf)
+    late = {job for job, asked in enumerate(requests) if asked.deadline <= now}
+    named = scheduler.expire(now) if ask_first else []
+    taken = {job for batch in drain(scheduler, now=now) for job, _ in batch.work}
+    named += scheduler.expire(now)
+    assert (taken, sorted(named)) == (set(range(len(requests))) - late, sorted(late))
+    assert scheduler.expire(inf) == []
+
+
+def test_what_a_job_has_left_at_its_deadline_is_dropped() -> None:
+    scheduler = filled(512, [Asked([300, 300], deadline=7.0)])
+    assert scheduler.take(6.0)
+    assert scheduler.wake_at == 7.0
+    assert scheduler.take(7.0) is None
+    assert scheduler.expire(7.0) == [0]
+
+
+def test_deadlines_of_jobs_that_are_gone_are_not_kept() -> None:
+    scheduler = Scheduler[int](512)
+    for job in range(10_000):
+        add(scheduler, job, Asked([5], deadline=1e9 + job))
+        assert scheduler.take(0.0)
+    assert len(scheduler._deadlines) < 200  # pyright: ignore[reportPrivateUsage]
+
+
+@given(st.lists(ANY, max_size=8))
+def test_a_more_urgent_priority_runs_first(requests: list[Asked]) -> None:
+    batches = drain(filled(512, requests))
+    assert [batch.priority for batch in batches] == sorted(batch.priority for batch in batches)
+    assert all(requests[job].priority == batch.priority for batch in batches for job, _ in batch.work)
+
+
+@given(st.lists(ANY, max_size=8), st.integers(4, 1000))
+def test_a_batch_holds_small_jobs_or_bulk_and_they_alternate(requests: list[Asked], budget: int) -> None:
+    batches = drain(filled(budget, requests), idle_lanes=3)
+    for batch in batches:
+        for job, seq in batch.work:
+            assert (batch.kind == "suspect") == (seq.index in requests[job].suspects)
+            if batch.kind != "suspect":
+                assert batch.kind == ("small" if requests[job].tokens <= budget // 4 else "bulk")
+    for priority in {batch.priority for batch in batches}:
+        kinds = [batch.kind for batch in batches if batch.priority == priority and batch.kind != "suspect"]
+        both = 2 * min(kinds.count("small"), kinds.count("bulk"))
+        assert all(left != right for left, right in pairwise(kinds[:both]))
+        assert both == 0 or kinds[0] == "small"
+
+
+@given(st.lists(ANY, max_size=8))
+def test_suspects_run_first_and_in_batches_of_at_most_their_least_limit(requests: list[Asked]) -> None:
+    batches = drain(filled(512, requests))
+    for batch in batches:
+        if batch.kind == "suspect":
+            assert len(batch.work) <= min(requests[job].suspects[seq.index] for job, seq in batch.work)
+    for priority in {batch.priority for batch in batches}:
+        kinds = [batch.kind == "suspect" for batch in batches if batch.priority == priority]
+        assert kinds == sorted(kinds, reverse=True)
+
+
+def test_suspects_are_told_of_before_they_are_taken() -> None:
+    scheduler = filled(512, [Asked([5]), Asked([9] * 3, suspects={1: 2, 2: 2}), Asked([9], priority=-1)])
+    assert not scheduler.suspects_are_next
+    assert scheduler.take(0.0)
+    assert scheduler.suspects_are_next
+    assert scheduler.take_small(0.0) is None
+    taken = scheduler.take(0.0)
+    assert taken is not None
+    assert (taken.kind, [seq.index for _, seq in taken.work]) == ("suspect", [1, 2])
+    assert not scheduler.suspects_are_next
+
+
+@given(st.lists(EQUAL, min_size=1, max_size=6), st.lists(EQUAL, max_size=6))
+def test_between_two_turns_everybody_who_waits_has_one(early: list[Asked], late: list[Asked]) -> None:
+    """Owners among owners, and jobs among their owner's, also while more arrive: nobody starves."""
+    scheduler = Scheduler[int](700)
+    requests: list[Asked] = []
+    left: dict[int, int] = {}
+    turns: dict[str, list[tuple[str, int, set[str], set[int]]]] = defaultdict(list)
+
+    def arrive(asked: Asked) -> None:
+        left[len(requests)] = len(asked.lengths)
+        add(scheduler, len(requests), asked)
+        requests.append(asked)
+
+    for asked in early:
+        arrive(asked)
+    while (batch := scheduler.take(0.0)) or late:
+        for job, _ in batch.work if batch else ():
+            same = {other for other in left if _is_small(requests[other]) == _is_small(requests[job])}
+            owners = {requests[other].owner for other in same}
+            mine = {other for other in same if requests[other].owner == requests[job].owner}
+            turns[batch.kind if batch else ""].append((requests[job].owner, job, owners, mine))
+            left[job] -= 1
+            if not left[job]:
+                del left[job]
+        if late:
+            arrive(late.pop())
+    for history in turns.values():
+        _check_turns([(owner, owners) for owner, _, owners, _ in history])
+        for name in "abc":
+            _check_turns([(job, jobs) for owner, job, _, jobs in history if owner == name])
+
+
+def _is_small(asked: Asked) -> bool:
+    return asked.tokens <= 700 // 4
+
+
+def _check_turns(history: list[tuple[Any, set[Any]]]) -> None:
+    """Between two turns of one, each of those that waited all the while had exactly one."""
+    last: dict[Any, int] = {}
+    for place, (who, _) in enumerate(history):
+        if who in last:
+            between = Counter(other for other, _ in history[last[who] + 1 : place])
+            always = set[Any].intersection(*(waiting for _, waiting in history[last[who] : place + 1]))
+            assert who not in always or all(between[other] == 1 for other in always - {who})
+        last[who] = place
 
 
 def test_a_query_beside_a_large_request_is_in_the_next_batch() -> None:
-    scheduler = Scheduler(512)
-    scheduler.add(1, seqs([100] * 2048))
-    scheduler.take()
-    scheduler.add(2, seqs([10]))
-    assert 2 in {number for number, _ in scheduler.take()}
+    scheduler = filled(512, [Asked([100] * 2048)])
+    scheduler.take(0.0)
+    add(scheduler, 1, Asked([10]))
+    batch = scheduler.take(0.0)
+    assert batch is not None
+    assert [job for job, _ in batch.work] == [1]
+
+
+def test_small_jobs_may_be_taken_between_the_layers_of_what_is_less_urgent_or_equally_so() -> None:
+    scheduler = filled(512, [Asked([100] * 9, priority=1), *[Asked([20], priority=1)] * 50])
+    assert scheduler.small_tokens == 1000
+    assert scheduler.take_small(0.0, 0) is None
+    batch = scheduler.take_small(0.0, 1)
+    assert batch is not None
+    assert (batch.kind, len(batch.work)) == ("small", 25)
+    add(scheduler, 99, Asked([100] * 9))
+    assert scheduler.take_small(0.0, 1) is None
+    assert scheduler.take_small(0.0, 0) is None
 
 
 def test_little_work_is_shared_between_idle_lanes() -> None:
-    scheduler = Scheduler(512)
-    scheduler.add(1, seqs([50] * 8))
-    assert [len(batch) for batch in (scheduler.take(2), scheduler.take(1))] == [4, 4]
+    scheduler = filled(512, [Asked([50] * 8)])
+    taken = (scheduler.take(0.0, 2), scheduler.take(0.0, 1))
+    assert [len(batch.work) for batch in taken if batch] == [4, 4]
 
 
 def test_a_text_longer_than_the_budget_runs_alone() -> None:
-    scheduler = Scheduler(512)
-    scheduler.add(1, seqs([5, 8000, 5]))
-    assert [[seq.index for _, seq in batch] for batch in drain(scheduler)] == [[1], [0, 2]]
+    batches = drain(filled(512, [Asked([5, 8000, 5])]))
+    assert [[seq.index for _, seq in batch.work] for batch in batches] == [[1], [0, 2]]
+
+
+@given(st.lists(ANY, max_size=8), st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(-1, 2))
+def test_what_is_ahead_is_never_wildly_off(requests: list[Asked], lengths: list[int], priority: int) -> None:
+    new = Asked(lengths, priority=priority, owner="b")
+    scheduler = filled(512, requests)
+    waiting = scheduler.queued_tokens
+    ahead = scheduler.ahead(new.tokens, priority, num_seqs=len(lengths), owner="b")
+    add(scheduler, 99, new)
+    before = left = 0
+    for batch in drain(scheduler):
+        before += sum(seq.ids.size for _, seq in batch.work)
+        left += sum(job == 99 for job, _ in batch.work)
+        if left == len(lengths):
+            break
+    assert new.tokens <= ahead <= waiting + new.tokens
+    # Turns are counted, not weighed, and the longest seqs go first: it may be off by the ratio of the lengths, and batches.
+    longest, mean = max((max(asked.lengths) for asked in requests), default=1), waiting / max(1, sum(map(_len, requests)))
+    assert before <= 2 * (longest / max(1.0, mean)) * ahead + 3 * 700
+    more_urgent = sum(asked.tokens for asked in requests if asked.priority < priority)
+    assert ahead >= more_urgent
+
+
+def _len(asked: Asked) -> int:
+    return len(asked.lengths)
+
+
+def test_what_is_ahead_follows_the_policy() -> None:
+    bulk = filled(512, [Asked([100] * 2048, owner="a"), Asked([100] * 2048, owner="b")])
+    assert bulk.ahead(15) == 15 + 15 + 512  # a query: a batch of bulk, not all of it
+    assert bulk.ahead(204_800, num_seqs=2048, owner="c") == 3 * 204_800
+    assert bulk.ahead(1000, num_seqs=10, owner="c") == 1000 + 2 * 10 * 100
+    assert bulk.ahead(1000, num_seqs=10, owner="a") == 1000 + 3 * 10 * 100
+    assert bulk.ahead(1000, -1, num_seqs=10) == 1000
+    assert bulk.ahead(1000, 1, num_seqs=10) == 1000 + 2 * 204_800
+    queries = filled(512, [Asked([10], owner="a")] * 10_000)
+    assert queries.ahead(10, owner="a") == 100_010
+    assert queries.ahead(10, owner="b") == 20
+    assert queries.ahead(200, owner="b") == 200 + 712
+
+
+def test_out_of_memory_halves_the_budget_and_good_batches_raise_it() -> None:
+    scheduler = Scheduler[int](512)
+    scheduler.out_of_memory(512)
+    assert scheduler.token_budget == 256
+    scheduler.out_of_memory(256)
+    scheduler.out_of_memory(256)  # the other half of the same batch
+    assert scheduler.token_budget == 128
+    add(scheduler, 0, Asked([20] * 30))
+    assert [len(batch.work) for batch in drain(scheduler)] == [6] * 5
+    for _ in range(31):
+        scheduler.succeeded()
+    assert scheduler.token_budget == 128
+    scheduler.succeeded()
+    assert scheduler.token_budget == 192
+    for _ in range(1000):
+        scheduler.succeeded()
+    assert scheduler.token_budget == 512
+    for _ in range(12):
+        scheduler.out_of_memory(scheduler.token_budget)
+    assert scheduler.token_budget == 16

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Unpack
 
 import msgspec
 import typer
@@ -110,9 +110,17 @@ def serve(
     step_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one batch, before its engine is replaced.")] = 60.0,
     pooling: PoolingOption = None,
     matryoshka: Matryoshka = False,
+    log_format: Annotated[Literal["plain", "json"], typer.Option(help="Form of the log's lines.")] = "plain",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="Log nothing that matters less.")
+    ] = "info",
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log a line per request.")] = False,
+    otel: Annotated[bool, typer.Option("--otel", help="Send OpenTelemetry spans, as the variables OTEL_... say.")] = False,
 ) -> None:
     """Serve models over HTTP."""
     _need("granian", "torch")
+    from whimbrel import logs
+    from whimbrel import otel as spans
     from whimbrel.plan import Options
     from whimbrel.processes.supervisor import ModelOptions, ServeOptions
     from whimbrel.serve import names_of_models, serve_until_stopped
@@ -148,7 +156,12 @@ def serve(
         num_replicas=replicas,
         drain_seconds=drain_timeout,
         step_seconds=step_timeout,
+        logs=logs.LogOptions(log_format, log_level, access_log),
+        otel=otel,
     )
+    if otel:
+        spans.check()
+    logs.configure(options.logs, process="supervisor", secrets=[api_key.strip()] if api_key else [])
     code = serve_until_stopped(options, host=host, port=port, has_key=bool(api_key), console=_console())
     raise typer.Exit(code)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import Final, Self, TypeAlias, Unpack
@@ -18,13 +19,14 @@ import numpy as np
 
 from whimbrel.card import Card, PoolingMode
 from whimbrel.card_reader import read_card
-from whimbrel.checkpoint import find_checkpoint
+from whimbrel.checkpoint import Checkpoint, find_checkpoint
 from whimbrel.errors import InvalidRequest, Overloaded, Unavailable
 from whimbrel.frontend import Frontend
-from whimbrel.lanes import Job, Lanes, Recorder
+from whimbrel.lanes import Lanes
 from whimbrel.plan import EngineOptions, Options, Plan, make_plan
 from whimbrel.runner import Runner, probe
 from whimbrel.types import Float32Array, Prepared, Request, Result, Seq, Truncate, read_prompt, read_truncate
+from whimbrel.work import AnyRunner, Job, Recorder
 
 Progress: TypeAlias = Callable[[str], None]
 """Called with the name of each phase of loading as it begins."""
@@ -64,8 +66,10 @@ class Engine:
         recording = None if recorder is None else recorder(self)
         self._frontend = Frontend(checkpoint.folder, self.card, self.plan)
         progress("loading the weights")
-        runner = Runner(checkpoint, self.card, self.plan)
-        self._lanes = Lanes(runner, self.card.encoder, self.plan, recorder=recording)
+        runner = load_runner(checkpoint, self.card, self.plan)
+        exact = replace(self.plan, device="cpu", dtype="float32")
+        load_second = None if exact == self.plan else partial(load_runner, checkpoint, self.card, exact)
+        self._lanes = Lanes(runner, self.card, self.plan, load_second=load_second, recorder=recording)
         atexit.register(self.close)  # its threads must not be inside torch while the interpreter goes down
         try:
             progress("warming up")
@@ -111,20 +115,23 @@ class Engine:
         """Tokenise a request and queue it. Cancelling the Future drops what has not run yet.
 
         `received` is when the request came (perf_counter), for its timings; by default now. Raises InvalidRequest, TooLong,
-        TooLarge, Overloaded, Unavailable.
+        TooLarge, Overloaded, Unavailable, DeadlineExceeded.
         """
-        self._lanes.admit(self.plan.max_queue_tokens)
+        self._lanes.check(len(request.texts), priority=request.priority, owner=request.owner)
         return self.submit_prepared(self._frontend.prepare(request, received=received))
 
-    def submit_prepared(self, prepared: Prepared, *, out: Float32Array | None = None, tag: object = None) -> Future[Result]:
+    def submit_prepared(
+        self, prepared: Prepared, *, out: Float32Array | None = None, tag: object = None, admitted: bool = False
+    ) -> Future[Result]:
         """Queue a request that is tokenised already; its vectors are written into `out` if that is given.
 
-        `tag` is what a recorder knows it by. Raises Overloaded, Unavailable.
+        `tag` is what a recorder knows it by. `admitted`: another engine had admitted it, so it is not refused for overload.
+        Raises Overloaded, Unavailable, DeadlineExceeded.
         """
         vectors_ND = np.empty((len(prepared.seqs), prepared.dimensions), np.float32) if out is None else out
         job = Job(Future(), prepared, vectors_ND, tag=tag)
         if prepared.seqs:
-            self._lanes.add(job, max_queue_tokens=self.plan.max_queue_tokens)
+            self._lanes.add(job, admitted=admitted)
         else:
             job.resolve()
         return job.future
@@ -148,7 +155,7 @@ class Engine:
 
     @property
     def rate(self) -> float:
-        """Tokens per second of late; 0 if not known yet."""
+        """Tokens per second while there is work, of late; 0 while nothing was measured."""
         return self._lanes.rate
 
     def close(self) -> None:
@@ -171,8 +178,14 @@ class Engine:
             vectors = np.empty((len(seqs), self.card.dimension), np.float32)
             prepared = Prepared(seqs, self.card.dimension, True, size * len(seqs), 0, perf_counter(), 0.0)
             job = Job(Future(), prepared, vectors)
-            self._lanes.add(job, max_queue_tokens=sys.maxsize)
+            self._lanes.add(job)
             job.future.result()
+        self._lanes.forget_rate()
+
+
+def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> AnyRunner:
+    """The one place that chooses a runner."""
+    return Runner(checkpoint, card, plan)
 
 
 class AsyncEngine:

@@ -1,36 +1,41 @@
 """The threads that run batches: seqs in, Futures resolved.
 
-Theory of operation. Each lane is a thread: it takes a batch from the scheduler, launches it and at once takes the next; the
-collector, one more thread, waits for launched batches in order, checks their rows and resolves Futures. At most two batches
-per lane are on their way. One lock guards the scheduler and the set of jobs; whoever takes a job out of the set, and nobody
-else, resolves its Future. A batch that fails, at launch or at collection, is halved and put back, until only the requests
-fail that fail alone. A thread that dies of a bug takes the engine with it: every waiting request is told, none hangs.
+Theory of operation. Each lane is a thread: it takes a batch, launches it and at once takes the next; the collector, one more
+thread, waits for launched batches in order, checks their rows and hands them out. At most two batches per lane are on their
+way. What is taken when, and who answers a job, is decided in dispatch.py.
+
+Where the lane is the device (a CPU), the model calls back between its layers; if single queries have come meanwhile, the lane
+runs a batch of them before it goes on with its own, which must be bulk.
+
+A batch that fails, at launch or at collection, is halved and put back, until only the requests fail that fail alone; if it
+failed for want of memory, batches are smaller for a while. A row that is not finite is computed again alone, in float32
+(second.py). A thread that dies of a bug takes the engine with it: every waiting request is told, none hangs.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.batch import Batch, pack
-from whimbrel.card import Encoder
-from whimbrel.errors import ComputeError, NonFinite, Overloaded, Unavailable, WhimbrelError
+from whimbrel.card import Card
+from whimbrel.dispatch import Dispatch
+from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
 from whimbrel.plan import Plan
-from whimbrel.runner import Pending, Runner
-from whimbrel.scheduler import Scheduler
+from whimbrel.scheduler import Taken
+from whimbrel.second import SecondOpinion
 from whimbrel.trace import observe, trace
-from whimbrel.types import Float32Array, Prepared, Result, Seq, Timings
+from whimbrel.types import Float32Array, Int32Array, Seq
+from whimbrel.work import AnyRunner, Job, Recorder, Work
 
 _log = logging.getLogger("whimbrel")
 
@@ -38,142 +43,86 @@ _BATCHES_PER_LANE: Final = 2
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """A request on its way: where its vectors go, and what is left to do."""
+class _Flight:
+    """A batch on its way."""
 
-    future: Future[Result]
-    prepared: Prepared
-    vectors_ND: Float32Array
-    queue: float = -1.0
-    """Seconds until its first seq was taken; negative until then."""
-    compute: float = 0.0
-    tag: object = None
-    waiting: int = field(init=False)
-    """Texts not collected yet."""
-
-    def __post_init__(self) -> None:
-        self.waiting = len(self.prepared.seqs)
-
-    def resolve(self) -> None:
-        """Answer; the job is nobody else's any more."""
-        prepared = self.prepared
-        total = perf_counter() - prepared.received
-        timings = Timings(prepared.tokenize, max(0.0, self.queue), self.compute, total)
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_result(Result(self.vectors_ND, prepared.num_tokens, prepared.num_truncated, timings))
-
-    def fail(self, error: WhimbrelError) -> None:
-        """Answer with an error; the job is nobody else's any more."""
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
-
-
-Work: TypeAlias = list[tuple[Job, Seq]]
-
-
-class Recorder(Protocol):
-    """Is told what is on the device."""
-
-    def started(self, work: Work) -> int: ...
-    def ended(self, slot: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Launched:
-    work: Work
-    batch: Batch
-    pending: Pending
+    taken: Taken[Job]
+    places: threading.Semaphore | None
+    """Of its lane, one of which it holds; None between the layers of another batch."""
+    slot: int
     started: float
-    slots: threading.Semaphore
-    flight: int = -1
+    order_B: Int32Array
+    pending: Any
 
 
 class Lanes:
     """The execution threads of one engine."""
 
-    def __init__(self, runner: Runner, encoder: Encoder, plan: Plan, *, recorder: Recorder | None = None) -> None:
-        self._recorder = recorder
+    def __init__(
+        self,
+        runner: AnyRunner,
+        card: Card,
+        plan: Plan,
+        *,
+        load_second: Callable[[], AnyRunner] | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """`load_second` loads the runner that computes again what was not finite; by default that is `runner` itself."""
         self._runner = runner
-        self._encoder = encoder
-        self._scheduler = Scheduler[Job](plan.max_batch_tokens)
-        self._jobs: set[Job] = set()
-        self._retries: deque[Work] = deque()
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._process = os.getpid()
-        self._idle = 0
-        self._in_flight = 0
-        self._closed = False
-        self._broken = False
-        self._tokens_done = 0
-        self._busy_seconds = 0.0
-        self._launched: SimpleQueue[_Launched | None] = SimpleQueue()
-        self._slots = [threading.Semaphore(_BATCHES_PER_LANE) for _ in range(plan.num_lanes)]
-        self._lanes = [self._thread(f"lane-{i}", lambda i=i: self._run_lane(self._slots[i])) for i in range(plan.num_lanes)]
+        self._card = card
+        self._recorder = recorder or _NoRecorder()
+        self._dispatch = Dispatch(plan)
+        self._preempts = plan.device == "cpu"
+        self._second = SecondOpinion(load_second or (lambda: runner), self._run_second, self._thread)
+        self._launched: SimpleQueue[_Flight | None] = SimpleQueue()
+        self._places = [threading.Semaphore(_BATCHES_PER_LANE) for _ in range(plan.num_lanes)]
+        self._lanes = [self._thread(f"lane-{i}", partial(self._run_lane, places)) for i, places in enumerate(self._places)]
         self._collector = self._thread("collector", self._run_collector)
         for thread in (*self._lanes, self._collector):
             thread.start()
 
     @property
     def ready(self) -> bool:
-        return not self._closed
-
-    @property
-    def small_tokens(self) -> int:
-        return 0
-
-    @property
-    def rate(self) -> float:
-        return 0.0
+        return self._dispatch.open
 
     @property
     def queued_tokens(self) -> int:
-        return self._scheduler.queued_tokens
+        """Tokens that wait for a lane."""
+        return self._dispatch.queued_tokens
 
-    def add(self, job: Job, *, max_queue_tokens: int) -> None:
-        """Queue a job. Raises Unavailable, or Overloaded if more than `max_queue_tokens` would wait."""
-        with self._changed:
-            if self._closed:
-                raise Unavailable("the engine is closed.")
-            if os.getpid() != self._process:
-                raise Unavailable("the engine was loaded before a fork, and its threads stayed behind; load it afterwards.")
-            self._admit(job.prepared.num_tokens, max_queue_tokens)
-            self._jobs.add(job)
-            self._scheduler.add(job, job.prepared.seqs)
-            self._changed.notify(len(job.prepared.seqs))
-        job.future.add_done_callback(lambda future: self._claim(job) if future.cancelled() else None)
+    @property
+    def small_tokens(self) -> int:
+        """Those of them that belong to small requests."""
+        return self._dispatch.small_tokens
 
-    def admit(self, max_queue_tokens: int) -> None:
-        """Raise Overloaded if the queue is full already, so that nothing more is done for a request that will be refused."""
-        with self._lock:
-            self._admit(1, max_queue_tokens)
+    @property
+    def rate(self) -> float:
+        """Tokens per second while there is work, of late; 0 while nothing was measured."""
+        return self._dispatch.rate
+
+    def add(self, job: Job, *, admitted: bool = False) -> None:
+        """Queue a job; its Future answers. `admitted`: it is not refused for overload, as another engine had admitted it.
+
+        Raises Unavailable, DeadlineExceeded, Overloaded.
+        """
+        self._dispatch.add(job, admitted=admitted)
+
+    def check(self, num_seqs: int, *, priority: int = 0, owner: str = "") -> None:
+        """Raise Overloaded if a request of so many texts will be refused, so that nothing more is done for it."""
+        self._dispatch.check(num_seqs, priority, owner)
+
+    def forget_rate(self) -> None:
+        """Measure the rate anew: what ran until now was a warm-up."""
+        self._dispatch.forget_rate()
 
     def close(self) -> None:
         """Finish what was accepted, refuse what comes, and end the threads. May be called again."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._dispatch.close()
         for lane in self._lanes:
             lane.join()
         self._launched.put(None)
         self._collector.join()
-
-    def _admit(self, num_tokens: int, max_queue_tokens: int) -> None:
-        queued = self._scheduler.queued_tokens
-        if queued and queued + num_tokens > max_queue_tokens:
-            rate = self._tokens_done / self._busy_seconds * len(self._lanes) if self._busy_seconds else 1e4
-            raise Overloaded(
-                f"{queued:,} tokens wait already; the queue takes {max_queue_tokens:,}. Try again later.",
-                retry_after=max(1.0, queued / rate),
-            )
-
-    def _claim(self, job: Job) -> bool:
-        """Take a job out, if it is there: whoever gets True answers it."""
-        with self._lock:
-            self._scheduler.cancel(job)
-            found = job in self._jobs
-            self._jobs.discard(job)
-            return found
+        self._second.close()
 
     # Threads
 
@@ -185,131 +134,145 @@ class Lanes:
             body()
         except BaseException:
             _log.critical("a thread of the engine died. This is a bug.", exc_info=True)
-            self._abandon()
+            self._dispatch.abandon()
+            for places in self._places:
+                places.release(_BATCHES_PER_LANE)
 
-    def _abandon(self) -> None:
-        """Answer everything with an error and let the other threads end."""
-        with self._changed:
-            self._closed = self._broken = True
-            jobs = list(self._jobs)
-            self._jobs.clear()
-            for job in jobs:
-                self._scheduler.cancel(job)
-            self._changed.notify_all()
-        for slots in self._slots:
-            slots.release(_BATCHES_PER_LANE)
-        for job in jobs:
-            job.fail(Unavailable("the engine has stopped."))
-
-    def _run_lane(self, slots: threading.Semaphore) -> None:
+    def _run_lane(self, places: threading.Semaphore) -> None:
         self._runner.enter_lane()
         while True:
-            slots.acquire()
-            if not (work := self._take()):
+            places.acquire()
+            if not (taken := self._dispatch.take()):
                 return
-            self._launch(work, slots)
+            self._launch(taken, places)
 
     def _run_collector(self) -> None:
-        while (launched := self._launched.get()) is not None:
-            self._collect(launched)
-            if self._recorder:
-                self._recorder.ended(launched.flight)
-            self._done(launched.slots)
+        while (flight := self._launched.get()) is not None:
+            self._collect(flight)
 
-    def _take(self) -> Work:
-        """Wait for work; empty when the lanes are closed and nothing is left or can come back."""
-        with self._changed:
-            self._idle += 1
-            while not (work := self._next()) and not self._broken and not (self._closed and self._in_flight == 0):
-                self._changed.wait()
-            self._idle -= 1
-            self._in_flight += 1 if work else 0
-            now = perf_counter()
-            fresh = {job for job, _ in work if job.queue < 0}
-            for job in fresh:
-                job.queue = now - job.prepared.received - job.prepared.tokenize
-        for job in fresh:
-            observe("queue", job.queue)
-        return work
+    def _preempt(self, priority: int) -> None:
+        """Called between the layers of a bulk batch: run one batch of small jobs, if any wait."""
+        if self._dispatch.small_tokens and (taken := self._dispatch.take_small(priority)):
+            self._launch(taken, None)
 
-    def _next(self) -> Work:
-        while self._retries:
-            if work := [(job, seq) for job, seq in self._retries.popleft() if job in self._jobs]:
-                return work
-        return self._scheduler.take(self._idle)
-
-    def _launch(self, work: Work, slots: threading.Semaphore) -> None:
+    def _launch(self, taken: Taken[Job], places: threading.Semaphore | None) -> None:
         started = perf_counter()
-        flight = self._recorder.started(work) if self._recorder else -1
+        between_layers = partial(self._preempt, taken.priority) if self._preempts and taken.kind == "bulk" else None
+        slot = self._recorder.started(taken.work)
         try:
             with trace("pack"):
-                batch = pack(
-                    [seq for _, seq in work], position_offset=self._encoder.position_offset, pad_id=self._encoder.pad_id
-                )
-                dimensions = np.array([job.prepared.dimensions for job, _ in work], np.int32)[batch.order_B]
-                normalize = np.array([job.prepared.normalize for job, _ in work], np.bool_)[batch.order_B]
-            pending = self._runner.launch(batch, dimensions, normalize)
+                batch, dimensions_B, normalize_B = self._pack(taken.work)
+            pending = self._runner.launch(batch, dimensions_B, normalize_B, between_layers)
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
-            if self._recorder:
-                self._recorder.ended(flight)
-            self._failed(work, error)
-            self._done(slots)
+            self._failed(taken, slot, error)
+            self._done(taken, places)
         else:
-            self._launched.put(_Launched(work, batch, pending, started, slots, flight))
+            self._launched.put(_Flight(taken, places, slot, started, batch.order_B, pending))
 
-    def _failed(self, work: Work, error: BaseException) -> None:
-        """Put the halves back, so that only what fails alone fails."""
-        _log.error("a batch of %d texts failed", len(work), exc_info=error)
-        if len(work) == 1:
-            job = work[0][0]
-            if self._claim(job):
-                job.fail(ComputeError(f"the computation failed ({type(error).__name__}); the server's log says more."))
-            return
-        middle = len(work) // 2
-        with self._changed:
-            self._retries += (work[:middle], work[middle:])
-            self._changed.notify(2)
+    def _pack(self, work: Work) -> tuple[Batch, Int32Array, NDArray[np.bool_]]:
+        encoder = self._card.encoder
+        batch = pack([seq for _, seq in work], position_offset=encoder.position_offset, pad_id=encoder.pad_id)
+        dimensions = np.array([job.prepared.dimensions for job, _ in work], np.int32)[batch.order_B]
+        normalize = np.array([job.prepared.normalize for job, _ in work], np.bool_)[batch.order_B]
+        return batch, dimensions, normalize
 
-    def _done(self, slots: threading.Semaphore) -> None:
-        """A batch was collected or has failed."""
-        with self._changed:
-            self._in_flight -= 1
-            self._changed.notify_all()
-        slots.release()
-
-    def _collect(self, launched: _Launched) -> None:
+    def _collect(self, flight: _Flight) -> None:
+        taken = flight.taken
         try:
             with trace("collect"):
-                vectors_BD = self._runner.collect(launched.pending)
-            if len(vectors_BD) != launched.batch.num_seqs:
-                raise RuntimeError(f"{len(vectors_BD)} rows for {launched.batch.num_seqs} seqs")
+                vectors_BD = self._checked(self._runner.collect(flight.pending), len(taken.work))
         except BaseException as error:
-            self._failed(launched.work, error)
+            self._failed(taken, flight.slot, error)
+            self._done(taken, flight.places)
         else:
-            self._deliver(launched, vectors_BD)
+            self._recorder.ended(flight.slot)
+            self._done(taken, flight.places, sum(seq.ids.size for _, seq in taken.work))
+            self._deliver(flight, vectors_BD)
 
-    def _deliver(self, launched: _Launched, vectors_BD: Float32Array) -> None:
-        seconds = perf_counter() - launched.started
+    def _checked(self, vectors_BD: Float32Array, num_seqs: int) -> Float32Array:
+        expected = (num_seqs, self._card.dimension)
+        if vectors_BD.shape != expected or vectors_BD.dtype != np.float32:
+            raise RuntimeError(f"the runner gave {vectors_BD.dtype} {vectors_BD.shape}, not float32 {expected}")
+        return vectors_BD
+
+    def _done(self, taken: Taken[Job], places: threading.Semaphore | None, num_tokens: int = 0) -> None:
+        self._dispatch.done(taken, num_tokens)
+        if places is not None:
+            places.release()
+
+    def _failed(self, taken: Taken[Job], slot: int, error: BaseException) -> None:
+        """Put the halves back, so that only what fails alone fails."""
+        self._recorder.ended(slot)
+        if len(taken.work) > 1:
+            _log.warning("a batch of %d texts failed and is run again in halves: %r", len(taken.work), error)
+            self._dispatch.put_back(taken, out_of_memory=isinstance(error, MemoryError))
+            return
+        job, seq = taken.work[0]
+        _log.error("a text of %d tokens failed alone", seq.ids.size, exc_info=error)
+        if self._dispatch.claim(job):
+            job.fail(_answer(seq, error))
+
+    def _deliver(self, flight: _Flight, vectors_BD: Float32Array) -> None:
+        """Hand every job its rows; those that are not finite are computed again."""
+        seconds = perf_counter() - flight.started
         observe("compute", seconds)
-        self._tokens_done += launched.batch.num_tokens
-        self._busy_seconds += seconds
-        jobs = {job for job, _ in launched.work}
-        for job in jobs:
-            job.compute += seconds
-        bad = _non_finite_rows(vectors_BD)
-        places: list[int] = launched.batch.order_B.tolist()
+        finite_B: list[bool] = _finite_rows(vectors_BD).tolist()
+        rows: dict[Job, tuple[list[int], list[int]]] = {}
+        bad: Work = []
+        places: list[int] = flight.order_B.tolist()
         for row, place in enumerate(places):
-            job, seq = launched.work[place]
-            if row in bad:
-                if self._claim(job):
-                    job.fail(NonFinite("the model gave NaN or infinity for this text.", param=f"input[{seq.index}]"))
-                continue
-            job.vectors_ND[seq.index] = vectors_BD[row, : job.prepared.dimensions]
-            job.waiting -= 1
-            if job.waiting == 0 and self._claim(job):
-                job.resolve()
+            job, seq = flight.taken.work[place]
+            of_job = rows.setdefault(job, ([], []))
+            if finite_B[row]:
+                of_job[0].append(row)
+                of_job[1].append(seq.index)
+            else:
+                bad.append((job, seq))
+        for job, (rows_of_job, indexes) in rows.items():
+            job.compute += seconds
+            self._dispatch.deliver(job, indexes, vectors_BD[rows_of_job])
+        for job, seq in bad:
+            self._second.add(job, seq)
+
+    def _run_second(self, job: Job, seq: Seq, runner: AnyRunner | None) -> None:
+        """Compute a text again whose vector was not finite."""
+        if not self._dispatch.begin_beside(job):
+            return
+        slot = self._recorder.started([(job, seq)])
+        vectors_1D: Float32Array | None = None
+        try:
+            if runner is not None:
+                vectors_1D = self._checked(runner.collect(runner.launch(*self._pack([(job, seq)]))), 1)
+        except BaseException as error:  # whatever it is, the request gets an answer
+            _log.error("a text of %d tokens failed in the second runner", seq.ids.size, exc_info=error)
+        self._recorder.ended(slot)
+        self._dispatch.end_beside()
+        if vectors_1D is not None and _finite_rows(vectors_1D).all():
+            self._dispatch.deliver(job, [seq.index], vectors_1D)
+        elif self._dispatch.claim(job):
+            again = "in float32 too" if runner else "and it could not be computed again"
+            job.fail(NonFinite(f"the model gives NaN or infinity for this text, {again}.", param=_param(seq)))
 
 
-def _non_finite_rows(vectors_BD: Float32Array) -> set[int]:
+class _NoRecorder:
+    """Where nobody wants to know."""
+
+    def started(self, work: Work) -> int:
+        return 0
+
+    def ended(self, slot: int) -> None: ...
+
+
+def _finite_rows(vectors_BD: Float32Array) -> NDArray[np.bool_]:
     finite: NDArray[np.bool_] = np.isfinite(vectors_BD)
-    return set(np.flatnonzero(~finite.all(axis=1)).tolist())
+    return np.asarray(finite.all(axis=1))
+
+
+def _answer(seq: Seq, error: BaseException) -> ComputeError:
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"this text of {seq.ids.size:,} tokens does not fit into the device's memory.", param=_param(seq))
+    return ComputeError(f"the computation failed ({type(error).__name__}); the server's log says more.", param=_param(seq))
+
+
+def _param(seq: Seq) -> str:
+    return f"input[{seq.index}]"

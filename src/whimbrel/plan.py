@@ -43,9 +43,12 @@ class Options:
     max_batch_tokens: int | None = None
     max_queue_tokens: int | None = None
     """Tokens that may wait before requests are refused; None: any number."""
+    max_queue_seconds: float | None = None
+    """How long a request may have to wait, by the measured rate, before it is refused; None: any time."""
+    max_queue_bytes: int | None = None
+    """Bytes of token ids and vectors that all unanswered requests may hold; None: any number."""
     max_request_tokens: int | None = None
     """Tokens of one request; None: any number."""
-    max_queue_seconds: float | None = None
     matryoshka: bool = False
     """Allow `dimensions` though the checkpoint does not say that its vectors may be cut."""
     served_name: str | None = None
@@ -64,8 +67,9 @@ class EngineOptions(TypedDict, total=False):
     max_length: int | None
     max_batch_tokens: int | None
     max_queue_tokens: int | None
-    max_request_tokens: int | None
     max_queue_seconds: float | None
+    max_queue_bytes: int | None
+    max_request_tokens: int | None
     matryoshka: bool
     served_name: str | None
     aliases: tuple[str, ...]
@@ -87,10 +91,13 @@ class Plan:
     """Tokens in one batch of one lane; a longer text runs alone."""
     max_length: int
     max_queue_tokens: int
-    """Tokens that may wait; beyond, requests are refused as overload."""
+    """Tokens that may run before a request is done; beyond, it is refused as overload."""
+    max_queue_seconds: float
+    """The same in seconds, by the measured rate."""
+    max_queue_bytes: int
+    """Bytes of token ids and vectors that unanswered requests may hold."""
     max_request_tokens: int
     matryoshka: bool
-    max_queue_seconds: float = 1e9
 
 
 def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
@@ -106,6 +113,8 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         max_batch_tokens=_max_batch_tokens(options.max_batch_tokens, on_cpu=on_cpu),
         max_length=_max_length(options.max_length, card),
         max_queue_tokens=_limit("max_queue_tokens", options.max_queue_tokens),
+        max_queue_seconds=_seconds("max_queue_seconds", options.max_queue_seconds),
+        max_queue_bytes=_limit("max_queue_bytes", options.max_queue_bytes),
         max_request_tokens=_limit("max_request_tokens", options.max_request_tokens),
         matryoshka=options.matryoshka or card.matryoshka,
     )
@@ -157,4 +166,12 @@ def _limit(name: str, wanted: int | None) -> int:
         return sys.maxsize
     if wanted < 1:
         raise SetupError(f"{name} is {wanted:,}.", hint="it takes 1 or more")
+    return wanted
+
+
+def _seconds(name: str, wanted: float | None) -> float:
+    if wanted is None:
+        return float(sys.maxsize)  # not infinity, which JSON cannot say
+    if not wanted > 0:
+        raise SetupError(f"{name} is {wanted:g}.", hint="it takes more than 0")
     return wanted

@@ -1,15 +1,17 @@
 """Owns a device: loads a model onto it, launches batches and collects their vectors.
 
 `launch` gives the device its work and returns at once on a GPU (on a CPU the calling thread is the device); `collect` waits
-for the vectors. Each lane calls `launch` from its own thread; weights are shared and never written.
+for the vectors. Each lane calls `launch` from its own thread; weights are shared and never written. Whatever way a device has
+to say that its memory is full, here it becomes MemoryError.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +28,11 @@ from whimbrel.ops.memory import keep_freed_memory
 from whimbrel.plan import Hardware, Plan
 from whimbrel.pooling import Pooling
 from whimbrel.types import Float32Array, Int32Array
+
+T = TypeVar("T")
+
+_NO_MEMORY: Final = ("you tried to allocate", "bad_alloc")
+"""What torch says on a CPU; there it has no error class for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,24 +92,55 @@ class Runner:
         else:
             torch.cuda.set_device(self._device)
 
+    def launch(
+        self,
+        batch: Batch,
+        dimensions_B: Int32Array,
+        normalize_B: NDArray[np.bool_],
+        between_layers: Callable[[], None] | None = None,
+    ) -> Pending:
+        """Run a batch. Rows come in the order of the batch's seqs; columns from dimensions_B[i] on are zero.
+
+        `between_layers` is called at each boundary between two layers, in this thread; it may launch another batch. It makes
+        sense where the calling thread is the device. Raises MemoryError.
+        """
+        return self._in_memory(lambda: self._launch(batch, dimensions_B, normalize_B, between_layers))
+
+    def collect(self, pending: Pending) -> Float32Array:
+        """Wait for a launched batch and give its vectors, (B, D) on the host. Raises MemoryError."""
+        if (done := pending.done) is not None:
+            self._in_memory(done.synchronize)
+        return pending.vectors_BD.numpy()
+
     @torch.inference_mode()
-    def launch(self, batch: Batch, dimensions_B: Int32Array, normalize_B: NDArray[np.bool_]) -> Pending:
-        """Run a batch. Rows come in the order of the batch's seqs; columns from dimensions_B[i] on are zero."""
+    def _launch(
+        self,
+        batch: Batch,
+        dimensions_B: Int32Array,
+        normalize_B: NDArray[np.bool_],
+        between_layers: Callable[[], None] | None,
+    ) -> Pending:
         num_rows = round_rows(batch.num_tokens)
         lengths = np.diff(batch.cu_seqlens)
         layout = Layout(self._put(batch.cu_seqlens), runs(batch.cu_seqlens), batch.num_tokens, int(lengths.max()))
         type_ids_T = np.repeat(batch.type_ids_B, lengths)
         ids_R, positions_R, type_ids_R = (self._put(_fill(x, num_rows)) for x in (batch.ids_T, batch.positions_T, type_ids_T))
-        hidden_RD = self._model(ids_R, positions_R, type_ids_R, layout)
+        hidden_RD = self._model(ids_R, positions_R, type_ids_R, layout, between_layers)
         prompt_tokens_B, dimensions, normalize = (self._put(x) for x in (batch.prompt_tokens_B, dimensions_B, normalize_B))
         vectors_BD = self._pooling(hidden_RD, layout.cu_seqlens, prompt_tokens_B, dimensions, normalize)
         return self._copy_back(vectors_BD)
 
-    def collect(self, pending: Pending) -> Float32Array:
-        """Wait for a launched batch and give its vectors, (B, D) on the host."""
-        if pending.done is not None:
-            pending.done.synchronize()
-        return pending.vectors_BD.numpy()
+    def _in_memory(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            message = str(error)
+        # Only here, with the exception and its frames, are the tensors of the failed batch gone.
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise MemoryError(message)
 
     def _put(self, array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
@@ -121,6 +159,10 @@ class Runner:
             done = torch.cuda.Event()
             done.record(self._copies)
         return Pending(host, done)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
 
 
 def _fill(array_T: Int32Array, num_rows: int) -> Int32Array:

@@ -1,43 +1,182 @@
-"""The only instrumentation: `with trace("compute"):` around a stage tells its duration to whoever subscribed.
+"""The only instrumentation: the stages of a request's life say what they do, and who subscribed hears it.
 
-Nothing happens, and nothing is kept, where nobody listens. Metrics, logs and spans are subscribers; stages know of none.
+Metrics, logs and spans are subscribers; stages know of none. Nothing happens, and nothing is kept, where nobody listens.
+Every name below is one of a fixed set, and a model is one that is served, so what subscribers keep by name is bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
-Stage: TypeAlias = Literal["read", "tokenize", "queue", "pack", "compute", "collect", "write"]
-"""The stages of a request's life, in order."""
+import msgspec
 
-Subscriber: TypeAlias = Callable[[Stage, float], None]
-"""Called with a stage and the seconds it took, in the thread where it ran; must be quick and must not raise."""
+_log = logging.getLogger("whimbrel")
 
-_subscribers: list[Subscriber] = []
+Stage: TypeAlias = Literal["receive", "read", "tokenize", "queue", "pack", "compute", "collect", "write"]
+"""The stages of a request's life, in order. `receive` is the body's way in."""
+
+Size: TypeAlias = Literal["batch_tokens", "batch_seqs"]
+"""What is measured of a batch."""
+
+Count: TypeAlias = Literal[
+    "retries", "halvings", "non_finite_retries", "out_of_memory", "engine_restarts", "worker_restarts", "dropped"
+]
+"""What is counted: requests sent again after an engine died; batches cut in halves after a failure; rows run again in
+float32; batches that did not fit into memory; processes started again; queued requests that nobody waited for any more."""
+
+LevelName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up"]
+"""What rises and falls: tokens that wait, those of them that belong to small requests, engines that answer."""
+
+Outcome: TypeAlias = Literal[
+    "ok",
+    "invalid",
+    "unauthorized",
+    "forbidden",
+    "not_found",
+    "overloaded",
+    "unavailable",
+    "timeout",
+    "client_gone",
+    "error",
+    "lost",
+]
+"""How a request ended, from outside; every request has exactly one. `lost`: its worker was stopped or died meanwhile."""
 
 
-def subscribe(subscriber: Subscriber) -> Callable[[], None]:
-    """Tell `subscriber` of every stage from now on. Returns the function that ends it."""
-    _subscribers.append(subscriber)
-    return lambda: _subscribers.remove(subscriber)
+class Observed(msgspec.Struct, frozen=True, gc=False):
+    """A stage took so many seconds, or a batch of a model has such a size."""
+
+    name: Stage | Size
+    value: float
+    model: str = ""
 
 
-def observe(stage: Stage, seconds: float) -> None:
-    """Report a stage that was timed elsewhere."""
-    for subscriber in _subscribers:
-        subscriber(stage, seconds)
+class Counted(msgspec.Struct, frozen=True, gc=False):
+    """Something happened, `amount` times."""
+
+    name: Count
+    amount: int = 1
+    model: str = ""
+
+
+class Level(msgspec.Struct, frozen=True, gc=False):
+    """Something stands at `value` now."""
+
+    name: LevelName
+    value: float
+    model: str = ""
+
+
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """An HTTP request came. A Finished with the same route follows, whatever happens."""
+
+    route: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An HTTP request ended. Holds no text, no key and no header but those named."""
+
+    request_id: str
+    method: str
+    """One of HTTP's, or "other"."""
+    route: str
+    """The template of the route, or "other"."""
+    path: str
+    """As the client sent it, shortened. For logs only."""
+    client: str
+    """The peer's address, or "". For logs only."""
+    status: int
+    """What was answered; 499 if the client had left, 0 if nothing was."""
+    outcome: Outcome
+    error: str = ""
+    """The error's code; empty if there was none."""
+    model: str = ""
+    """The served name, "other" if it is not served, empty if the route has none or none was read."""
+    num_texts: int = 0
+    num_tokens: int = 0
+    num_truncated: int = 0
+    received: float = 0.0
+    """Unix time."""
+    seconds: float = 0.0
+    stages: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
+    """Seconds in each stage, in order."""
+    traceparent: str = ""
+    """The client's, if it is valid (W3C Trace Context)."""
+
+
+Event: TypeAlias = Observed | Counted | Level | Received | Finished
+E = TypeVar("E", Observed, Counted, Level, Received, Finished)
+
+_subscribers: dict[type[Event], tuple[Callable[[Any], None], ...]] = {}
+
+
+def subscribe(kind: type[E], subscriber: Callable[[E], None]) -> Callable[[], None]:
+    """Tell `subscriber` of every event of this kind from now on. Returns the function that ends it.
+
+    It is called in the thread where the event happens, so it must be quick. What it raises is logged and goes no further.
+    """
+    _subscribers[kind] = (*_subscribers.get(kind, ()), subscriber)
+
+    def end() -> None:
+        left = list(_subscribers[kind])
+        left.remove(subscriber)
+        _subscribers[kind] = tuple(left)
+
+    return end
+
+
+def observe(name: Stage | Size, value: float, *, model: str = "") -> None:
+    """Report a stage that was timed elsewhere (seconds), or the size of a batch."""
+    if subscribers := _subscribers.get(Observed):
+        _tell(subscribers, Observed(name, value, model))
+
+
+def count(name: Count, amount: int = 1, *, model: str = "") -> None:
+    """Report that something happened."""
+    if subscribers := _subscribers.get(Counted):
+        _tell(subscribers, Counted(name, amount, model))
+
+
+def level(name: LevelName, value: float, *, model: str = "") -> None:
+    """Report where something stands now."""
+    if subscribers := _subscribers.get(Level):
+        _tell(subscribers, Level(name, value, model))
+
+
+def received(route: str) -> None:
+    """Report that an HTTP request came."""
+    if subscribers := _subscribers.get(Received):
+        _tell(subscribers, Received(route))
+
+
+def finished(record: Finished) -> None:
+    """Report that an HTTP request ended."""
+    if subscribers := _subscribers.get(Finished):
+        _tell(subscribers, record)
+
+
+def _tell(subscribers: tuple[Callable[[Any], None], ...], event: Event) -> None:
+    for subscriber in subscribers:
+        try:
+            subscriber(event)
+        except Exception:  # a request must not fail because it could not be counted
+            _log.exception("a subscriber failed. This is a bug.")
 
 
 class trace:
-    """Context manager around one stage; `seconds` holds its duration afterwards."""
+    """Context manager around one stage; `seconds` holds its duration afterwards, and so does `into`, by the stage's name."""
 
-    __slots__ = ("_stage", "_start", "seconds")
+    __slots__ = ("_into", "_stage", "_start", "seconds")
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, *, into: MutableMapping[Stage, float] | None = None) -> None:
         self._stage: Stage = stage
+        self._into = into
         self.seconds = 0.0
 
     def __enter__(self) -> Self:
@@ -46,4 +185,6 @@ class trace:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.seconds = perf_counter() - self._start
+        if self._into is not None:
+            self._into[self._stage] = self.seconds
         observe(self._stage, self.seconds)

@@ -52,6 +52,10 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True):
         Annotated[int, Meta(ge=-1)] | None,
         Meta(description="Cut each text to so many tokens; -1: to the model's maximum."),
     ] = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
+        Meta(description="Requests with lower numbers run first; 0 by default (vLLM)."),
+    ] = None
 
 
 class Embedding(msgspec.Struct):
@@ -124,6 +128,7 @@ def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
         normalize=sent.normalize,
         truncate=read_truncate(sent.truncate),
         max_tokens=limit,
+        priority=sent.priority or 0,
     )
 
 

@@ -6,6 +6,7 @@ Source: transformers/models/bert/modeling_bert.py and roberta/modeling_roberta.p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,14 +60,23 @@ class Bert:
         self._norm = self._take_norm(weights, "embeddings.LayerNorm")
         self._layers = [self._take_layer(weights, f"encoder.layer.{i}.") for i in range(encoder.num_layers)]
 
-    def __call__(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, layout: Layout) -> Tensor:
-        """Hidden states of the last layer, (R, D) in float32."""
+    def __call__(
+        self,
+        ids_R: Tensor,
+        positions_R: Tensor,
+        type_ids_R: Tensor,
+        layout: Layout,
+        between_layers: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""
         eps, num_heads = self._spec.layer_norm_eps, self._spec.num_heads
         x_RD = F.embedding(ids_R, self._words).float()
         x_RD += F.embedding(positions_R, self._positions)
         x_RD += F.embedding(type_ids_R, self._types)
         x_RD = layer_norm(x_RD, self._norm.weight, self._norm.bias, eps)
-        for layer in self._layers:
+        for number, layer in enumerate(self._layers):
+            if between_layers is not None and number > 0:
+                between_layers()
             qkv_R3NH = layer.qkv(x_RD.to(self._dtype)).view(x_RD.shape[0], 3, num_heads, -1)
             x = layer.attention_out(attend(qkv_R3NH, layout))
             x_RD = add_layer_norm(x_RD, x, layer.attention_norm.weight, layer.attention_norm.bias, eps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import logging
 import os
 import socket
 import threading
@@ -19,6 +20,8 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 T = TypeVar("T")
+
+_log = logging.getLogger("whimbrel")
 
 MAX_MESSAGE: Final = 2**28
 _CHUNK: Final = 2**18
@@ -201,6 +204,9 @@ class AsyncLine(Generic[T]):
             self._end(None)
         except BrokenLine as error:
             self._end(error)
+        except Exception as error:  # ours: what was half handled cannot be gone on from
+            _log.critical("a message could not be handled. This is a bug.", exc_info=True)
+            self._end(BrokenLine(f"{type(error).__name__} while it was handled"))
         else:
             if not more:
                 self._end(None)

@@ -18,14 +18,15 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import partial
 from mmap import mmap
+from pathlib import Path
 from time import perf_counter
 from typing import Final
 
 import numpy as np
 
+from whimbrel import logs, metrics
 from whimbrel.engine import Engine
 from whimbrel.errors import CheckpointError, ComputeError, SetupError, WhimbrelError
-from whimbrel.lanes import Work
 from whimbrel.processes.channel import BrokenLine, Line
 from whimbrel.processes.lifeline import control_socket, follow_supervisor, raise_file_limit
 from whimbrel.processes.messages import (
@@ -43,7 +44,9 @@ from whimbrel.processes.messages import (
     failed,
 )
 from whimbrel.processes.shared import Board, align, map_memory, vectors_at
+from whimbrel.trace import level
 from whimbrel.types import Prepared, Result, Seq
+from whimbrel.work import Work
 
 _log = logging.getLogger("whimbrel")
 
@@ -125,7 +128,9 @@ class WorkerLine:
         prepared, end = _prepared(message, segment)
         try:
             out = None if segment is None else vectors_at(segment, align(end), message.num_seqs, message.dimensions)
-            future = self._engine.submit_prepared(prepared, out=out, tag=Origin(self._worker, message.uid))
+            future = self._engine.submit_prepared(
+                prepared, out=out, tag=Origin(self._worker, message.uid), admitted=message.admitted
+            )
         except WhimbrelError as error:
             self._line.send(failed(message.uid, error))
             return
@@ -172,7 +177,10 @@ def _prepared(message: Submit, segment: mmap | None) -> tuple[Prepared, int]:
 
 
 def _beat(engine: Engine, board: Board) -> None:
+    model = engine.plan.served_name
     while True:
+        level("queue_tokens", engine.queued_tokens, model=model)
+        level("queue_small_tokens", engine.small_tokens, model=model)
         board.beat(perf_counter(), queued=engine.queued_tokens, small=engine.small_tokens, rate=engine.rate)
         _tick.wait(_BEAT_SECONDS)
 
@@ -207,6 +215,9 @@ def main() -> None:
     load = next(messages, None)
     if not isinstance(load, Load):
         return
+    logs.configure(load.logs, process=load.name)
+    if metrics.DIRECTORY in os.environ:
+        metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), load.name)
     try:
         engine, recorder = _load(control, load)
     except (SetupError, CheckpointError) as error:
@@ -218,6 +229,7 @@ def main() -> None:
         control.send(CannotStart(f"{type(error).__name__}: {error}", None, final=False))
         control.close()
         os._exit(1)
+    metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
     threading.Thread(target=_beat, args=(engine, recorder.board), name="whimbrel-beat", daemon=True).start()
     control.send(Ready(recorder.size), [recorder.fd])
     lines: list[WorkerLine] = []

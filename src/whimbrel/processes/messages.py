@@ -11,6 +11,7 @@ import msgspec
 
 from whimbrel.card import PoolingMode
 from whimbrel.errors import Overloaded, Unavailable, WhimbrelError
+from whimbrel.logs import LogOptions
 from whimbrel.plan import Options, Plan
 
 
@@ -42,6 +43,8 @@ class Submit(_Message):
     deadline: float
     owner: str
     suspects: dict[int, int]
+    admitted: bool
+    """Whether another life of an engine had admitted it, so that it must not be refused for overload."""
 
 
 class Cancel(_Message):
@@ -86,6 +89,7 @@ class Load(_Message):
     options: Options
     name: str
     """Of the process, e.g. "engine-0-0"."""
+    logs: LogOptions
 
 
 class Phase(_Message):
@@ -140,6 +144,8 @@ class Work(_Message):
     name: str
     """Of the process, e.g. "worker-0"."""
     index: int
+    logs: LogOptions
+    otel: bool
 
 
 class Model(_Message):

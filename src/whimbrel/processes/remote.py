@@ -14,176 +14,36 @@ import logging
 import random
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf, isinf
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from whimbrel.admission import Queue, check
 from whimbrel.card import Card
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Overloaded, Unavailable, WhimbrelError
 from whimbrel.frontend import Frontend
 from whimbrel.plan import Plan
-from whimbrel.processes.channel import AsyncLine, BrokenLine
-from whimbrel.processes.messages import Answer, Cancel, Down, Drop, Failed, FromEngine, Submit, error_of
-from whimbrel.processes.shared import Board, Segment, SegmentPool, align
+from whimbrel.processes.channel import BrokenLine
+from whimbrel.processes.messages import Down
+from whimbrel.processes.replica import Pending, Replica, fail
+from whimbrel.processes.shared import Board
+from whimbrel.trace import count
 from whimbrel.types import Prepared, Request, Result, Seq, Timings
 
 _log = logging.getLogger("whimbrel")
 
 MAX_BLAME: Final = 2.0
-_NOTHING: Final = memoryview(b"")
-_SHARED_BYTES: Final = 2**15
-"""Arrays of more bytes than this travel in shared memory."""
 _INLINE_CHARACTERS: Final = 2000
 """Texts of so many characters together are tokenised at once; more would hold up the event loop."""
 _MAX_TOKENIZING: Final = 1024
 _MAX_QUARANTINED: Final = 1024
 _QUARANTINE_SECONDS: Final = 600.0
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A request that is not answered yet."""
-
-    prepared: Prepared
-    future: asyncio.Future[Result]
-    limits: dict[int, int] = field(default_factory=dict[int, int])
-    """Suspect texts: with how many seqs each may share a batch."""
-    blame: dict[int, float] = field(default_factory=dict[int, float])
-    """How often an engine died while a text was alone on it."""
-    segment: Segment | None = None
-
-
-class Replica:
-    """One engine process, over all its lives."""
-
-    def __init__(self) -> None:
-        self.down: Down | None = None
-        """Why it is not up, as the supervisor says."""
-        self.outstanding_tokens = 0
-        self.board: Board | None = None
-        self._line: AsyncLine[FromEngine] | None = None
-        self._pool = SegmentPool()
-        self._pending: dict[int, _Pending] = {}
-        self._next = 0
-
-    @property
-    def up(self) -> bool:
-        return self._line is not None
-
-    @property
-    def pending(self) -> Collection[_Pending]:
-        """What it has not answered yet."""
-        return self._pending.values()
-
-    def attach(self, sock: socket.socket, board: Board, *, on_end: Callable[[BrokenLine | None], None]) -> None:
-        """A new life. Segments of an earlier one are forgotten: what died may have half written them."""
-        self._line = AsyncLine[FromEngine](sock, FromEngine, on_message=self._receive, on_end=on_end)
-        self._pool = SegmentPool()
-        self.board = board
-        self.down = None
-
-    def detach(self) -> dict[int, _Pending]:
-        """The end of a life: what it has not answered, by uid."""
-        if self._line is not None:
-            self._line.close()
-        pending, self._pending = self._pending, {}
-        self._line = None
-        self.outstanding_tokens = 0
-        return pending
-
-    def send(self, pending: _Pending) -> None:
-        """Give it a request."""
-        assert self._line is not None
-        prepared = pending.prepared
-        self._next += 1
-        uid = self._next
-        arrays = _arrays(prepared)
-        result_bytes = len(prepared.seqs) * prepared.dimensions * 4
-        segment = None
-        if max(arrays.nbytes, result_bytes) > _SHARED_BYTES:
-            segment = self._pool.take(align(arrays.nbytes) + result_bytes)
-        fd = segment.take_fd() if segment is not None else None
-        if segment is not None:
-            np.frombuffer(segment.memory, np.int32, arrays.size)[:] = arrays
-        first = prepared.seqs[0]
-        message = Submit(
-            uid=uid,
-            segment=segment.number if segment is not None else 0,
-            segment_bytes=segment.size if segment is not None and fd is not None else 0,
-            arrays=_NOTHING if segment is not None else arrays.data.cast("B"),
-            num_seqs=len(prepared.seqs),
-            prompt_tokens=first.prompt_tokens,
-            type_id=first.type_id,
-            dimensions=prepared.dimensions,
-            normalize=prepared.normalize,
-            num_tokens=prepared.num_tokens,
-            num_truncated=prepared.num_truncated,
-            received=prepared.received,
-            tokenize=prepared.tokenize,
-            priority=prepared.priority,
-            deadline=prepared.deadline,
-            owner=prepared.owner,
-            suspects=pending.limits,
-        )
-        pending.segment = segment
-        self._pending[uid] = pending
-        self.outstanding_tokens += prepared.num_tokens
-        pending.future.add_done_callback(lambda future: self._cancelled(uid) if future.cancelled() else None)
-        line = self._line
-        for number in self._pool.dropped():
-            line.send(Drop(number))
-        line.send(message, [fd] if fd is not None else [])
-
-    def _cancelled(self, uid: int) -> None:
-        if self._line is not None and uid in self._pending:
-            self._line.send(Cancel(uid))
-
-    def _receive(self, message: FromEngine) -> None:
-        pending = self._pending.pop(message.uid, None)
-        if pending is None:
-            raise BrokenLine(f"an answer to no question ({message.uid})")
-        self.outstanding_tokens -= pending.prepared.num_tokens
-        if isinstance(message, Failed):
-            if pending.segment is not None:
-                self._pool.drop(pending.segment)
-            _fail(pending, error_of(message))
-        else:
-            self._answer(pending, message)
-
-    def _answer(self, pending: _Pending, message: Answer) -> None:
-        prepared = pending.prepared
-        shape = len(prepared.seqs), prepared.dimensions
-        if pending.segment is None:
-            vectors = np.frombuffer(message.vectors, np.float32).reshape(shape)
-        else:
-            offset = align(_num_ints(prepared) * 4)
-            vectors = self._pool.lend(pending.segment, offset, *shape)
-        total = perf_counter() - prepared.received
-        timings = Timings(prepared.tokenize, message.queue, message.compute, total)
-        if not pending.future.done():
-            pending.future.set_result(Result(vectors, prepared.num_tokens, prepared.num_truncated, timings))
-
-
-def _num_ints(prepared: Prepared) -> int:
-    return len(prepared.seqs) + prepared.num_tokens
-
-
-def _arrays(prepared: Prepared) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """The lengths, then the ids."""
-    lengths = np.fromiter((seq.ids.size for seq in prepared.seqs), np.int32, len(prepared.seqs))
-    return np.concatenate([lengths, *(seq.ids for seq in prepared.seqs)], dtype=np.int32)
-
-
-def _fail(pending: _Pending, error: WhimbrelError) -> None:
-    if not pending.future.done():
-        pending.future.set_exception(error)
 
 
 class RemoteEngine:
@@ -206,14 +66,17 @@ class RemoteEngine:
         self._worker = worker
         self._frontend = Frontend(folder, card, plan)
         self._replicas = [Replica() for _ in range(num_replicas)]
-        self._waiting: OrderedDict[_Pending, None] = OrderedDict()
+        self._waiting: OrderedDict[Pending, None] = OrderedDict()
         """Requests for which no engine is up."""
-        self._orphans: dict[int, dict[int, _Pending]] = {}
+        self._orphans: dict[int, dict[int, Pending]] = {}
         """By replica: what a life left unanswered, until the supervisor says how it ended."""
         self._quarantined: OrderedDict[bytes, float] = OrderedDict()
         self._on_quarantine = on_quarantine
         self._broken = broken
         self._tokenizing = 0
+        self._preparing_tokens = 0
+        """Of the requests that are being tokenised, estimated."""
+        self._tokens_per_character = 0.3
         # Tokenising holds no lock of Python's, and must not hold up the event loop.
         self._tokenizers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-tokenizer")
 
@@ -241,13 +104,18 @@ class RemoteEngine:
         Raises InvalidRequest, TooLong, TooLarge, Overloaded, Unavailable, DeadlineExceeded, ComputeError.
         """
         received = perf_counter()
-        self._admit()
-        prepared = await self._prepare(request, received)
+        tokens = self._check(request)
+        self._preparing_tokens += tokens
+        try:
+            prepared = await self._prepare(request, received)
+        finally:
+            self._preparing_tokens -= tokens
+        self._learn(request, prepared)
         if not prepared.seqs:
             empty = np.empty((0, prepared.dimensions), np.float32)
             return Result(empty, 0, 0, Timings(tokenize=prepared.tokenize, total=perf_counter() - received))
         self._refuse_quarantined(prepared)
-        pending = _Pending(prepared, asyncio.get_running_loop().create_future())
+        pending = Pending(prepared, asyncio.get_running_loop().create_future())
         self._dispatch(pending)
         try:
             if isinf(request.deadline):
@@ -273,19 +141,36 @@ class RemoteEngine:
         finally:
             self._tokenizing -= 1
 
-    def _admit(self) -> None:
-        """Refuse at once, before a request costs anything, when it would be refused later.
+    def _check(self, request: Request) -> int:
+        """Refuse at once, before a request costs anything, what would be refused later. Returns its tokens, estimated.
 
-        Only the engine knows its queue exactly; it refuses too, with the same words.
+        Only an engine knows its queue exactly, and what a request of high priority would wait for: it checks again.
         """
         if failing := self._failing():
-            raise Unavailable(f"{failing.reason}.", retry_after=failing.retry_after * _jitter())
-        waiting = self.queued_tokens
-        rate = sum(replica.board.rate for replica in self._replicas if replica.board is not None)
-        full = waiting > 2 * self.plan.max_queue_tokens
-        if full or (rate and waiting / rate > 2 * self.plan.max_queue_seconds):
-            wait = waiting / rate if rate else 1.0
-            raise Overloaded(f"{waiting:,} tokens wait already. Try again later.", retry_after=max(1.0, wait * _jitter()))
+            raise _unavailable(failing)
+        tokens = self._estimate(request)
+        boards = [replica.board for replica in self._replicas if replica.board is not None]
+        if request.priority >= 0 and boards:
+            small = tokens <= self.plan.max_batch_tokens // 4
+            here = self._preparing_tokens + sum(pending.prepared.num_tokens for pending in self._waiting)
+            queued = here + sum(board.queued_tokens for board in boards)
+            ahead = here + sum(board.small_tokens if small else board.queued_tokens for board in boards)
+            each = len(boards)
+            queue = Queue(queued // each, ahead // each + tokens, 0, sum(board.rate for board in boards) / each)
+            check(self.plan, queue, tokens=tokens, num_bytes=0, small=small, chance=random.random())  # noqa: S311
+        return tokens
+
+    def _estimate(self, request: Request) -> int:
+        """Tokens of a request before it is tokenised, by the number of its characters or ids."""
+        size = sum(map(len, request.texts))
+        ids = bool(request.texts) and isinstance(request.texts[0], np.ndarray)
+        return size if ids else round(size * self._tokens_per_character)
+
+    def _learn(self, request: Request, prepared: Prepared) -> None:
+        """Make the next estimate a better one."""
+        size = sum(map(len, request.texts))
+        if size and isinstance(request.texts[0], str):
+            self._tokens_per_character += 0.02 * (min(1.0, prepared.num_tokens / size) - self._tokens_per_character)
 
     def _failing(self) -> Down | None:
         """The supervisor's word, if every replica keeps failing."""
@@ -307,15 +192,13 @@ class RemoteEngine:
         replica.down = down
         self._lost(down.replica, None)
         for uid, pending in self._orphans.pop(down.replica, {}).items():
+            count("retries", model=self.plan.served_name)
             self._lay_blame(replica, uid, pending, down.blame)
             self._dispatch(pending)
         if (failing := self._failing()) is not None:
             waiting, self._waiting = self._waiting, OrderedDict()
             for pending in waiting:
-                _fail(
-                    pending,
-                    Unavailable(f"{failing.reason}.", retry_after=failing.retry_after * _jitter()),
-                )
+                fail(pending, _unavailable(failing))
 
     def quarantine(self, digest: bytes) -> None:
         """Refuse a text from now on."""
@@ -326,9 +209,9 @@ class RemoteEngine:
     def fail_all(self, error: WhimbrelError) -> None:
         """Answer whatever is unanswered."""
         for pending in self._unanswered():
-            _fail(pending, error)
+            fail(pending, error)
 
-    def _unanswered(self) -> Iterator[_Pending]:
+    def _unanswered(self) -> Iterator[Pending]:
         yield from self._waiting
         for replica in self._replicas:
             yield from replica.pending
@@ -342,7 +225,7 @@ class RemoteEngine:
         left = replica.detach()
         self._orphans.setdefault(index, {}).update(left)
 
-    def _dispatch(self, pending: _Pending) -> None:
+    def _dispatch(self, pending: Pending) -> None:
         """To the replica that has least to do, or to those who wait."""
         if pending.future.done():
             return
@@ -350,13 +233,14 @@ class RemoteEngine:
         if up:
             min(up, key=lambda replica: replica.outstanding_tokens).send(pending)
         elif (failing := self._failing()) is not None:
-            _fail(pending, Unavailable(f"{failing.reason}.", retry_after=failing.retry_after))
+            fail(pending, _unavailable(failing))
         else:
             self._waiting[pending] = None
             pending.future.add_done_callback(lambda _: self._waiting.pop(pending, None))
 
-    def _lay_blame(self, replica: Replica, uid: int, pending: _Pending, blame: float) -> None:
+    def _lay_blame(self, replica: Replica, uid: int, pending: Pending, blame: float) -> None:
         """Mark what the dead engine was running of this request."""
+        pending.admitted = True
         pending.segment = None
         if replica.board is None:
             return
@@ -370,11 +254,11 @@ class RemoteEngine:
                 if pending.blame.get(index, 0.0) >= MAX_BLAME:
                     self._convict(pending, index)
 
-    def _convict(self, pending: _Pending, index: int) -> None:
+    def _convict(self, pending: Pending, index: int) -> None:
         digest = _digest(pending.prepared.seqs[index])
         self.quarantine(digest)
         self._on_quarantine(digest)
-        _fail(pending, _poison(index))
+        fail(pending, _poison(index))
 
     def _refuse_quarantined(self, prepared: Prepared) -> None:
         if not self._quarantined:
@@ -397,6 +281,6 @@ def _poison(index: int) -> EngineCrash:
     return EngineCrash("the engine dies of this text; it is refused from now on.", param=f"input[{index}]")
 
 
-def _jitter() -> float:
-    """A factor that keeps clients from coming back all at once."""
-    return random.uniform(1.0, 1.5)  # noqa: S311
+def _unavailable(down: Down) -> Unavailable:
+    """With a chance in it, so that clients do not come back all at once."""
+    return Unavailable(f"{down.reason}.", retry_after=down.retry_after * random.uniform(1.0, 1.5))  # noqa: S311

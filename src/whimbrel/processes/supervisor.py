@@ -19,13 +19,16 @@ import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
 import msgspec
 
+from whimbrel import metrics
 from whimbrel.card import PoolingMode
 from whimbrel.errors import SetupError
+from whimbrel.logs import LogOptions
 from whimbrel.plan import Options
 from whimbrel.processes.backoff import Backoff
 from whimbrel.processes.channel import AsyncLine, BrokenLine, pair
@@ -51,6 +54,7 @@ from whimbrel.processes.messages import (
     Work,
 )
 from whimbrel.processes.shared import Board, map_memory
+from whimbrel.trace import count, level
 
 _log = logging.getLogger("whimbrel")
 
@@ -81,6 +85,9 @@ class ServeOptions:
     drain_seconds: float = 30.0
     step_seconds: float = 60.0
     """A batch that takes longer, and ten times longer than the measured rate says, hangs."""
+    logs: LogOptions = field(default_factory=LogOptions)
+    otel: bool = False
+    """Whether workers make OpenTelemetry spans."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +128,10 @@ class _Engine(_Child):
     begun: float = 0.0
     load_seconds: float = 5.0
     """How long it took to load, the last time."""
+
+    @property
+    def served_name(self) -> str:
+        return self.planned.plan.served_name if self.planned is not None else ""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,6 +180,8 @@ class Supervisor:
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(name, self._signalled, name)
         self._metrics_folder = tempfile.mkdtemp(prefix="whimbrel-metrics-")
+        metrics.use_directory(Path(self._metrics_folder), "supervisor")
+        counting = metrics.Metrics()
         try:
             for child in (*self._engines, *self._workers):
                 self._keep(self._live(child))
@@ -176,6 +189,7 @@ class Supervisor:
             await self._stopped.wait()
         finally:
             await self._end()
+            counting.close()
             shutil.rmtree(self._metrics_folder, ignore_errors=True)
         if self._error is not None:
             raise self._error
@@ -234,7 +248,7 @@ class Supervisor:
             self._begin_worker(child)
 
     def _env(self, control: socket.socket) -> dict[str, str]:
-        return os.environ | {CONTROL_FD: str(control.fileno()), "PROMETHEUS_MULTIPROC_DIR": self._metrics_folder}
+        return os.environ | {CONTROL_FD: str(control.fileno()), metrics.DIRECTORY: self._metrics_folder}
 
     def _line_ended(self, child: _Child, error: BrokenLine | None) -> None:
         child.line = None
@@ -247,6 +261,7 @@ class Supervisor:
         if child.line is not None:
             child.line.close()
             child.line = None
+        metrics.forget(child.name)
         how = child.killed_for or (child.error.message if child.error is not None else _how(code))
         if not self._announced and not was_ready:
             hint = child.error.hint if child.error is not None else None
@@ -256,7 +271,10 @@ class Supervisor:
         delay = child.backoff.died(lived=perf_counter() - child.ready_since if was_ready else None)
         _log.error("%s: %s; it is started again%s.", child.name, how, f" in {delay:.1f} s" if delay else "")
         if isinstance(child, _Engine):
+            count("engine_restarts", model=child.served_name)
             self._engine_died(child, code, how, delay)
+        else:
+            count("worker_restarts")
         return delay
 
     # Engines
@@ -265,7 +283,7 @@ class Supervisor:
         model = self._options.models[engine.model]
         engine.begun = perf_counter()
         options = replace(model.options, replica=engine.replica, num_replicas=self._options.num_replicas)
-        engine.send(Load(model.model, model.pooling, options, engine.name))
+        engine.send(Load(model.model, model.pooling, options, engine.name, self._options.logs))
 
     def _engine_says(self, engine: _Engine, message: ReportEngine) -> None:
         if isinstance(message, Phase):
@@ -297,6 +315,7 @@ class Supervisor:
         engine.board_fd, engine.board_bytes = engine.line.take_fd(), message.board_bytes
         engine.board = Board(map_memory(os.dup(engine.board_fd), engine.board_bytes))
         engine.last_down = None
+        self._tell_up(engine)
         for worker in self._workers:
             self._connect(engine, worker)
         self._announce()
@@ -309,7 +328,12 @@ class Supervisor:
         engine.send(Attach(worker.index), ours.detach())
         worker.send(Up(engine.model, engine.replica, engine.board_bytes), theirs.detach(), os.dup(engine.board_fd))
 
+    def _tell_up(self, engine: _Engine) -> None:
+        up = sum(each.ready for each in self._engines if each.model == engine.model)
+        level("engines_up", up, model=engine.served_name)
+
     def _engine_died(self, engine: _Engine, code: int, how: str, delay: float) -> None:
+        self._tell_up(engine)
         blame = 1.0 if engine.killed_for or code not in _OUTSIDE_CODES else _OUTSIDE_BLAME
         retry_after = delay + engine.load_seconds
         failing = engine.backoff.failing
@@ -324,7 +348,16 @@ class Supervisor:
         worker.heard, worker.drained = perf_counter(), False
         fd = os.dup(self._listener.fileno())
         worker.send(
-            Work(self._options.settings, len(self._options.models), self._options.num_replicas, worker.name, worker.index), fd
+            Work(
+                self._options.settings,
+                len(self._options.models),
+                self._options.num_replicas,
+                worker.name,
+                worker.index,
+                self._options.logs,
+                self._options.otel,
+            ),
+            fd,
         )
         for engine in self._engines:
             if engine.replica == 0:

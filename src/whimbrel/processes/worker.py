@@ -10,8 +10,10 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import uvloop
 
+from whimbrel import logs, metrics, otel
 from whimbrel.card_reader import read_card
 from whimbrel.errors import Unavailable
 from whimbrel.processes.channel import AsyncLine, BrokenLine
@@ -57,6 +59,10 @@ class Worker:
         work, fds = await self._told.get()
         assert isinstance(work, Work)
         self._work = work
+        keys = msgspec.json.decode(work.settings, type=list[str])
+        end_logs = logs.configure(work.logs, process=work.name, secrets=keys)
+        end_spans = otel.start() if work.otel else None
+        metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), work.name)
         self._served = Served(num_models=work.num_models)
         self._server = make_server(create_app(self._served, settings=work.settings), fds[0])
         self._keep(self._beat())
@@ -64,6 +70,9 @@ class Worker:
         serving = asyncio.ensure_future(self._server.serve())
         self._say(Started())
         await serving
+        if end_spans is not None:
+            await asyncio.to_thread(end_spans)
+        end_logs()
 
     def _say(self, message: ReportWorker) -> None:
         self._control.send(message)

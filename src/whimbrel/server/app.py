@@ -6,15 +6,12 @@ Knows HTTP and the Embedder protocol; knows nothing of engines, models or tensor
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import ceil, inf, nan
 from typing import Final, TypeAlias
-from uuid import uuid4
 
 import msgspec
 from starlette.applications import Starlette
@@ -27,20 +24,17 @@ from starlette.routing import Route as HTTPRoute
 from whimbrel import __version__
 from whimbrel.dialects import ROUTES, Route, openai
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, Unavailable, WhimbrelError
+from whimbrel.metrics import Metrics
 from whimbrel.server.guards import ApiKeys, read_body
-from whimbrel.server.metrics import Metrics
+from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of
 from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.server.served import Served
-from whimbrel.trace import trace
+from whimbrel.trace import level, trace
 from whimbrel.types import AsyncEmbedder, Result
-
-_log = logging.getLogger("whimbrel")
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-_CLIENT_LEFT: Final = 499
 _MAX_BODY_BYTES: Final = 32 * 2**20
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 def create_app(served: Served, *, api_keys: Sequence[str] = (), settings: bytes = b"") -> Starlette:
@@ -60,10 +54,11 @@ def create_app(served: Served, *, api_keys: Sequence[str] = (), settings: bytes 
         "/openapi.json": server.openapi,
         "/docs": server.docs,
     }
+    routes = [*posts, *(HTTPRoute(path, handler, methods=["GET"]) for path, handler in gets.items())]
     app = Starlette(
-        routes=[*posts, *(HTTPRoute(path, handler, methods=["GET"]) for path, handler in gets.items())],
-        middleware=[Middleware(ApiKeys, keys=api_keys)],
-        exception_handlers={HTTPException: _http_error, WhimbrelError: _whimbrel_error, Exception: _bug},
+        routes=routes,
+        middleware=[Middleware(Ledger, routes=routes), Middleware(ApiKeys, keys=api_keys)],
+        exception_handlers={HTTPException: _http_error, WhimbrelError: _whimbrel_error},
         lifespan=server.lifespan,
     )
     app.router.redirect_slashes = False
@@ -76,7 +71,7 @@ class _Server:
     def __init__(self, served: Served) -> None:
         self._served = served
         self._created = int(time.time())
-        self._metrics = Metrics(lambda: sum(embedder.queued_tokens for embedder in served))
+        self._metrics = Metrics([embedder.plan.served_name for embedder in served])
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
@@ -87,37 +82,41 @@ class _Server:
         """The handler of a dialect's route."""
 
         async def handle(http: Request) -> Response:
-            started = time.perf_counter()
             self._served.begin()
             try:
-                response = await self._answer(route, http)
+                return await self._answer(route, http)
             except WhimbrelError as error:
-                response = _error_response(error, route.write_error)
+                notes_of(http.scope).error = error.code
+                return _error_response(error, route.write_error)
             except ClientDisconnect:
-                response = Response(status_code=_CLIENT_LEFT)
-            except Exception as error:  # ours, not the caller's: it is logged, answered and counted
-                response = await _bug(http, error)
+                return Response(status_code=CLIENT_LEFT)
             finally:
                 self._served.end()
-            self._metrics.request(route.path, response.status_code, time.perf_counter() - started)
-            response.headers["x-request-id"] = _request_id(http)
-            return response
 
         return handle
 
     async def _answer(self, route: Route, http: Request) -> Response:
         if self._served.draining:
             raise Unavailable("the server is about to stop.", retry_after=5.0)
+        notes = notes_of(http.scope)
         deadline = _deadline(http)
-        body = await read_body(http, _MAX_BODY_BYTES)
-        with trace("read"):
+        with trace("receive", into=notes.stages):
+            body = await read_body(http, _MAX_BODY_BYTES)
+        with trace("read", into=notes.stages):
             sent, request = route.read_request(body)
-        embedder = self._served.find(sent.model)
+        notes.num_texts = len(request.texts)
+        embedder = self._find(sent.model, notes)
         result = await self._run_while_connected(http, embedder.run(replace(request, deadline=deadline)))
-        with trace("write"):
+        notes.note_result(result)
+        with trace("write", into=notes.stages):
             content = route.write_result(sent, result, embedder.plan.served_name)
-        self._metrics.result(result)
-        return Response(content, media_type="application/json", headers=_timing_headers(result))
+        return Response(content, media_type="application/json")
+
+    def _find(self, name: str | None, notes: Notes) -> AsyncEmbedder:
+        notes.model = "other"
+        embedder = self._served.find(name)
+        notes.model = embedder.plan.served_name
+        return embedder
 
     async def _run_while_connected(self, http: Request, running: Awaitable[Result]) -> Result:
         """Await `running`; if the client leaves first, cancel it and raise ClientDisconnect."""
@@ -155,7 +154,12 @@ class _Server:
         return _json(msgspec.json.encode({"version": __version__, "models": models}))
 
     async def metrics(self, http: Request) -> Response:
-        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        if not self._metrics.shared:  # the engines are in this process, and nobody else tells how they are
+            for embedder in self._served:
+                level("queue_tokens", embedder.queued_tokens, model=embedder.plan.served_name)
+                level("engines_up", embedder.ready, model=embedder.plan.served_name)
+        content, content_type = self._metrics.render(http.headers.get("accept", ""))
+        return Response(content, headers={"content-type": content_type})
 
     async def openapi(self, http: Request) -> Response:
         return _json(msgspec.json.encode(openapi_document()))
@@ -184,22 +188,6 @@ def _deadline(http: Request) -> float:
     return time.perf_counter() + seconds
 
 
-def _request_id(http: Request) -> str:
-    given = http.headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid4().hex
-
-
-def _timing_headers(result: Result) -> dict[str, str]:
-    """Milliseconds per stage, and what the request amounted to."""
-    timings = result.timings
-    stages = {"tokenize": timings.tokenize, "queue": timings.queue, "compute": timings.compute, "total": timings.total}
-    return {
-        "server-timing": ", ".join(f"{stage};dur={seconds * 1e3:.2f}" for stage, seconds in stages.items()),
-        "x-whimbrel-tokens": str(result.num_tokens),
-        "x-whimbrel-truncated": str(result.num_truncated),
-    }
-
-
 def _error_response(error: WhimbrelError, write: Callable[[WhimbrelError], bytes] = openai.write_error) -> Response:
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded | Unavailable):
@@ -211,6 +199,7 @@ def _error_response(error: WhimbrelError, write: Callable[[WhimbrelError], bytes
 
 async def _whimbrel_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, WhimbrelError)
+    notes_of(http.scope).error = error.code
     return _error_response(error)
 
 
@@ -220,13 +209,7 @@ async def _http_error(http: Request, error: Exception) -> Response:
     path = http.scope["path"]
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        response = _error_response(MethodNotAllowed(f"{path} takes {allowed}, not {http.method}."))
+        response = await _whimbrel_error(http, MethodNotAllowed(f"{path} takes {allowed}, not {http.method}."))
         response.headers["allow"] = allowed
         return response
-    return _error_response(NotFound(f"no route {path}; /docs lists them."))
-
-
-async def _bug(http: Request, error: Exception) -> Response:
-    """Ours, not the caller's: the log has the traceback, the answer only its kind."""
-    _log.error("%s %s failed", http.method, http.scope["path"], exc_info=error)
-    return _error_response(WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug."))
+    return await _whimbrel_error(http, NotFound(f"no route {path}; /docs lists them."))

@@ -38,4 +38,5 @@ def make_server(app: Starlette, listener: int) -> Server:
         websockets=False,
         backlog=_BACKLOG,
         log_level=LogLevels.error,
+        log_dictconfig={"loggers": {"_granian": {"propagate": True}}},  # to our own handler, not to stdout
     )

@@ -1,0 +1,285 @@
+"""What waits and what is on its way, under one lock: jobs in, batches out, every job answered once.
+
+Theory of operation. The lock guards the scheduler, the set of unanswered jobs, and the counts of what is on its way. Whoever
+takes a job out of the set, and nobody else, answers it; never while it holds the lock, since a Future runs its callbacks there.
+A second lock is held while vectors are written, and passed once by whoever has taken a job out: so, when a Future is done,
+nobody writes into its vectors any more, and their memory may be used again.
+
+Suspects, which were on the device when an engine died, run alone: they are taken when nothing else is on its way, and nothing
+else is taken until they are done.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+from time import perf_counter
+
+from whimbrel.admission import Queue, Rate, check
+from whimbrel.errors import DeadlineExceeded, Unavailable
+from whimbrel.plan import Plan
+from whimbrel.scheduler import Scheduler, Taken
+from whimbrel.trace import observe
+from whimbrel.types import Float32Array
+from whimbrel.work import Job
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Picked:
+    """What a look at the queue gave: a batch, those of its jobs of which it is the first, and jobs that expired."""
+
+    taken: Taken[Job] | None
+    fresh: list[Job]
+    late: list[Job]
+
+
+class Dispatch:
+    """The queue of one engine and its bookkeeping. Safe to use from many threads."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._scheduler = Scheduler[Job](plan.max_batch_tokens)
+        self._rate = Rate()
+        self._jobs: set[Job] = set()
+        self._num_bytes = 0
+        self._retries: deque[Taken[Job]] = deque()
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._process = os.getpid()
+        self._idle = 0
+        self._in_flight = 0
+        self._alone = False
+        self._closed = False
+        self._broken = False
+
+    @property
+    def open(self) -> bool:
+        return not self._closed
+
+    @property
+    def queued_tokens(self) -> int:
+        return self._scheduler.queued_tokens
+
+    @property
+    def small_tokens(self) -> int:
+        return self._scheduler.small_tokens
+
+    @property
+    def rate(self) -> float:
+        return self._rate.value
+
+    # What comes
+
+    def add(self, job: Job, *, admitted: bool = False) -> None:
+        """Queue a job. Raises Unavailable, DeadlineExceeded, and Overloaded unless it was `admitted` elsewhere."""
+        prepared = job.prepared
+        self._check_process()
+        with self._changed:
+            if self._closed:
+                raise Unavailable("the engine is closed.")
+            if prepared.deadline <= perf_counter():
+                raise _too_late()
+            if not admitted:
+                num_seqs = len(prepared.seqs)
+                self._check(prepared.num_tokens, num_seqs, prepared.priority, prepared.owner, num_bytes=job.num_bytes)
+            self._jobs.add(job)
+            self._num_bytes += job.num_bytes
+            self._scheduler.add(
+                job,
+                prepared.seqs,
+                priority=prepared.priority,
+                deadline=prepared.deadline,
+                owner=prepared.owner,
+                suspects=prepared.suspects,
+            )
+            self._changed.notify_all()
+        job.future.add_done_callback(lambda future: self._cancelled(job) if future.cancelled() else None)
+
+    def check(self, num_seqs: int, priority: int, owner: str) -> None:
+        """Raise Overloaded if a request of so many texts will be refused, so that nothing more is done for it."""
+        self._check_process()
+        with self._changed:
+            self._check(num_seqs, num_seqs, priority, owner)
+
+    def _check_process(self) -> None:
+        """Before the lock is taken: in a forked child nobody may be there to release it."""
+        if os.getpid() != self._process:
+            raise Unavailable("the engine was loaded before a fork, and its threads stayed behind; load it afterwards.")
+
+    def _check(self, tokens: int, num_seqs: int, priority: int, owner: str, *, num_bytes: int = 0) -> None:
+        scheduler = self._scheduler
+        ahead = scheduler.ahead(tokens, priority, num_seqs=num_seqs, owner=owner)
+        queue = Queue(scheduler.queued_tokens, ahead, self._num_bytes, self._rate.value)
+        small = scheduler.is_small(tokens)
+        check(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, chance=random.random())  # noqa: S311
+
+    def close(self) -> None:
+        """Let nothing more in."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Answer everything with an error, and let nothing more in or out."""
+        with self._changed:
+            self._closed = self._broken = True
+            jobs = [job for job in list(self._jobs) if self._forget(job)]
+            self._changed.notify_all()
+        for job in jobs:
+            job.fail(Unavailable("the engine has stopped."))
+
+    # What goes
+
+    def take(self) -> Taken[Job] | None:
+        """Wait for a batch; None when this is closed and nothing is left or can come back."""
+        while True:
+            with self._changed:
+                self._idle += 1
+                picked = self._wait()
+                self._idle -= 1
+            self._tell(picked)
+            if picked.taken or not picked.late:
+                return picked.taken
+
+    def take_small(self, priority: int) -> Taken[Job] | None:
+        """Small jobs that may run in the midst of a batch of this priority; does not wait."""
+        with self._changed:
+            picked = self._pick(lambda now: self._scheduler.take_small(now, priority))
+        self._tell(picked)
+        return picked.taken
+
+    def _wait(self) -> _Picked:
+        while True:
+            picked = self._pick(self._next)
+            if picked.taken or picked.late or self._broken or (self._closed and not self._in_flight):
+                return picked
+            wake_at = self._scheduler.wake_at
+            self._changed.wait(None if wake_at == inf else min(max(0.0, wake_at - perf_counter()), threading.TIMEOUT_MAX))
+
+    def _next(self, now: float) -> Taken[Job] | None:
+        if self._alone or (self._in_flight and self._suspects_are_next):
+            return None
+        while self._retries:
+            taken = self._retries.popleft()
+            if work := [(job, seq) for job, seq in taken.work if job in self._jobs]:
+                return replace(taken, work=work)
+        return self._scheduler.take(now, self._idle)
+
+    @property
+    def _suspects_are_next(self) -> bool:
+        return self._retries[0].kind == "suspect" if self._retries else self._scheduler.suspects_are_next
+
+    def _pick(self, choose: Callable[[float], Taken[Job] | None]) -> _Picked:
+        """Take out the jobs that expired, then a batch, and account for both."""
+        now = perf_counter()
+        retried = [job for again in self._retries for job, _ in again.work if job.prepared.deadline <= now]
+        late = [job for job in (*self._scheduler.expire(now), *retried) if self._forget(job)]
+        if late:
+            self._changed.notify_all()  # suspects among them may have been what others waited for
+        taken = choose(now)
+        fresh = {job for job, _ in taken.work if job.queue < 0} if taken else ()
+        for job in fresh:
+            job.queue = now - job.prepared.received - job.prepared.tokenize
+        if taken:
+            self._in_flight += 1
+            self._alone = taken.kind == "suspect"
+            self._rate.begin(now)
+        return _Picked(taken, list(fresh), late)
+
+    def _tell(self, picked: _Picked) -> None:
+        for job in picked.late:
+            self._pass_writers()
+            job.fail(_too_late())
+        for job in picked.fresh:
+            observe("queue", job.queue)
+
+    # What comes back
+
+    def done(self, taken: Taken[Job], num_tokens: int) -> None:
+        """A batch was collected and has computed so many tokens, or it has failed (0)."""
+        with self._changed:
+            self._in_flight -= 1
+            if taken.kind == "suspect":
+                self._alone = False
+            self._rate.end(perf_counter(), num_tokens)
+            if num_tokens:
+                self._scheduler.succeeded()
+            self._changed.notify_all()
+
+    def put_back(self, taken: Taken[Job], *, out_of_memory: bool) -> None:
+        """Run a batch that failed again, in halves. Call it before `done`."""
+        middle = len(taken.work) // 2
+        with self._changed:
+            if out_of_memory:
+                self._scheduler.out_of_memory(sum(seq.ids.size for _, seq in taken.work))
+            self._retries += [replace(taken, work=half) for half in (taken.work[:middle], taken.work[middle:])]
+            self._changed.notify_all()
+
+    def begin_beside(self, job: Job) -> bool:
+        """Wait until a text of the job may run beside the lanes; False if there is no need any more. `end_beside` follows."""
+        with self._changed:
+            while not self._broken and (self._alone or self._suspects_are_next):
+                self._changed.wait()
+            late = job.prepared.deadline <= perf_counter() and self._forget(job)
+            wanted = job in self._jobs
+            self._in_flight += wanted
+        if late:
+            self._pass_writers()
+            job.fail(_too_late())
+        return wanted
+
+    def end_beside(self) -> None:
+        """What `begin_beside` began is over."""
+        with self._changed:
+            self._in_flight -= 1
+            self._changed.notify_all()
+
+    def deliver(self, job: Job, indexes: list[int], vectors_XD: Float32Array) -> None:
+        """Write the vectors of these texts; the last of a job answer it."""
+        with self._writing:
+            if job not in self._jobs:
+                return
+            job.vectors_ND[indexes] = vectors_XD[:, : job.prepared.dimensions]
+            job.waiting -= len(indexes)
+            complete = not job.waiting
+        if complete and self.claim(job):
+            job.resolve()
+
+    def claim(self, job: Job) -> bool:
+        """Take a job out, if it is there: whoever gets True answers it."""
+        with self._changed:
+            found = self._forget(job)
+        self._pass_writers()
+        return found
+
+    def forget_rate(self) -> None:
+        """Measure the rate anew."""
+        with self._changed:
+            self._rate.forget()
+
+    def _forget(self, job: Job) -> bool:
+        self._scheduler.cancel(job)
+        found = job in self._jobs
+        if found:
+            self._jobs.discard(job)
+            self._num_bytes -= job.num_bytes
+        return found
+
+    def _cancelled(self, job: Job) -> None:
+        self.claim(job)
+        with self._changed:
+            self._changed.notify_all()  # suspects of this job may have been what others waited for
+
+    def _pass_writers(self) -> None:
+        """Wait until what was being written is written; what comes later sees that the job is gone."""
+        with self._writing:
+            pass
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the time that this request had is over, and not all of its texts have run.")

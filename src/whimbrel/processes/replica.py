@@ -1,0 +1,164 @@
+"""One engine process as a worker sees it: its line, its memory and what it has not answered yet."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+
+from whimbrel.errors import WhimbrelError
+from whimbrel.processes.channel import AsyncLine, BrokenLine
+from whimbrel.processes.messages import Answer, Cancel, Down, Drop, Failed, FromEngine, Submit, error_of
+from whimbrel.processes.shared import Board, Segment, SegmentPool, align
+from whimbrel.types import Prepared, Result, Timings
+
+_NOTHING: Final = memoryview(b"")
+_SHARED_BYTES: Final = 2**15
+"""Arrays of more bytes than this travel in shared memory."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A request that is not answered yet."""
+
+    prepared: Prepared
+    future: asyncio.Future[Result]
+    limits: dict[int, int] = field(default_factory=dict[int, int])
+    """Suspect texts: with how many seqs each may share a batch."""
+    blame: dict[int, float] = field(default_factory=dict[int, float])
+    """How often an engine died while a text was alone on it."""
+    segment: Segment | None = None
+    admitted: bool = False
+    """Whether an engine had it already."""
+
+
+class Replica:
+    """One engine process, over all its lives."""
+
+    def __init__(self) -> None:
+        self.down: Down | None = None
+        """Why it is not up, as the supervisor says."""
+        self.outstanding_tokens = 0
+        self.board: Board | None = None
+        self._line: AsyncLine[FromEngine] | None = None
+        self._pool = SegmentPool()
+        self._pending: dict[int, Pending] = {}
+        self._next = 0
+
+    @property
+    def up(self) -> bool:
+        return self._line is not None
+
+    @property
+    def pending(self) -> Collection[Pending]:
+        """What it has not answered yet."""
+        return self._pending.values()
+
+    def attach(self, sock: socket.socket, board: Board, *, on_end: Callable[[BrokenLine | None], None]) -> None:
+        """A new life. Segments of an earlier one are forgotten: what died may have half written them."""
+        self._line = AsyncLine[FromEngine](sock, FromEngine, on_message=self._receive, on_end=on_end)
+        self._pool = SegmentPool()
+        self.board = board
+        self.down = None
+
+    def detach(self) -> dict[int, Pending]:
+        """The end of a life: what it has not answered, by uid."""
+        if self._line is not None:
+            self._line.close()
+        pending, self._pending = self._pending, {}
+        self._line = None
+        self.outstanding_tokens = 0
+        return pending
+
+    def send(self, pending: Pending) -> None:
+        """Give it a request."""
+        assert self._line is not None
+        prepared = pending.prepared
+        self._next += 1
+        uid = self._next
+        arrays = _arrays(prepared)
+        result_bytes = len(prepared.seqs) * prepared.dimensions * 4
+        segment = None
+        if max(arrays.nbytes, result_bytes) > _SHARED_BYTES:
+            segment = self._pool.take(align(arrays.nbytes) + result_bytes)
+        fd = segment.take_fd() if segment is not None else None
+        if segment is not None:
+            np.frombuffer(segment.memory, np.int32, arrays.size)[:] = arrays
+        first = prepared.seqs[0]
+        message = Submit(
+            uid=uid,
+            segment=segment.number if segment is not None else 0,
+            segment_bytes=segment.size if segment is not None and fd is not None else 0,
+            arrays=_NOTHING if segment is not None else arrays.data.cast("B"),
+            num_seqs=len(prepared.seqs),
+            prompt_tokens=first.prompt_tokens,
+            type_id=first.type_id,
+            dimensions=prepared.dimensions,
+            normalize=prepared.normalize,
+            num_tokens=prepared.num_tokens,
+            num_truncated=prepared.num_truncated,
+            received=prepared.received,
+            tokenize=prepared.tokenize,
+            priority=prepared.priority,
+            deadline=prepared.deadline,
+            owner=prepared.owner,
+            suspects=pending.limits,
+            admitted=pending.admitted,
+        )
+        pending.segment = segment
+        self._pending[uid] = pending
+        self.outstanding_tokens += prepared.num_tokens
+        pending.future.add_done_callback(lambda future: self._cancelled(uid) if future.cancelled() else None)
+        line = self._line
+        for number in self._pool.dropped():
+            line.send(Drop(number))
+        line.send(message, [fd] if fd is not None else [])
+
+    def _cancelled(self, uid: int) -> None:
+        if self._line is not None and uid in self._pending:
+            self._line.send(Cancel(uid))
+
+    def _receive(self, message: FromEngine) -> None:
+        pending = self._pending.pop(message.uid, None)
+        if pending is None:
+            raise BrokenLine(f"an answer to no question ({message.uid})")
+        self.outstanding_tokens -= pending.prepared.num_tokens
+        if isinstance(message, Failed):
+            if pending.segment is not None:
+                self._pool.drop(pending.segment)
+            fail(pending, error_of(message))
+        else:
+            self._answer(pending, message)
+
+    def _answer(self, pending: Pending, message: Answer) -> None:
+        prepared = pending.prepared
+        shape = len(prepared.seqs), prepared.dimensions
+        if pending.segment is None:
+            vectors = np.frombuffer(message.vectors, np.float32).reshape(shape)
+        else:
+            offset = align(_num_ints(prepared) * 4)
+            vectors = self._pool.lend(pending.segment, offset, *shape)
+        total = perf_counter() - prepared.received
+        timings = Timings(prepared.tokenize, message.queue, message.compute, total)
+        if not pending.future.done():
+            pending.future.set_result(Result(vectors, prepared.num_tokens, prepared.num_truncated, timings))
+
+
+def _num_ints(prepared: Prepared) -> int:
+    return len(prepared.seqs) + prepared.num_tokens
+
+
+def _arrays(prepared: Prepared) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """The lengths, then the ids."""
+    lengths = np.fromiter((seq.ids.size for seq in prepared.seqs), np.int32, len(prepared.seqs))
+    return np.concatenate([lengths, *(seq.ids for seq in prepared.seqs)], dtype=np.int32)
+
+
+def fail(pending: Pending, error: WhimbrelError) -> None:
+    if not pending.future.done():
+        pending.future.set_exception(error)

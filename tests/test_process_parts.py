@@ -1,0 +1,274 @@
+"""Lines, shared memory, the board and the backoff, each alone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whimbrel import errors
+from whimbrel.logs import LogOptions
+from whimbrel.plan import Options
+from whimbrel.processes.backoff import Backoff
+from whimbrel.processes.channel import MAX_MESSAGE, AsyncLine, BrokenLine, Line, pair
+from whimbrel.processes.lifeline import CONTROL_FD
+from whimbrel.processes.messages import (
+    Attach,
+    Cancel,
+    Drop,
+    Failed,
+    FromEngine,
+    Load,
+    Ready,
+    ReportEngine,
+    ToEngine,
+    error_of,
+    failed,
+)
+from whimbrel.processes.shared import Board, SegmentPool, align, anonymous, map_memory
+
+
+def packed(message: msgspec.Struct) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4, "little") + body
+
+
+# Lines
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.data())
+def test_messages_survive_any_cut(numbers: list[int], data: st.DataObject) -> None:
+    stream = b"".join(packed(Cancel(number)) for number in numbers)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
+    near, far = pair()
+    line = Line[ToEngine](far, ToEngine)
+    with near:
+        for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+            near.sendall(stream[start:end])
+    assert list(line) == [Cancel(number) for number in numbers]
+    line.close()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\xff\xff\xff\xff", (5).to_bytes(4, "little") + b"hello", packed(Attach(1)), (MAX_MESSAGE + 1).to_bytes(4, "little"), packed(Drop(1))[:-1] + b"\xc1"],
+)  # fmt: skip
+def test_what_is_no_message_breaks_the_line(garbage: bytes) -> None:
+    near, far = pair()
+    line = Line[ToEngine](far, ToEngine)
+    with near:
+        near.sendall(packed(Cancel(1)) + garbage)
+    with pytest.raises(BrokenLine):
+        list(line)
+    line.close()
+
+
+def test_descriptors_arrive_with_their_messages() -> None:
+    near, far = pair()
+    sender, receiver = Line[ToEngine](near, ToEngine), Line[ToEngine](far, ToEngine)
+    for number in range(50):
+        fd = anonymous(4)
+        os.pwrite(fd, number.to_bytes(4, "little"), 0)
+        sender.send(Cancel(number), [fd])
+        sender.send(Drop(number))
+    sender.close()
+    got: list[int] = []
+    for message in receiver:
+        if isinstance(message, Cancel):
+            fd = receiver.take_fd()
+            got.append(int.from_bytes(os.pread(fd, 4, 0), "little"))
+            os.close(fd)
+    assert got == list(range(50))
+    with pytest.raises(BrokenLine, match="descriptor is missing"):
+        receiver.take_fd()
+    receiver.close()
+
+
+def test_an_async_line_sends_what_does_not_fit_at_once() -> None:
+    async def main() -> None:
+        near, far = pair()
+        got: list[FromEngine] = []
+        ended: asyncio.Future[BrokenLine | None] = asyncio.get_running_loop().create_future()
+        sender = AsyncLine[ToEngine](near, ToEngine, on_message=lambda _: None, on_end=lambda _: None)
+        receiver = AsyncLine[FromEngine](far, FromEngine, on_message=got.append, on_end=ended.set_result)
+        messages = [Failed(i, "c", "x" * 300_000, None, 0.0) for i in range(20)]
+        for message in messages:
+            sender.send(message)
+        while len(got) < 20:
+            await asyncio.sleep(0.01)
+        assert got == messages
+        sender.close()
+        assert await ended is None
+        receiver.close()
+
+    asyncio.run(main())
+
+
+def test_errors_travel() -> None:
+    for error in (
+        errors.TooLong("long.", param="input[3]"),
+        errors.Overloaded("full.", retry_after=3.5),
+        errors.NonFinite("NaN.", param="input[0]"),
+        errors.DeadlineExceeded("late."),
+        errors.Unavailable("gone.", retry_after=2.0),
+    ):
+        same = error_of(msgspec.msgpack.decode(msgspec.msgpack.encode(failed(1, error)), type=Failed))
+        assert (type(same), str(same), same.param, vars(same)) == (type(error), str(error), error.param, vars(error))
+    assert type(error_of(Failed(1, "new_code", "?", None, 0.0))) is errors.WhimbrelError
+
+
+# Shared memory
+
+
+def test_a_segment_comes_back_when_the_last_view_is_gone() -> None:
+    pool = SegmentPool()
+    segment = pool.take(10_000)
+    assert segment is not None
+    vectors = pool.lend(segment, 64, 3, 5)
+    vectors[:] = 7
+    row = vectors[1]
+    del vectors
+    gc.collect()
+    other = pool.take(10_000)
+    assert other is not segment
+    assert row.tolist() == [7] * 5
+    del row
+    gc.collect()
+    assert pool.take(10_000) is segment
+    assert pool.dropped() == []
+
+
+def test_a_dropped_segment_is_never_lent_again() -> None:
+    pool = SegmentPool()
+    segment = pool.take(100)
+    assert segment is not None
+    fd = segment.take_fd()
+    assert fd is not None
+    os.close(fd)
+    pool.drop(segment)
+    assert pool.dropped() == [segment.number]
+    assert pool.take(100) is not segment
+
+
+def test_two_processes_see_the_same_memory() -> None:
+    fd = anonymous(4096)
+    ours, theirs = map_memory(os.dup(fd), 4096), map_memory(fd, 4096)
+    np.frombuffer(ours, np.float32)[:3] = 1, 2, 3
+    assert np.frombuffer(theirs, np.float32)[:3].tolist() == [1, 2, 3]
+    assert align(1) == align(64) == 64
+    assert align(65) == 128
+
+
+def test_the_board_tells_what_is_on_the_device() -> None:
+    board, fd, size = Board.create(4, 10)
+    reader = Board(map_memory(fd, size))
+    assert reader.flights() == []
+    board.beat(5.0, queued=100, small=10, rate=1e4)
+    assert (reader.last_beat, reader.queued_tokens, reader.small_tokens, reader.rate) == (5.0, 100, 10, 1e4)
+    board.start(2, 6.0, [(0, 1, 77), (1, 0, 78)], 30)
+    board.start(0, 7.0, [(0, 0, 79)], 3)
+    board.end(0)
+    (flight,) = reader.flights()
+    assert (flight.started, flight.num_tokens) == (6.0, 30)
+    assert flight.entries.tolist() == [(0, 1, 77), (1, 0, 78)]
+    board.start(2, 8.0, [], 16)  # a warm-up's
+    assert len(reader.flights()[0].entries) == 0
+
+
+# Engine processes
+
+
+@pytest.fixture
+def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], Line[ReportEngine]]]:
+    ours, theirs = pair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "whimbrel.processes.engine"],
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {CONTROL_FD: str(theirs.fileno())},
+        )
+    control = Line[ReportEngine](ours, ReportEngine)
+    control.send(Load(None, None, Options(), "engine-0-0", LogOptions()))
+    next(message for message in control if isinstance(message, Ready))
+    yield process, control
+    process.kill()
+    process.wait()
+    control.close()
+
+
+def test_F8_an_engine_that_is_sent_nonsense_ends(engine_process: tuple[subprocess.Popen[bytes], Line[ReportEngine]]) -> None:
+    process, control = engine_process
+    near, far = pair()
+    control.send(Attach(0), [far.detach()])
+    with near:
+        near.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert process.wait(30) == 70
+
+
+def test_an_engine_survives_a_worker_that_is_cut_off(
+    engine_process: tuple[subprocess.Popen[bytes], Line[ReportEngine]],
+) -> None:
+    process, control = engine_process
+    for _ in range(3):
+        near, far = pair()
+        control.send(Attach(0), [far.detach()])
+        with near:
+            near.sendall((100).to_bytes(4, "little") + b"half")
+    near, far = pair()
+    control.send(Attach(1), [far.detach()])
+    near.sendall(packed(Drop(5)))
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    near.close()
+
+
+@pytest.mark.parametrize("kind", ["engine", "worker"])
+def test_a_part_that_is_started_by_hand_says_so(kind: str) -> None:
+    done = subprocess.run([sys.executable, "-m", f"whimbrel.processes.{kind}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "whimbrel serve" in done.stderr
+
+
+# Backoff
+
+
+def test_a_process_that_never_comes_up_is_waited_for_longer_each_time() -> None:
+    backoff = Backoff()
+    delays = [backoff.died(lived=None) for _ in range(10)]
+    assert delays[0] == 0
+    assert delays == sorted(delays)
+    assert delays[-1] == 30
+    assert backoff.failing
+    backoff.ready()
+    assert not backoff.failing
+    assert backoff.died(lived=None) == 0
+
+
+def test_a_few_deaths_in_quick_succession_cost_no_delay() -> None:
+    backoff = Backoff()
+    assert [backoff.died(lived=0.1) for _ in range(10)] == [0] * 10
+    assert not backoff.failing
+    assert backoff.died(lived=0.1) > 0
+    for _ in range(4):
+        backoff.died(lived=1.0)
+    assert backoff.failing
+    assert backoff.died(lived=100.0) == 0
+    assert not backoff.failing
+
+
+def test_listening_is_exclusive() -> None:
+    from whimbrel.processes.supervisor import listen
+
+    with listen("127.0.0.1", 0) as listener, pytest.raises(errors.SetupError, match="cannot listen"):
+        listen("127.0.0.1", listener.getsockname()[1])
+    with pytest.raises(errors.SetupError):
+        listen("no.such.host.invalid", 0)
