@@ -40,12 +40,14 @@ class Limit:
 
 LIMITS: Final[Mapping[str, Limit]] = {
     "memory, MiB": Limit(1.0, 2.0),
+    "shared memory, MiB": Limit(1.0, 64.0),
+    "shared segments": Limit(2.0, 8.0),
     "threads": Limit(0.0, 1.5),
     "sockets": Limit(0.0, 1.5),
-    "shared memory": Limit(2.0, 8.0),
     "other files": Limit(0.0, 1.5),
 }
-"""Memory is what is resident. Shared memory is counted in objects, mapped or open; its pages are in `memory` too."""
+"""Memory is what is resident: pages that are a process's own or of files, and those that it shares. Segments of shared
+memory are counted whether they are mapped, open or both; a pool may keep some, which is why they may grow a little."""
 
 _YOUTH: Final = 3
 """Samples at the beginning of a life."""
@@ -136,12 +138,17 @@ class Family:
         self.shared_files.update(Path(name) for _, name in shared if name.startswith(_SHARED[0]))
         sockets = sum(link.startswith("socket:") for link in links.values())
         return {
-            "memory, MiB": int(status["VmRSS"].split()[0]) / 1024,
+            "memory, MiB": _mebibytes(status, "RssAnon", "RssFile"),
+            "shared memory, MiB": _mebibytes(status, "RssShmem"),
+            "shared segments": len({inode for inode, _ in shared}),
             "threads": int(status["Threads"]),
             "sockets": sockets,
-            "shared memory": len({inode for inode, _ in shared}),
             "other files": len(links) - sockets - sum(link.startswith(_SHARED) for link in links.values()),
         }
+
+
+def _mebibytes(status: Mapping[str, str], *names: str) -> float:
+    return sum(int(status[name].split()[0]) for name in names) / 1024
 
 
 _SHARED: Final = ("/dev/shm/", "/memfd:")

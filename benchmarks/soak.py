@@ -27,12 +27,14 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, isnan, log
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 import uvloop
 from common import MIXED, SHORT, default_plan, make_texts, note, print_setting, print_table
@@ -50,7 +52,7 @@ from driver import (
     total,
     vectors_of,
 )
-from leaks import Family, Sample, Trend, trends
+from leaks import LIMITS, Family, Limit, Sample, Trend, trends
 from prometheus_client import Metric
 
 from whimbrel import Engine
@@ -81,6 +83,9 @@ class Options:
     seed: int = 0
     dtype: str = "auto"
     serve: tuple[str, ...] = ()
+    limits: Mapping[str, Limit] = field(default_factory=lambda: LIMITS)
+    series: Path | None = None
+    """Every sample is written here, as JSON Lines."""
 
 
 @dataclass(slots=True)
@@ -327,9 +332,12 @@ def soak(options: Options) -> Report:
             kill = len(samples) % options.kill_every == options.kill_every - 1 and run < options.seconds * 2 / 3
             uvloop.run(_round(clients, server, options.round_seconds, tally, kill_after=rng.random() if kill else None))
             samples.append(_rest(server, family, tally))
+            if options.series is not None:
+                with options.series.open("ab") as file:
+                    file.write(msgspec.json.encode(samples[-1]) + b"\n")
             note(f"{run:6.0f} s  {tally.requests:,} requests, {tally.kills} kills, {len(tally.wrong)} wrong")
         _stop(server, family, tally)
-    return Report(tally, trends(samples), len(samples), perf_counter() - started)
+    return Report(tally, trends(samples, options.limits), len(samples), perf_counter() - started)
 
 
 async def _round(clients: Sequence[Client], server: Serving, seconds: float, tally: Tally, *, kill_after: float | None) -> None:
@@ -446,9 +454,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--dtype", default=defaults.dtype, choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--serve", default="", help="further arguments of `whimbrel serve`, in one string")
+    parser.add_argument("--series", type=Path, help="write what was held at each rest here, as JSON Lines")
     args = parser.parse_args()
     options = Options(
-        args.seconds, args.round, args.clients, args.kill_every, args.seed, args.dtype, tuple(shlex.split(args.serve))
+        seconds=args.seconds,
+        round_seconds=args.round,
+        clients=args.clients,
+        kill_every=args.kill_every,
+        seed=args.seed,
+        dtype=args.dtype,
+        serve=tuple(shlex.split(args.serve)),
+        series=args.series,
     )
     found = soak(options)
     report(found)

@@ -51,7 +51,7 @@ def leaking(found: list[Trend]) -> set[tuple[str, str]]:
     ("what", "quantity"),
     [
         ("nothing", None), ("a little memory", None), ("memory", "memory, MiB"), ("threads", "threads"), ("sockets", "sockets"),
-        ("memfds", "shared memory"), ("files", "other files"),
+        ("memfds", "shared segments"), ("files", "other files"),
     ],
 )  # fmt: skip
 def test_a_planted_leak_is_found_in_a_real_process(what: str, quantity: str | None) -> None:
@@ -124,8 +124,8 @@ NOISE = [RNG.gauss(0, 1.5) for _ in range(40)]
         ("a socket now and then", series(lambda i: 10 + i // 6, "sockets"), True),
         ("threads once in a while", series(lambda i: 10 + i // 9, "threads"), True),
         ("descriptors wander", series(lambda i: 10 + i % 3, "other files"), False),
-        ("a pool still gains a little", series(lambda i: 10 + i // 6, "shared memory"), False),
-        ("segments are lost", series(lambda i: 10 + i, "shared memory"), True),
+        ("a pool still gains a little", series(lambda i: 10 + i // 6, "shared segments"), False),
+        ("segments are lost", series(lambda i: 10 + i, "shared segments"), True),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
