@@ -261,7 +261,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--serve", default="", help="further arguments of `whimbrel serve`, in one string")
     args = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     plan = default_plan(args.dtype)
     texts = chunks(make_texts(NUM_REQUESTS * args.texts, words=MIXED), args.texts)
     requests = [request_of(body_of(each)) for each in texts]

@@ -5,8 +5,8 @@
 The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2. In rounds of `--round` seconds clients do one thing
 after another, chosen at random: requests of 1 to 300 texts as base64 and as floats, every kind of wrong request, deadlines
 from 0 to 60 seconds; they leave (politely or by reset) before, while or after they send, reset in the middle of an answer, or
-read it slowly; probes and metrics in between. In every `--kill-every`th round, up to two thirds of the run, the engine is
-killed with SIGKILL. Clients keep a connection for a while, and close it at the end of the round.
+read it slowly; probes and metrics in between. In every `--kill-every`th round, from the second on and until two thirds of the
+run, the engine is killed with SIGKILL. Clients keep a connection for a while, and close it at the end of the round.
 
 After each round the server rests: everything that was sent must be found in its metrics, with the status that the client saw,
 nothing may wait, and what its processes hold is noted. At the end the slopes are found (see `leaks`; limits are printed in the
@@ -329,7 +329,7 @@ def soak(options: Options) -> Report:
         samples: list[Sample] = []
         while (run := perf_counter() - started) < options.seconds or len(samples) < _LEAST_ROUNDS:
             clients = [Client(server.port, texts, expected, tally, rng) for _ in range(options.clients)]
-            kill = len(samples) % options.kill_every == options.kill_every - 1 and run < options.seconds * 2 / 3
+            kill = len(samples) % options.kill_every == 1 and (run < options.seconds * 2 / 3 or not tally.kills)
             uvloop.run(_round(clients, server, options.round_seconds, tally, kill_after=rng.random() if kill else None))
             samples.append(_rest(server, family, tally))
             if options.series is not None:
@@ -359,10 +359,12 @@ def _rest(server: Serving, family: Family, tally: Tally) -> Sample:
         time.sleep(0.1)
     if problem:
         tally.complain(f"{_SETTLE_SECONDS:.0f} s after a round: {problem}")
-    before, sample = None, family.sample(tally.requests)
-    while before != (before := _counts(sample)) and time.monotonic() < end:  # closed connections take a moment to go
+    sample = family.sample(tally.requests)
+    while time.monotonic() < end:  # closed connections take a moment to go
         time.sleep(0.25)
-        sample = family.sample(tally.requests)
+        before, sample = sample, family.sample(tally.requests)
+        if _counts(before) == _counts(sample):
+            break
     return sample
 
 

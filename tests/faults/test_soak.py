@@ -11,7 +11,7 @@ PATIENT = {**LIMITS, "memory, MiB": Limit(1.0, 96.0), "shared segments": Limit(2
 
 def test_K1_mixed_load_and_a_kill() -> None:
     """Every answer right, no descriptor, thread or socket lost, all metrics add up, nothing left behind."""
-    report = soak(Options(seconds=25, round_seconds=1.5, clients=4, kill_every=6, limits=PATIENT))
+    report = soak(Options(seconds=25, round_seconds=1.5, clients=4, kill_every=8, limits=PATIENT))
     assert report.failures == []
     assert report.tally.kills > 0
     assert report.tally.statuses[200] > 20
