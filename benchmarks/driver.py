@@ -1,0 +1,235 @@
+"""What drives a server from outside: a process to serve, connections to ask it over, and what it says of itself.
+
+Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from time import perf_counter
+from typing import IO, Any, Final, Self
+
+import numpy as np
+import orjson
+import pybase64
+from common import family
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from whimbrel.types import Float32Array
+
+PATH: Final = "/v1/embeddings"
+_JSON: Final = {"content-type": "application/json"}
+
+
+# A process
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server that answers. It leads a session of its own, and its temporary files lie in `folder`."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    folder: Path
+    _log: IO[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has written until now."""
+        return os.pread(self._log.fileno(), 2**26, 0).decode(errors="replace")
+
+    def engines(self) -> list[int]:
+        """Its engine processes."""
+        return [pid for pid in family(self.pid) if b"whimbrel.processes.engine" in _command(pid)]
+
+    def stop(self) -> int:
+        """Ask it to end, and wait. Its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""
+
+
+@contextmanager
+def serving(dtype: str, *args: str) -> Generator[Serving]:
+    """`whimbrel serve` of the packaged model on a free port, with further arguments."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    command = [sys.executable, "-m", "whimbrel", "serve", "--port", str(port), "--dtype", dtype, *args]
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
+        environment = os.environ | {"TMPDIR": folder}
+        with subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True) as process:
+            server = Serving(process, port, Path(folder), log)
+            try:
+                while not is_ready(port):
+                    if process.poll() is not None:
+                        raise SystemExit(f"the server ended with {process.returncode}:\n{server.log}")
+                    time.sleep(0.1)
+                yield server
+            finally:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(60)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def is_ready(port: int) -> bool:
+    """Whether the server answers."""
+    with suppress(OSError, HTTPException):
+        return get(port, "/health/ready").status == 200
+    return False
+
+
+# Requests and answers
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By their names in lower case."""
+    body: bytes
+
+
+def body_of(texts: Sequence[str], **fields: Any) -> bytes:
+    """The JSON of a request; the vectors come back as base64 unless `encoding_format` says otherwise."""
+    return orjson.dumps({"input": list(texts), "encoding_format": "base64"} | fields)
+
+
+def vectors_of(body: bytes) -> Float32Array:
+    """The vectors of a 200, in order. Raises ValueError if rows are not numbered from 0."""
+    rows = orjson.loads(body)["data"]
+    if [row["index"] for row in rows] != list(range(len(rows))):
+        raise ValueError("the rows are not numbered from 0")
+    vectors = [row["embedding"] for row in rows]
+    if rows and isinstance(vectors[0], str):
+        return np.array([np.frombuffer(pybase64.b64decode(vector), "<f4") for vector in vectors], np.float32)
+    return np.array(vectors, np.float32)
+
+
+def get(port: int, path: str) -> Answer:
+    """Ask once, on a connection of its own."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        return ask(connection, b"", path, method="GET")
+    finally:
+        connection.close()
+
+
+def ask(connection: HTTPConnection, body: bytes, path: str = PATH, *, method: str = "POST") -> Answer:
+    """One request, on a connection that is kept."""
+    connection.request(method, path, body, _JSON)
+    response = connection.getresponse()
+    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+
+
+def send_all(port: int, bodies: Sequence[bytes]) -> list[tuple[float, bytes]]:
+    """One connection's requests, one after another: (seconds, answer) of each. All must be answered with 200."""
+    connection = HTTPConnection("127.0.0.1", port)
+    answers: list[tuple[float, bytes]] = []
+    for body in bodies:
+        started = perf_counter()
+        answer = ask(connection, body)
+        answers.append((perf_counter() - started, answer.body))
+        if answer.status != 200:
+            raise SystemExit(f"the server answered {answer.status}: {answer.body[:1000].decode()}")
+    connection.close()
+    return answers
+
+
+def request_of(body: bytes = b"", *, method: str = "POST", path: str = PATH, **headers: str) -> bytes:
+    """A whole request as bytes; `_` in the names of headers stands for `-`."""
+    given = _JSON | {"host": "127.0.0.1", "content-length": str(len(body))}
+    given |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items()), "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+class Connection:
+    """A bare HTTP/1.1 connection in an event loop, so that a generator of load costs little and a client can misbehave."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def open(cls, port: int, *, receive_buffer: int = 0) -> Self:
+        """A new one; `receive_buffer` is in bytes, 0: as the system does."""
+        sock = socket.socket()
+        if receive_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+            return cls(*await asyncio.open_connection(sock=sock))
+        except BaseException:
+            sock.close()
+            raise
+
+    async def ask(self, request: bytes) -> Answer:
+        """Send a request and read its answer. Raises OSError or EOFError if the connection breaks off."""
+        self.writer.write(request)
+        await self.writer.drain()
+        status, headers = await self.head()
+        return Answer(status, headers, await self.reader.readexactly(int(headers.get("content-length", 0))))
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """The first line and the headers of an answer."""
+        first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
+        return int(first.split()[1]), {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+
+    async def close(self, *, reset: bool = False) -> None:
+        """Close it politely, or so that the other side's next byte fails."""
+        if reset:
+            sock = self.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.writer.transport.abort()
+        self.writer.close()
+        with suppress(OSError):
+            await self.writer.wait_closed()
+
+
+# Metrics
+
+
+def read_metrics(port: int) -> list[Metric]:
+    """All of /metrics."""
+    return list(text_string_to_metric_families(get(port, "/metrics").body.decode()))
+
+
+def total(metrics: Sequence[Metric], name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels; 0 if there are none."""
+    samples = (sample for metric in metrics for sample in metric.samples if sample.name == name)
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+def has(metrics: Sequence[Metric], name: str) -> bool:
+    """Whether a metric has any samples."""
+    return any(sample.name == name for metric in metrics for sample in metric.samples)

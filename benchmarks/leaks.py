@@ -1,0 +1,257 @@
+"""Leaks, seen from outside: what a process and its descendants hold whenever they are at rest, against the requests answered.
+
+Theory of operation. Somebody gives the processes work, lets them finish, and takes a sample; again and again. A sample has,
+per process, its memory, threads, sockets, shared memory and other descriptors. A process that dies and is started again
+keeps its name ("engine-0"), so that its lives can be told apart. The first half of the samples is not looked at, nor is the
+youth of a life that began meanwhile: caches, pools and allocators fill up first. The slope is Theil and Sen's, the median of
+the slopes between all pairs of samples of one life, which a few odd samples do not move. What grows faster than its limit, and
+within one life further than it may waver, leaks.
+
+Reads /proc of Linux; knows nothing of servers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count, groupby
+from math import nan
+from pathlib import Path
+from statistics import median
+from typing import Final, TypeAlias
+
+import numpy as np
+from common import family
+from numpy.typing import NDArray
+
+Series: TypeAlias = Mapping[str, float]
+"""What a process holds, by quantity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What may grow: by so much per 1,000 requests or, however fast, by so much altogether."""
+
+    per_thousand: float
+    altogether: float
+
+
+LIMITS: Final[Mapping[str, Limit]] = {
+    "memory, MiB": Limit(1.0, 2.0),
+    "shared memory, MiB": Limit(1.0, 64.0),
+    "shared segments": Limit(2.0, 8.0),
+    "threads": Limit(0.0, 1.5),
+    "sockets": Limit(0.0, 1.5),
+    "other files": Limit(0.0, 1.5),
+}
+"""Memory is what is resident: pages that are a process's own or of files, and those that it shares. Segments of shared
+memory are counted whether they are mapped, open or both; a pool may keep some, which is why they may grow a little."""
+
+_YOUTH: Final = 3
+"""Samples at the beginning of a life."""
+_LEAST: Final = 6
+"""Samples in the second half, to say anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one process holds."""
+
+    pid: int
+    amounts: Series
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What all processes hold after so many requests."""
+
+    requests: int
+    held: Mapping[str, Held]
+    """By the process's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """How one quantity of one process goes."""
+
+    process: str
+    quantity: str
+    first: float
+    last: float
+    slope: float
+    """Per 1,000 requests; NaN if no life lasted long enough."""
+    growth: float
+    """From the first third to the last of what is measured of one life, at most."""
+    noise: float
+    """How far samples are from the slope, in the middle."""
+    limit: Limit
+
+    @property
+    def leaks(self) -> bool:
+        return self.slope >= self.limit.per_thousand and self.growth > max(self.limit.altogether, 4 * self.noise)
+
+
+class Family:
+    """A process and its descendants, over all their lives."""
+
+    def __init__(self, pid: int, name: str) -> None:
+        """`name` is what the first process is called; the others are called by their modules, and numbered."""
+        self.pid = pid
+        self._first = name
+        self._names: dict[int, tuple[str, list[str]]] = {}
+        self.shared_files: set[Path] = set()
+        """All files in /dev/shm that they have had."""
+
+    def sample(self, requests: int) -> Sample:
+        """What they hold now."""
+        self._name(family(self.pid))
+        held: dict[str, Held] = {}
+        names = {self.pid: self._first} | {pid: name for pid, (name, _) in self._names.items()}
+        for pid, name in names.items():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                held[name] = Held(pid, self._amounts(pid))
+        return Sample(requests, held)
+
+    def left(self) -> list[str]:
+        """After the end of a first process that led a session: what has stayed behind."""
+        processes = [f"process {pid}: {_command(pid)}" for pid in _living() if _session(pid) == self.pid]
+        return [*processes, *(f"file {path}" for path in sorted(self.shared_files) if path.exists())]
+
+    def _name(self, pids: list[int]) -> None:
+        """Names for who has none. What has just been forked is not yet what it will be, so it is named again after its exec."""
+        commands = {pid: _command(pid) for pid in pids[1:]}
+        kept = {pid: (name, command) for pid, (name, command) in self._names.items() if commands.get(pid) == command}
+        for pid in pids[1:]:
+            if pid not in kept and (kind := _kind(commands[pid])):
+                taken = {name for name, _ in kept.values()}
+                kept[pid] = next(name for i in count() if (name := f"{kind}-{i}") not in taken), commands[pid]
+        self._names = kept
+
+    def _amounts(self, pid: int) -> Series:
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        links = {fd: link for fd in os.listdir(f"/proc/{pid}/fd") if (link := _link(f"/proc/{pid}/fd/{fd}"))}
+        shared = _mapped(pid) | {
+            (os.stat(f"/proc/{pid}/fd/{fd}").st_ino, link) for fd, link in links.items() if link.startswith(_SHARED)
+        }
+        self.shared_files.update(Path(name) for _, name in shared if name.startswith(_SHARED[0]))
+        sockets = sum(link.startswith("socket:") for link in links.values())
+        return {
+            "memory, MiB": _mebibytes(status, "RssAnon", "RssFile"),
+            "shared memory, MiB": _mebibytes(status, "RssShmem"),
+            "shared segments": len({inode for inode, _ in shared}),
+            "threads": int(status["Threads"]),
+            "sockets": sockets,
+            "other files": len(links) - sockets - sum(link.startswith(_SHARED) for link in links.values()),
+        }
+
+
+def _mebibytes(status: Mapping[str, str], *names: str) -> float:
+    return sum(int(status[name].split()[0]) for name in names) / 1024
+
+
+_SHARED: Final = ("/dev/shm/", "/memfd:")
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:  # it was closed just now
+        return ""
+
+
+def _mapped(pid: int) -> set[tuple[int, str]]:
+    """Inode and name of the shared memory that a process has mapped."""
+    lines = [line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {(int(line[4]), line[5]) for line in lines if len(line) == 6 and line[5].startswith(_SHARED)}
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def _kind(command: Sequence[str]) -> str:
+    """The module or the program that is run, without what it is part of; empty if there is none (yet)."""
+    with suppress(ValueError, IndexError):
+        return command[command.index("-m") + 1].rpartition(".")[2]
+    return Path(command[0]).name if command else ""
+
+
+def _session(pid: int) -> int:
+    """The process that leads its session; 0 if it has ended."""
+    try:
+        state, _, _, session, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if state == "Z" else int(session)
+
+
+def _living() -> list[int]:
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def trends(samples: Sequence[Sample], limits: Mapping[str, Limit] = LIMITS) -> list[Trend]:
+    """How everything goes. Raises ValueError if there are too few samples to say."""
+    later = samples[len(samples) // 2 :]
+    if len(later) < _LEAST:
+        raise ValueError(f"{len(samples)} samples; it takes {2 * _LEAST - 1}")
+    ages = _ages(samples)[len(samples) // 2 :]
+    names = sorted({name for sample in later for name in sample.held})
+    return [_trend(name, quantity, limit, later, ages) for name in names for quantity, limit in limits.items()]
+
+
+def _ages(samples: Sequence[Sample]) -> list[dict[str, int]]:
+    """For each sample, how many of a process's life came before it; lives that began before the first have no youth."""
+    ages: list[dict[str, int]] = []
+    born = {(name, held.pid): -_YOUTH for name, held in samples[0].held.items()}
+    for index, sample in enumerate(samples):
+        ages.append({name: index - born.setdefault((name, held.pid), index) for name, held in sample.held.items()})
+    return ages
+
+
+def _trend(name: str, quantity: str, limit: Limit, samples: Sequence[Sample], ages: Sequence[Mapping[str, int]]) -> Trend:
+    grown = [sample for sample, age in zip(samples, ages, strict=True) if age.get(name, -1) >= _YOUTH]
+    lives = [Life(*zip(*life, strict=True)) for life in _lives(name, quantity, grown)]
+    slope, noise = fit(lives)
+    growth = max((life.growth for life in lives), default=nan)
+    first, last = (lives[0].amounts[0], lives[-1].amounts[-1]) if lives else (nan, nan)
+    return Trend(name, quantity, first, last, slope, growth, noise, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One quantity over (a part of) one life of a process."""
+
+    requests: Sequence[float]
+    """Thousands of them."""
+    amounts: Sequence[float]
+
+    @property
+    def growth(self) -> float:
+        third = -(-len(self.amounts) // 3)
+        return median(self.amounts[-third:]) - median(self.amounts[:third])
+
+
+def _lives(name: str, quantity: str, samples: Sequence[Sample]) -> Iterator[list[tuple[float, float]]]:
+    """(thousands of requests, amount) of each sample, by life."""
+    for _, life in groupby((sample for sample in samples), key=lambda sample: sample.held[name].pid):
+        yield [(sample.requests / 1000, sample.held[name].amounts[quantity]) for sample in life]
+
+
+def fit(lives: Sequence[Life]) -> tuple[float, float]:
+    """Theil and Sen's slope over pairs of the same life, and the median distance from it; NaNs if there is no pair."""
+    slopes: list[NDArray[np.float64]] = []
+    for life in lives:
+        x, y = np.array(life.requests), np.array(life.amounts)
+        i, j = np.triu_indices(len(x), 1)
+        i, j = i[x[j] > x[i]], j[x[j] > x[i]]
+        slopes.append((y[j] - y[i]) / (x[j] - x[i]))
+    if not sum(map(len, slopes)):
+        return nan, nan
+    slope = float(np.median(np.concatenate(slopes)))
+    levels = [np.array(life.amounts) - slope * np.array(life.requests) for life in lives]
+    return slope, float(np.median(np.concatenate([np.abs(level - np.median(level)) for level in levels])))
