@@ -301,6 +301,9 @@ class Supervisor:
             self._quarantined[message.model, message.digest] = None
             if len(self._quarantined) > _MAX_QUARANTINED:
                 del self._quarantined[next(iter(self._quarantined))]
+            for engine in self._engines:
+                if engine.model == message.model:
+                    engine.backoff.explained()
             for other in self._workers:
                 if other is not worker:
                     other.send(message)
