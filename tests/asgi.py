@@ -49,7 +49,9 @@ async def ask(
         "query_string": b"",
         "scheme": "http",
         "root_path": "",
-        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()],
+        "headers": [
+            (name.lower().encode(), value.encode("latin-1")) for name, value in {"host": "127.0.0.1", **(headers or {})}.items()
+        ],
         "client": ("10.0.0.1", 1234),
         "server": ("127.0.0.1", 80),
     }

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,28 @@ def test_the_files_are_as_large_as_they_will_be(tmp_path: Path) -> None:
     in_process(tmp_path, "worker-0", received())
     for file in tmp_path.glob("*.db"):
         assert file.stat().st_blocks * 512 >= file.stat().st_size > 100_000
+
+
+def test_what_killed_servers_leave_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = "import time; from whimbrel import metrics\nwith metrics.directory() as folder: print(folder, flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    killed, living = (subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2))
+    with killed, living:
+        assert killed.stdout is not None
+        assert living.stdout is not None
+        left, used = Path(killed.stdout.readline().strip()), Path(living.stdout.readline().strip())
+        killed.kill()
+        killed.wait()
+        with metrics.directory() as own:
+            assert left.exists()  # it is young: its server may be about to lock it
+        for folder in (left, used):
+            os.utime(folder, (0, 0))
+        with metrics.directory() as own:
+            assert set(tmp_path.iterdir()) == {used, own}
+        assert list(tmp_path.iterdir()) == [used]
+        living.kill()
 
 
 def test_a_place_that_cannot_be_written_is_a_setup_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

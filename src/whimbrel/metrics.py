@@ -11,11 +11,16 @@ docs/metrics.md lists every name.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import shutil
+import tempfile
+import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
@@ -68,6 +73,10 @@ DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable that names the directory."""
 
 _IDENTITY: Final = re.compile(r"[a-z0-9-]+")  # "_" separates the parts of the files' names
+_FOLDER: Final = "whimbrel-metrics-"
+_LOCK: Final = "lock"
+_YOUNG_SECONDS: Final = 60.0
+"""A server that has just made its directory may not have locked it yet."""
 _FILE_BYTES: Final = 256 * 1024
 
 _mmap_dict: Any = prometheus_client.mmap_dict  # these have no types
@@ -76,6 +85,31 @@ _values: Any = prometheus_client.values
 
 _place: tuple[Path, str] | None = None
 """The directory of the server's metrics, and the identity of this process in it."""
+
+
+@contextmanager
+def directory() -> Generator[Path]:
+    """A directory for the metrics of one server, for as long as it lives. Those of servers that were killed are removed."""
+    for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        _remove_if_dead(old)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+    with (folder / _LOCK).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it ends
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_if_dead(folder: Path) -> None:
+    try:
+        about = folder.lstat()
+        with (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if about.st_uid == os.getuid() and time.time() - about.st_mtime > _YOUNG_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError:  # somebody lives there, or it is not ours
+        return
 
 
 def use_directory(path: Path, identity: str) -> None:

@@ -421,16 +421,15 @@ def test_K7_a_storm_of_errors_is_a_few_lines(log_format: Any) -> None:
     stream = io.StringIO()
     end = logs.configure(LogOptions(log_format), stream=stream)
 
-    async def storm() -> list[int]:
-        headers = {"content-type": "application/json"}
-        return [
-            (await ask(app, PATH, method="POST", headers=headers, body=b'{"input":"a"}')).status
-            for _ in range(1239)
-        ]  # fmt: skip
+    async def storm() -> set[int]:
+        post = {"method": "POST", "headers": {"content-type": "application/json"}, "body": b'{"input":"a"}'}
+        return {(await ask(app, PATH, **post)).status for _ in range(1239)}
 
-    assert set(asyncio.run(storm())) == {500}
+    try:
+        assert asyncio.run(storm()) == {500}
+    finally:
+        end()
     page = asyncio.run(ask(app, "/metrics")).body.decode()
-    end()
     log = stream.getvalue()
     assert 'whimbrel_requests_total{model="m",outcome="error",route="/v1/embeddings",status="500"} 1239.0' in page
     assert log.count("ZeroDivisionError: scripted") == 5  # tracebacks of the bug itself
@@ -443,9 +442,9 @@ def test_the_log_costs_nothing_where_nobody_asks_for_it() -> None:
     """Without --access-log, a request that succeeds makes no record."""
     made: list[Any] = []
     end = logs.configure(LogOptions(), stream=io.StringIO())
+    app = create_app(Served(cast(AsyncEmbedder, Failing())))
     factory = logging.getLogRecordFactory()
     logging.setLogRecordFactory(lambda *args, **kwargs: made.append(args) or factory(*args, **kwargs))
-    app = create_app(Served(cast(AsyncEmbedder, Failing())))
     try:
         assert asyncio.run(ask(app, "/health/live")).status == 200
         assert made == []

@@ -9,6 +9,7 @@ import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -40,7 +41,7 @@ class Child:
     killed_for: str | None = None
     error: CannotStart | None = None
 
-    async def start(self, kind: Any, metrics_folder: str, on_message: Callable[[Any], None]) -> None:
+    async def start(self, kind: Any, metrics_folder: Path, on_message: Callable[[Any], None]) -> None:
         """Begin a life; `kind` is the union of the messages that it sends. Raises OSError."""
         self.killed_for = self.error = None
         self.ready = False
@@ -48,7 +49,7 @@ class Child:
         optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
         ours, theirs = pair()
         with theirs:
-            environment = os.environ | {CONTROL_FD: str(theirs.fileno()), metrics.DIRECTORY: metrics_folder}
+            environment = os.environ | {CONTROL_FD: str(theirs.fileno()), metrics.DIRECTORY: str(metrics_folder)}
             command = [sys.executable, *optimize, "-P", "-m", self.module]
             try:
                 self.process = await asyncio.create_subprocess_exec(

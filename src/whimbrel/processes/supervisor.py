@@ -11,13 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
@@ -126,18 +123,17 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(name, self._signalled, name)
-        self._metrics_folder = tempfile.mkdtemp(prefix="whimbrel-metrics-")
-        metrics.use_directory(Path(self._metrics_folder), "supervisor")
-        counting = metrics.Metrics()
-        try:
-            for child in (*self._engines, *self._workers):
-                self._keep(self._live(child))
-            self._keep(self._watch())
-            await self._stopped.wait()
-        finally:
-            await self._end()
-            counting.close()
-            shutil.rmtree(self._metrics_folder, ignore_errors=True)
+        with metrics.directory() as self._metrics_folder:
+            metrics.use_directory(self._metrics_folder, "supervisor")
+            counting = metrics.Metrics()
+            try:
+                for child in (*self._engines, *self._workers):
+                    self._keep(self._live(child))
+                self._keep(self._watch())
+                await self._stopped.wait()
+            finally:
+                await self._end()
+                counting.close()
         if self._error is not None:
             raise self._error
         return self._exit_code
