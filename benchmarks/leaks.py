@@ -2,10 +2,10 @@
 
 Theory of operation. Somebody gives the processes work, lets them finish, and takes a sample; again and again. A sample has,
 per process, its memory, threads, sockets, shared memory and other descriptors. A process that dies and is started again
-keeps its name ("engine-0"), so that its lives can be told apart. The first half of the samples is not looked at, nor is the
+keeps its name ("engine-0"), so that its lives can be told apart. The first part of the samples is not looked at, nor is the
 youth of a life that began meanwhile: caches, pools and allocators fill up first. The slope is Theil and Sen's, the median of
 the slopes between all pairs of samples of one life, which a few odd samples do not move. What grows faster than its limit, and
-within one life further than it may waver, leaks.
+within one life further than it may, leaks: so the longer it is watched, the less escapes.
 
 Reads /proc of Linux; knows nothing of servers.
 """
@@ -32,27 +32,34 @@ Series: TypeAlias = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What may grow: by so much per 1,000 requests or, however fast, by so much altogether."""
+    """What may grow, and from when on that is watched."""
 
     per_thousand: float
+    """By so much per 1,000 requests,"""
     altogether: float
+    """or, however fast, by so much in all that is watched of one life."""
+    since: float = 0.25
+    """Samples before this part of all are not looked at,"""
+    youth: int = 0
+    """nor are those of a life that has not seen so many requests yet."""
 
 
 LIMITS: Final[Mapping[str, Limit]] = {
-    "memory, MiB": Limit(1.0, 2.0),
-    "shared memory, MiB": Limit(1.0, 64.0),
+    "memory, MiB": Limit(1.0, 8.0, since=0.5, youth=1500),
+    "shared memory, MiB": Limit(1.0, 16.0, since=0.5),
     "shared segments": Limit(2.0, 8.0),
     "threads": Limit(0.0, 1.5),
-    "sockets": Limit(0.0, 1.5),
-    "other files": Limit(0.0, 1.5),
+    "sockets": Limit(0.0, 0.5),
+    "other files": Limit(0.0, 0.5),
 }
 """Memory is what is resident: pages that are a process's own or of files, and those that it shares. Segments of shared
 memory are counted whether they are mapped, open or both; a pool may keep some, which is why they may grow a little."""
 
 _YOUTH: Final = 3
-"""Samples at the beginning of a life."""
-_LEAST: Final = 6
-"""Samples in the second half, to say anything."""
+"""Samples at the beginning of a life that began after the first."""
+_LEAST_SAMPLES: Final = 12
+_LEAST: Final = 4
+"""Samples of one life, to say anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class Trend:
     slope: float
     """Per 1,000 requests; NaN if no life lasted long enough."""
     growth: float
-    """From the first third to the last of what is measured of one life, at most."""
+    """Of the life in which it is most."""
     noise: float
     """How far samples are from the slope, in the middle."""
     limit: Limit
@@ -196,35 +203,15 @@ def _living() -> list[int]:
 
 def trends(samples: Sequence[Sample], limits: Mapping[str, Limit] = LIMITS) -> list[Trend]:
     """How everything goes. Raises ValueError if there are too few samples to say."""
-    later = samples[len(samples) // 2 :]
-    if len(later) < _LEAST:
-        raise ValueError(f"{len(samples)} samples; it takes {2 * _LEAST - 1}")
-    ages = _ages(samples)[len(samples) // 2 :]
-    names = sorted({name for sample in later for name in sample.held})
-    return [_trend(name, quantity, limit, later, ages) for name in names for quantity, limit in limits.items()]
-
-
-def _ages(samples: Sequence[Sample]) -> list[dict[str, int]]:
-    """For each sample, how many of a process's life came before it; lives that began before the first have no youth."""
-    ages: list[dict[str, int]] = []
-    born = {(name, held.pid): -_YOUTH for name, held in samples[0].held.items()}
-    for index, sample in enumerate(samples):
-        ages.append({name: index - born.setdefault((name, held.pid), index) for name, held in sample.held.items()})
-    return ages
-
-
-def _trend(name: str, quantity: str, limit: Limit, samples: Sequence[Sample], ages: Sequence[Mapping[str, int]]) -> Trend:
-    grown = [sample for sample, age in zip(samples, ages, strict=True) if age.get(name, -1) >= _YOUTH]
-    lives = [Life(*zip(*life, strict=True)) for life in _lives(name, quantity, grown)]
-    slope, noise = fit(lives)
-    growth = max((life.growth for life in lives), default=nan)
-    first, last = (lives[0].amounts[0], lives[-1].amounts[-1]) if lives else (nan, nan)
-    return Trend(name, quantity, first, last, slope, growth, noise, limit)
+    if len(samples) < _LEAST_SAMPLES:
+        raise ValueError(f"{len(samples)} samples; it takes {_LEAST_SAMPLES}")
+    names = sorted({name for sample in samples for name in sample.held})
+    return [_trend(name, quantity, limit, samples) for name in names for quantity, limit in limits.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One quantity over (a part of) one life of a process."""
+    """One quantity over what is watched of one life of a process."""
 
     requests: Sequence[float]
     """Thousands of them."""
@@ -232,18 +219,37 @@ class Life:
 
     @property
     def growth(self) -> float:
+        """From the first third to the last."""
         third = -(-len(self.amounts) // 3)
         return median(self.amounts[-third:]) - median(self.amounts[:third])
 
 
-def _lives(name: str, quantity: str, samples: Sequence[Sample]) -> Iterator[list[tuple[float, float]]]:
-    """(thousands of requests, amount) of each sample, by life."""
-    for _, life in groupby((sample for sample in samples), key=lambda sample: sample.held[name].pid):
-        yield [(sample.requests / 1000, sample.held[name].amounts[quantity]) for sample in life]
+def _trend(name: str, quantity: str, limit: Limit, samples: Sequence[Sample]) -> Trend:
+    lives = list(_lives(name, quantity, limit, samples))
+    slope, noise = fit(lives)
+    growth = max((life.growth for life in lives), default=nan)
+    first, last = (lives[0].amounts[0], lives[-1].amounts[-1]) if lives else (nan, nan)
+    return Trend(name, quantity, first, last, slope, growth, noise, limit)
+
+
+def _lives(name: str, quantity: str, limit: Limit, samples: Sequence[Sample]) -> Iterator[Life]:
+    """What is watched of each life."""
+    present = [(index, sample) for index, sample in enumerate(samples) if name in sample.held]
+    for _, life in groupby(present, key=lambda item: item[1].held[name].pid):
+        (born, first), *more = life
+        youth = _YOUTH if born else 0
+        before = first.requests if born else 0
+        grown = [
+            sample
+            for age, (index, sample) in enumerate([(born, first), *more])
+            if age >= youth and index >= limit.since * len(samples) and sample.requests - before >= limit.youth
+        ]
+        if len(grown) >= _LEAST:
+            yield Life([sample.requests / 1000 for sample in grown], [sample.held[name].amounts[quantity] for sample in grown])
 
 
 def fit(lives: Sequence[Life]) -> tuple[float, float]:
-    """Theil and Sen's slope over pairs of the same life, and the median distance from it; NaNs if there is no pair."""
+    """Theil and Sen's slope, and the median distance from it; NaNs if there is nothing."""
     slopes: list[NDArray[np.float64]] = []
     for life in lives:
         x, y = np.array(life.requests), np.array(life.amounts)

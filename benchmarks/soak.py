@@ -5,7 +5,7 @@
 The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2. In rounds of `--round` seconds clients do one thing
 after another, chosen at random: requests of 1 to 300 texts as base64 and as floats, every kind of wrong request, deadlines
 from 0 to 60 seconds; they leave (politely or by reset) before, while or after they send, reset in the middle of an answer, or
-read it slowly; probes and metrics in between. In every `--kill-every`th round, from the second on and until two thirds of the
+read it slowly; probes and metrics in between. In every `--kill-every`th round, from the second on and in the first half of the
 run, the engine is killed with SIGKILL. Clients keep a connection for a while, and close it at the end of the round.
 
 After each round the server rests: everything that was sent must be found in its metrics, with the status that the client saw,
@@ -22,6 +22,7 @@ import argparse
 import asyncio
 import os
 import random
+import re
 import shlex
 import signal
 import sys
@@ -67,6 +68,8 @@ _PATIENCE: Final = 120.0
 _SETTLE_SECONDS: Final = 60.0
 _SHOWN: Final = 20
 _LEAST_ROUNDS: Final = 12
+_KILLED: Final = "it was killed by SIGKILL; it is started again."
+_BAD: Final = re.compile(r"Traceback|This is a bug|started again|\b(ERROR|CRITICAL)\b")
 _REQUESTS: Final = "whimbrel_requests_total"
 _SAME: Final = ("whimbrel_requests_received_total", "whimbrel_request_seconds_count")
 """Where they exist, as many as `_REQUESTS` when the server is at rest."""
@@ -329,7 +332,7 @@ def soak(options: Options) -> Report:
         samples: list[Sample] = []
         while (run := perf_counter() - started) < options.seconds or len(samples) < _LEAST_ROUNDS:
             clients = [Client(server.port, texts, expected, tally, rng) for _ in range(options.clients)]
-            kill = len(samples) % options.kill_every == 1 and (run < options.seconds * 2 / 3 or not tally.kills)
+            kill = len(samples) % options.kill_every == 1 and (run < options.seconds / 2 or not tally.kills)
             uvloop.run(_round(clients, server, options.round_seconds, tally, kill_after=rng.random() if kill else None))
             samples.append(_rest(server, family, tally))
             if options.series is not None:
@@ -409,10 +412,14 @@ def _stop(server: Serving, family: Family, tally: Tally) -> None:
         tally.complain(f"exit code {code}")
     for left in [*family.left(), *(f"file {path}" for path in sorted(server.folder.iterdir()))]:
         tally.complain(f"left behind: {left}")
-    text = server.log
-    for word in ("Traceback", "This is a bug"):
-        if word in text:
-            tally.complain(f"{word!r} in the log: ...{text[text.index(word) :][:400]}")
+    kills = 0
+    for line in server.log.splitlines():
+        if line.endswith(_KILLED):
+            kills += 1
+        elif _BAD.search(line):
+            tally.complain(f"in the log: {line}")
+    if kills != tally.kills:
+        tally.complain(f"the log tells of {kills} kills; there were {tally.kills}")
 
 
 def report(found: Report) -> None:
@@ -420,7 +427,7 @@ def report(found: Report) -> None:
     tally = found.tally
     verdict = {True: "LEAKS", False: "ok"}
     print_table(
-        ["process", "quantity", "at the middle", "at the end", "per 1,000 requests", "limit", ""],
+        ["process", "quantity", "first", "last", "per 1,000 requests", "limit", ""],
         [
             [
                 each.process,

@@ -21,7 +21,7 @@ def request(what: str, number: int) -> None:
     work = [bytearray(10_000) for _ in range(number % 50)]
     work.clear()
     if what == "memory":
-        kept.append(bytearray(b"x" * 4096))
+        kept.append(bytearray(b"x" * 12288))
     elif what == "a little memory":
         kept.append(bytearray(b"x" * 256))
     elif number % 100:

@@ -16,7 +16,7 @@ from leaks import LIMITS, Family, Held, Sample, Trend, trends
 
 from load import wait_for
 
-ROUNDS, REQUESTS = 14, 200
+ROUNDS, REQUESTS = 14, 300
 FLAT = dict.fromkeys(LIMITS, 10.0)
 
 
@@ -99,8 +99,8 @@ def test_a_process_keeps_its_name_when_it_is_started_again() -> None:
 
 
 def series(amount: Callable[[int], float], quantity: str, *, life: Callable[[int], int] = lambda i: 1) -> list[Sample]:
-    """Forty samples, 250 requests apart; one process whose life number i is `life(sample)`."""
-    return [Sample(i * 250, {"engine-0": Held(life(i), FLAT | {quantity: amount(i)})}) for i in range(40)]
+    """Forty samples, 500 requests apart; one process whose life number i is `life(sample)`."""
+    return [Sample(i * 500, {"engine-0": Held(life(i), FLAT | {quantity: amount(i)})}) for i in range(40)]
 
 
 MEMORY = "memory, MiB"
@@ -115,14 +115,16 @@ NOISE = [RNG.gauss(0, 1.5) for _ in range(40)]
         ("noise", series(lambda i: 100 + 5 * NOISE[i], MEMORY), False),
         ("a few odd samples", series(lambda i: 100 + 80 * (i in (22, 30, 39)), MEMORY), False),
         ("fills up in the first half", series(lambda i: min(i, 20) * 5, MEMORY), False),
-        ("half of the limit", series(lambda i: 100 + i * 0.125, MEMORY), False),
-        ("twice the limit", series(lambda i: 100 + i * 0.5, MEMORY), True),
-        ("twice the limit under noise", series(lambda i: 100 + i * 0.5 + NOISE[i] / 3, MEMORY), True),
+        ("half of the limit", series(lambda i: 100 + i * 0.25, MEMORY), False),
+        ("twice the limit", series(lambda i: 100 + i * 1.0, MEMORY), True),
+        ("twice the limit under noise", series(lambda i: 100 + i * 1.0 + NOISE[i] / 3, MEMORY), True),
         ("fast in short lives", series(lambda i: 100 + i % 10 * 5, MEMORY, life=lambda i: i // 10), True),
         ("short lives that fill up when young", series(lambda i: min(i % 10, 3) * 9, MEMORY, life=lambda i: i // 10), False),
         ("other lives, other sizes", series(lambda i: i // 10 * 50, MEMORY, life=lambda i: i // 10), False),
         ("a socket now and then", series(lambda i: 10 + i // 6, "sockets"), True),
         ("threads once in a while", series(lambda i: 10 + i // 9, "threads"), True),
+        ("a socket at each of two restarts of another", series(lambda i: 10 + (i > 15) + (i > 20), "sockets"), True),
+        ("a file at the first of them", series(lambda i: 10 + (i > 2), "other files"), False),
         ("descriptors wander", series(lambda i: 10 + i % 3, "other files"), False),
         ("a pool still gains a little", series(lambda i: 10 + i // 6, "shared segments"), False),
         ("segments are lost", series(lambda i: 10 + i, "shared segments"), True),
