@@ -11,7 +11,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from load import ask, queued_tokens, vectors_of, wait_for
+from load import ask, vectors_of, wait_for
 from serving import Server
 from texts import TEXTS
 from whimbrel import Engine

@@ -294,17 +294,21 @@ class Supervisor:
             if all(each.drained or each.line is None for each in self._workers):
                 self._finish(0)
         elif isinstance(message, Quarantine):
-            self._quarantined[message.model, message.digest] = None
-            if len(self._quarantined) > _MAX_QUARANTINED:
-                del self._quarantined[next(iter(self._quarantined))]
-            for engine in self._engines:
-                if engine.model == message.model:
-                    engine.backoff.explained()
-            for other in self._workers:
-                if other is not worker:
-                    other.send(message)
+            self._quarantine(message, worker)
         elif isinstance(message, CannotStart):
             worker.error = message
+
+    def _quarantine(self, message: Quarantine, finder: WorkerChild) -> None:
+        """A text is known to kill engines: the other workers refuse it too, and those that come."""
+        self._quarantined[message.model, message.digest] = None
+        if len(self._quarantined) > _MAX_QUARANTINED:
+            del self._quarantined[next(iter(self._quarantined))]
+        for engine in self._engines:
+            if engine.model == message.model:
+                engine.backoff.explained()
+        for worker in self._workers:
+            if worker is not finder:
+                worker.send(message)
 
     def _announce(self) -> None:
         if not self._announced and all(child.ready for child in (*self._engines, *self._workers)):
