@@ -44,7 +44,20 @@ def test_help_and_version() -> None:
     assert b"serve" in run("--help").stdout
     assert run("--version").stdout.decode().strip() == f"whimbrel {__version__}"
     text = run("serve", "--help").stdout.decode()
-    for flag in ("--host", "--port", "--dtype", "--device", "--served-name", "--api-key", "--max-batch-tokens", "--max-length"):
+    for flag in (
+        "--host",
+        "--port",
+        "--dtype",
+        "--device",
+        "--served-name",
+        "--api-key",
+        "--api-key-file",
+        "--allowed-host",
+        "--cors-origin",
+        "--public-metrics",
+        "--max-batch-tokens",
+        "--max-length",
+    ):
         assert flag in text
     assert b"No such option" in run("serve", "--prot", "1", code=2).stderr
 
@@ -216,4 +229,8 @@ def test_wrong_options() -> None:
     assert "1 to 512" in error("serve", "--max-length", "513", "--port", "0")
     assert "takes one of: cls" in error("serve", "--pooling", "best", "--port", "0")
     assert "empty" in error("serve", "--api-key", " ", "--port", "0")
+    assert "cannot read the API keys" in error("serve", "--api-key-file", "/nowhere", "--port", "0")
+    assert "--allowed-host takes" in error("serve", "--allowed-host", "http://a", "--port", "0")
+    assert "--cors-origin takes" in error("serve", "--cors-origin", "a.example", "--port", "0")
+    assert "WHIMBREL_GUARDS" in error("serve", "--port", "0", WHIMBREL_GUARDS='{"max_body": 1}')
     run("serve", "--port", "99999", code=2)

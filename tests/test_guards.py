@@ -282,7 +282,7 @@ def test_bodies_in_memory_are_limited() -> None:
         for _ in range(5):
             assert (await call(app, "POST", PATH, body=body, headers=JSON)).status == 200
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"input": 3}', b'{"input": "a"}' + b" " * 2000])

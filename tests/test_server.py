@@ -300,6 +300,8 @@ def test_hosts(host: str) -> None:
     with Server("--host", host) as server, Client(server.url) as client:
         assert client.embed("a").shape == (384,)
         assert ("warning: anyone" in server.log) == (host == "0.0.0.0")
+        named = httpx2.get(f"{server.url}/health", headers={"host": "vectors.example.com"})
+        assert named.status_code == (200 if host == "0.0.0.0" else 403)
 
 
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])

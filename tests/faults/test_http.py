@@ -28,7 +28,7 @@ from texts import TEXTS
 from whimbrel import Engine
 
 GOLDEN = "A whimbrel is a wader."
-LIMITS = {"header_timeout": 3, "body_pause": 3, "write_pause": 3, "drain_timeout": 3, "min_write_rate": 50_000}
+LIMITS = {"header_timeout": 3, "body_pause": 4, "write_pause": 5, "drain_timeout": 20, "min_write_rate": 50_000}
 MIB = 2**20
 
 
@@ -111,7 +111,7 @@ def test_A1_500_partial_heads_hold_nobody_up(server: Server) -> None:
         for _ in range(500):
             stack.enter_context(Connection(server.port)).send(b"POST /v1/embeddings HTTP/1.1\r\nHost: loc")
         beside = statistics.median(seconds() for _ in range(9))
-    assert beside < max(2 * alone, 0.5)
+    assert beside < max(2 * alone, 1.0)
 
 
 def test_A2_a_body_that_stops_is_given_up(server: Server) -> None:
@@ -342,8 +342,9 @@ def test_A13_expect_100_continue(server: Server, engine: Engine) -> None:
 
 @pytest.mark.parametrize(("changed", "status"), [({"content_length": 50_000_000}, 413), ({"content_type": "text/plain"}, 415)])
 def test_A13_a_body_that_is_not_wanted_is_not_asked_for(changed: dict[str, Any], status: int, server: Server) -> None:
+    """And the connection is closed at once: what comes next on it would be taken for the body."""
     headers = {"content_length": 100, "expect": "100-continue"} | changed
-    with Connection(server.port) as connection:
+    with Connection(server.port, timeout=LIMITS["drain_timeout"] / 2) as connection:
         assert connection.send(head(**headers)).answer().status == status
         assert connection.is_closed()
 
@@ -433,14 +434,25 @@ def test_E9_a_reader_that_is_slow_but_steady_gets_all(server: Server, engine: En
     assert np.array_equal(rows, engine.embed([TEXTS[20]] * 512))
 
 
-def test_E9_a_reader_that_is_too_slow_is_cut(server: Server) -> None:
-    """It takes 1 kB/s of 16 MB, so it is never quite still."""
+def test_E9_a_reader_that_is_as_good_as_still_is_cut(server: Server) -> None:
+    """It takes 1 kB/s of 16 MB. (This is the kernel's doing.)"""
     files = open_files(server.process.pid)
     with Connection(server.port, receive_buffer=4096) as connection:
         connection.send(large_answer())
         with pytest.raises(ConnectionError):
             read_slowly(connection, 100, 0.1)
     assert wait_for(lambda: open_files(server.process.pid) <= files)
+
+
+def test_E9_a_reader_below_the_least_rate_is_cut() -> None:
+    """It takes 200 kB/s and never stands still, where at least 5 MB/s are asked for. (This is our own doing.)"""
+    with FakeServer(write_pause=8, min_write_rate=5_000_000) as server:
+        files = open_files(server.process.pid)
+        with Connection(server.port, receive_buffer=2**18) as connection:
+            connection.send(post({"input": ["a"] * 2048, "dimensions": 2048}))
+            with pytest.raises(ConnectionError):
+                read_slowly(connection, 20_000, 0.1)
+        assert wait_for(lambda: open_files(server.process.pid) <= files)
 
 
 def test_E9_a_small_answer_that_nobody_reads_is_forgotten(server: Server) -> None:

@@ -31,8 +31,10 @@ def host_name(value: str) -> str | None:
 
 def is_loopback(name: str) -> bool:
     """Whether a host's name, as `host_name` gives it, stands for this machine and nothing else."""
+    if name in ("localhost", "127.0.0.1", "::1"):
+        return True
     try:
-        return name == "localhost" or ip_address(name).is_loopback
+        return ip_address(name).is_loopback
     except ValueError:
         return False
 

@@ -83,13 +83,9 @@ class Incoming:
             self._held.check(self._announced)
             self._started = now
         limit = self._options
+        latest = _latest(now, self._started, self._size, limit.body_pause, limit.min_body_rate)
         try:
-            async with asyncio.timeout_at(
-                min(
-                    _latest(now, self._started, self._size, limit.body_pause, limit.min_body_rate),
-                    self._started + limit.body_timeout,
-                )
-            ):
+            async with asyncio.timeout_at(min(latest, self._started + limit.body_timeout)):
                 message = await self._receive()
         except TimeoutError:
             self._ended = True  # what is on its way is not waited for
@@ -100,10 +96,10 @@ class Incoming:
 
     def _take(self, message: Message) -> None:
         size = len(message.get("body", b""))
-        self._ended = not message.get("more_body", False)
         self._held.check(size)
         self._held.add(size)
         self._size += size
+        self._ended = not message.get("more_body", False) or 0 < self._announced <= self._size
         self._check_size(self._size)
 
     def _check_size(self, size: int) -> None:
