@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
+from weakref import ref
 
 from whimbrel.admission import Queue, Rate, check
 from whimbrel.errors import DeadlineExceeded, Unavailable
@@ -100,7 +101,8 @@ class Dispatch:
                 suspects=prepared.suspects,
             )
             self._changed.notify(len(prepared.seqs))
-        job.future.add_done_callback(lambda future: self._cancelled(job) if future.cancelled() else None)
+        held = ref(job)  # loosely: the Future must not keep the memory of the job that keeps the Future
+        job.future.add_done_callback(lambda future: self._left(held()) if future.cancelled() else None)
 
     def check(self, num_seqs: int, priority: int, owner: str) -> None:
         """Raise Overloaded if a request of so many texts will be refused, so that nothing more is done for it."""
@@ -268,6 +270,10 @@ class Dispatch:
             self._jobs.discard(job)
             self._num_bytes -= job.num_bytes
         return found
+
+    def _left(self, job: Job | None) -> None:
+        if job is not None:
+            self._cancelled(job)
 
     def _cancelled(self, job: Job) -> None:
         if self.claim(job):

@@ -146,10 +146,12 @@ class Lanes:
             if not (taken := self._dispatch.take()):
                 return
             self._launch(taken, places)
+            del taken  # while nothing comes, the memory of what was is not kept
 
     def _run_collector(self) -> None:
         while (flight := self._launched.get()) is not None:
             self._collect(flight)
+            del flight
 
     def _preempt(self, priority: int) -> None:
         """Called between the layers of a bulk batch: run one batch of small jobs, if any wait."""

@@ -16,7 +16,7 @@ from whimbrel.errors import WhimbrelError
 from whimbrel.types import Float32Array, Int32Array, Prepared, Result, Seq, Timings
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
     """A request on its way: where its vectors go, and what is left to do."""
 
