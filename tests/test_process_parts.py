@@ -265,8 +265,17 @@ def test_a_few_deaths_in_quick_succession_cost_no_delay() -> None:
     assert not backoff.failing
 
 
+def test_deaths_that_are_explained_do_not_count() -> None:
+    backoff = Backoff()
+    for _ in range(12):
+        backoff.died(lived=0.1)
+    backoff.explained()
+    assert [backoff.died(lived=0.1) for _ in range(10)] == [0] * 10
+    assert not backoff.failing
+
+
 def test_listening_is_exclusive() -> None:
-    from whimbrel.processes.supervisor import listen
+    from whimbrel.serve import listen
 
     with listen("127.0.0.1", 0) as listener, pytest.raises(errors.SetupError, match="cannot listen"):
         listen("127.0.0.1", listener.getsockname()[1])

@@ -97,8 +97,19 @@ def serve(
         ),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="WHIMBREL_API_KEY", show_envvar=True, help="Ask every client for this key.")
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Ask every client for this key; may be repeated. [env var: WHIMBREL_API_KEY]"),
     ] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="Ask every client for one of the keys in this file.")] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name that clients may call this server by; may be repeated; *: any."),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="A site whose pages may call from a browser; may be repeated; *: any."),
+    ] = None,
+    public_metrics: Annotated[bool, typer.Option("--public-metrics", help="Ask for no key at /metrics.")] = False,
     max_length: MaxLength = None,
     max_batch_tokens: MaxBatchTokens = None,
     max_request_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one request.")] = _REQUEST_TOKENS,
@@ -123,14 +134,24 @@ def serve(
     from whimbrel import otel as spans
     from whimbrel.plan import Options
     from whimbrel.processes.supervisor import ModelOptions, ServeOptions
-    from whimbrel.serve import names_of_models, serve_until_stopped
+    from whimbrel.serve import listen, names_of_models, serve_until_stopped
+    from whimbrel.server.options import read_guard_options
 
-    if api_key is not None and not api_key.strip():
-        raise SetupError("the API key is empty.", hint="leave --api-key and WHIMBREL_API_KEY unset to serve without one")
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise SetupError("the API key holds characters that no HTTP header can carry.", hint="use printable ASCII")
+    if otel:
+        spans.check()
+    console = _console()
     wanted: list[str | None] = [*models] if models else [None]
     names = names_of_models(served_name or [], num_models=len(wanted))
+    listener = listen(host, port)
+    guards = read_guard_options(
+        address=listener.getsockname()[0],
+        api_keys=api_key or (),
+        api_key_file=api_key_file,
+        allowed_hosts=allowed_host or (),
+        cors_origins=cors_origin or (),
+        public_metrics=public_metrics,
+        warn=lambda text: console.print(f"warning: {text}", style="yellow", markup=False),
+    )
     options = ServeOptions(
         models=tuple(
             ModelOptions(
@@ -151,7 +172,7 @@ def serve(
             )
             for model, own in zip(wanted, names, strict=True)
         ),
-        settings=msgspec.json.encode([api_key.strip()] if api_key else []),
+        guards=guards,
         num_workers=workers or max(1, min(4, (os.cpu_count() or 1) // 8)),
         num_replicas=replicas,
         drain_seconds=drain_timeout,
@@ -159,10 +180,9 @@ def serve(
         logs=logs.LogOptions(log_format, log_level, access_log),
         otel=otel,
     )
-    if otel:
-        spans.check()
-    logs.configure(options.logs, process="supervisor", secrets=[api_key.strip()] if api_key else [])
-    code = serve_until_stopped(options, host=host, port=port, has_key=bool(api_key), console=_console())
+    logs.configure(options.logs, process="supervisor", secrets=guards.api_keys)
+    with listener:
+        code = serve_until_stopped(options, listener, console=console)
     raise typer.Exit(code)
 
 

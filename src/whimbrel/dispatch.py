@@ -24,7 +24,7 @@ from whimbrel.admission import Queue, Rate, check
 from whimbrel.errors import DeadlineExceeded, Unavailable
 from whimbrel.plan import Plan
 from whimbrel.scheduler import Scheduler, Taken
-from whimbrel.trace import observe
+from whimbrel.trace import count, observe
 from whimbrel.types import Float32Array
 from whimbrel.work import Job
 
@@ -48,7 +48,9 @@ class Dispatch:
         self._jobs: set[Job] = set()
         self._num_bytes = 0
         self._retries: deque[Taken[Job]] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # lanes wait here
+        self._beside = threading.Condition(self._lock)  # and here what runs beside them
         self._writing = threading.Lock()
         self._process = os.getpid()
         self._idle = 0
@@ -79,7 +81,7 @@ class Dispatch:
         """Queue a job. Raises Unavailable, DeadlineExceeded, and Overloaded unless it was `admitted` elsewhere."""
         prepared = job.prepared
         self._check_process()
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise Unavailable("the engine is closed.")
             if prepared.deadline <= perf_counter():
@@ -97,13 +99,13 @@ class Dispatch:
                 owner=prepared.owner,
                 suspects=prepared.suspects,
             )
-            self._changed.notify_all()
+            self._changed.notify(len(prepared.seqs))
         job.future.add_done_callback(lambda future: self._cancelled(job) if future.cancelled() else None)
 
     def check(self, num_seqs: int, priority: int, owner: str) -> None:
         """Raise Overloaded if a request of so many texts will be refused, so that nothing more is done for it."""
         self._check_process()
-        with self._changed:
+        with self._lock:
             self._check(num_seqs, num_seqs, priority, owner)
 
     def _check_process(self) -> None:
@@ -120,16 +122,16 @@ class Dispatch:
 
     def close(self) -> None:
         """Let nothing more in."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._wake_all()
 
     def abandon(self) -> None:
         """Answer everything with an error, and let nothing more in or out."""
-        with self._changed:
+        with self._lock:
             self._closed = self._broken = True
             jobs = [job for job in list(self._jobs) if self._forget(job)]
-            self._changed.notify_all()
+            self._wake_all()
         for job in jobs:
             job.fail(Unavailable("the engine has stopped."))
 
@@ -138,7 +140,7 @@ class Dispatch:
     def take(self) -> Taken[Job] | None:
         """Wait for a batch; None when this is closed and nothing is left or can come back."""
         while True:
-            with self._changed:
+            with self._lock:
                 self._idle += 1
                 picked = self._wait()
                 self._idle -= 1
@@ -148,7 +150,7 @@ class Dispatch:
 
     def take_small(self, priority: int) -> Taken[Job] | None:
         """Small jobs that may run in the midst of a batch of this priority; does not wait."""
-        with self._changed:
+        with self._lock:
             picked = self._pick(lambda now: self._scheduler.take_small(now, priority))
         self._tell(picked)
         return picked.taken
@@ -180,7 +182,7 @@ class Dispatch:
         retried = [job for again in self._retries for job, _ in again.work if job.prepared.deadline <= now]
         late = [job for job in (*self._scheduler.expire(now), *retried) if self._forget(job)]
         if late:
-            self._changed.notify_all()  # suspects among them may have been what others waited for
+            self._wake_all()  # suspects among them may have been what others waited for
         taken = choose(now)
         fresh = {job for job, _ in taken.work if job.queue < 0} if taken else ()
         for job in fresh:
@@ -193,6 +195,7 @@ class Dispatch:
 
     def _tell(self, picked: _Picked) -> None:
         for job in picked.late:
+            count("dropped", model=self._plan.served_name)
             self._pass_writers()
             job.fail(_too_late())
         for job in picked.fresh:
@@ -202,29 +205,26 @@ class Dispatch:
 
     def done(self, taken: Taken[Job], num_tokens: int) -> None:
         """A batch was collected and has computed so many tokens, or it has failed (0)."""
-        with self._changed:
-            self._in_flight -= 1
-            if taken.kind == "suspect":
-                self._alone = False
+        with self._lock:
             self._rate.end(perf_counter(), num_tokens)
             if num_tokens:
                 self._scheduler.succeeded()
-            self._changed.notify_all()
+            self._landed()
 
     def put_back(self, taken: Taken[Job], *, out_of_memory: bool) -> None:
         """Run a batch that failed again, in halves. Call it before `done`."""
         middle = len(taken.work) // 2
-        with self._changed:
+        with self._lock:
             if out_of_memory:
                 self._scheduler.out_of_memory(sum(seq.ids.size for _, seq in taken.work))
             self._retries += [replace(taken, work=half) for half in (taken.work[:middle], taken.work[middle:])]
-            self._changed.notify_all()
+            self._changed.notify(2)
 
     def begin_beside(self, job: Job) -> bool:
         """Wait until a text of the job may run beside the lanes; False if there is no need any more. `end_beside` follows."""
-        with self._changed:
+        with self._lock:
             while not self._broken and (self._alone or self._suspects_are_next):
-                self._changed.wait()
+                self._beside.wait()
             late = job.prepared.deadline <= perf_counter() and self._forget(job)
             wanted = job in self._jobs
             self._in_flight += wanted
@@ -235,9 +235,8 @@ class Dispatch:
 
     def end_beside(self) -> None:
         """What `begin_beside` began is over."""
-        with self._changed:
-            self._in_flight -= 1
-            self._changed.notify_all()
+        with self._lock:
+            self._landed()
 
     def deliver(self, job: Job, indexes: list[int], vectors_XD: Float32Array) -> None:
         """Write the vectors of these texts; the last of a job answer it."""
@@ -252,14 +251,14 @@ class Dispatch:
 
     def claim(self, job: Job) -> bool:
         """Take a job out, if it is there: whoever gets True answers it."""
-        with self._changed:
+        with self._lock:
             found = self._forget(job)
         self._pass_writers()
         return found
 
     def forget_rate(self) -> None:
         """Measure the rate anew."""
-        with self._changed:
+        with self._lock:
             self._rate.forget()
 
     def _forget(self, job: Job) -> bool:
@@ -271,9 +270,21 @@ class Dispatch:
         return found
 
     def _cancelled(self, job: Job) -> None:
-        self.claim(job)
-        with self._changed:
-            self._changed.notify_all()  # suspects of this job may have been what others waited for
+        if self.claim(job):
+            count("dropped", model=self._plan.served_name)
+        with self._lock:
+            self._wake_all()  # suspects of this job may have been what others waited for
+
+    def _landed(self) -> None:
+        """Something is not on its way any more. Wake others if that is what they wait for."""
+        alone, self._alone = self._alone, False
+        self._in_flight -= 1
+        if alone or self._closed or self._suspects_are_next:
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        self._changed.notify_all()
+        self._beside.notify_all()
 
     def _pass_writers(self) -> None:
         """Wait until what was being written is written; what comes later sees that the job is gone."""

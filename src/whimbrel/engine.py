@@ -17,6 +17,7 @@ from typing import Final, Self, TypeAlias, Unpack
 
 import numpy as np
 
+from whimbrel import faults
 from whimbrel.card import Card, PoolingMode
 from whimbrel.card_reader import read_card
 from whimbrel.checkpoint import Checkpoint, find_checkpoint
@@ -66,10 +67,10 @@ class Engine:
         recording = None if recorder is None else recorder(self)
         self._frontend = Frontend(checkpoint.folder, self.card, self.plan)
         progress("loading the weights")
-        runner = load_runner(checkpoint, self.card, self.plan)
+        load = partial(load_runner, checkpoint, self.card, faulty=faults.switched_on())
         exact = replace(self.plan, device="cpu", dtype="float32")
-        load_second = None if exact == self.plan else partial(load_runner, checkpoint, self.card, exact)
-        self._lanes = Lanes(runner, self.card, self.plan, load_second=load_second, recorder=recording)
+        load_second = None if exact == self.plan else partial(load, exact)
+        self._lanes = Lanes(load(self.plan), self.card, self.plan, load_second=load_second, recorder=recording)
         atexit.register(self.close)  # its threads must not be inside torch while the interpreter goes down
         try:
             progress("warming up")
@@ -183,9 +184,12 @@ class Engine:
         self._lanes.forget_rate()
 
 
-def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> AnyRunner:
+def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, faulty: bool) -> AnyRunner:
     """The one place that chooses a runner."""
-    return Runner(checkpoint, card, plan)
+    runner = Runner(checkpoint, card, plan)
+    if faulty:
+        return faults.FaultyRunner(runner, checkpoint.folder / card.path / "tokenizer.json", dtype=plan.dtype)
+    return runner
 
 
 class AsyncEngine:

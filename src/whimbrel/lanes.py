@@ -33,7 +33,7 @@ from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
 from whimbrel.plan import Plan
 from whimbrel.scheduler import Taken
 from whimbrel.second import SecondOpinion
-from whimbrel.trace import observe, trace
+from whimbrel.trace import count, observe, trace
 from whimbrel.types import Float32Array, Int32Array, Seq
 from whimbrel.work import AnyRunner, Job, Recorder, Work
 
@@ -70,6 +70,7 @@ class Lanes:
         """`load_second` loads the runner that computes again what was not finite; by default that is `runner` itself."""
         self._runner = runner
         self._card = card
+        self._model = plan.served_name
         self._recorder = recorder or _NoRecorder()
         self._dispatch = Dispatch(plan)
         self._preempts = plan.device == "cpu"
@@ -186,7 +187,10 @@ class Lanes:
             self._done(taken, flight.places)
         else:
             self._recorder.ended(flight.slot)
-            self._done(taken, flight.places, sum(seq.ids.size for _, seq in taken.work))
+            num_tokens = sum(seq.ids.size for _, seq in taken.work)
+            observe("batch_tokens", num_tokens, model=self._model)
+            observe("batch_seqs", len(taken.work), model=self._model)
+            self._done(taken, flight.places, num_tokens)
             self._deliver(flight, vectors_BD)
 
     def _checked(self, vectors_BD: Float32Array, num_seqs: int) -> Float32Array:
@@ -203,7 +207,10 @@ class Lanes:
     def _failed(self, taken: Taken[Job], slot: int, error: BaseException) -> None:
         """Put the halves back, so that only what fails alone fails."""
         self._recorder.ended(slot)
+        if isinstance(error, MemoryError):
+            count("out_of_memory", model=self._model)
         if len(taken.work) > 1:
+            count("halvings", model=self._model)
             _log.warning("a batch of %d texts failed and is run again in halves: %r", len(taken.work), error)
             self._dispatch.put_back(taken, out_of_memory=isinstance(error, MemoryError))
             return
@@ -232,6 +239,7 @@ class Lanes:
             job.compute += seconds
             self._dispatch.deliver(job, indexes, vectors_BD[rows_of_job])
         for job, seq in bad:
+            count("non_finite_retries", model=self._model)
             self._second.add(job, seq)
 
     def _run_second(self, job: Job, seq: Seq, runner: AnyRunner | None) -> None:

@@ -11,14 +11,21 @@ docs/metrics.md lists every name.
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import re
+import shutil
+import tempfile
+import time
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 
+import prometheus_client.mmap_dict
 import prometheus_client.multiprocess
 import prometheus_client.values
 from prometheus_client import (
@@ -32,6 +39,7 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from whimbrel.errors import SetupError
 from whimbrel.trace import Count, Counted, Finished, Level, LevelName, Observed, Received, Size, subscribe
@@ -49,13 +57,15 @@ _COUNTS: Final[dict[Count, tuple[str, str]]] = {
     "out_of_memory": ("out_of_memory", "Batches that did not fit into the device's memory."),
     "engine_restarts": ("engine_restarts", "Engine processes started again after they died or hung."),
     "worker_restarts": ("worker_restarts", "HTTP workers started again after they died."),
-    "dropped": ("dropped_requests", "Requests that left the queue unrun: the client had gone, or the deadline was over."),
+    "dropped": ("dropped_requests", "Requests dropped undone: the client had gone, or the deadline was over."),
 }
 _LEVELS: Final[dict[LevelName, tuple[str, str]]] = {
     "queue_tokens": ("queue_tokens", "Tokens that wait."),
     "queue_small_tokens": ("queue_small_tokens", "Those of them that belong to small requests."),
     "engines_up": ("engines_up", "Engines that answer."),
 }
+M = TypeVar("M", Counter, Gauge, Histogram)
+
 _RECEIVED: Final = "whimbrel_requests_received_total"
 _REQUESTS: Final = "whimbrel_requests_total"
 
@@ -63,13 +73,43 @@ DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable that names the directory."""
 
 _IDENTITY: Final = re.compile(r"[a-z0-9-]+")  # "_" separates the parts of the files' names
+_FOLDER: Final = "whimbrel-metrics-"
+_LOCK: Final = "lock"
+_YOUNG_SECONDS: Final = 60.0
+"""A server that has just made its directory may not have locked it yet."""
 _FILE_BYTES: Final = 256 * 1024
 
-_multiprocess: Any = prometheus_client.multiprocess  # which has no types
+_mmap_dict: Any = prometheus_client.mmap_dict  # these have no types
+_multiprocess: Any = prometheus_client.multiprocess
 _values: Any = prometheus_client.values
 
 _place: tuple[Path, str] | None = None
 """The directory of the server's metrics, and the identity of this process in it."""
+
+
+@contextmanager
+def directory() -> Generator[Path]:
+    """A directory for the metrics of one server, for as long as it lives. Those of servers that were killed are removed."""
+    for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        _remove_if_dead(old)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+    with (folder / _LOCK).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it ends
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_if_dead(folder: Path) -> None:
+    try:
+        about = folder.lstat()
+        with (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if about.st_uid == os.getuid() and time.time() - about.st_mtime > _YOUNG_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError:  # somebody lives there, or it is not ours
+        return
 
 
 def use_directory(path: Path, identity: str) -> None:
@@ -84,9 +124,9 @@ def use_directory(path: Path, identity: str) -> None:
     _place = path, identity
     os.environ[DIRECTORY] = str(path)
     _values.ValueClass = _values.MultiProcessValue(process_identifier=lambda: identity)
-    forget(identity)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        forget(identity)
         for kind in ("counter", "histogram", "gauge_livesum"):
             _reserve(path / f"{kind}_{identity}.db")
         (path / f"{identity}.pid").write_text(str(os.getpid()))
@@ -115,29 +155,29 @@ class Metrics:
         """`models` are names of models whose counters are shown from the start, at zero."""
         disable_created_metrics()
         own = CollectorRegistry()
-        counter = partial(Counter, registry=own)
-        histogram = partial(Histogram, buckets=_SECONDS, registry=own)
-        gauge = partial(Gauge, registry=own, multiprocess_mode="livesum")
-        self._received = counter(_RECEIVED, "Requests that came.", ["route"])
-        self._in_flight = gauge("whimbrel_requests_in_flight", "Requests that have not ended.", ["route"])
-        self._requests = counter(_REQUESTS, "Requests that ended.", ["route", "model", "outcome", "status"])
-        self._seconds = histogram("whimbrel_request_seconds", "From headers to the end of the answer.", ["route", "model"])
-        self._stages = histogram("whimbrel_stage_seconds", "Time in each stage.", ["stage"])
-        self._texts = counter("whimbrel_texts_total", "Texts answered.", ["model"])
-        self._tokens = counter("whimbrel_tokens_total", "Tokens computed for answers.", ["model"])
-        self._truncated = counter("whimbrel_truncated_texts_total", "Texts that were cut.", ["model"])
-        self._sizes: dict[str, Histogram] = {
-            name: histogram(f"whimbrel_{name}", text, ["model"], buckets=buckets) for name, (text, buckets) in _SIZES.items()
+        counter = partial(_counter, own)
+        gauge = partial(_gauge, own)
+        histogram = partial(_histogram, own)
+        self._received = counter(_RECEIVED, "Requests that came.", "route")
+        self._in_flight = gauge("whimbrel_requests_in_flight", "Requests that have not ended.", "route")
+        self._requests = counter(_REQUESTS, "Requests that ended.", "route", "model", "outcome", "status")
+        self._seconds = histogram("whimbrel_request_seconds", "From headers to the end of the answer.", "route", "model")
+        self._stages = histogram("whimbrel_stage_seconds", "Time in each stage.", "stage")
+        self._texts = counter("whimbrel_texts_total", "Texts answered.", "model")
+        self._tokens = counter("whimbrel_tokens_total", "Tokens computed for answers.", "model")
+        self._truncated = counter("whimbrel_truncated_texts_total", "Texts that were cut.", "model")
+        self._sizes: dict[str, _Labelled[Histogram]] = {
+            name: histogram(f"whimbrel_{name}", text, "model", buckets=buckets) for name, (text, buckets) in _SIZES.items()
         }
-        self._counts = {name: counter(f"whimbrel_{key}_total", text, ["model"]) for name, (key, text) in _COUNTS.items()}
-        self._levels = {name: gauge(f"whimbrel_{key}", text, ["model"]) for name, (key, text) in _LEVELS.items()}
+        self._counts = {name: counter(f"whimbrel_{key}_total", text, "model") for name, (key, text) in _COUNTS.items()}
+        self._levels = {name: gauge(f"whimbrel_{key}", text, "model") for name, (key, text) in _LEVELS.items()}
         of_models = [self._counts[name] for name in _COUNTS if name != "worker_restarts"]
         for model in models:  # a counter that is not there yet has no rate
             for metric in (self._texts, self._tokens, self._truncated, *of_models):
-                metric.labels(model)
+                metric(model)
         self._registry = own if _place is None else CollectorRegistry()
         if _place is not None:
-            _multiprocess.MultiProcessCollector(self._registry, str(_place[0]))
+            self._registry.register(_Sums(_place[0]))
             self._settle(*_place)
         self._registry.register(_Processes())
         self._ends = (
@@ -165,43 +205,119 @@ class Metrics:
 
     def _observe(self, event: Observed) -> None:
         if (size := self._sizes.get(event.name)) is not None:
-            size.labels(event.model).observe(event.value)
+            size(event.model).observe(event.value)
         else:
-            self._stages.labels(event.name).observe(event.value)
+            self._stages(event.name).observe(event.value)
 
     def _count(self, event: Counted) -> None:
-        self._counts[event.name].labels(event.model).inc(event.amount)
+        self._counts[event.name](event.model).inc(event.amount)
 
     def _set_level(self, event: Level) -> None:
-        self._levels[event.name].labels(event.model).set(event.value)
+        self._levels[event.name](event.model).set(event.value)
 
     def _receive(self, event: Received) -> None:
-        self._received.labels(event.route).inc()
-        self._in_flight.labels(event.route).inc()
+        self._received(event.route).inc()
+        self._in_flight(event.route).inc()
 
     def _finish(self, event: Finished) -> None:
         model = event.model
-        self._requests.labels(event.route, model, event.outcome, event.status).inc()
-        self._in_flight.labels(event.route).dec()
-        self._seconds.labels(event.route, model).observe(event.seconds)
+        self._requests(event.route, model, event.outcome, event.status).inc()
+        self._in_flight(event.route).dec()
+        self._seconds(event.route, model).observe(event.seconds)
         if event.num_tokens:
-            self._texts.labels(model).inc(event.num_texts)
-            self._tokens.labels(model).inc(event.num_tokens)
-            self._truncated.labels(model).inc(event.num_truncated)
+            self._texts(model).inc(event.num_texts)
+            self._tokens(model).inc(event.num_tokens)
+            self._truncated(model).inc(event.num_truncated)
 
     def _settle(self, path: Path, identity: str) -> None:
         """What the last process of this identity had under way when it died has ended, too: as "lost"."""
         open_: Tally[str] = Tally()
-        metrics: Iterable[Metric] = _multiprocess.MultiProcessCollector.merge([str(path / f"counter_{identity}.db")])
-        for metric in metrics:
-            for sample in metric.samples:
-                if sample.name == _RECEIVED:
-                    open_[sample.labels["route"]] += int(sample.value)
-                elif sample.name == _REQUESTS:
-                    open_[sample.labels["route"]] -= int(sample.value)
+        for key, number in _sums(path, f"counter_{identity}.db").items():
+            _, name, labels, _ = _parse(key)
+            if name == _RECEIVED:
+                open_[labels["route"]] += int(number)
+            elif name == _REQUESTS:
+                open_[labels["route"]] -= int(number)
         for route, num_lost in open_.items():
             if num_lost > 0:
-                self._requests.labels(route, "", "lost", 0).inc(num_lost)
+                self._requests(route, "", "lost", 0).inc(num_lost)
+
+
+_Labelled: TypeAlias = Callable[..., M]
+"""A metric: called with the values of its labels, it gives what counts. There are few, and they are kept."""
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> _Labelled[Counter]:
+    return cache(Counter(name, text, labels, registry=registry).labels)
+
+
+def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> _Labelled[Gauge]:
+    return cache(Gauge(name, text, labels, registry=registry, multiprocess_mode="livesum").labels)
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS
+) -> _Labelled[Histogram]:
+    return cache(Histogram(name, text, labels, registry=registry, buckets=buckets).labels)
+
+
+def _sums(folder: Path, pattern: str) -> dict[str, float]:
+    """The numbers in some files, summed by key."""
+    sums: dict[str, float] = {}
+    for file in folder.glob(pattern):
+        try:
+            for key, number, _, _ in _mmap_dict.MmapedDict.read_all_values_from_file(str(file)):
+                sums[key] = sums.get(key, 0.0) + number
+        except FileNotFoundError:  # its process died just now
+            continue
+    return sums
+
+
+@cache
+def _parse(key: str) -> tuple[str, str, dict[str, str], str]:
+    """Metric, name of the sample, labels and help."""
+    return json.loads(key)
+
+
+class _Sums(Collector):
+    """What all processes have counted, summed up: all that is in the files can be.
+
+    prometheus_client's MultiProcessCollector does the same, and more for other kinds of gauges, in 2.5 times the time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        for kind in ("counter", "gauge", "histogram"):
+            families: dict[str, Metric] = {}
+            for key, number in _sums(self._folder, f"{kind}_*.db").items():
+                metric, name, labels, text = _parse(key)
+                if metric not in families:
+                    families[metric] = Metric(metric, text, kind)
+                families[metric].samples.append(Sample(name, labels, number))
+            for family in families.values():
+                if kind == "histogram":
+                    family.samples = _accumulated(family.samples)
+                yield family
+
+
+def _accumulated(samples: Iterable[Sample]) -> list[Sample]:
+    """A histogram's buckets as each holding those below it, and their count."""
+    series: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
+    for sample in samples:
+        series.setdefault(tuple(pair for pair in sample.labels.items() if pair[0] != "le"), []).append(sample)
+    result: list[Sample] = []
+    for labels, found in series.items():
+        buckets = sorted((sample for sample in found if "le" in sample.labels), key=lambda sample: float(sample.labels["le"]))
+        count = 0.0
+        for bucket in buckets:
+            count += bucket.value
+            result.append(bucket._replace(value=count))
+        if buckets:
+            result.append(Sample(buckets[0].name.removesuffix("_bucket") + "_count", dict(labels), count))
+        result += (sample for sample in found if "le" not in sample.labels)
+    return result
 
 
 class _Processes(Collector):

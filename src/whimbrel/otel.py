@@ -78,7 +78,8 @@ class _Spans:
     def add(self, request: Finished) -> None:
         """The span of a request, and under it those of its stages, one after another from its start.
 
-        Stages are told by how long they took, not by when; what lies between them is left to the end.
+        Stages are told by how long they took, not by when; what lies between them is left to the end. Batches of one request
+        may have run at the same time, so what would stick out at the end is cut.
         """
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
@@ -86,6 +87,7 @@ class _Spans:
         if request.route in _PROBES:
             return
         start = _nanoseconds(request.received)
+        end = start + _nanoseconds(request.seconds)
         span = self._tracer.start_span(
             f"{request.method} {request.route}",
             self._propagator.extract({"traceparent": request.traceparent}, Context()),
@@ -98,9 +100,9 @@ class _Spans:
         at = start
         for stage, seconds in request.stages.items():
             child = self._tracer.start_span(stage, set_span_in_context(span, Context()), start_time=at)
-            at += _nanoseconds(seconds)
+            at = min(at + _nanoseconds(seconds), end)
             child.end(at)
-        span.end(max(at, start + _nanoseconds(request.seconds)))
+        span.end(end)
 
 
 def _attributes(request: Finished) -> Mapping[str, str | int]:

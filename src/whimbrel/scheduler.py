@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
+from whimbrel.rounds import Round
 from whimbrel.types import Seq
 
 K = TypeVar("K", bound=Hashable)
@@ -87,11 +87,12 @@ class Scheduler(Generic[K]):
             return
         tokens = sum(seq.ids.size for seq in seqs)
         ordered = sorted(seqs, key=lambda seq: -seq.ids.size)
-        entry = _Entry(priority, owner, self._size(tokens), suspects, len(seqs), next(self._numbers))
+        apart = [seq for seq in ordered if seq.index in suspects] if suspects else []
+        rest = [seq for seq in ordered if seq.index not in suspects] if suspects else ordered
+        entry = _Entry(priority, owner, self._size(tokens), suspects, bool(apart) + bool(rest), next(self._numbers))
         level = self._level(priority)
-        if suspects:
-            level.rounds["suspect"].add(job, owner, [seq for seq in ordered if seq.index in suspects])
-        level.rounds[entry.kind].add(job, owner, [seq for seq in ordered if seq.index not in suspects])
+        level.rounds["suspect"].add(job, owner, apart)
+        level.rounds[entry.kind].add(job, owner, rest)
         self._entries[job] = entry
         self._count(tokens, entry.kind)
         if deadline < inf:
@@ -195,18 +196,21 @@ class Scheduler(Generic[K]):
         most: float = inf
         while waiting.tokens:
             job, seq = waiting.head()
+            size = seq.ids.size
             entry = self._entries[job]
             if kind == "suspect":
                 most = min(most, entry.suspects[seq.index])
-            if work and (seq.ids.size > budget or len(work) >= most):
+            if work and (size > budget or len(work) >= most):
                 break
-            waiting.pop()
             work.append((job, seq))
-            budget -= seq.ids.size
-            self._count(-seq.ids.size, entry.kind)
-            entry.num_waiting -= 1
-            if not entry.num_waiting:
-                del self._entries[job]
+            budget -= size
+            self.queued_tokens -= size
+            if entry.kind == "small":
+                self.small_tokens -= size
+            if waiting.pop():
+                entry.num_rounds -= 1
+                if not entry.num_rounds:
+                    del self._entries[job]
         self._tidy(priority)
         return work
 
@@ -247,7 +251,8 @@ class _Entry:
     owner: str
     kind: Literal["small", "bulk"]
     suspects: Mapping[int, int]
-    num_waiting: int
+    num_rounds: int
+    """Rounds in which some of it waits."""
     number: int
     """Tells apart two jobs that are equal, and keeps the heap from comparing jobs."""
 
@@ -256,7 +261,7 @@ class _Level(Generic[K]):
     """The waiting seqs of one priority."""
 
     def __init__(self) -> None:
-        self.rounds: dict[Kind, _Round[K]] = {"suspect": _Round(), "small": _Round(), "bulk": _Round()}
+        self.rounds: dict[Kind, Round[K]] = {"suspect": Round(), "small": Round(), "bulk": Round()}
         self.last: Kind = "bulk"
 
     @property
@@ -270,67 +275,3 @@ class _Level(Generic[K]):
         if small and bulk:
             return "bulk" if self.last == "small" else "small"
         return "small" if small else "bulk"
-
-
-class _Round(Generic[K]):
-    """Owners in turn, the jobs of an owner in turn, one seq each."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._num_seqs = 0
-        self._owners: OrderedDict[str, OrderedDict[K, _Line]] = OrderedDict()
-
-    def add(self, job: K, owner: str, seqs: Sequence[Seq]) -> None:
-        if seqs:
-            line = _Line(deque(seqs), sum(seq.ids.size for seq in seqs))
-            self._owners.setdefault(owner, OrderedDict())[job] = line
-            self.tokens += line.tokens
-            self._num_seqs += len(seqs)
-
-    def discard(self, job: K, owner: str) -> int:
-        """Remove what waits of a job; returns its tokens."""
-        jobs = self._owners.get(owner, OrderedDict())
-        line = jobs.pop(job, None)
-        if line is None:
-            return 0
-        self.tokens -= line.tokens
-        self._num_seqs -= len(line.seqs)
-        if not jobs:
-            del self._owners[owner]
-        return line.tokens
-
-    def head(self) -> tuple[K, Seq]:
-        """Whose turn it is, and with what."""
-        jobs = next(iter(self._owners.values()))
-        job, line = next(iter(jobs.items()))
-        return job, line.seqs[0]
-
-    def pop(self) -> None:
-        """Remove the head; its owner and its job go to the end of their rounds."""
-        owner, jobs = next(iter(self._owners.items()))
-        job, line = next(iter(jobs.items()))
-        size = line.seqs.popleft().ids.size
-        line.tokens -= size
-        self.tokens -= size
-        self._num_seqs -= 1
-        jobs.move_to_end(job)
-        self._owners.move_to_end(owner)
-        if not line.seqs:
-            self.discard(job, owner)
-
-    def ahead(self, num_seqs: int, owner: str) -> int:
-        """About how many of the tokens here run before a new job of this owner has had so many turns."""
-        if not self.tokens:
-            return 0
-        own = len(self._owners.get(owner, ()))
-        others = len(self._owners) - (1 if own else 0)
-        rivals = own + others * (own + 1)  # seqs that run between two turns of the job
-        return min(self.tokens, num_seqs * rivals * self.tokens // self._num_seqs)
-
-
-@dataclass(slots=True, eq=False)
-class _Line:
-    """The seqs of a job that wait in a round."""
-
-    seqs: deque[Seq]
-    tokens: int

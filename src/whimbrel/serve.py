@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from whimbrel.card import Card
 from whimbrel.card_reader import read_card
 from whimbrel.errors import SetupError
 from whimbrel.plan import Plan
 from whimbrel.processes.messages import Planned
-from whimbrel.processes.supervisor import ServeOptions, Supervisor, listen
+from whimbrel.processes.supervisor import ServeOptions, Supervisor
+from whimbrel.server.connections import limit_silence
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_BACKLOG: Final = 1024
 
 
 def names_of_models(given: Sequence[str], *, num_models: int) -> list[tuple[str, ...]]:
@@ -35,32 +40,49 @@ def names_of_models(given: Sequence[str], *, num_models: int) -> list[tuple[str,
     return [*split, *[()] * (num_models - len(split))]
 
 
-def serve_until_stopped(options: ServeOptions, *, host: str, port: int, has_key: bool, console: Console) -> int:
-    """Listen, load, say so and serve until a signal. Returns the exit code. Raises SetupError."""
-    with listen(host, port) as listener:
-        address, port = listener.getsockname()[:2]
-        shown = _Shown(console, [each.model or "the packaged model" for each in options.models])
-        url = f"http://{_url_host(address)}:{port}"
+def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, console: Console) -> int:
+    """Load, say so and serve until a signal. Returns the exit code. Raises SetupError."""
+    address, port = listener.getsockname()[:2]
+    limit_silence(listener, options.guards.write_pause)
+    shown = _Shown(console, [each.model or "the packaged model" for each in options.models])
 
-        def ready(planned: list[Planned]) -> None:
-            shown.close()
-            models = [
-                (read_card(Path(each.folder), each.card_name, pooling=model.pooling), each.plan)
-                for each, model in zip(planned, options.models, strict=True)
-            ]
-            _banner(console, models, options, url, has_key=has_key)
-            if not ip_address(address).is_loopback and not has_key:
-                console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
+    def ready(planned: list[Planned]) -> None:
+        shown.close()
+        models = [
+            (read_card(Path(each.folder), each.card_name, pooling=model.pooling), each.plan)
+            for each, model in zip(planned, options.models, strict=True)
+        ]
+        _banner(console, models, options, f"http://{_url_host(address)}:{port}")
+        if not ip_address(address).is_loopback and not options.guards.api_keys:
+            console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
-        async def run() -> int:
-            return await Supervisor(options, listener, on_phase=shown.phase, on_ready=ready).run()
+    async def run() -> int:
+        return await Supervisor(options, listener, on_phase=shown.phase, on_ready=ready).run()
 
-        try:
-            code = asyncio.run(run())
-        finally:
-            shown.close()
+    try:
+        code = asyncio.run(run())
+    finally:
+        shown.close()
     console.print("stopped")
     return code
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The socket that all workers accept from; nobody else can listen on its address. Raises SetupError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError) as error:
+        raise SetupError(f"cannot listen on {host}: {error}.", hint="--host takes an address of this machine") from None
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        hint = f"choose another: --port {port + 1}" if 1024 <= port < 65535 else "choose another --port or --host"
+        raise SetupError(f"cannot listen on {host}:{port}: {error.strerror or error}.", hint=hint) from None
+    return sock
 
 
 class _Shown:
@@ -98,8 +120,9 @@ def _url_host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOptions, url: str, *, has_key: bool) -> None:
+def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOptions, url: str) -> None:
     """What is served and how to call it."""
+    has_key = bool(options.guards.api_keys)
     console.print()
     for card, plan in models:
         for name, value in _described(card, plan).items():

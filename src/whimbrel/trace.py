@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar
@@ -27,7 +26,7 @@ Count: TypeAlias = Literal[
     "retries", "halvings", "non_finite_retries", "out_of_memory", "engine_restarts", "worker_restarts", "dropped"
 ]
 """What is counted: requests sent again after an engine died; batches cut in halves after a failure; rows run again in
-float32; batches that did not fit into memory; processes started again; queued requests that nobody waited for any more."""
+float32; batches that did not fit into memory; processes started again; requests that nobody waited for any more."""
 
 LevelName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up"]
 """What rises and falls: tokens that wait, those of them that belong to small requests, engines that answer."""
@@ -78,8 +77,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     route: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """An HTTP request ended. Holds no text, no key and no header but those named."""
 
     request_id: str
@@ -104,7 +102,7 @@ class Finished:
     received: float = 0.0
     """Unix time."""
     seconds: float = 0.0
-    stages: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
+    stages: Mapping[Stage, float] = msgspec.field(default_factory=dict[Stage, float])
     """Seconds in each stage, in order."""
     traceparent: str = ""
     """The client's, if it is valid (W3C Trace Context)."""

@@ -34,6 +34,10 @@ class Backoff:
         """It has come to life."""
         self._failed_loads = 0
 
+    def explained(self) -> None:
+        """The deaths were a text's fault, and it is known now."""
+        self._deaths = 0
+
     def died(self, *, lived: float | None) -> float:
         """It died, `lived` seconds after it was ready or, with None, before. Returns the seconds until the next try."""
         if lived is None:

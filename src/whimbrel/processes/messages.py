@@ -13,6 +13,7 @@ from whimbrel.card import PoolingMode
 from whimbrel.errors import Overloaded, Unavailable, WhimbrelError
 from whimbrel.logs import LogOptions
 from whimbrel.plan import Options, Plan
+from whimbrel.server.options import GuardOptions
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
@@ -137,8 +138,7 @@ class Stop(_Message):
 class Work(_Message):
     """What a worker is to do; its first message. The listening socket comes with it."""
 
-    settings: bytes
-    """JSON of the app's settings."""
+    guards: GuardOptions
     num_models: int
     num_replicas: int
     name: str

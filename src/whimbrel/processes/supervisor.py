@@ -11,28 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import socket
-import sys
-import tempfile
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
-
-import msgspec
 
 from whimbrel import metrics
 from whimbrel.card import PoolingMode
 from whimbrel.errors import SetupError
 from whimbrel.logs import LogOptions
 from whimbrel.plan import Options
-from whimbrel.processes.backoff import Backoff
-from whimbrel.processes.channel import AsyncLine, BrokenLine, pair
-from whimbrel.processes.lifeline import CONTROL_FD
+from whimbrel.processes.channel import pair
+from whimbrel.processes.children import EngineChild, WorkerChild, how_it_ended
 from whimbrel.processes.messages import (
     Abort,
     Attach,
@@ -54,6 +46,7 @@ from whimbrel.processes.messages import (
     Work,
 )
 from whimbrel.processes.shared import Board, map_memory
+from whimbrel.server.options import GuardOptions
 from whimbrel.trace import count, level
 
 _log = logging.getLogger("whimbrel")
@@ -63,6 +56,8 @@ _SILENCE_SECONDS: Final = 20.0
 """After so long without a sign of life a process is taken to stand still; sooner, if a batch may not take so long."""
 _STOP_SECONDS: Final = 5.0
 _OUTSIDE_BLAME: Final = 0.25
+_OUTSIDE_CODES: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
+_MAX_QUARANTINED: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +71,10 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What `serve` was asked for. `settings` is JSON for the workers' app."""
+    """What `serve` was asked for."""
 
     models: tuple[ModelOptions, ...]
-    settings: bytes
+    guards: GuardOptions
     num_workers: int = 1
     num_replicas: int = 1
     drain_seconds: float = 30.0
@@ -88,57 +83,6 @@ class ServeOptions:
     logs: LogOptions = field(default_factory=LogOptions)
     otel: bool = False
     """Whether workers make OpenTelemetry spans."""
-
-
-@dataclass(slots=True, eq=False)
-class _Child:
-    """A process that is ours, and what is known of its present life."""
-
-    name: str
-    backoff: Backoff = field(default_factory=Backoff)
-    process: Process | None = None
-    line: AsyncLine[Any] | None = None
-    ready: bool = False
-    ready_since: float = 0.0
-    killed_for: str | None = None
-    error: CannotStart | None = None
-
-    def send(self, message: msgspec.Struct, *fds: int) -> None:
-        if self.line is not None:
-            self.line.send(message, fds)
-        else:
-            for fd in fds:
-                os.close(fd)
-
-    def kill(self, reason: str | None = None) -> None:
-        if self.process is not None and self.process.returncode is None:
-            self.killed_for = reason
-            self.process.kill()
-
-
-@dataclass(slots=True, eq=False)
-class _Engine(_Child):
-    model: int = 0
-    replica: int = 0
-    planned: Planned | None = None
-    board: Board | None = None
-    board_fd: int = -1
-    board_bytes: int = 0
-    last_down: Down | None = None
-    begun: float = 0.0
-    load_seconds: float = 5.0
-    """How long it took to load, the last time."""
-
-    @property
-    def served_name(self) -> str:
-        return self.planned.plan.served_name if self.planned is not None else ""
-
-
-@dataclass(slots=True, eq=False)
-class _Worker(_Child):
-    index: int = 0
-    heard: float = 0.0
-    drained: bool = False
 
 
 class Supervisor:
@@ -158,11 +102,11 @@ class Supervisor:
         self._on_phase = on_phase
         self._on_ready = on_ready
         self._engines = [
-            _Engine(f"engine-{model}-{replica}", model=model, replica=replica)
+            EngineChild(f"engine-{model}-{replica}", model=model, replica=replica)
             for model in range(len(options.models))
             for replica in range(options.num_replicas)
         ]
-        self._workers = [_Worker(f"worker-{index}", index=index) for index in range(options.num_workers)]
+        self._workers = [WorkerChild(f"worker-{index}", index=index) for index in range(options.num_workers)]
         self._quarantined: dict[tuple[int, bytes], None] = {}
         self._announced = False
         self._draining = False
@@ -179,18 +123,17 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(name, self._signalled, name)
-        self._metrics_folder = tempfile.mkdtemp(prefix="whimbrel-metrics-")
-        metrics.use_directory(Path(self._metrics_folder), "supervisor")
-        counting = metrics.Metrics()
-        try:
-            for child in (*self._engines, *self._workers):
-                self._keep(self._live(child))
-            self._keep(self._watch())
-            await self._stopped.wait()
-        finally:
-            await self._end()
-            counting.close()
-            shutil.rmtree(self._metrics_folder, ignore_errors=True)
+        with metrics.directory() as self._metrics_folder:
+            metrics.use_directory(self._metrics_folder, "supervisor")
+            counting = metrics.Metrics()
+            try:
+                for child in (*self._engines, *self._workers):
+                    self._keep(self._live(child))
+                self._keep(self._watch())
+                await self._stopped.wait()
+            finally:
+                await self._end()
+                counting.close()
         if self._error is not None:
             raise self._error
         return self._exit_code
@@ -208,61 +151,29 @@ class Supervisor:
             _log.critical("the supervisor failed. This is a bug.", exc_info=error)
             self._finish(1)
 
-    async def _live(self, child: _Engine | _Worker) -> None:
+    async def _live(self, child: EngineChild | WorkerChild) -> None:
         """One life after another."""
         while not self._stopped.is_set():
             await self._start(child)
-            assert child.process is not None
-            code = await child.process.wait()
-            if self._stopped.is_set() or (self._draining and isinstance(child, _Worker) and child.drained):
+            code = await child.ended()
+            if self._stopped.is_set() or (self._draining and isinstance(child, WorkerChild) and child.drained):
                 return
             delay = self._died(child, code)
             await asyncio.sleep(delay)
 
-    async def _start(self, child: _Engine | _Worker) -> None:
-        ours, theirs = pair()
-        is_engine = isinstance(child, _Engine)
-        module = "whimbrel.processes.engine" if is_engine else "whimbrel.processes.worker"
-        optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
-        child.killed_for = child.error = None
-        child.ready = False
-        with theirs:
-            child.process = await asyncio.create_subprocess_exec(
-                sys.executable, *optimize, "-P", "-m", module, stdin=DEVNULL, pass_fds=[theirs.fileno()], env=self._env(theirs)
-            )  # fmt: skip
-        if is_engine:
-            child.line = AsyncLine[ReportEngine](
-                ours,
-                ReportEngine,
-                on_message=lambda m: self._engine_says(child, m),
-                on_end=lambda e: self._line_ended(child, e),
-            )
+    async def _start(self, child: EngineChild | WorkerChild) -> None:
+        if isinstance(child, EngineChild):
+            await child.start(ReportEngine, self._metrics_folder, lambda message: self._engine_says(child, message))
             self._begin_engine(child)
         else:
-            child.line = AsyncLine[ReportWorker](
-                ours,
-                ReportWorker,
-                on_message=lambda m: self._worker_says(child, m),
-                on_end=lambda e: self._line_ended(child, e),
-            )
+            await child.start(ReportWorker, self._metrics_folder, lambda message: self._worker_says(child, message))
             self._begin_worker(child)
 
-    def _env(self, control: socket.socket) -> dict[str, str]:
-        return os.environ | {CONTROL_FD: str(control.fileno()), metrics.DIRECTORY: self._metrics_folder}
-
-    def _line_ended(self, child: _Child, error: BrokenLine | None) -> None:
-        child.line = None
-        if error is not None:
-            child.kill(f"it sent what cannot be read ({error})")
-
-    def _died(self, child: _Engine | _Worker, code: int) -> float:
+    def _died(self, child: EngineChild | WorkerChild, code: int) -> float:
         """What follows from a death. Returns the seconds to wait before the next life."""
         was_ready, child.ready = child.ready, False
-        if child.line is not None:
-            child.line.close()
-            child.line = None
         metrics.forget(child.name)
-        how = child.killed_for or (child.error.message if child.error is not None else _how(code))
+        how = child.killed_for or (child.error.message if child.error is not None else how_it_ended(code))
         if not self._announced and not was_ready:
             hint = child.error.hint if child.error is not None else None
             message = child.error.message if child.error is not None else f"{child.name} ended while it started: {how}."
@@ -270,7 +181,7 @@ class Supervisor:
             return 0.0
         delay = child.backoff.died(lived=perf_counter() - child.ready_since if was_ready else None)
         _log.error("%s: %s; it is started again%s.", child.name, how, f" in {delay:.1f} s" if delay else "")
-        if isinstance(child, _Engine):
+        if isinstance(child, EngineChild):
             count("engine_restarts", model=child.served_name)
             self._engine_died(child, code, how, delay)
         else:
@@ -279,13 +190,13 @@ class Supervisor:
 
     # Engines
 
-    def _begin_engine(self, engine: _Engine) -> None:
+    def _begin_engine(self, engine: EngineChild) -> None:
         model = self._options.models[engine.model]
         engine.begun = perf_counter()
         options = replace(model.options, replica=engine.replica, num_replicas=self._options.num_replicas)
         engine.send(Load(model.model, model.pooling, options, engine.name, self._options.logs))
 
-    def _engine_says(self, engine: _Engine, message: ReportEngine) -> None:
+    def _engine_says(self, engine: EngineChild, message: ReportEngine) -> None:
         if isinstance(message, Phase):
             if not self._announced:
                 self._on_phase(engine.model, message.text)
@@ -299,13 +210,13 @@ class Supervisor:
         else:
             engine.error = message
 
-    def _introduce(self, engine: _Engine, worker: _Worker) -> None:
+    def _introduce(self, engine: EngineChild, worker: WorkerChild) -> None:
         """Tell a worker what a model is."""
         if engine.planned is not None:
             planned, pooling = engine.planned, self._options.models[engine.model].pooling
             worker.send(Model(engine.model, pooling, planned.folder, planned.card_name, planned.plan))
 
-    def _engine_ready(self, engine: _Engine, message: Ready) -> None:
+    def _engine_ready(self, engine: EngineChild, message: Ready) -> None:
         assert engine.line is not None
         engine.ready, engine.ready_since = True, perf_counter()
         engine.load_seconds = engine.ready_since - engine.begun
@@ -320,7 +231,7 @@ class Supervisor:
             self._connect(engine, worker)
         self._announce()
 
-    def _connect(self, engine: _Engine, worker: _Worker) -> None:
+    def _connect(self, engine: EngineChild, worker: WorkerChild) -> None:
         """Give an engine and a worker a new line to one another."""
         if not engine.ready or worker.line is None or engine.line is None:
             return
@@ -328,11 +239,11 @@ class Supervisor:
         engine.send(Attach(worker.index), ours.detach())
         worker.send(Up(engine.model, engine.replica, engine.board_bytes), theirs.detach(), os.dup(engine.board_fd))
 
-    def _tell_up(self, engine: _Engine) -> None:
+    def _tell_up(self, engine: EngineChild) -> None:
         up = sum(each.ready for each in self._engines if each.model == engine.model)
         level("engines_up", up, model=engine.served_name)
 
-    def _engine_died(self, engine: _Engine, code: int, how: str, delay: float) -> None:
+    def _engine_died(self, engine: EngineChild, code: int, how: str, delay: float) -> None:
         self._tell_up(engine)
         blame = 1.0 if engine.killed_for or code not in _OUTSIDE_CODES else _OUTSIDE_BLAME
         retry_after = delay + engine.load_seconds
@@ -344,12 +255,12 @@ class Supervisor:
 
     # Workers
 
-    def _begin_worker(self, worker: _Worker) -> None:
+    def _begin_worker(self, worker: WorkerChild) -> None:
         worker.heard, worker.drained = perf_counter(), False
         fd = os.dup(self._listener.fileno())
         worker.send(
             Work(
-                self._options.settings,
+                self._options.guards,
                 len(self._options.models),
                 self._options.num_replicas,
                 worker.name,
@@ -370,7 +281,7 @@ class Supervisor:
         for model, digest in self._quarantined:
             worker.send(Quarantine(model, digest))
 
-    def _worker_says(self, worker: _Worker, message: ReportWorker) -> None:
+    def _worker_says(self, worker: WorkerChild, message: ReportWorker) -> None:
         worker.heard = perf_counter()
         if isinstance(message, Started):
             worker.ready, worker.ready_since = True, perf_counter()
@@ -383,14 +294,21 @@ class Supervisor:
             if all(each.drained or each.line is None for each in self._workers):
                 self._finish(0)
         elif isinstance(message, Quarantine):
-            self._quarantined[message.model, message.digest] = None
-            if len(self._quarantined) > _MAX_QUARANTINED:
-                del self._quarantined[next(iter(self._quarantined))]
-            for other in self._workers:
-                if other is not worker:
-                    other.send(message)
+            self._quarantine(message, worker)
         elif isinstance(message, CannotStart):
             worker.error = message
+
+    def _quarantine(self, message: Quarantine, finder: WorkerChild) -> None:
+        """A text is known to kill engines: the other workers refuse it too, and those that come."""
+        self._quarantined[message.model, message.digest] = None
+        if len(self._quarantined) > _MAX_QUARANTINED:
+            del self._quarantined[next(iter(self._quarantined))]
+        for engine in self._engines:
+            if engine.model == message.model:
+                engine.backoff.explained()
+        for worker in self._workers:
+            if worker is not finder:
+                worker.send(message)
 
     def _announce(self) -> None:
         if not self._announced and all(child.ready for child in (*self._engines, *self._workers)):
@@ -417,7 +335,7 @@ class Supervisor:
                 if worker.ready and worker.killed_for is None and now - worker.heard > self._silence:
                     worker.kill("it stood still")
 
-    def _why_hanging(self, engine: _Engine, now: float) -> str | None:
+    def _why_hanging(self, engine: EngineChild, now: float) -> str | None:
         board = engine.board
         if board is None or now - engine.ready_since < _TICK_SECONDS:
             return None
@@ -480,38 +398,3 @@ class Supervisor:
             child.kill()
         if waits:
             await asyncio.wait(waits)
-
-
-_MAX_QUARANTINED: Final = 1024
-_OUTSIDE_CODES: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
-
-
-def _how(code: int) -> str:
-    """An exit code in words."""
-    if code >= 0:
-        return f"it ended with exit code {code}"
-    try:
-        return f"it was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"it was killed by signal {-code}"
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """The socket that all workers accept from; nobody else can listen on its address. Raises SetupError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except (OSError, UnicodeError) as error:
-        raise SetupError(f"cannot listen on {host}: {error}.", hint="--host takes an address of this machine") from None
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        sock.close()
-        hint = f"choose another: --port {port + 1}" if 1024 <= port < 65535 else "choose another --port or --host"
-        raise SetupError(f"cannot listen on {host}:{port}: {error.strerror or error}.", hint=hint) from None
-    return sock
-
-
-_BACKLOG: Final = 1024

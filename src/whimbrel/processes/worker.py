@@ -10,7 +10,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import uvloop
 
 from whimbrel import logs, metrics, otel
@@ -59,12 +58,11 @@ class Worker:
         work, fds = await self._told.get()
         assert isinstance(work, Work)
         self._work = work
-        keys = msgspec.json.decode(work.settings, type=list[str])
-        end_logs = logs.configure(work.logs, process=work.name, secrets=keys)
+        end_logs = logs.configure(work.logs, process=work.name, secrets=work.guards.api_keys)
         end_spans = otel.start() if work.otel else None
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), work.name)
         self._served = Served(num_models=work.num_models)
-        self._server = make_server(create_app(self._served, settings=work.settings), fds[0])
+        self._server = make_server(create_app(self._served, guards=work.guards), fds[0], work.guards)
         self._keep(self._beat())
         self._keep(self._obey())
         serving = asyncio.ensure_future(self._server.serve())

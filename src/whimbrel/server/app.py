@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import ceil, inf, nan
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from starlette.applications import Starlette
@@ -25,22 +25,20 @@ from whimbrel import __version__
 from whimbrel.dialects import ROUTES, Route, openai
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, Unavailable, WhimbrelError
 from whimbrel.metrics import Metrics
-from whimbrel.server.guards import ApiKeys, read_body
-from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of
+from whimbrel.server.guards import guards as guards_of
+from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of, shown
 from whimbrel.server.openapi import docs_page, openapi_document
+from whimbrel.server.options import DEFAULTS, GuardOptions
 from whimbrel.server.served import Served
+from whimbrel.server.transfer import read_body
 from whimbrel.trace import level, trace
 from whimbrel.types import AsyncEmbedder, Result
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-_MAX_BODY_BYTES: Final = 32 * 2**20
 
-
-def create_app(served: Served, *, api_keys: Sequence[str] = (), settings: bytes = b"") -> Starlette:
-    """The app that serves some models. With `api_keys`, every route except the health checks asks for one."""
-    if settings:
-        api_keys = msgspec.json.decode(settings, type=list[str])
+def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> Starlette:
+    """The app that serves some models to whom `guards` let in."""
     server = _Server(served)
     posts = [HTTPRoute(route.path, server.answer(route), methods=["POST"]) for route in ROUTES]
     gets: dict[str, Handler] = {
@@ -57,7 +55,7 @@ def create_app(served: Served, *, api_keys: Sequence[str] = (), settings: bytes 
     routes = [*posts, *(HTTPRoute(path, handler, methods=["GET"]) for path, handler in gets.items())]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Ledger, routes=routes), Middleware(ApiKeys, keys=api_keys)],
+        middleware=[Middleware(Ledger, routes=routes), *guards_of(guards)],
         exception_handlers={HTTPException: _http_error, WhimbrelError: _whimbrel_error},
         lifespan=server.lifespan,
     )
@@ -101,12 +99,14 @@ class _Server:
         notes = notes_of(http.scope)
         deadline = _deadline(http)
         with trace("receive", into=notes.stages):
-            body = await read_body(http, _MAX_BODY_BYTES)
+            body = await read_body(http)
         with trace("read", into=notes.stages):
             sent, request = route.read_request(body)
         notes.num_texts = len(request.texts)
         embedder = self._find(sent.model, notes)
-        result = await self._run_while_connected(http, embedder.run(replace(request, deadline=deadline)))
+        result = await self._run_while_connected(
+            http, embedder.run(replace(request, deadline=deadline, owner=http.state.owner))
+        )
         notes.note_result(result)
         with trace("write", into=notes.stages):
             content = route.write_result(sent, result, embedder.plan.served_name)
@@ -206,10 +206,10 @@ async def _whimbrel_error(http: Request, error: Exception) -> Response:
 async def _http_error(http: Request, error: Exception) -> Response:
     """Starlette's own refusals: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
-    path = http.scope["path"]
+    path = shown(http.scope["path"])
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        response = await _whimbrel_error(http, MethodNotAllowed(f"{path} takes {allowed}, not {http.method}."))
+        response = await _whimbrel_error(http, MethodNotAllowed(f"{path} takes {allowed}, not {shown(http.method)}."))
         response.headers["allow"] = allowed
         return response
     return await _whimbrel_error(http, NotFound(f"no route {path}; /docs lists them."))

@@ -1,69 +1,165 @@
-"""What stands between the socket and a dialect: the API key, the body's type and size."""
+"""What stands between the socket and the routes: hosts, origins, keys, sizes and times.
+
+    Edge    every request: head, Host; sizes, times and rates of body and answer
+    CORS    where asked for: Starlette's
+    Access  Origin and key
+
+Decisions are made on what the head says and on `scope["path"]`, never on a URL put together from the Host header. What
+the HTTP parser below refuses by itself (framing, broken heads, too many headers) never comes here.
+"""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Sequence
 from typing import Final
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from whimbrel.dialects import openai
-from whimbrel.errors import InvalidRequest, TooLarge, Unauthorized, UnsupportedMediaType
+from whimbrel.dialects import ROUTES, openai
+from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthorized, WhimbrelError
+from whimbrel.server.access import Headers, Keys, host_name, is_loopback, is_same_origin, origin_name
+from whimbrel.server.ledger import notes_of, shown
+from whimbrel.server.options import GuardOptions
+from whimbrel.server.transfer import Held, Incoming, Outgoing
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready"})
 """Routes that need no key, so that probes can ask."""
 
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_ERROR_WRITERS: Final = {route.path: route.write_error for route in ROUTES}
+_SENT_HEADERS: Final = ("authorization", "api-key", "x-api-key", "content-type", "x-request-id", "x-request-timeout")
+_ANSWER_HEADERS: Final = (
+    "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-tokens", "x-whimbrel-truncated"
+)  # fmt: skip
 
-class ApiKeys:
-    """ASGI middleware: every route except OPEN_PATHS asks for `Authorization: Bearer KEY`, if there are keys."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+def guards(options: GuardOptions) -> list[Middleware]:
+    """The middleware of an app, from the outside in."""
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=options.origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=_SENT_HEADERS,
+        allow_private_network="*" not in options.origins,
+        expose_headers=_ANSWER_HEADERS,
+    )
+    return [Middleware(Edge, options=options), *([cors] if options.origins else []), Middleware(Access, options=options)]
+
+
+class Edge:
+    """ASGI middleware around every request that is entered in the ledger: its head, body and answer keep to the limits."""
+
+    def __init__(self, app: ASGIApp, options: GuardOptions) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._options = options
+        self._hosts = None if options.hosts is None else frozenset(options.hosts)
+        self._held = Held(options.max_held_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allows(scope):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        error = Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
-        headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-        await send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await send({"type": "http.response.body", "body": openai.write_error(error)})
+        headers = {"x-content-type-options": "nosniff"}
+        incoming = Incoming(scope, receive, self._options, self._held)
+        outgoing = Outgoing(scope, send, self._options, self._held, headers)
+        try:
+            self._check(scope)
+        except WhimbrelError as error:
+            headers["connection"] = "close"  # who sends such a head may not mean its end where we do
+            await _refuse(error, scope, outgoing.send)
+        else:
+            await self._app(scope, incoming.receive, outgoing.send)
+        finally:
+            incoming.release()
+        await incoming.drain()
 
-    def _allows(self, scope: Scope) -> bool:
-        if not self._keys:
-            return True
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if given[:7].lower() != b"bearer ":
-            return False
-        # Compared with every key, so that time does not tell which one was close.
-        return sum(hmac.compare_digest(given[7:].strip(), key) for key in self._keys) > 0
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises UnsupportedMediaType, TooLarge (unread, if its length is announced), InvalidRequest."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise UnsupportedMediaType(f"Content-Type is {kind or 'missing'}; send application/json.")
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise UnsupportedMediaType("Content-Encoding is not supported; send the body as it is.")
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > max_bytes:
-        raise _too_large(int(announced), max_bytes)
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > max_bytes:
-                raise _too_large(size, max_bytes)
-    except ClientDisconnect:  # or its chunks cannot be read, and it waits for an answer
-        raise InvalidRequest("the body ended early.") from None
-    return b"".join(chunks)
+    def _check(self, scope: Scope) -> None:
+        headers: Headers = scope["headers"]
+        _check_sizes(scope, self._options)
+        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            raise InvalidRequest("Transfer-Encoding may be chunked and nothing else.")
+        if len(hosts) != 1:
+            raise InvalidRequest(f"there are {len(hosts)} Host headers; send one.")
+        if not hosts[0] and scope["http_version"] in ("1", "1.0"):
+            return  # HTTP/1.0 knows no Host header, and browsers do not speak it
+        name = host_name(hosts[0])
+        if name is None:
+            given = shown(hosts[0]) or "missing"
+            raise InvalidRequest(f"the Host header is {given}; send a name or an address, with or without a port.")
+        if self._hosts is not None and not (name in self._hosts or is_loopback(name) or name == _own_address(scope)):
+            raise Forbidden(
+                f"this server does not answer to the host {shown(name)}; --allowed-host {shown(name)} would change that."
+            )
 
 
-def _too_large(size: int, limit: int) -> TooLarge:
-    return TooLarge(f"the body has {size:,} bytes or more; the limit is {limit:,}. Split the request.")
+class Access:
+    """ASGI middleware: every route but OPEN_PATHS asks for a key, if there are keys; a web page must be one that may call.
+
+    Leaves `owner` in the scope's state: a word for the key that came, "" without keys.
+    """
+
+    def __init__(self, app: ASGIApp, options: GuardOptions) -> None:
+        self._app = app
+        self._keys = Keys(options.api_keys)
+        self._origins = frozenset(options.origins)
+        self._open = OPEN_PATHS | {"/metrics"} if options.public_metrics else OPEN_PATHS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check_origin(scope)
+            scope["state"]["owner"] = self._owner(scope)
+        except WhimbrelError as error:
+            await _refuse(error, scope, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _owner(self, scope: Scope) -> str:
+        owner = self._keys.owner(scope["headers"])
+        if owner is None and scope["path"] not in self._open:
+            raise Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
+        return owner or ""
+
+    def _check_origin(self, scope: Scope) -> None:
+        """A page of another site may not have a browser change anything here. (What it may read is CORS' business.)"""
+        if scope["method"] in _SAFE_METHODS or "*" in self._origins:
+            return
+        headers = dict[bytes, bytes](scope["headers"])
+        origin = headers.get(b"origin")
+        if origin is None:
+            return
+        text = origin.decode("latin-1")
+        if text not in self._origins and not is_same_origin(text, headers.get(b"host", b"").decode("latin-1")):
+            way = f"; --cors-origin {shown(text)} would change that" if origin_name(text) else ""
+            raise Forbidden(f"pages of {shown(text)} may not call this server{way}.")
+
+
+def _check_sizes(scope: Scope, options: GuardOptions) -> None:
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    if len(headers) > options.max_headers:
+        raise HeadersTooLarge(f"there are {len(headers)} headers; the limit is {options.max_headers}.")
+    size = sum(len(name) + len(value) for name, value in headers) + len(scope["path"]) + len(scope["query_string"])
+    if size > options.max_header_bytes:
+        raise HeadersTooLarge(f"path and headers have {size:,} bytes; the limit is {options.max_header_bytes:,}.")
+
+
+def _own_address(scope: Scope) -> str | None:
+    """The address that was called."""
+    server = scope.get("server")
+    return server[0] if server else None
+
+
+async def _refuse(error: WhimbrelError, scope: Scope, send: Send) -> None:
+    """Answer without the app, in the shape of the path's dialect."""
+    notes_of(scope).error = error.code
+    body = _ERROR_WRITERS.get(scope["path"], openai.write_error)(error)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

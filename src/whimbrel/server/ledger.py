@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Final
-from uuid import uuid4
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -87,6 +87,12 @@ def notes_of(scope: Scope) -> Notes:
     return notes
 
 
+def shown(text: str, limit: int = 100) -> str:
+    """What a client sent, fit for a message or a log: on one line, without control characters, and not long."""
+    cut = text if len(text) <= limit else text[:limit] + "..."
+    return ascii(cut) if not cut.isprintable() else cut
+
+
 class Ledger:
     """ASGI middleware. `routes` are those of the app: their templates are the names that requests are counted by."""
 
@@ -101,7 +107,7 @@ class Ledger:
             return
         headers = _headers(scope, b"x-request-id", b"traceparent")
         given = headers.get(b"x-request-id", "")
-        notes = Notes(given if _REQUEST_ID.fullmatch(given) else uuid4().hex, time.perf_counter())
+        notes = Notes(given if _REQUEST_ID.fullmatch(given) else token_hex(16), time.perf_counter())
         scope["state"] = {**scope.get("state", {}), "request_id": notes.request_id, "notes": notes}
         route, received = self._route(scope["path"]), time.time()
         exchange = _Exchange(receive, send, notes)
@@ -127,7 +133,7 @@ class Ledger:
                     num_tokens=notes.num_tokens,
                     num_truncated=notes.num_truncated,
                     received=received,
-                    seconds=time.perf_counter() - notes.started,
+                    seconds=(exchange.ended or time.perf_counter()) - notes.started,
                     stages=notes.stages,
                     traceparent=_valid_traceparent(headers.get(b"traceparent", "")),
                 )
@@ -146,7 +152,7 @@ class Ledger:
     async def _answer_bug(self, error: Exception, scope: Scope, exchange: _Exchange, notes: Notes) -> None:
         """The log has the traceback, the answer only its kind."""
         fields = {"request_id": notes.request_id}
-        _log.error("%s %s failed", scope["method"], scope["path"][:_MAX_PATH], exc_info=error, extra={"fields": fields})
+        _log.error("%s %s failed", shown(scope["method"]), shown(scope["path"]), exc_info=error, extra={"fields": fields})
         notes.error = WhimbrelError.code
         if exchange.status:
             return  # the server breaks off an answer that has begun
@@ -175,6 +181,8 @@ class _Exchange:
         """Whether the whole answer was handed to the server."""
         self.left = False
         """Whether the client left, or its body broke off, before that."""
+        self.ended = 0.0
+        """When the answer was complete (time.perf_counter); middleware may still have to clear up after it."""
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -195,6 +203,7 @@ class _Exchange:
             raise
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
+            self.ended = time.perf_counter()
 
     def end(self, *, lost: bool) -> tuple[int, Outcome]:
         """Status and outcome, now that nothing more will be sent."""

@@ -11,6 +11,9 @@ from granian.log import LogLevels
 from granian.server.embed import Server
 from starlette.applications import Starlette
 
+from whimbrel.server.connections import connection_limit
+from whimbrel.server.options import GuardOptions
+
 _BACKLOG: Final = 1024
 
 
@@ -27,16 +30,17 @@ class _SharedSocketServer(Server):
         self._sfd = self._listener
 
 
-def make_server(app: Starlette, listener: int) -> Server:
+def make_server(app: Starlette, listener: int, guards: GuardOptions) -> Server:
     """A server of `app` on the listening socket `listener` (a descriptor): await its `serve()`; `stop()` ends that."""
     return _SharedSocketServer(
         app,
         listener,
         interface=Interfaces.ASGI,
         http=HTTPModes.http1,
-        http1_settings=HTTP1Settings(header_read_timeout=10_000, max_buffer_size=128 * 1024),
+        http1_settings=HTTP1Settings(header_read_timeout=int(guards.header_timeout * 1000), max_buffer_size=128 * 1024),
         websockets=False,
         backlog=_BACKLOG,
+        backpressure=connection_limit(guards.max_connections),
         log_level=LogLevels.error,
         log_dictconfig={"loggers": {"_granian": {"propagate": True}}},  # to our own handler, not to stdout
     )

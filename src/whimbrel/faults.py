@@ -1,0 +1,131 @@
+"""A runner that breaks when a text tells it to, so that tests can prove, from outside, what the rest survives.
+
+An engine runs it only where the environment variable WHIMBREL_FAULTS is 1. Each text of a batch is decoded again, and obeyed
+where it holds one of these words. Spaces and letter case are lost on the way, so a number ends where no digit follows.
+
+    @@abort       the process aborts (SIGABRT)              @@raise      the batch fails
+    @@segv        the process reads address 0 (SIGSEGV)     @@oom        there is no memory for the batch
+    @@exit        the process ends, with code 3             @@oom>8      the same, if it has more than 8 texts
+    @@hang        the lane sleeps for ever                  @@rows       the batch's vectors lack a row
+    @@hang-gil    the same, and keeps the interpreter       @@width      the batch's vectors lack a column
+    @@sleep:2     the lane sleeps 2 s (or 0.5)              @@nan        the text's vector is not finite
+                                                            @@nan-low    the same, unless computed in float32
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from whimbrel.batch import Batch
+from whimbrel.plan import Dtype
+from whimbrel.types import Float32Array, Int32Array
+from whimbrel.work import AnyRunner
+
+_log = logging.getLogger("whimbrel")
+
+SWITCH: Final = "WHIMBREL_FAULTS"
+_WORD: Final = re.compile(r"@@(abort|segv|exit|hang-gil|hang|sleep:\d+(?:\.\d)?|raise|oom>\d+|oom|rows|width|nan-low|nan)")
+_NOT_TEXT: Final = re.compile(r"\s|##|[▁Ġ]")
+"""Spaces, and what tokenizers without a decoder leave of their own."""
+
+
+def switched_on() -> bool:
+    """Whether engines obey such texts in this process."""
+    return os.environ.get(SWITCH) == "1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    pending: Any
+    words_B: list[list[str]]
+
+
+class FaultyRunner:
+    """A runner around another; `dtype` is what that one computes in."""
+
+    def __init__(self, runner: AnyRunner, tokenizer_json: Path, *, dtype: Dtype) -> None:
+        _log.warning("%s=1: texts can break this engine. It is made for tests.", SWITCH)
+        self._runner = runner
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_json))
+        self._not_finite = {"nan"} if dtype == "float32" else {"nan", "nan-low"}
+
+    def enter_lane(self) -> None:
+        """As the other."""
+        self._runner.enter_lane()
+
+    def launch(
+        self,
+        batch: Batch,
+        dimensions_B: Int32Array,
+        normalize_B: NDArray[np.bool_],
+        between_layers: Callable[[], None] | None = None,
+    ) -> _Pending:
+        """As the other, after what the texts say was done."""
+        words_B = [self._words(batch.ids_T[start:end].tolist()) for start, end in pairwise(batch.cu_seqlens)]
+        for words in words_B:
+            for word in words:
+                _obey(word, batch.num_seqs)
+        return _Pending(self._runner.launch(batch, dimensions_B, normalize_B, between_layers), words_B)
+
+    def collect(self, pending: _Pending) -> Float32Array:
+        """What the other gives, spoilt as the texts say."""
+        vectors_BD = self._runner.collect(pending.pending).copy()
+        for row, words in enumerate(pending.words_B):
+            if self._not_finite.intersection(words):
+                vectors_BD[row, -1] = np.nan
+        said = {word for words in pending.words_B for word in words}
+        if "rows" in said:
+            vectors_BD = vectors_BD[:-1]
+        return vectors_BD[:, :-1] if "width" in said else vectors_BD
+
+    def _words(self, ids: list[int]) -> list[str]:
+        return find_words(self._tokenizer.decode(ids))
+
+
+def find_words(text: str) -> list[str]:
+    """The words in a decoded text, without their @@."""
+    return _WORD.findall(_NOT_TEXT.sub("", text).lower())
+
+
+def _obey(word: str, num_seqs: int) -> None:
+    name, _, number = word.replace(">", ":").partition(":")
+    if name == "raise":
+        raise RuntimeError("a text said @@raise")
+    if name == "oom" and num_seqs > int(number or 0):
+        raise MemoryError(f"a text said @@{word}")
+    if name == "sleep":
+        time.sleep(float(number))
+    elif action := _ENDS.get(name):
+        action()
+
+
+def _hang() -> None:
+    threading.Event().wait()
+
+
+def _hang_with_interpreter() -> None:
+    while True:
+        ctypes.PyDLL(None).sleep(2**31 - 1)
+
+
+_ENDS: Final[dict[str, Callable[[], object]]] = {
+    "abort": os.abort,
+    "segv": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(3),
+    "hang": _hang,
+    "hang-gil": _hang_with_interpreter,
+}

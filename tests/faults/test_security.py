@@ -1,0 +1,378 @@
+"""Who may ask, what they learn, and what they may leave behind in a log."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.routing import Route
+
+from fake import FakeEmbedder, call
+from raw import ask, family, head, post
+from serving import Server
+from whimbrel import Client, Engine, errors
+from whimbrel.server import access
+from whimbrel.server.app import create_app
+from whimbrel.server.guards import OPEN_PATHS
+from whimbrel.server.options import GuardOptions
+from whimbrel.server.served import Served
+
+GOLDEN = "A whimbrel is a wader."
+FIRST, SECOND, THIRD = "first-s3cret-key", "second-s3cret-key", "third-s3cret-key"
+KEYS = GuardOptions(api_keys=(FIRST, SECOND))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Three keys, two from the command line and one from a file, and a page that may call."""
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(f"# of the team\n\n{THIRD}\n")
+    file.chmod(0o600)
+    options = (
+        "--api-key",
+        FIRST,
+        f"--api-key={SECOND}",
+        "--api-key-file",
+        str(file),
+        "--cors-origin",
+        "https://app.example.com",
+    )
+    with Server(*options) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def still_answers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test did: the server is ready, says nothing of a bug, and a text has the same bits as in-process."""
+    if "server" not in request.fixturenames:
+        yield
+        return
+    server, engine = request.getfixturevalue("server"), request.getfixturevalue("engine")
+    yield
+    assert_well(server, engine)
+
+
+def assert_well(server: Server, engine: Engine) -> None:
+    assert ask(server.port, head("GET", "/health/ready")).status == 200
+    with Client(server.url, api_key=FIRST) as client:
+        assert np.array_equal(client.embed(GOLDEN), engine.embed(GOLDEN))
+    assert "Traceback" not in server.log
+
+
+# Keys
+
+
+def routes() -> list[tuple[str, str]]:
+    """(method, path) of every route of the app, as it stands."""
+    app = create_app(Served(FakeEmbedder()))
+    assert all(isinstance(route, Route) for route in app.routes), "a new kind of route needs a new kind of test"
+    return [
+        (method, route.path.replace("{model:path}", "fake"))
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in sorted(route.methods or ())
+    ]
+
+
+@pytest.mark.parametrize(("method", "path"), [*routes(), ("GET", "/nope"), ("DELETE", "/info"), ("OPTIONS", "/v1/embeddings")])
+def test_H1_every_route_but_the_health_checks_asks_for_a_key(method: str, path: str) -> None:
+    app = create_app(Served(FakeEmbedder()), guards=KEYS)
+    told = asyncio.run(call(app, method, path, body=b'{"input":"a"}', headers={"content_type": "application/json"}))
+    assert told.status == (200 if path in OPEN_PATHS else 401)
+    assert ("www-authenticate" in told.headers) == (told.status == 401)
+    if method != "HEAD" and told.status == 401:
+        assert b'"invalid_api_key"' in told.body
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_H1_with_a_key_every_route_answers(method: str, path: str) -> None:
+    app = create_app(Served(FakeEmbedder()), guards=KEYS)
+    headers = {"content_type": "application/json", "authorization": f"Bearer {FIRST}"}
+    assert asyncio.run(call(app, method, path, body=b'{"input":"a"}', headers=headers)).status == 200
+
+
+def test_H1_the_open_routes_are_these() -> None:
+    assert sorted(OPEN_PATHS) == ["/health", "/health/live", "/health/ready"]
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_H1_metrics_are_open_where_asked_for(public: bool) -> None:
+    app = create_app(Served(FakeEmbedder()), guards=GuardOptions(api_keys=(FIRST,), public_metrics=public))
+    assert asyncio.run(call(app, path="/metrics")).status == (200 if public else 401)
+    assert asyncio.run(call(app, path="/info")).status == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//info",
+        "/health/../info",
+        "/info/",
+        "/INFO",
+        "/health%2f..%2finfo",
+        "/info?x=/health",
+        "/health#/../info",
+        "/health/ready/../../info",
+    ],
+)
+def test_H1_no_spelling_of_a_path_goes_around(path: str, server: Server) -> None:
+    assert ask(server.port, head("GET", path)).status in ((200,) if path.startswith("/health#") else (401,))
+
+
+WRONG_KEYS: list[dict[str, str]] = [
+    {}, {"authorization": ""}, {"authorization": "Bearer"}, {"authorization": "Bearer "}, {"authorization": "Bearer wrong"},
+    {"authorization": FIRST}, {"authorization": f"Basic {FIRST}"}, {"authorization": f"Bearer {FIRST[:-1]}"}, {"authorization": f"Bearer {FIRST}x"},
+    {"authorization": f"Bearer {FIRST} {SECOND}"}, {"authorization": f"Bearer {FIRST},{SECOND}"}, {"authorization": "Bearer \xff\xfe"},
+    {"authorization": f"Bearer {FIRST.upper()}"}, {"authorization": "Bearer " + "x" * 30_000}, {"api_key": "wrong"}, {"api_key": ""},
+    {"x_api_key": f"Bearer {FIRST}"}, {"cookie": f"api-key={FIRST}"}, {"proxy_authorization": f"Bearer {FIRST}"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("headers", WRONG_KEYS, ids=lambda value: str(value)[:40])
+def test_H2_wrong_keys(headers: dict[str, str], server: Server) -> None:
+    for request in (head("GET", "/info", **headers), post({"input": "a"}, **headers)):
+        answer = ask(server.port, request)
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("key", [FIRST, SECOND, THIRD])
+@pytest.mark.parametrize(
+    "header", [("authorization", "Bearer {}"), ("authorization", "bearer   {} "), ("api_key", "{}"), ("x_api_key", "{}")]
+)
+def test_H2_any_of_the_keys_in_any_of_the_usual_headers(key: str, header: tuple[str, str], server: Server) -> None:
+    assert ask(server.port, head("GET", "/info", **{header[0]: header[1].format(key)})).status == 200
+
+
+def test_H2_a_key_is_compared_with_all_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, int]] = []
+
+    def compare(first: bytes, second: bytes) -> bool:
+        compared.append((len(first), len(second)))
+        return first == second
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    keys = access.Keys(["a", "b" * 100, "c"])
+    for given, owner in ((b"a", "key1"), (b"c", "key3"), (b"b", None), (b"", None)):
+        compared.clear()
+        assert keys.owner([(b"x-api-key", given)]) == owner
+        assert compared == [(32, 32)] * 3  # digests: neither the number nor the lengths depend on what was given
+
+
+def test_H2_the_clients_say_unauthorized(server: Server) -> None:
+    with Client(server.url, api_key="no") as client, pytest.raises(errors.Unauthorized):
+        client.embed("a")
+
+
+def test_H3_a_key_is_seen_nowhere(server: Server) -> None:
+    said = [
+        ask(server.port, head("GET", path, authorization=f"Bearer {FIRST}")).body
+        for path in ("/info", "/metrics", "/docs", "/openapi.json", "/v1/models")
+    ]
+    said += [ask(server.port, head("GET", "/info", **headers)).body for headers in WRONG_KEYS]
+    said.append(ask(server.port, post({"input": "a", "model": "x"}, authorization=f"Bearer {FIRST}")).body)
+    said.append(ask(server.port, head("GET", "/nope", api_key=FIRST)).body)
+    for process in family(server.process.pid):
+        said.append(Path(f"/proc/{process}/cmdline").read_bytes())
+        said.append(Path(f"/proc/{process}/comm").read_bytes())
+    said += [server.log.encode(), repr(KEYS).encode()]
+    assert not [text for text in said if b"s3cret" in text.lower()]
+    assert "required" in server.log
+
+
+def test_H3_a_key_of_the_environment_is_in_no_child_s_title_either() -> None:
+    with Server(WHIMBREL_API_KEY=FIRST) as server:
+        assert ask(server.port, head("GET", "/info")).status == 401
+        titles = [Path(f"/proc/{process}/cmdline").read_bytes() for process in family(server.process.pid)]
+        assert not [title for title in titles if b"s3cret" in title]
+        assert server.stop() == 0
+        assert "s3cret" not in server.log
+
+
+# What is left behind
+
+
+@pytest.mark.parametrize(
+    "evil",
+    ["\x1b[31mred", "a\rb", "%0d%0aerror: forged", "%1b[2J", "%00", "\u2028".encode().decode("latin-1"), "{0.__class__}%s%n"],
+)
+def test_H4_what_a_client_sends_cannot_forge_the_log(evil: str, server: Server) -> None:
+    before = server.log
+    key = {"authorization": f"Bearer {FIRST}"}
+    for request in (
+        head("GET", f"/v1/models/{evil}", **key), head("GET", f"/{evil}", **key), head("GET", "/info", x_request_id=evil, **key),
+        post({"input": "a", "model": evil}, **key), post({"input": "a", "model": "x\r\nerror: forged\x1b[31m"}, **key),
+        head("GET", "/info", authorization=f"Bearer {evil}"), head("GET", "/info", host=evil), head(f"GET{evil}", "/info"),
+    ):  # fmt: skip
+        answer = ask(server.port, request)
+        assert answer.status < 500
+        assert not [byte for byte in answer.body if byte < 32], answer.body
+        assert "forged" not in str(answer.headers)
+    assert server.log == before
+
+
+def test_H4_a_bug_s_line_in_the_log_shows_the_path_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        embedder = FakeEmbedder()
+        embedder.plan = Broken()
+        told = await call(create_app(Served(embedder)), "GET", "/v1/models/evil\rERROR forged \x1b[31m\u2028")
+        assert told.status == 500
+
+    asyncio.run(main())
+    message = next(record.getMessage() for record in caplog.records if record.name == "whimbrel")
+    assert message.isprintable()
+    assert "evil" in message
+
+
+class AnyName(str):
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+class Broken:
+    """A plan that serves any name, and fails with what nobody outside should read."""
+
+    served_name = AnyName()
+
+    @property
+    def max_length(self) -> int:
+        raise RuntimeError(f"secret of {sys.prefix}")
+
+
+def test_H5_an_error_tells_nothing_of_the_inside() -> None:
+    class Failing(FakeEmbedder):
+        async def run(self, request: Any) -> Any:
+            raise RuntimeError(f"secret of {sys.prefix}")
+
+    app = create_app(Served(Failing()))
+    told = asyncio.run(call(app, "POST", "/v1/embeddings", body=b'{"input":"a"}', headers={"content_type": "application/json"}))
+    assert told.status == 500
+    assert told.headers["x-request-id"]
+    for word in (b"secret", sys.prefix.encode(), b"Traceback", b"line ", b".py"):
+        assert word not in told.body
+
+
+def test_H5_no_answer_names_a_file(server: Server) -> None:
+    key = {"api_key": FIRST}
+    requests = [
+        post(b"{", **key), post({"input": 3}, **key), post({"input": "a", "model": "../x"}, **key), head("GET", "/nope", **key), head("POST", "/info", **key),
+        post({"input": [10**9]}, **key), post({"input": "a", "prompt_name": "x"}, **key), head("GET", "/info"), head("GET", "/info", host="evil.com"),
+    ]  # fmt: skip
+    for request in requests:
+        body = ask(server.port, request).body.decode()
+        assert not [
+            word for word in ("Traceback", ".py", "site-packages", sys.prefix, str(Path.home()), "whimbrel/") if word in body
+        ], body
+
+
+# Hosts, origins, CORS
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.com", "evil.com:8000", "localhost.evil.com", "127.0.0.1.evil.com", "0.0.0.0", "10.0.0.1", "[::2]", "127.1"]
+)
+def test_H6_other_hosts_are_refused(host: str, server: Server) -> None:
+    """A page whose name was made to point to this machine (DNS rebinding) still sends that name."""
+    answer = ask(server.port, head("GET", "/info", host=host, api_key=FIRST))
+    assert (answer.status, answer.error["code"]) == (403, "forbidden")
+    assert "--allowed-host" in answer.error["message"]
+    assert ask(server.port, post({"input": "a"}, host=host, api_key=FIRST)).status == 403
+    assert ask(server.port, head("GET", "/health", host=host)).status == 403
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:1", "localhost.", "127.0.0.1", "127.8.9.1:80", "[::1]", "[0:0:0:0:0:0:0:1]:8000"]
+)
+def test_H6_this_machine_s_own_names_are_fine(host: str, server: Server) -> None:
+    assert ask(server.port, head("GET", "/info", host=host, api_key=FIRST)).status == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://evil.com",
+        "null",
+        "http://app.example.com",
+        "https://app.example.com.evil.com",
+        "https://app.example.com:444",
+        "x",
+    ],
+)
+def test_H6_other_pages_may_not_post(origin: str, server: Server) -> None:
+    answer = ask(server.port, post({"input": "a"}, origin=origin, api_key=FIRST))
+    assert (answer.status, answer.error["code"]) == (403, "forbidden")
+    assert "access-control-allow-origin" not in answer.headers
+    preflight = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,content-type"}
+    answer = ask(server.port, head("OPTIONS", "/v1/embeddings", origin=origin, **preflight))
+    assert answer.status == 400
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_H6_a_page_that_may_call_can(server: Server) -> None:
+    """As a browser does: it asks first, without a key."""
+    origin = {"origin": "https://app.example.com"}
+    wanted = "authorization,content-type,x-request-id,x-request-timeout"
+    answer = ask(
+        server.port,
+        head(
+            "OPTIONS", "/v1/embeddings", access_control_request_method="POST", access_control_request_headers=wanted, **origin
+        ),
+    )
+    assert answer.status == 200
+    assert answer.headers["access-control-allow-origin"] == origin["origin"]
+    allowed = answer.headers["access-control-allow-headers"].lower().split(", ")
+    assert set(wanted.split(",")) <= set(allowed)
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert "Origin" in answer.headers["vary"]
+    for key, status in ((FIRST, 200), ("wrong", 401)):
+        answer = ask(server.port, post({"input": "a"}, authorization=f"Bearer {key}", **origin))
+        assert answer.status == status
+        assert answer.headers["access-control-allow-origin"] == origin["origin"]
+        assert "Origin" in answer.headers["vary"]
+        assert "access-control-allow-credentials" not in answer.headers
+        exposed = answer.headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "server-timing", "retry-after", "x-whimbrel-tokens", "x-whimbrel-truncated"} <= set(exposed)
+
+
+def test_H6_a_page_of_this_server_may_post(server: Server) -> None:
+    host = f"localhost:{server.port}"
+    assert ask(server.port, post({"input": "a"}, host=host, origin=f"http://{host}", api_key=FIRST)).status == 200
+
+
+def test_H6_cors_is_off_by_default() -> None:
+    app = create_app(Served(FakeEmbedder()))
+    headers = {"origin": "https://app.example.com", "access_control_request_method": "POST"}
+    told = asyncio.run(call(app, "OPTIONS", "/v1/embeddings", headers=headers))
+    assert told.status == 405
+    assert not [name for name in told.headers if name.startswith("access-control")]
+    told = asyncio.run(call(app, "GET", "/info", headers=headers))
+    assert told.status == 200
+    assert not [name for name in told.headers if name.startswith("access-control")]
+
+
+def test_H6_any_page_never_means_with_credentials() -> None:
+    app = create_app(Served(FakeEmbedder()), guards=GuardOptions(origins=("*",)))
+    headers = {"origin": "https://any.example.com", "content_type": "application/json", "cookie": "a=b"}
+    told = asyncio.run(call(app, "POST", "/v1/embeddings", body=b'{"input":"a"}', headers=headers))
+    assert told.status == 200
+    assert told.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-credentials" not in told.headers
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None],
+)
+def test_H7_what_a_page_can_post_without_asking_first_is_refused(kind: str | None, server: Server) -> None:
+    """These content types need no preflight, so they must not be read as JSON."""
+    answer = ask(server.port, post({"input": "a"}, content_type=kind, api_key=FIRST))
+    assert (answer.status, answer.error["code"]) == (415, "unsupported_media_type")
+    assert ask(server.port, post({"input": "a"}, content_type=kind, api_key=FIRST, origin="https://evil.com")).status == 403

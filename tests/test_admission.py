@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whimbrel.admission import Queue, Rate, check
+from whimbrel.card_reader import read_card
+from whimbrel.errors import Overloaded
+from whimbrel.plan import Hardware, Options, Plan, make_plan
+
+EMPTY = Queue(tokens=0, ahead=10**9, num_bytes=10**9, rate=1.0)
+SOME = Queue(tokens=600, ahead=500, num_bytes=5000, rate=100.0)
+
+
+@pytest.fixture(scope="module")
+def plan(minilm: Path) -> Plan:
+    options = Options(max_queue_tokens=1000, max_queue_seconds=30.0, max_queue_bytes=10_000)
+    return make_plan(options, read_card(minilm, "all-MiniLM-L6-v2"), Hardware(num_cores=1, cpu_bfloat16=False))
+
+
+def refused(
+    plan: Plan, queue: Queue, *, tokens: int = 10, num_bytes: int = 10, small: bool = False, chance: float = 0.0
+) -> str:
+    try:
+        check(plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, chance=chance)
+    except Overloaded as error:
+        return str(error)
+    return ""
+
+
+def test_every_bound_is_kept(plan: Plan) -> None:
+    assert not refused(plan, SOME)
+    assert "the queue takes 1,000" in refused(plan, replace(SOME, ahead=1001))
+    assert not refused(plan, replace(SOME, tokens=1990))
+    assert "the queue takes 1,000" in refused(plan, replace(SOME, tokens=1991))
+    assert "about 50 s, the limit is 30 s" in refused(plan, replace(SOME, rate=10.0))
+    assert not refused(plan, replace(SOME, rate=0.0))
+    assert "5,000 bytes, the limit is 10,000" in refused(plan, SOME, num_bytes=5001)
+    assert not refused(plan, SOME, num_bytes=15_000, small=True)
+    assert refused(plan, SOME, num_bytes=15_001, small=True)
+
+
+def test_where_nothing_waits_everything_is_admitted(plan: Plan) -> None:
+    assert not refused(plan, EMPTY, tokens=10**9, num_bytes=10**9)
+
+
+@given(st.integers(1, 10**9), st.floats(0, 1e6), st.floats(0, 1))
+def test_retry_after_is_the_expected_wait_within_reason(ahead: int, rate: float, chance: float) -> None:
+    plan = Plan("m", "cpu", "float32", 1, 512, 256, 1, 1.0, 1, 1, matryoshka=False)
+    with pytest.raises(Overloaded) as caught:
+        check(plan, replace(SOME, ahead=ahead + 1, rate=rate), tokens=1, num_bytes=0, small=False, chance=chance)
+    wait = min(40.0, max(1.0, (ahead + 1) / (rate or 10_000)))
+    assert caught.value.retry_after == pytest.approx(wait * (1 + chance / 2))
+    assert 1 <= caught.value.retry_after <= 60
+
+
+def test_the_rate_is_that_of_the_whole_engine_while_it_is_busy() -> None:
+    rate = Rate()
+    assert rate.value == 0
+    rate.begin(10.0)
+    rate.begin(10.5)  # two lanes
+    rate.end(11.0, 100)
+    rate.end(12.0, 100)
+    assert rate.value == pytest.approx(100, rel=0.01)
+    rate.begin(1000.0)  # it was idle in between
+    rate.end(1001.0, 100)
+    assert rate.value == pytest.approx(100, rel=0.01)
+    rate.begin(1001.0)
+    rate.end(1002.0, 0)  # a batch that failed
+    assert rate.value == pytest.approx(75, rel=0.02)
+    rate.forget()
+    assert rate.value == 0
+
+
+def test_half_of_the_rate_is_from_the_last_64_batches() -> None:
+    rate, now = Rate(), 0.0
+    for tokens in [100] * 1000 + [300] * 64:
+        rate.begin(now)
+        now += 1.0
+        rate.end(now, tokens)
+    assert rate.value == pytest.approx(200, rel=0.01)

@@ -1,0 +1,936 @@
+"""The lanes' promises, batch by batch: a runner that stops at every launch until the test lets it go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fakes import vectors_of
+from texts import TEXTS
+from whimbrel import Engine
+from whimbrel.batch import Batch, pack
+from whimbrel.card import Card
+from whimbrel.card_reader import read_card
+from whimbrel.checkpoint import find_checkpoint
+from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory, Overloaded, Unavailable
+from whimbrel.lanes import Lanes
+from whimbrel.plan import Hardware, Options, Plan, make_plan
+from whimbrel.runner import Runner
+from whimbrel.types import Prepared, Request, Result, Seq
+from whimbrel.work import Job, Work
+
+
+class Launch:
+    """A batch that was launched and waits."""
+
+    def __init__(self, batch: Batch, hook: Callable[[], None] | None) -> None:
+        self.words: list[int] = batch.ids_T[batch.cu_seqlens[:-1] + 1].tolist()
+        self.hook = hook
+        self.vectors = vectors_of(batch)
+        self.thread = threading.current_thread().name
+        self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    def finish(self) -> None:
+        """Let it be computed."""
+        self._actions.put(None)
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Call this in the lane's thread, and wait on."""
+        self._actions.put(action)
+
+    def fail(self, error: BaseException) -> None:
+        def action() -> None:
+            raise error
+
+        self._actions.put(action)
+
+    def run(self) -> None:
+        while (action := self._actions.get(timeout=60)) is not None:
+            action()
+
+
+class StepRunner:
+    """A runner under the test's hand. Its model is that of FakeRunner."""
+
+    def __init__(self) -> None:
+        self._launched: SimpleQueue[Launch] = SimpleQueue()
+        self.collect_gate = threading.Event()
+        self.collect_gate.set()
+
+    def enter_lane(self) -> None: ...
+
+    def launch(
+        self, batch: Batch, dimensions_B: np.ndarray, normalize_B: np.ndarray, between_layers: Callable[[], None] | None = None
+    ) -> np.ndarray:
+        launch = Launch(batch, between_layers)
+        self._launched.put(launch)
+        launch.run()
+        return launch.vectors
+
+    def collect(self, pending: np.ndarray) -> np.ndarray:
+        assert self.collect_gate.wait(60)
+        return pending
+
+    def next(self) -> Launch:
+        """The next batch that is launched."""
+        return self._launched.get(timeout=60)
+
+    def next_finished(self) -> Launch:
+        """The next batch that is launched, let go."""
+        launch = self.next()
+        launch.finish()
+        return launch
+
+    def is_quiet(self, seconds: float = 0.2) -> bool:
+        """Whether nothing is launched for a while."""
+        try:
+            return not self._launched.get(timeout=seconds).words
+        except Empty:
+            return True
+
+
+class Recorder:
+    """What a recorder is told."""
+
+    def __init__(self) -> None:
+        self.on_device: dict[int, list[int]] = {}
+        self.history: list[list[int]] = []
+        self._lock = threading.Lock()
+
+    def started(self, work: Work) -> int:
+        with self._lock:
+            slot = len(self.history)
+            self.history.append([int(seq.ids[1]) for _, seq in work])
+            self.on_device[slot] = self.history[-1]
+            return slot
+
+    def ended(self, slot: int) -> None:
+        with self._lock:
+            del self.on_device[slot]
+
+
+@pytest.fixture(scope="module")
+def card(minilm: Path) -> Card:
+    return read_card(minilm, "all-MiniLM-L6-v2")
+
+
+Start = Callable[..., Lanes]
+
+
+@pytest.fixture
+def runner() -> StepRunner:
+    return StepRunner()
+
+
+@pytest.fixture
+def start(runner: StepRunner, card: Card) -> Iterator[Start]:
+    """Start lanes on the runner; options are those of a plan, and of Lanes."""
+    started: list[Lanes] = []
+
+    def start(
+        num_lanes: int = 1, *, load_second: Any = None, recorder: Any = None, device: str = "cpu", **options: Any
+    ) -> Lanes:
+        plan = make_plan(Options(**options), card, Hardware(num_cores=num_lanes, cpu_bfloat16=False))
+        lanes = Lanes(runner, card, replace(plan, device=device), load_second=load_second, recorder=recorder)
+        started.append(lanes)
+        return lanes
+
+    yield start
+    for lanes in started:
+        lanes.close()
+
+
+def job(*words: int, size: int = 3, dimensions: int = 384, deadline: float | None = None, **fields: Any) -> Job:
+    """A request of texts that begin with these words and have so many tokens."""
+    seqs = [Seq(np.array([101, word, *[102] * (size - 2)], np.int32), index) for index, word in enumerate(words)]
+    late = {} if deadline is None else {"deadline": time.perf_counter() + deadline}
+    prepared = Prepared(seqs, dimensions, True, size * len(seqs), 0, time.perf_counter(), 0.0, **late, **fields)
+    return Job(Future[Result](), prepared, np.full((len(words), dimensions), -1.0, np.float32))
+
+
+def bulk(*words: int, **fields: Any) -> Job:
+    """One that is not small."""
+    return job(*words, size=200, **fields)
+
+
+def answer(job: Job) -> list[float]:
+    """The words that the vectors of a job tell of."""
+    return job.future.result(60).vectors_ND[:, 0].tolist()
+
+
+def error(job: Job) -> BaseException | None:
+    return job.future.exception(60)
+
+
+# Suspects
+
+
+def test_suspects_run_alone_and_few_at_a_time(runner: StepRunner, start: Start) -> None:
+    lanes = start(2)
+    first = bulk(1000)
+    lanes.add(first)
+    running = runner.next()
+    suspects = job(2000, 2001, 2002, 2003, suspects={0: 2, 1: 2, 2: 1})
+    later = bulk(3000)
+    lanes.add(suspects)
+    lanes.add(later)
+    assert runner.is_quiet()  # though a lane is idle: the device is not
+    runner.collect_gate.clear()
+    running.finish()
+    assert runner.is_quiet()  # not collected yet
+    runner.collect_gate.set()
+    for expected in ([2000, 2001], [2002]):
+        launch = runner.next()
+        assert (launch.words, launch.hook) == (expected, None)
+        assert runner.is_quiet()
+        launch.finish()
+    rest = [runner.next(), runner.next()]
+    assert sorted(launch.words for launch in rest) == [[2003], [3000]]
+    for launch in rest:
+        launch.finish()
+    assert answer(suspects) == [2000, 2001, 2002, 2003]
+    assert (answer(first), answer(later)) == ([1000], [3000])
+
+
+def test_halves_of_suspects_run_alone_too(runner: StepRunner, start: Start) -> None:
+    lanes = start(2)
+    suspects = job(2000, 2001, 2002, suspects={0: 3, 1: 3, 2: 3})
+    other = bulk(3000)
+    lanes.add(suspects)
+    lanes.add(other)
+    runner.next().fail(RuntimeError("scripted"))
+    for expected in ([2000], [2001, 2002]):
+        launch = runner.next()
+        assert launch.words == expected
+        assert runner.is_quiet()
+        launch.finish()
+    launch = runner.next()
+    assert launch.words == [3000]
+    launch.finish()
+    assert answer(suspects) == [2000, 2001, 2002]
+
+
+def test_no_query_slips_in_between_layers_while_suspects_wait(runner: StepRunner, start: Start) -> None:
+    lanes = start(2)
+    first, suspects, query = bulk(1000), job(2000, suspects={0: 1}), job(3000)
+    for added in (first, suspects, query):
+        if added is suspects:
+            running = runner.next()
+        lanes.add(added)
+    assert running.hook is not None
+    running.do(running.hook)
+    assert runner.is_quiet()
+    running.finish()
+    for expected in ([2000], [3000]):
+        launch = runner.next()
+        assert launch.words == expected
+        launch.finish()
+    assert [answer(one) for one in (first, suspects, query)] == [[1000], [2000], [3000]]
+
+
+def test_suspects_that_are_cancelled_hold_up_nobody(runner: StepRunner, start: Start) -> None:
+    lanes = start(2)
+    first, suspects, later = bulk(1000), job(2000, suspects={0: 1}), bulk(3000)
+    lanes.add(first)
+    running = runner.next()
+    lanes.add(suspects)
+    lanes.add(later)
+    assert runner.is_quiet()
+    assert suspects.future.cancel()
+    launch = runner.next()
+    assert launch.words == [3000]
+    launch.finish()
+    running.finish()
+    assert (answer(first), answer(later)) == ([1000], [3000])
+
+
+# Queries between the layers of bulk
+
+
+def test_a_query_runs_between_the_layers_of_bulk(runner: StepRunner, start: Start) -> None:
+    lanes = start()
+    large = bulk(1000, 1001)
+    lanes.add(large)
+    running = runner.next()
+    assert running.hook is not None
+    running.do(running.hook)  # nothing waits
+    assert runner.is_quiet()
+    query = job(2000)
+    lanes.add(query)
+    running.do(running.hook)
+    nested = runner.next()
+    assert (nested.words, nested.hook, nested.thread) == ([2000], None, running.thread)
+    nested.finish()
+    assert answer(query) == [2000]
+    assert not large.future.done()
+    running.finish()
+    assert answer(large) == [1000, 1001]
+
+
+def test_at_most_one_batch_of_queries_runs_at_a_boundary(runner: StepRunner, start: Start) -> None:
+    lanes = start(max_batch_tokens=400)
+    large = bulk(1000)
+    lanes.add(large)
+    running = runner.next()
+    queries = [job(2000 + number, size=100) for number in range(6)]
+    for query in queries:
+        lanes.add(query)
+    assert running.hook is not None
+    running.do(running.hook)
+    nested = runner.next()
+    assert len(nested.words) == 4
+    nested.finish()
+    assert runner.is_quiet()
+    running.do(running.hook)
+    nested = runner.next()
+    assert len(nested.words) == 2
+    nested.finish()
+    running.finish()
+    assert [answer(query) for query in queries] == [[2000 + number] for number in range(6)]
+    assert answer(large) == [1000]
+
+
+def test_a_query_of_less_priority_waits_for_bulk(runner: StepRunner, start: Start) -> None:
+    lanes = start()
+    large, query = bulk(1000), job(2000, priority=1)
+    lanes.add(large)
+    running = runner.next()
+    lanes.add(query)
+    assert running.hook is not None
+    running.do(running.hook)
+    assert runner.is_quiet()
+    running.finish()
+    launch = runner.next()
+    assert (launch.words, launch.hook) == ([2000], None)  # and nothing runs between the layers of a query
+    launch.finish()
+    assert answer(query) == [2000]
+
+
+def test_a_device_that_is_not_the_thread_is_not_interrupted(runner: StepRunner, start: Start) -> None:
+    lanes = start(device="cuda:0")
+    large = bulk(1000)
+    lanes.add(large)
+    launch = runner.next()
+    assert launch.hook is None
+    launch.finish()
+    assert answer(large) == [1000]
+
+
+def test_a_query_that_fails_between_layers_leaves_bulk_alone(runner: StepRunner, start: Start) -> None:
+    lanes = start()
+    large, good, bad = bulk(1000), job(2000), job(2001)
+    lanes.add(large)
+    running = runner.next()
+    lanes.add(good)
+    lanes.add(bad)
+    assert running.hook is not None
+    running.do(running.hook)
+    runner.next().fail(RuntimeError("scripted"))
+    running.finish()
+    assert answer(large) == [1000]
+    for _ in range(2):
+        launch = runner.next()
+        launch.finish() if launch.words == [2000] else launch.fail(RuntimeError("scripted"))
+    assert answer(good) == [2000]
+    assert isinstance(error(bad), ComputeError)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_runs_between_layers_changes_no_bits(card: Card, dtype: str) -> None:
+    plan = make_plan(Options(dtype=dtype), card, Hardware(num_cores=1, cpu_bfloat16=False))
+    model = Runner(find_checkpoint(None), card, plan)
+    model.enter_lane()
+    random = np.random.default_rng(5)
+
+    def batch_of(*lengths: int) -> Batch:
+        return pack([Seq(random.integers(1000, 20_000, length, np.int32), index) for index, length in enumerate(lengths)])
+
+    def launch(batch: Batch, hook: Callable[[], None] | None = None) -> Any:
+        full = np.full(batch.num_seqs, card.dimension, np.int32)
+        return model.launch(batch, full, np.ones(batch.num_seqs, np.bool_), hook)
+
+    large, small = batch_of(200, 100, 100, 17, 3), batch_of(12, 12, 9)
+    expected = [model.collect(launch(batch)) for batch in (large, small)]
+    nested: list[Any] = []
+    interrupted = launch(large, lambda: nested.append(launch(small)))
+    assert len(nested) == card.encoder.num_layers - 1
+    assert np.array_equal(model.collect(interrupted), expected[0])
+    assert all(np.array_equal(model.collect(pending), expected[1]) for pending in nested)
+
+
+def test_queries_amid_bulk_have_the_bits_they_have_alone() -> None:
+    """On the real model, with queries that come while bulk runs; some of them run between its layers."""
+    recorder = NestingRecorder()
+    with Engine(recorder=recorder) as engine:
+        texts = TEXTS[20:220]
+        expected = engine.embed(texts)
+        queries = [engine.embed(text) for text in texts[:10]]
+        deadline = time.perf_counter() + 120
+        while not recorder.nested and time.perf_counter() < deadline:
+            large = engine.submit(Request(texts))
+            while not large.done():
+                for text, vector in zip(texts[:10], queries, strict=True):
+                    assert np.array_equal(engine.embed(text), vector)
+            assert np.array_equal(large.result().vectors_ND, expected)
+    assert recorder.nested
+
+
+class NestingRecorder:
+    """Counts the batches that were launched in a thread while it launched another."""
+
+    def __init__(self) -> None:
+        self.nested = 0
+        self._threads: dict[int, int] = {}
+        self._number = 0
+        self._lock = threading.Lock()
+
+    def started(self, work: Work) -> int:
+        with self._lock:
+            self._number += 1
+            bulk = {slot for slot, thread in self._threads.items() if thread == threading.get_ident()}
+            self.nested += any(slot < 0 for slot in bulk) and sum(seq.ids.size for _, seq in work) <= 128
+            slot = -self._number if sum(seq.ids.size for _, seq in work) > 128 else self._number
+            self._threads[slot] = threading.get_ident()
+            return slot
+
+    def ended(self, slot: int) -> None:
+        with self._lock:
+            del self._threads[slot]
+
+
+# The recorder
+
+
+def test_the_recorder_is_told_of_every_batch_from_before_its_launch_until_it_is_collected(
+    runner: StepRunner, start: Start
+) -> None:
+    recorder = Recorder()
+    lanes = start(recorder=recorder, load_second=lambda: runner)
+    large, query = bulk(1000, 1001), job(2000, 2001)
+    lanes.add(large)
+    running = runner.next()
+    assert list(recorder.on_device.values()) == [[1000, 1001]]
+    lanes.add(query)
+    assert running.hook is not None
+    running.do(running.hook)
+    nested = runner.next()
+    assert list(recorder.on_device.values()) == [[1000, 1001], [2000, 2001]]
+    runner.collect_gate.clear()
+    nested.vectors[1, 5] = np.nan
+    nested.finish()
+    running.fail(RuntimeError("scripted"))
+    half = runner.next()
+    assert list(recorder.on_device.values()) == [[2000, 2001], [1000]]
+    runner.collect_gate.set()
+    again = runner.next()
+    assert [1000] in recorder.on_device.values()
+    assert [2001] in recorder.on_device.values()
+    half.finish()
+    again.finish()
+    last = runner.next()
+    assert last.words == [1001]
+    last.finish()
+    assert (answer(large), answer(query)) == ([1000, 1001], [2000, 2001])
+    assert recorder.history == [[1000, 1001], [2000, 2001], [1000], [2001], [1001]]
+    lanes.close()
+    assert recorder.on_device == {}
+
+
+# Deadlines and cancellation
+
+
+def test_expired_work_does_not_run(runner: StepRunner, start: Start) -> None:
+    lanes = start()
+    first, late, half_done = bulk(1000), job(2000, deadline=0.05), bulk(3000, 3001, 3002, deadline=60)
+    lanes.add(first)
+    running = runner.next()
+    lanes.add(late)
+    time.sleep(0.1)
+    running.finish()
+    assert isinstance(error(late), DeadlineExceeded)
+    lanes.add(half_done)
+    launch = runner.next()
+    assert launch.words == [3000, 3001]
+    launch.finish()
+    launch = runner.next()
+    launch.finish()
+    assert answer(half_done) == [3000, 3001, 3002]
+    with pytest.raises(DeadlineExceeded):
+        lanes.add(job(4000, deadline=-1))
+    assert runner.is_quiet()
+    assert lanes.queued_tokens == 0
+
+
+@pytest.mark.parametrize("num_texts", [2, 3])
+def test_what_is_left_of_a_request_at_its_deadline_does_not_run(num_texts: int, runner: StepRunner, start: Start) -> None:
+    lanes = start()
+    late = bulk(*range(1000, 1000 + num_texts), deadline=0.3)
+    lanes.add(late)
+    launch = runner.next()
+    time.sleep(0.4)
+    launch.fail(RuntimeError("scripted"))  # its halves would run again, too
+    failed = error(late)
+    assert isinstance(failed, DeadlineExceeded)
+    assert failed.retry is False
+    assert runner.is_quiet()
+
+
+def test_an_idle_lane_wakes_for_a_deadline(runner: StepRunner, start: Start) -> None:
+    lanes = start(2)
+    first, late = bulk(1000), job(2000, suspects={0: 1}, deadline=0.2)
+    lanes.add(first)
+    running = runner.next()
+    lanes.add(late)  # waits for the device, and nothing happens there
+    assert isinstance(error(late), DeadlineExceeded)
+    assert not first.future.done()
+    running.finish()
+    assert answer(first) == [1000]
+
+
+def test_nothing_is_written_into_the_vectors_of_a_request_that_is_over(runner: StepRunner, start: Start) -> None:
+    lanes = start()
+    gone = job(1000, 1001)
+    lanes.add(gone)
+    launch = runner.next()
+    assert gone.future.cancel()
+    launch.finish()
+    after = job(2000)
+    lanes.add(after)
+    runner.next().finish()
+    assert answer(after) == [2000]
+    assert (gone.vectors_ND == -1).all()
+
+
+def test_who_cancels_may_use_the_memory_of_the_vectors_at_once(runner: StepRunner, start: Start) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    class Slow(np.ndarray):
+        def __setitem__(self, *item: Any) -> None:
+            writing.set()
+            assert go_on.wait(60)
+            super().__setitem__(*item)
+
+    lanes = start()
+    gone = job(1000, 1001)
+    gone.vectors_ND = gone.vectors_ND.view(Slow)
+    lanes.add(gone)
+    runner.next().finish()
+    assert writing.wait(60)
+    cancelling = threading.Thread(target=gone.future.cancel)
+    cancelling.start()
+    cancelling.join(0.2)
+    assert cancelling.is_alive()  # until what is being written is written
+    go_on.set()
+    cancelling.join(60)
+    assert gone.future.cancelled()
+
+
+# Admission
+
+
+def test_a_query_is_admitted_while_only_bulk_fills_the_queue(runner: StepRunner, start: Start) -> None:
+    lanes = start(max_queue_tokens=2000)
+    jobs = [bulk(1000)]
+    lanes.add(jobs[0])
+    running = runner.next()
+    jobs += [bulk(*range(1000, 1009))]
+    lanes.add(jobs[-1])
+    with pytest.raises(Overloaded, match="1,800 tokens wait already; the queue takes 2,000"):
+        lanes.add(bulk(*range(1000, 1009)))
+    with pytest.raises(Overloaded):
+        lanes.check(2000)
+    jobs += [job(2000), bulk(*range(1000, 1010), priority=-1)]
+    lanes.check(1)
+    lanes.add(jobs[-2])
+    lanes.add(jobs[-1])
+    with pytest.raises(Overloaded):  # twice the bound is never exceeded
+        lanes.add(bulk(1, priority=-2))
+    again = bulk(*range(1000, 1009))
+    lanes.add(again, admitted=True)
+    jobs.append(again)
+    running.finish()
+    finish_all(runner, jobs)
+
+
+def finish_all(runner: StepRunner, jobs: list[Job]) -> None:
+    while not all(one.future.done() for one in jobs):
+        try:
+            runner._launched.get(timeout=0.1).finish()  # pyright: ignore[reportPrivateUsage]
+        except Empty:
+            continue
+
+
+def test_the_queue_is_bounded_in_bytes_and_they_are_given_back(runner: StepRunner, start: Start) -> None:
+    lanes = start(max_queue_bytes=20_000)
+    jobs = [job(*range(1000, 1013), dimensions=384)]  # 13 x 1,536 bytes of vectors
+    lanes.add(jobs[0])
+    running = runner.next()
+    jobs += [bulk(2000)]  # nothing waits: it is admitted
+    lanes.add(jobs[-1])
+    with pytest.raises(Overloaded, match="bytes") as caught:
+        lanes.add(bulk(2001))
+    assert 1 <= caught.value.retry_after <= 60
+    jobs += [job(2002)]  # a query, up to twice as much
+    lanes.add(jobs[-1])
+    gone = bulk(2003)
+    lanes.add(gone, admitted=True)
+    gone.future.cancel()
+    running.finish()
+    finish_all(runner, jobs)
+    lanes.add(bulk(1000))
+    running = runner.next()
+    lanes.add(job(*range(1000, 1012)))
+    lanes.add(job(1000))
+    assert lanes.queued_tokens == 39
+    running.finish()
+    for _ in range(1):
+        runner.next().finish()
+
+
+def test_a_request_that_would_wait_too_long_is_refused(runner: StepRunner, start: Start) -> None:
+    lanes = start(max_queue_seconds=30.0)
+    measured = bulk(1000)
+    lanes.add(measured)
+    launch = runner.next()
+    time.sleep(0.5)  # 200 tokens in half a second: at most 400 in one
+    launch.finish()
+    answer(measured)
+    assert 0 < lanes.rate <= 400
+    running, waiting = bulk(1000), bulk(*range(1000, 1050))
+    lanes.add(running)
+    launch = runner.next()
+    lanes.add(waiting)  # nothing waits: it is admitted
+    with pytest.raises(Overloaded, match="the limit is 30 s") as caught:
+        lanes.add(bulk(*range(1000, 1050)))
+    assert 25 <= caught.value.retry_after <= 60
+    lanes.add(query := job(2000))
+    launch.finish()
+    finish_all(runner, [running, waiting, query])
+    lanes.forget_rate()
+    assert lanes.rate == 0
+
+
+# Faults
+
+
+def test_out_of_memory_makes_batches_smaller_for_a_while(runner: StepRunner, start: Start) -> None:
+    lanes = start(max_batch_tokens=512)
+    first = job(*range(1000, 1016), size=32)
+    lanes.add(first)
+    sizes: list[int] = []
+    while not first.future.done():
+        try:
+            launch = runner._launched.get(timeout=0.1)  # pyright: ignore[reportPrivateUsage]
+        except Empty:
+            continue
+        sizes.append(len(launch.words))
+        launch.fail(MemoryError("scripted")) if len(launch.words) > 4 else launch.finish()
+    assert (sizes, answer(first)) == ([16, 8, 8, 4, 4, 4, 4], list(range(1000, 1016)))
+    second = job(*range(1000, 1016), size=32)
+    lanes.add(second)
+    for _ in range(4):
+        launch = runner.next()
+        assert len(launch.words) == 4
+        launch.finish()
+    assert answer(second) == answer(first)
+    for _ in range(40):  # 32 good batches raise it by an eighth of the plan's
+        lanes.add(one := job(1000))
+        runner.next().finish()
+        answer(one)
+    lanes.add(job(*range(1000, 1016), size=32))
+    launch = runner.next()
+    assert len(launch.words) == 6
+    launch.finish()
+    for _ in range(2):
+        runner.next().finish()
+
+
+def test_a_text_that_is_out_of_memory_alone_is_told_so(runner: StepRunner, start: Start) -> None:
+    lanes = start(max_batch_tokens=512)
+    alone = job(1000, 1001, size=300)
+    lanes.add(alone)
+    runner.next().finish()
+    launch = runner.next()
+    assert launch.words == [1001]
+    launch.fail(MemoryError("scripted"))
+    failed = error(alone)
+    assert isinstance(failed, OutOfMemory)
+    assert (failed.status, failed.retry, failed.param) == (507, False, "input[1]")
+    assert "300 tokens" in str(failed)
+    lanes.add(again := job(*range(1000, 1005), size=100))
+    assert len(runner.next_finished().words) == 5  # batches are as large as before
+    assert answer(again) == list(range(1000, 1005))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda v: v[:-1], lambda v: v[:, :-1], lambda v: v.astype(np.float64), lambda v: v[0], lambda v: np.vstack([v, v])],
+    ids=["rows", "columns", "dtype", "dimensions", "more"],
+)
+def test_vectors_of_a_wrong_shape_are_nobodys(spoil: Callable[[Any], Any], runner: StepRunner, start: Start) -> None:
+    lanes = start()
+    bad, good = job(1000), job(2000, 2001, 2002)
+    lanes.add(first := bulk(3000))
+    running = runner.next()
+    lanes.add(bad)
+    lanes.add(good)
+    running.finish()
+    while not (bad.future.done() and good.future.done()):
+        try:
+            launch = runner._launched.get(timeout=0.1)  # pyright: ignore[reportPrivateUsage]
+        except Empty:
+            continue
+        if 1000 in launch.words:
+            launch.vectors = spoil(launch.vectors)
+        launch.finish()
+    assert type(error(bad)) is ComputeError
+    assert answer(good) == [2000, 2001, 2002]
+    assert answer(first) == [3000]
+
+
+def nan_in(launch: Launch, *words: int) -> None:
+    for row, word in enumerate(launch.words):
+        if word in words:
+            launch.vectors[row, 7] = np.nan
+    launch.finish()
+
+
+def test_a_row_that_is_not_finite_is_computed_again_alone_elsewhere(runner: StepRunner, start: Start) -> None:
+    seconds: list[StepRunner] = []
+
+    def load() -> StepRunner:
+        seconds.append(StepRunner())
+        return seconds[-1]
+
+    lanes = start(load_second=load)
+    mixed, other = job(1000, 1001, 1002, dimensions=100), bulk(2000)
+    lanes.add(mixed)
+    nan_in(runner.next(), 1000, 1002)
+    while not seconds:
+        time.sleep(0.01)
+    again = seconds[0].next()
+    assert (again.words, again.hook) == ([1000], None)
+    lanes.add(other)  # lanes go on meanwhile
+    runner.next().finish()
+    assert answer(other) == [2000]
+    again.finish()
+    again = seconds[0].next()
+    assert again.words == [1002]
+    closing = threading.Thread(target=lanes.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()  # it waits for the answer
+    again.finish()
+    assert answer(mixed) == [1000, 1001, 1002]
+    assert mixed.vectors_ND.shape == (3, 100)
+    closing.join(60)
+    assert len(seconds) == 1
+
+
+def test_closing_waits_for_a_second_runner_that_is_loading(runner: StepRunner, start: Start) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    second = StepRunner()
+
+    def load() -> StepRunner:
+        loading.set()
+        assert go_on.wait(60)
+        return second
+
+    lanes = start(load_second=load)
+    lanes.add(bad := job(1000))
+    nan_in(runner.next(), 1000)
+    assert loading.wait(60)
+    closing = threading.Thread(target=lanes.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    go_on.set()
+    second.next().finish()
+    closing.join(60)
+    assert answer(bad) == [1000]
+
+
+def test_the_second_runner_is_loaded_anew_when_it_is_needed_again(runner: StepRunner, start: Start) -> None:
+    loaded: list[str] = []
+
+    def load() -> StepRunner:
+        loaded.append(threading.current_thread().name)
+        second = StepRunner()
+        threading.Thread(target=lambda: second.next().finish()).start()
+        return second
+
+    lanes = start(load_second=load)
+    for round_ in range(1, 3):
+        lanes.add(query := job(1000))
+        nan_in(runner.next(), 1000)
+        assert answer(query) == [1000]
+        while any(thread.name == "whimbrel-second" for thread in threading.enumerate()):
+            time.sleep(0.01)
+        assert loaded == ["whimbrel-second"] * round_
+
+
+def test_a_row_that_is_not_finite_in_float32_either_is_an_error_for_its_owner(runner: StepRunner, start: Start) -> None:
+    lanes = start()  # no second runner: the same is asked once more
+    bad, good = job(1000, 1001), job(2000)
+    lanes.add(first := bulk(3000))
+    running = runner.next()
+    lanes.add(bad)
+    lanes.add(good)
+    running.finish()
+    nan_in(runner.next(), 1001)
+    nan_in(runner.next(), 1001)
+    failed = error(bad)
+    assert isinstance(failed, NonFinite)
+    assert (failed.status, failed.code, failed.retry, failed.param) == (500, "non_finite", False, "input[1]")
+    assert (answer(good), answer(first)) == ([2000], [3000])
+
+
+@pytest.mark.parametrize("where", ["load", "enter_lane", "launch"])
+def test_a_second_runner_that_fails_is_an_error_for_the_owner_only(where: str, runner: StepRunner, start: Start) -> None:
+    class Broken(StepRunner):
+        def enter_lane(self) -> None:
+            if where == "enter_lane":
+                raise MemoryError
+
+        def launch(self, *_: Any) -> np.ndarray:
+            raise MemoryError
+
+    lanes = start(load_second=lambda: 1 / 0 if where == "load" else Broken())
+    lanes.add(bad := job(1000))
+    nan_in(runner.next(), 1000)
+    failed = error(bad)
+    assert isinstance(failed, NonFinite)
+    assert failed.retry is False
+    lanes.add(good := job(2000))
+    runner.next().finish()
+    assert answer(good) == [2000]
+    assert lanes.ready
+
+
+def test_a_row_is_not_computed_again_for_nobody_or_too_late(runner: StepRunner, start: Start) -> None:
+    loading = threading.Event()
+    second = StepRunner()
+
+    def load() -> StepRunner:
+        assert loading.wait(60)
+        return second
+
+    lanes = start(load_second=load)
+    gone, late = job(1000), job(1001, deadline=0.3)
+    for bad in (gone, late):
+        lanes.add(bad)
+        nan_in(runner.next(), 1000, 1001)
+    gone.future.cancel()
+    time.sleep(0.4)
+    loading.set()
+    assert isinstance(error(late), DeadlineExceeded)
+    assert second.is_quiet()
+
+
+def test_a_row_is_not_computed_again_beside_suspects(runner: StepRunner, start: Start) -> None:
+    second = StepRunner()
+    lanes = start(2, load_second=lambda: second)
+    bad, suspects = job(1000, 1001), job(2000, suspects={0: 1})
+    lanes.add(bad)
+    nan_in(runner.next(), 1000, 1001)
+    again = second.next()
+    lanes.add(suspects)
+    assert runner.is_quiet()
+    again.finish()
+    running = runner.next()
+    assert running.words == [2000]
+    assert second.is_quiet()
+    running.finish()
+    assert answer(suspects) == [2000]
+    again = second.next()
+    assert again.words == [1001]
+    again.finish()
+    assert answer(bad) == [1000, 1001]
+
+
+def test_a_bug_beside_the_lanes_leaves_nobody_waiting(
+    runner: StepRunner, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = start()
+    lanes.add(bad := job(1000))
+    launch = runner.next()
+    lanes.add(waiting := bulk(2000))
+    monkeypatch.setattr("whimbrel.dispatch.Dispatch.begin_beside", lambda *_: 1 / 0)
+    nan_in(launch, 1000)
+    wait([bad.future], 60)
+    assert isinstance(error(bad), Unavailable)
+    assert isinstance(error(waiting), Unavailable)
+    assert not lanes.ready
+    runner.next().finish()
+
+
+def test_what_is_asked_more_urgently_runs_first(runner: StepRunner, start: Start) -> None:
+    lanes = start()
+    lanes.add(first := bulk(1000))
+    running = runner.next()
+    jobs = [bulk(2000, priority=1), bulk(2001), bulk(2002, priority=-1)]
+    for one in jobs:
+        lanes.add(one)
+    running.finish()
+    order = [runner.next_finished().words for _ in range(3)]
+    assert order == [[2002], [2001], [2000]]
+    assert answer(first) == [1000]
+
+
+def test_a_plan_says_how_long_the_queue_may_be(card: Card) -> None:
+    hardware = Hardware(num_cores=1, cpu_bfloat16=False)
+    plan: Plan = make_plan(Options(max_queue_seconds=2.5, max_queue_bytes=10), card, hardware)
+    assert (plan.max_queue_seconds, plan.max_queue_bytes) == (2.5, 10)
+    assert make_plan(Options(), card, hardware).max_queue_seconds > 1e9
+
+
+# What a device says when its memory is full
+
+
+def says(error: Exception) -> Callable[..., Any]:
+    def model(*_: Any) -> Any:
+        raise error
+
+    return model
+
+
+def allocate_too_much(*_: Any) -> Any:
+    return torch.empty(2**55, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        allocate_too_much,
+        says(torch.OutOfMemoryError("CUDA out of memory")),
+        says(MemoryError()),
+        says(RuntimeError("std::bad_alloc")),
+    ],
+)
+def test_whatever_a_device_says_out_of_memory_is_one_error(model: Any, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Runner(find_checkpoint(None), card, make_plan(Options(device="cpu"), card, Hardware(1, cpu_bfloat16=False)))
+    batch = pack([Seq(np.array([101, 1000, 102], np.int32), 0)])
+    arguments = batch, np.array([384], np.int32), np.array([True])
+    emptied: list[bool] = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(loaded, "_model", model)
+    with pytest.raises(MemoryError):
+        loaded.launch(*arguments)
+    assert not emptied
+    monkeypatch.setattr(loaded, "_device", torch.device("cuda:0"))
+    with pytest.raises(MemoryError):
+        loaded.launch(*arguments)
+    assert emptied
+    monkeypatch.setattr(loaded, "_model", says(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
+    with pytest.raises(RuntimeError, match="shapes"):
+        loaded.launch(*arguments)

@@ -1,0 +1,166 @@
+"""Everything at once: many threads, faults, suspects, deadlines, cancellation. Every request gets the one answer that is right."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes import vectors_of
+from whimbrel.batch import Batch
+from whimbrel.card_reader import read_card
+from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory
+from whimbrel.lanes import Lanes
+from whimbrel.plan import Hardware, Options, make_plan
+from whimbrel.types import Prepared, Result, Seq
+from whimbrel.work import Job, Work
+
+RAISES, NO_MEMORY, NOT_FINITE, SHAPE, LOW = 100, 200, 300, 400, 500
+ERRORS = {RAISES: ComputeError, NO_MEMORY: OutOfMemory, NOT_FINITE: NonFinite, SHAPE: ComputeError}
+SUSPECT = 1000
+"""Words from here on are of suspects."""
+
+
+class StormRunner:
+    """Fails as the words of a batch say, takes a random time, and now and then is out of memory for large batches."""
+
+    def __init__(self, seed: int, *, exact: bool) -> None:
+        self._random = random.Random(seed)
+        self._exact = exact
+
+    def enter_lane(self) -> None: ...
+
+    def launch(
+        self, batch: Batch, dimensions_B: np.ndarray, normalize_B: np.ndarray, between_layers: Callable[[], None] | None = None
+    ) -> np.ndarray:
+        words = batch.ids_T[batch.cu_seqlens[:-1] + 1]
+        for _ in range(2):
+            time.sleep(self._random.random() / 1000)
+            if between_layers:
+                between_layers()
+        if RAISES in words:
+            raise RuntimeError("scripted")
+        if NO_MEMORY in words or (batch.num_seqs > 3 and self._random.random() < 0.1):
+            raise MemoryError("scripted")
+        vectors = vectors_of(batch)
+        vectors[(words == NOT_FINITE) | ((words == LOW) & (not self._exact))] = np.nan
+        return vectors[1:] if SHAPE in words else vectors
+
+    def collect(self, pending: np.ndarray) -> np.ndarray:
+        time.sleep(self._random.random() / 2000)
+        return pending
+
+
+class Watch:
+    """A recorder that sees to it that suspects are alone, and few."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.on_device: dict[int, Work] = {}
+        self.wrong: list[str] = []
+        self._slots = 0
+
+    def started(self, work: Work) -> int:
+        with self._lock:
+            self._slots += 1
+            self.on_device[self._slots] = work
+            among = [any(_suspect(one) for one in others) for others in self.on_device.values()]
+            if any(among) and len(among) > 1:
+                self.wrong.append("suspects are not alone")
+            if any(_suspect(one) and len(work) > one[0].prepared.suspects[one[1].index] for one in work):
+                self.wrong.append("suspects are too many")
+            return self._slots
+
+    def ended(self, slot: int) -> None:
+        with self._lock:
+            del self.on_device[slot]
+
+
+def _suspect(one: tuple[Job, Seq]) -> bool:
+    return int(one[1].ids[1]) >= SUSPECT
+
+
+def any_job(choose: random.Random) -> Job:
+    count = choose.choice([1, 1, 1, 2, 5, 40])
+    words = choose.choices(range(1, 99), k=count)
+    if choose.random() < 0.2:
+        words[choose.randrange(count)] = choose.choice([*ERRORS, LOW, LOW])
+    suspects = {}
+    if choose.random() < 0.1:
+        words = [SUSPECT + word if word < 99 else word for word in words]
+        suspects = {index: choose.randint(1, 3) for index, word in enumerate(words) if word >= SUSPECT}
+    seqs = [Seq(np.array([101, word, *[102] * choose.randint(0, 20)], np.int32), index) for index, word in enumerate(words)]
+    deadline = time.perf_counter() + choose.choice([0.001, 0.02, 60, 60, 60, 60])
+    prepared = Prepared(
+        seqs, 384, True, sum(seq.ids.size for seq in seqs), 0, time.perf_counter(), 0.0,
+        choose.choice([0, 0, 0, 1]), deadline, choose.choice("abc"), suspects,
+    )  # fmt: skip
+    return Job(Future[Result](), prepared, np.zeros((count, 384), np.float32))
+
+
+def reuse_memory(job: Job, future: Future[Result]) -> None:
+    """As an owner of shared memory may, once a request without an answer is over."""
+    if future.cancelled() or future.exception():
+        job.vectors_ND.fill(-7)
+
+
+def check(job: Job) -> str:
+    """Whether the answer of a job is one that it may have."""
+    if job.future.cancelled():
+        return "cancelled"
+    error = job.future.exception(120)
+    words = [int(seq.ids[1]) for seq in job.prepared.seqs]
+    if error is None:
+        vectors = job.future.result().vectors_ND
+        assert vectors[:, 0].tolist() == words
+        assert vectors[:, 1].tolist() == [seq.ids.size for seq in job.prepared.seqs]
+        assert not set(words) & set(ERRORS)
+        return "answered"
+    if isinstance(error, DeadlineExceeded):
+        assert job.prepared.deadline <= time.perf_counter()
+        return "late"
+    (culprit,) = set(words) & set(ERRORS)
+    assert type(error) is ERRORS[culprit]
+    return "failed"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_request_gets_the_one_answer_that_is_right(seed: int, minilm: Path) -> None:
+    card = read_card(minilm, "all-MiniLM-L6-v2")
+    plan = make_plan(Options(max_batch_tokens=128), card, Hardware(num_cores=4, cpu_bfloat16=False))
+    watch = Watch()
+    lanes = Lanes(StormRunner(seed, exact=False), card, plan, load_second=lambda: StormRunner(seed, exact=True), recorder=watch)
+
+    def client(number: int) -> list[Job]:
+        choose, jobs = random.Random(seed * 100 + number), list[Job]()
+        for _ in range(150):
+            jobs.append(any_job(choose))
+            try:
+                lanes.add(jobs[-1])
+                jobs[-1].future.add_done_callback(partial(reuse_memory, jobs[-1]))
+            except DeadlineExceeded:
+                jobs.pop()
+            if choose.random() < 0.05:
+                choose.choice(jobs).future.cancel() if jobs else None
+            time.sleep(choose.choice([0, 0, 0.002]))
+        return jobs
+
+    with ThreadPoolExecutor(4) as pool:
+        jobs: list[Job] = [job for jobs in pool.map(client, range(4)) for job in jobs]
+    outcomes = dict.fromkeys(("answered", "failed", "late", "cancelled"), 0)
+    for job in jobs:
+        outcomes[check(job)] += 1
+    lanes.close()
+    assert all((job.vectors_ND == -7).all() for job in jobs if job.future.cancelled() or job.future.exception())
+    assert min(outcomes.values()) > 0
+    assert (watch.wrong, watch.on_device) == ([], {})
+    dispatch: Any = lanes._dispatch  # pyright: ignore[reportPrivateUsage]
+    assert (dispatch._jobs, dispatch._num_bytes, dispatch._in_flight, dispatch._scheduler.queued_tokens) == (set(), 0, 0, 0)

@@ -1,0 +1,69 @@
+"""Events reach who subscribed, and nothing else happens."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from whimbrel import trace
+from whimbrel.trace import Counted, Finished, Level, Observed, Received
+
+
+def test_each_kind_of_event_reaches_its_subscribers() -> None:
+    heard: list[object] = []
+    kinds = (Observed, Counted, Level, Received, Finished)
+    ends = [trace.subscribe(kind, heard.append) for kind in kinds]
+    record = Finished("id", "GET", "/x", "/x", "", 200, "ok")
+    trace.observe("queue", 0.5)
+    trace.observe("batch_tokens", 12, model="m")
+    trace.count("retries", 2, model="m")
+    trace.level("queue_tokens", 7)
+    trace.received("/x")
+    trace.finished(record)
+    assert heard == [
+        Observed("queue", 0.5),
+        Observed("batch_tokens", 12, "m"),
+        Counted("retries", 2, "m"),
+        Level("queue_tokens", 7),
+        Received("/x"),
+        record,
+    ]
+    for end in ends:
+        end()
+    trace.count("retries")
+    assert len(heard) == 6
+
+
+def test_a_stage_is_timed_and_noted_also_when_it_fails() -> None:
+    heard: list[Observed] = []
+    end = trace.subscribe(Observed, heard.append)
+    stages: dict[trace.Stage, float] = {}
+    with pytest.raises(KeyError), trace.trace("read", into=stages) as timed:
+        raise KeyError
+    end()
+    assert [(event.name, event.value) for event in heard] == [("read", timed.seconds)]
+    assert stages == {"read": timed.seconds}
+    assert timed.seconds > 0
+
+
+def test_a_subscriber_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Counted] = []
+
+    def fail(event: Counted) -> None:
+        raise ValueError("scripted")
+
+    ends = trace.subscribe(Counted, fail), trace.subscribe(Counted, heard.append)
+    with caplog.at_level(logging.ERROR, "whimbrel"):
+        trace.count("halvings")
+    for end in ends:
+        end()
+    assert len(heard) == 1
+    assert "scripted" in caplog.text
+
+
+def test_events_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Finished("id", "GET", "/x", "/x", "", 200, "ok").status = 500  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError):
+        Counted("retries").amount = 3  # pyright: ignore[reportAttributeAccessIssue]
