@@ -153,7 +153,7 @@ class Client:
         await self._hang_up()
 
     async def _connection(self) -> Connection:
-        if self._kept is not None and self._rng.random() < 0.1:
+        if self._kept is not None and (self._kept.closed or self._rng.random() < 0.1):
             await self._hang_up()
         if self._kept is None:
             self._kept = await Connection.open(self._port)
