@@ -193,6 +193,11 @@ class Connection:
             sock.close()
             raise
 
+    @property
+    def closed(self) -> bool:
+        """Whether one of the two sides has closed it, as a server does with one that was idle for long."""
+        return self.reader.at_eof() or self.writer.is_closing()
+
     async def ask(self, request: bytes) -> Answer:
         """Send a request and read its answer. Raises OSError or EOFError if the connection breaks off."""
         self.writer.write(request)

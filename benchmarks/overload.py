@@ -84,7 +84,7 @@ class Load:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(_PATIENCE):
-                connection = self._free.pop() if self._free else await Connection.open(self.port)
+                connection = await self._connection()
                 sent = perf_counter()
                 answer = await connection.ask(self.requests[number])
             what = str(answer.status)
@@ -102,6 +102,14 @@ class Load:
         """Close what is free."""
         while self._free:
             await self._free.pop().close()
+
+    async def _connection(self) -> Connection:
+        """One that is free, if there is one, the last used first."""
+        while self._free:
+            if not (connection := self._free.pop()).closed:
+                return connection
+            await connection.close()
+        return await Connection.open(self.port)
 
     async def _put_back(self, connection: Connection | None, *, kept: bool) -> None:
         if connection is not None and kept:
