@@ -10,12 +10,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import orjson
 
-from whimbrel.types import Request, Result, Timings
+from whimbrel.types import AsyncEmbedder, Request, Result, Timings
 
 
 @dataclass
@@ -114,19 +114,23 @@ class FakeServer:
 
 
 def main() -> None:
+    from whimbrel.serve import limit_silence, listen
     from whimbrel.server.app import create_app
     from whimbrel.server.options import GuardOptions
-    from whimbrel.server.run import find_address, run
+    from whimbrel.server.run import make_server
+    from whimbrel.server.served import Served
 
     guards = replace(GuardOptions(), **orjson.loads(sys.argv[1]))
-    address, port = find_address("127.0.0.1", 0)
-    run(
-        create_app(FakeEmbedder(), guards=guards),
-        host=address,
-        port=port,
-        guards=guards,
-        started=lambda: print(port, flush=True),  # noqa: T201
-    )
+    with listen("127.0.0.1", 0) as listener:
+        limit_silence(listener, guards.write_pause)
+
+        async def serve() -> None:
+            served = Served(cast(AsyncEmbedder, FakeEmbedder()))
+            server = make_server(create_app(served, guards=guards), listener.fileno(), guards)
+            print(listener.getsockname()[1], flush=True)  # noqa: T201
+            await server.serve()
+
+        asyncio.run(serve())
 
 
 if __name__ == "__main__":

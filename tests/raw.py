@@ -147,6 +147,15 @@ def _memory(pid: int, field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
+def open_sockets(pid: int) -> int:
+    """Sockets of a process."""
+    count = 0
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            count += os.readlink(file).startswith("socket:")
+    return count
+
+
 def open_files(pid: int) -> int:
     """Of a process and all that descend from it."""
     return sum(len(os.listdir(f"/proc/{process}/fd")) for process in family(pid))

@@ -22,7 +22,7 @@ import pytest
 
 from fake import FakeServer
 from fuzz import Grammar
-from raw import PATH, Answer, Connection, ask, chunked, head, open_files, peak_memory, post, wait_for
+from raw import PATH, Answer, Connection, ask, chunked, head, open_files, open_sockets, peak_memory, post, wait_for
 from serving import Server
 from texts import TEXTS
 from whimbrel import Engine
@@ -169,7 +169,7 @@ def test_A4_a_chunked_body_over_the_limit(server: Server) -> None:
         assert "33,554,432" in answer.error["message"]
 
     run()
-    assert peak_memory(server.process.pid, run) < 2 * 32 * MIB
+    assert peak_memory(worker(server), run) < 2 * 32 * MIB
 
 
 def test_A5_100000_chunks_of_one_byte(server: Server, engine: Engine) -> None:
@@ -179,7 +179,7 @@ def test_A5_100000_chunks_of_one_byte(server: Server, engine: Engine) -> None:
         assert np.array_equal(vector(ask(server.port, head(transfer_encoding="chunked"), body)), engine.embed(GOLDEN))
 
     run()
-    assert peak_memory(server.process.pid, run) < 8 * MIB
+    assert peak_memory(worker(server), run) < 8 * MIB
 
 
 def test_A6_a_header_of_1_mib(server: Server) -> None:
@@ -383,6 +383,12 @@ def test_A16_a_client_that_leaves(sent: float, reset: bool, server: Server) -> N
         assert wait_for(lambda: left(server) == before + 1)
 
 
+def worker(server: Server) -> int:
+    """The process that holds the connections."""
+    (pid,) = server.children("worker")
+    return pid
+
+
 def left(server: Server) -> float:
     """Requests whose client left, so far."""
     lines = ask(server.port, head("GET", "/metrics")).body.decode().splitlines()
@@ -393,13 +399,13 @@ def left(server: Server) -> float:
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_A16_a_client_that_leaves_during_the_answer(reset: bool, server: Server) -> None:
-    files = open_files(server.process.pid)
+    files = open_sockets(worker(server))
     with Connection(server.port, receive_buffer=65536) as connection:
         if reset:
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.send(large_answer())
         assert connection.socket.recv(100).startswith(b"HTTP/1.1 200")
-    assert wait_for(lambda: open_files(server.process.pid) <= files)
+    assert wait_for(lambda: open_sockets(worker(server)) <= files)
 
 
 def test_A16_a_client_that_only_stops_sending_gets_its_answer(server: Server, engine: Engine) -> None:
@@ -436,31 +442,31 @@ def test_E9_a_reader_that_is_slow_but_steady_gets_all(server: Server, engine: En
 
 def test_E9_a_reader_that_is_as_good_as_still_is_cut(server: Server) -> None:
     """It takes 1 kB/s of 16 MB. (This is the kernel's doing.)"""
-    files = open_files(server.process.pid)
+    files = open_sockets(worker(server))
     with Connection(server.port, receive_buffer=4096) as connection:
         connection.send(large_answer())
         with pytest.raises(ConnectionError):
             read_slowly(connection, 100, 0.1)
-    assert wait_for(lambda: open_files(server.process.pid) <= files)
+    assert wait_for(lambda: open_sockets(worker(server)) <= files)
 
 
 def test_E9_a_reader_below_the_least_rate_is_cut() -> None:
     """It takes 200 kB/s and never stands still, where at least 5 MB/s are asked for. (This is our own doing.)"""
     with FakeServer(write_pause=8, min_write_rate=5_000_000) as server:
-        files = open_files(server.process.pid)
+        files = open_sockets(server.process.pid)
         with Connection(server.port, receive_buffer=2**18) as connection:
             connection.send(post({"input": ["a"] * 2048, "dimensions": 2048}))
             with pytest.raises(ConnectionError):
                 read_slowly(connection, 20_000, 0.1)
-        assert wait_for(lambda: open_files(server.process.pid) <= files)
+        assert wait_for(lambda: open_sockets(server.process.pid) <= files)
 
 
 def test_E9_a_small_answer_that_nobody_reads_is_forgotten(server: Server) -> None:
-    files = open_files(server.process.pid)
+    files = open_sockets(worker(server))
     with Connection(server.port, receive_buffer=2048) as connection:
         connection.send(post({"input": ["a"] * 100, "encoding_format": "float"}) * 20)
-        assert wait_for(lambda: open_files(server.process.pid) > files)
-        assert wait_for(lambda: open_files(server.process.pid) <= files)
+        assert wait_for(lambda: open_sockets(worker(server)) > files)
+        assert wait_for(lambda: open_sockets(worker(server)) <= files)
 
 
 def test_E10_where_files_run_out_accepting_pauses_and_recovers() -> None:
