@@ -1,14 +1,15 @@
 """A single query beside bulk: the p99 while two clients send 2,048-text requests without pause, over that of the idle server.
 
-    python benchmarks/latency.py [--rounds 5] [--queries 300] [--bulk 2] [--dtype auto] [--serve ARGUMENTS]
+    python benchmarks/latency.py [--rounds 5] [--queries 300] [--bulk 2] [--turns 2] [--dtype auto] [--serve ARGUMENTS]
 
-The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2. In a round the same queries, each a text of 12 words,
-are sent twice, one after another on one connection that is kept: once while the server has nothing else to do, and once while
-the bulk clients (threads of another process, with a connection each) send requests of 2,048 texts of 4 to 60 words and ask for
-base64, the next as soon as one is answered. The queries begin when bulk waits in the queue; at the end of the phase the bulk
-clients hang up in the middle of their requests, and the next phase begins when nothing waits or runs. Each round has queries
-and bulk of its own. A query's seconds are those from its first byte to the end of its answer, as the client sees them. The
-server is told to refuse nothing, however long it waits.
+The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2; it is told to refuse nothing, however long it waits.
+In a round the same queries, each a text of 12 words, are sent one after another on a connection that is kept: first while the
+server has nothing else to do, then while the bulk clients (threads of another process, with a connection each) send requests
+of 2,048 texts of 4 to 60 words and ask for base64, the next as soon as one is answered. The queries begin when bulk waits in
+the queue, and are sent again and again until the bulk clients have had `--turns` answers each, so that bulk is also read,
+tokenised and written meanwhile. Then these hang up in the middle of their requests, and the next phase begins when nothing
+waits or runs. Each round has queries and bulk of its own. A query's seconds are those from its first byte to the end of its
+answer, as the client sees them.
 
 One batch's time is the mean of the engine's `compute` stage over some seconds of each loaded phase before the queries begin,
 when all batches are bulk. All answers to queries are compared with the in-process Engine's vectors, bit by bit. Percentiles
@@ -115,17 +116,17 @@ class Bulk:
                 self.statuses.append(ask(connection, body).status)
 
 
-def make_bulk(port: int) -> Callable[[Sequence[Sequence[bytes]]], list[int]]:
-    """A function to start Bulk, and with nothing to send, to stop it: the statuses of what was answered in full."""
-    running: list[Bulk] = []
+def make_bulk(port: int) -> Callable[[Sequence[Sequence[bytes]] | None], list[int]]:
+    """A function to start Bulk; with nothing to send, to stop it. It gives the statuses of what was answered until now."""
+    bulk = Bulk(port, [])
 
-    def call(bodies: Sequence[Sequence[bytes]]) -> list[int]:
+    def call(bodies: Sequence[Sequence[bytes]] | None) -> list[int]:
+        nonlocal bulk
         if bodies:
-            running.append(Bulk(port, bodies))
-            return []
-        bulk = running.pop()
-        bulk.stop()
-        return bulk.statuses
+            bulk = Bulk(port, bodies)
+        elif bodies is not None:
+            bulk.stop()
+        return list(bulk.statuses)
 
     return call
 
@@ -179,10 +180,17 @@ def report(idle: Phases, loaded: Phases, batches: Batches) -> None:
     for name, phases in (("idle", idle), ("beside bulk", loaded)):
         low, high = phases.spread(99)
         numbers = [phases.percentile(50), phases.percentile(99), max(map(max, phases.seconds))]
-        rows.append([name, *(f"{x * 1e3:,.1f}" for x in numbers), f"{low * 1e3:,.1f} to {high * 1e3:,.1f}"])
+        rows.append(
+            [
+                name,
+                f"{sum(map(len, phases.seconds)):,}",
+                *(f"{x * 1e3:,.1f}" for x in numbers),
+                f"{low * 1e3:,.1f} to {high * 1e3:,.1f}",
+            ]
+        )
     ratios = [loaded.percentile(q) / idle.percentile(q) for q in (50, 99)]
-    rows.append(["ratio", *(f"{ratio:.2f}" for ratio in ratios), "", ""])
-    print_table(["queries, ms", "p50", "p99", "slowest", "p99 of rounds"], rows)
+    rows.append(["ratio", "", *(f"{ratio:.2f}" for ratio in ratios), "", ""])
+    print_table(["queries, ms", "number", "p50", "p99", "slowest", "p99 of rounds"], rows)
     more = loaded.percentile(99) - idle.percentile(99)
     print(f"\nOne batch of bulk takes {batches.mean * 1e3:,.1f} ms, measured over {batches.number:,.0f}.")
     print(f"The p99 grows by {more * 1e3:,.1f} ms, {more / batches.mean:.2f} batch times (target: at most 1),")
@@ -198,6 +206,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--queries", type=int, default=300, help="of each phase")
     parser.add_argument("--bulk", type=int, default=2, help="clients that send bulk")
+    parser.add_argument("--turns", type=int, default=2, help="bulk requests per client and phase, at least")
     parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--serve", default="", help="further arguments of `whimbrel serve`, in one string")
     args = parser.parse_args()
@@ -220,14 +229,16 @@ def main() -> None:
             bulk.ask(bodies)
             wait_for_queue(server, busy=True)
             watch(server, batches)
-            loaded.seconds.append(probe(server.port, texts[i], expected[i]))
+            loaded.seconds.append([])
+            while not loaded.seconds[-1] or len(bulk.ask(None)) < args.turns * args.bulk:
+                loaded.seconds[-1] += probe(server.port, texts[i], expected[i])
             statuses += bulk.ask([])
             if set(statuses) - {200}:
                 raise SystemExit(f"bulk was answered with {sorted(set(statuses))}: it was not there all the time")
             wait_for_queue(server, busy=False)
     report(idle, loaded, batches)
     print(f"{len(statuses)} requests of bulk were answered in full.")
-    print_setting(plan, rounds=args.rounds, queries_per_phase=args.queries, clients_of_bulk=args.bulk)
+    print_setting(plan, rounds=args.rounds, queries=args.queries, clients_of_bulk=args.bulk, turns=args.turns)
 
 
 if __name__ == "__main__":
