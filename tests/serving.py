@@ -16,9 +16,11 @@ from typing import Self
 class Server:
     """`python -m whimbrel serve --port 0 ...`; `url` once it answers."""
 
-    def __init__(self, *args: str, wait: bool = True, **env: str) -> None:
+    def __init__(self, *args: str, wait: bool = True, start_new_session: bool = False, **env: str) -> None:
         command = [sys.executable, "-m", "whimbrel", "serve", "--port", "0", *args]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | env)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=os.environ | env, start_new_session=start_new_session
+        )
         assert self.process.stderr is not None
         self.log = ""
         for line in self.process.stderr if wait else ():

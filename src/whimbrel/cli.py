@@ -35,6 +35,8 @@ app = typer.Typer(
 
 _LINES_AT_ONCE: Final = 2048
 _REQUEST_TOKENS: Final = 2**20
+_QUEUE_BYTES: Final = 2**31
+"""Of token ids and vectors that an engine holds for unanswered requests, before it refuses more."""
 _QUEUED_REQUESTS: Final = 4
 """How many of the largest requests a server lets wait before it refuses more."""
 
@@ -167,6 +169,7 @@ def serve(
                     max_request_tokens=max_request_tokens,
                     max_queue_tokens=max_queue_tokens or _QUEUED_REQUESTS * max_request_tokens,
                     max_queue_seconds=max_queue_seconds,
+                    max_queue_bytes=_QUEUE_BYTES,
                     matryoshka=matryoshka,
                 ),
             )

@@ -453,6 +453,8 @@ def test_E9_a_reader_that_is_as_good_as_still_is_cut(server: Server) -> None:
 def test_E9_a_reader_below_the_least_rate_is_cut() -> None:
     """It takes 200 kB/s and never stands still, where at least 5 MB/s are asked for. (This is our own doing.)"""
     with FakeServer(write_pause=8, min_write_rate=5_000_000) as server:
+        assert ask(server.port, head("GET", "/health")).status == 200
+        time.sleep(0.2)
         files = open_sockets(server.process.pid)
         with Connection(server.port, receive_buffer=2**18) as connection:
             connection.send(post({"input": ["a"] * 2048, "dimensions": 2048}))

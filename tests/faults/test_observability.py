@@ -216,6 +216,9 @@ def test_K3_requests_of_a_killed_worker_are_lost_and_counted(server: Server, cli
     assert wait_for(back)
     for connection in waiting:
         connection.close()
+    wait_for(
+        lambda: (requests_of(client)[2] - before)[PATH, "lost", "0"] == 8
+    )  # each is counted by the next life of its worker
     received, in_flight, after = requests_of(client)
     lost = after - before
     assert lost[PATH, "lost", "0"] == 8

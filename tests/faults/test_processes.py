@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
 import numpy as np
 import pytest
 
+import whimbrel
 from checkpoints import sentence_layout, write_bert
 from load import Load, ask, queued_tokens, vectors_of, wait_for
 from serving import Server
@@ -139,6 +142,55 @@ def test_G3_sigterm_while_loading() -> None:
             time.sleep(seconds)
             assert server.stop() == 0
             assert "Traceback" not in server.log
+
+
+def test_G1_ctrl_c_in_a_terminal_reaches_all_processes_and_ends_them_in_order(expected: Float32Array) -> None:
+    """A terminal sends SIGINT to the supervisor and to all its children."""
+    with Server(*PATIENT, start_new_session=True) as server:
+        with Load(server.url, SOME, expected, sizes=(100, 200)) as load:
+            assert wait_for(lambda: len(load.statuses) > 2)
+            os.killpg(server.process.pid, signal.SIGINT)
+            assert server.process.wait(60) == 0
+            load._stop.set()
+        assert not [text for text in load.wrong if "about to stop" not in text and "Error" not in text]
+        assert "Traceback" not in server.log
+        assert "KeyboardInterrupt" not in server.log
+
+
+def test_G4_what_is_left_when_the_time_is_over_gets_an_answer() -> None:
+    with Server("--drain-timeout", "1", WHIMBREL_FAULTS="1") as server:
+        with ThreadPoolExecutor(2) as threads, httpx2.Client(base_url=server.url, timeout=60) as client:
+            slow = threads.submit(ask, client, ["@@sleep:30"])
+            time.sleep(0.5)
+            assert server.stop() == 1
+            assert slow.result().status_code == 503
+            assert "retry-after" in slow.result().headers
+        assert "draining" in server.log
+
+
+def test_G7_alive_before_it_is_ready() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    seen: list[tuple[int, int]] = []
+    with Server("--port", str(port), wait=False), httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+
+        def ready() -> bool:
+            seen.append((client.get("/health/live").status_code, client.get("/health/ready").status_code))
+            if seen[-1] == (200, 503):
+                answer = ask(client, ["a"])
+                assert answer.status_code in (200, 503)
+                assert answer.status_code == 200 or int(answer.headers["retry-after"]) >= 1
+            return seen[-1] == (200, 200)
+
+        assert wait_for(ready)
+    assert (200, 503) in seen
+
+
+def test_F12_only_monotonic_clocks_measure() -> None:
+    """The wall clock says when a model was made known and a request came, and how old a file is; nothing else."""
+    source = Path(whimbrel.__file__).parent
+    using = {str(path.relative_to(source)) for path in source.rglob("*.py") if "time.time()" in path.read_text()}
+    assert using <= {"metrics.py", "server/app.py", "server/ledger.py"}
 
 
 def test_F4_crash_loop(expected: Float32Array) -> None:

@@ -385,9 +385,10 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         children = [child for child in (*self._workers, *self._engines) if child.process is not None]
-        gently = self._exit_code == 0 and self._error is None
+        at_once = self._error is not None or self._exit_code > 1
         for child in children:
-            if gently and child.ready:
+            late = self._exit_code == 1 and isinstance(child, EngineChild)  # it has not finished in time
+            if child.ready and not at_once and not late:
                 child.send(Stop())
             else:
                 child.kill()

@@ -153,6 +153,7 @@ def _supervisor_gone(error: BrokenLine | None) -> None:
 
 async def _main(sock: socket.socket) -> None:
     await Worker(sock).run()
+    os._exit(0)  # neither threads that still tokenise nor clients that came in the last moment matter any more
 
 
 def main() -> None:
@@ -160,7 +161,6 @@ def main() -> None:
     follow_supervisor()
     raise_file_limit()
     uvloop.run(_main(control_socket()))
-    os._exit(0)  # threads that still tokenise do not matter any more
 
 
 if __name__ == "__main__":

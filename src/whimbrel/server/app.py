@@ -85,7 +85,10 @@ class _Server:
                 return await self._answer(route, http)
             except WhimbrelError as error:
                 notes_of(http.scope).error = error.code
-                return _error_response(error, route.write_error)
+                response = _error_response(error, route.write_error)
+                if self._served.draining:
+                    response.headers["connection"] = "close"
+                return response
             except ClientDisconnect:
                 return Response(status_code=CLIENT_LEFT)
             finally:

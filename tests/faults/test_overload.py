@@ -1,0 +1,197 @@
+"""E of the catalogue: overload, deadlines, fairness and clients that leave. The fault backend holds the lanes up meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+
+from load import ask, queued_tokens, vectors_of, wait_for
+from raw import Connection, post
+from serving import Server
+from texts import TEXTS
+from whimbrel import Engine
+from whimbrel.types import Float32Array
+
+SOME = [text for text in TEXTS if 20 < len(text) < 200][:16]
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+@pytest.fixture(scope="module")
+def expected(engine: Engine) -> Float32Array:
+    return engine.embed(SOME)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("--max-queue-tokens", "3000", "--max-queue-seconds", "1000", WHIMBREL_FAULTS="1") as server:
+        yield server
+
+
+@contextmanager
+def held_up(server: Server, threads: ThreadPoolExecutor, seconds: str = "2") -> Iterator[None]:
+    """For so long the lanes do nothing."""
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
+        holding = [threads.submit(ask, client, [f"{word} @@sleep:{seconds}"]) for word in "abcd"]
+        time.sleep(0.4)
+        yield
+        assert [future.result().status_code for future in holding] == [200] * 4
+
+
+def test_E1_E2_a_full_queue_refuses_bulk_and_admits_queries(server: Server, expected: Float32Array) -> None:
+    client = httpx2.Client(base_url=server.url, timeout=60, limits=httpx2.Limits(max_connections=100))
+    with client, ThreadPoolExecutor(64) as threads:
+        with held_up(server, threads):
+            bulk = [threads.submit(ask, client, SOME * 2) for _ in range(30)]
+            refused = [future.result() for future in bulk if _refused(future)]
+            query = threads.submit(ask, client, SOME[:1])
+        answers = [future.result() for future in bulk]
+        assert {answer.status_code for answer in answers} == {200, 429}
+        assert all(
+            np.array_equal(vectors_of(answer), np.tile(expected, (2, 1))) for answer in answers if answer.status_code == 200
+        )
+        assert query.result().status_code == 200
+        waits = {int(answer.headers["retry-after"]) for answer in refused}
+        assert min(waits) >= 1
+        assert len(refused) >= 10
+        assert "wait already" in refused[0].json()["error"]["message"]
+
+
+def _refused(future: Future[httpx2.Response]) -> bool:
+    """Whether it is answered while the lanes are held up: those that are admitted wait."""
+    try:
+        return future.result(1).status_code == 429
+    except TimeoutError:
+        return False
+
+
+def test_E3_a_greedy_key_does_not_starve_another() -> None:
+    with Server("--api-key", "greedy", "--api-key", "polite", "--max-queue-seconds", "1000", WHIMBREL_FAULTS="1") as server:
+        done: list[str] = []
+
+        def send(key: str) -> None:
+            with httpx2.Client(base_url=server.url, timeout=60, headers={"authorization": f"Bearer {key}"}) as client:
+                assert ask(client, SOME).status_code == 200
+            done.append(key)
+
+        with ThreadPoolExecutor(64) as threads, httpx2.Client(base_url=server.url, timeout=60) as client:
+            client.headers["authorization"] = "Bearer greedy"
+            holding = [threads.submit(ask, client, [f"{word} @@sleep:3"]) for word in "abcd"]
+            time.sleep(0.5)
+            greedy = [threads.submit(send, "greedy") for _ in range(40)]
+            assert wait_for(lambda: queued_tokens(client) > 4000)
+            polite = threads.submit(send, "polite")
+            for future in (*holding, *greedy, polite):
+                future.result()
+        assert done.index("polite") < 20
+
+
+def test_E4_queued_work_of_a_client_that_left_does_not_run(server: Server) -> None:
+    """It would have killed the engine."""
+    before = server.children("engine")
+    with ThreadPoolExecutor(8) as threads, held_up(server, threads):
+        with Connection(server.port) as connection:
+            connection.send(post({"input": ["@@abort"] * 20}))
+            time.sleep(0.3)
+        time.sleep(0.3)
+    assert server.children("engine") == before
+
+
+def test_E5_a_client_that_leaves_while_it_is_served(server: Server, expected: Float32Array) -> None:
+    with Connection(server.port) as connection:
+        connection.send(post({"input": ["@@sleep:1", *SOME]}))
+        time.sleep(0.3)
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
+        assert np.array_equal(vectors_of(ask(client, SOME)), expected)
+        assert wait_for(lambda: queued_tokens(client) == 0)
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.5"])
+def test_E6_what_is_late_does_not_run(seconds: str, server: Server) -> None:
+    """It would have killed the engine."""
+    before = server.children("engine")
+    with ThreadPoolExecutor(8) as threads, held_up(server, threads):
+        with httpx2.Client(base_url=server.url, timeout=60, headers={"x-request-timeout": seconds}) as client:
+            started = time.monotonic()
+            answer = ask(client, ["@@abort late"])
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "deadline_exceeded"
+        assert answer.headers["x-should-retry"] == "false"
+        assert time.monotonic() - started < 1.9
+    assert server.children("engine") == before
+
+
+@pytest.mark.parametrize("seconds", ["", "soon", "-1", "nan", "1;2"])
+def test_E6_a_timeout_that_is_none(seconds: str, server: Server) -> None:
+    with httpx2.Client(base_url=server.url, timeout=60, headers={"x-request-timeout": seconds}) as client:
+        answer = ask(client, ["a"])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "X-Request-Timeout"
+
+
+def test_E6_time_enough(server: Server, expected: Float32Array) -> None:
+    with httpx2.Client(base_url=server.url, timeout=60, headers={"x-request-timeout": "50"}) as client:
+        assert np.array_equal(vectors_of(ask(client, SOME)), expected)
+
+
+def test_E7_a_query_overtakes_bulk(expected: Float32Array) -> None:
+    with (
+        Server("--max-queue-seconds", "1000") as server,
+        ThreadPoolExecutor(4) as threads,
+        httpx2.Client(base_url=server.url, timeout=200) as client,
+    ):
+        bulk = [threads.submit(ask, client, SOME * 128) for _ in range(2)]
+        assert wait_for(lambda: queued_tokens(client) > 20_000)
+        for _ in range(5):
+            assert np.array_equal(vectors_of(ask(client, SOME[:1])), expected[:1])
+        assert not any(future.done() for future in bulk)
+        assert [future.result().status_code for future in bulk] == [200, 200]
+
+
+def test_priority_decides_who_is_first(server: Server) -> None:
+    done: list[int] = []
+
+    def send(priority: int) -> None:
+        with httpx2.Client(base_url=server.url, timeout=60) as client:
+            assert ask(client, SOME[:8], priority=priority).status_code == 200
+        done.append(priority)
+
+    with ThreadPoolExecutor(16) as threads:
+        with held_up(server, threads):
+            sent = [threads.submit(send, priority) for priority in (5, 0, -5)]
+        for future in sent:
+            future.result()
+    assert done[0] == -5
+    assert done[-1] == 5
+
+
+def test_E8_openai_s_client_succeeds_after_a_storm(server: Server, expected: Float32Array) -> None:
+    """With its own retries, which honour Retry-After."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=5)
+
+    def send(_: int) -> Float32Array:
+        return np.array([row.embedding for row in client.embeddings.create(model=MODEL, input=SOME).data], np.float32)
+
+    with client, ThreadPoolExecutor(48) as threads, held_up(server, threads, "1"):
+        vectors = list(threads.map(send, range(30)))
+    assert all(np.array_equal(each, expected) for each in vectors)
+    with httpx2.Client(base_url=server.url) as probe:
+        assert 'outcome="overloaded"' in probe.get("/metrics").text
+
+
+def test_K5_health_is_told_while_all_are_busy(server: Server) -> None:
+    client = httpx2.Client(base_url=server.url, timeout=60)
+    with client, ThreadPoolExecutor(32) as threads:
+        load = [threads.submit(ask, client, ["word " * 200] * 100) for _ in range(16)]
+        times: list[float] = []
+        while not all(future.done() for future in load):
+            started = time.monotonic()
+            assert client.get("/health").status_code == 200
+            times.append(time.monotonic() - started)
+        assert sorted(times)[len(times) // 2] < 1
