@@ -69,7 +69,8 @@ _MAX_TEXTS: Final = 300
 _PATIENCE: Final = 120.0
 """Seconds after which an answer is missing."""
 _SETTLE_SECONDS: Final = 60.0
-_SHOWN: Final = 20
+_ALIKE: Final = 60
+"""Complaints that begin with the same so many characters are shown once."""
 _MOST_COMPLAINTS: Final = 1000
 _LEAST_ROUNDS: Final = 12
 _KILLED: Final = "it was killed by SIGKILL; it is started again."
@@ -212,7 +213,7 @@ class Client:
         if request.startswith(b"POST " + PATH.encode() + b" "):
             self._tally.statuses[answer.status] += 1
         if answer.status != status or b'"error"' not in answer.body:
-            self._tally.complain(f"{answer.status} instead of {status} for {request[:200]!r}: {answer.body[:300]!r}")
+            self._tally.complain(f"{answer.status} instead of {status} for {_shown(request)}: {answer.body[:300]!r}")
         if answer.headers.get("connection") == "close":
             await self._hang_up()
 
@@ -264,6 +265,12 @@ class Client:
     def _lose(self, chosen: list[int]) -> None:
         self._tally.unseen += 1
         self._tally.unseen_texts += len(chosen)
+
+
+def _shown(request: bytes) -> str:
+    """The first line of a request, and how its body begins."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    return f"{head.partition(b' HTTP')[0].decode()} {body[:40]!r}"
 
 
 Kind: TypeAlias = Callable[[Client], Awaitable[None]]
@@ -451,8 +458,10 @@ def report(found: Report) -> None:
     print(f"\n{tally.requests:,} deeds of clients in {found.seconds:,.0f} s and {found.rounds} rounds: {deeds}.")
     print(f"{tally.texts:,} vectors were compared. {tally.kills} kills. The slowest answer took {tally.slowest:.1f} s.")
     print(f"Failures: {len(found.failures)}.")
-    for failure in found.failures[:_SHOWN]:
-        print(f"- {failure}")
+    alike = Counter(failure[:_ALIKE] for failure in found.failures)
+    for failure in found.failures:
+        if number := alike.pop(failure[:_ALIKE], 0):
+            print(f"- {number:,} x {failure}")
 
 
 def main() -> None:
