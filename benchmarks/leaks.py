@@ -41,7 +41,7 @@ class Limit:
     since: float = 0.25
     """Samples before this part of all are not looked at,"""
     youth: int = 0
-    """nor are those of a life that has not seen so many requests yet."""
+    """nor are those of a life that began meanwhile and has not seen so many requests yet."""
 
 
 LIMITS: Final[Mapping[str, Limit]] = {
@@ -237,12 +237,13 @@ def _lives(name: str, quantity: str, limit: Limit, samples: Sequence[Sample]) ->
     present = [(index, sample) for index, sample in enumerate(samples) if name in sample.held]
     for _, life in groupby(present, key=lambda item: item[1].held[name].pid):
         (born, first), *more = life
-        youth = _YOUTH if born else 0
-        before = first.requests if born else 0
+        samples_of_youth, requests_of_youth = (_YOUTH, limit.youth) if born else (0, 0)
         grown = [
             sample
             for age, (index, sample) in enumerate([(born, first), *more])
-            if age >= youth and index >= limit.since * len(samples) and sample.requests - before >= limit.youth
+            if index >= limit.since * len(samples)
+            and age >= samples_of_youth
+            and sample.requests - first.requests >= requests_of_youth
         ]
         if len(grown) >= _LEAST:
             yield Life([sample.requests / 1000 for sample in grown], [sample.held[name].amounts[quantity] for sample in grown])

@@ -1,0 +1,238 @@
+"""The clients of a soak: right, wrong, impatient, rude and slow ones, and what they saw. Every vector is compared."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from time import perf_counter
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from driver import PATH, Answer, Connection, body_of, request_of, vectors_of
+
+from whimbrel.types import Float32Array
+
+REFUSALS: Final = (429, 503)
+"""Statuses that a right request may be answered with, if they come with a Retry-After."""
+_MAX_TEXTS: Final = 300
+_PATIENCE: Final = 120.0
+"""Seconds after which an answer is missing."""
+_MOST_COMPLAINTS: Final = 1000
+
+
+@dataclass(slots=True)
+class Tally:
+    """What clients saw."""
+
+    statuses: Counter[int] = field(default_factory=Counter[int])
+    """Answers of POST /v1/embeddings."""
+    unseen: int = 0
+    """Such requests whose answer, if there was one, the client did not wait for."""
+    texts: int = 0
+    """In answers of 200."""
+    unseen_texts: int = 0
+    patient: int = 0
+    """Right requests that would have waited."""
+    done: Counter[str] = field(default_factory=Counter[str])
+    """Of each kind of deed."""
+    kills: int = 0
+    slowest: float = 0.0
+    wrong: list[str] = field(default_factory=list[str])
+
+    @property
+    def requests(self) -> int:
+        return self.done.total()
+
+    def complain(self, text: str) -> None:
+        """Something is not as promised."""
+        if len(self.wrong) < _MOST_COMPLAINTS:
+            self.wrong.append(text[:500])
+
+
+class Client:
+    """One client; `run` until a time."""
+
+    def __init__(self, port: int, texts: Sequence[str], expected: Float32Array, tally: Tally, rng: random.Random) -> None:
+        self._port = port
+        self._texts = texts
+        self._expected = expected
+        self._tally = tally
+        self._rng = rng
+        self._kept: Connection | None = None
+
+    async def run(self, end: float) -> None:
+        """Do one thing after another. What goes wrong is noted."""
+        kinds, weights = zip(*KINDS.items(), strict=True)
+        while perf_counter() < end:
+            (kind,) = self._rng.choices(kinds, weights)
+            try:
+                async with asyncio.timeout(_PATIENCE):
+                    await kind(self)
+            except TimeoutError:
+                self._tally.complain(f"{kind.__name__}: no answer in {_PATIENCE:.0f} s")
+                await self._hang_up()
+            except (OSError, EOFError, ValueError) as error:
+                self._tally.complain(f"{kind.__name__}: {error!r}")
+                await self._hang_up()
+            self._tally.done[kind.__name__] += 1
+        await self._hang_up()
+
+    async def _connection(self) -> Connection:
+        if self._kept is not None and (self._kept.closed or self._rng.random() < 0.1):
+            await self._hang_up()
+        if self._kept is None:
+            self._kept = await Connection.open(self._port)
+        return self._kept
+
+    async def _hang_up(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await kept.close()
+
+    def _choose(self, most: int = _MAX_TEXTS) -> list[int]:
+        """Numbers of texts: often one, else any order of magnitude."""
+        size = 1 if self._rng.random() < 0.6 else round(exp(self._rng.uniform(0, log(most))))
+        return self._rng.choices(range(len(self._texts)), k=size)
+
+    def _body(self, chosen: list[int], **fields: Any) -> bytes:
+        kind = self._rng.choice(["base64", "float"])
+        return body_of([self._texts[i] for i in chosen], **{"encoding_format": kind} | fields)
+
+    def _check(self, answer: Answer, chosen: list[int], *, deadline: bool = False) -> None:
+        """An answer to a right request: the right vectors, or a refusal that is allowed."""
+        tally = self._tally
+        tally.statuses[answer.status] += 1
+        tally.patient += not deadline
+        if answer.status == 200:
+            tally.texts += len(chosen)
+            if not np.array_equal(vectors_of(answer.body), self._expected[chosen]):
+                tally.complain(f"other vectors for texts {chosen[:20]}")
+        elif answer.status in REFUSALS:
+            if not answer.headers.get("retry-after", "").isdecimal():
+                tally.complain(f"{answer.status} without Retry-After: {answer.body[:300]!r}")
+        elif not (deadline and answer.status == 504):
+            tally.complain(f"{answer.status}: {answer.body[:300]!r}")
+
+    # What clients do
+
+    async def embed(self) -> None:
+        """A right request, and all patience."""
+        chosen = self._choose()
+        started = perf_counter()
+        answer = await (await self._connection()).ask(request_of(self._body(chosen)))
+        self._tally.slowest = max(self._tally.slowest, perf_counter() - started)
+        self._check(answer, chosen)
+
+    async def hurry(self) -> None:
+        """A right request with a deadline; the last can be met."""
+        chosen = self._choose(100)
+        seconds = self._rng.choice(["0", "0.005", "0.05", "0.5", "5", "60"])
+        request = request_of(self._body(chosen), x_request_timeout=seconds)
+        self._check(await (await self._connection()).ask(request), chosen, deadline=seconds != "60")
+
+    async def err(self) -> None:
+        """A wrong request."""
+        request, status = self._rng.choice(WRONG)
+        answer = await (await self._connection()).ask(request)
+        if request.startswith(b"POST " + PATH.encode() + b" "):
+            self._tally.statuses[answer.status] += 1
+        if answer.status != status or b'"error"' not in answer.body:
+            self._tally.complain(f"{answer.status} instead of {status} for {_shown(request)}: {answer.body[:300]!r}")
+        if answer.headers.get("connection") == "close":
+            await self._hang_up()
+
+    async def probe(self) -> None:
+        """What watches a server asks."""
+        path, statuses = self._rng.choice(PROBES)
+        answer = await (await self._connection()).ask(request_of(method="GET", path=path))
+        if answer.status not in statuses:
+            self._tally.complain(f"{answer.status} of {path}: {answer.body[:300]!r}")
+
+    async def leave(self) -> None:
+        """Send nothing, a part or everything, and leave a little later."""
+        chosen = self._choose()
+        request = request_of(self._body(chosen))
+        self._lose(chosen)
+        connection = await Connection.open(self._port)
+        connection.writer.write(request[: int(len(request) * self._rng.choice([0, 0.02, 0.5, 1, 1, 1]))])
+        await asyncio.sleep(self._rng.uniform(0, 0.3))
+        await connection.close(reset=self._rng.random() < 0.5)
+
+    async def half_read(self) -> None:
+        """Read the half of a large answer, and reset."""
+        chosen = self._rng.choices(range(len(self._texts)), k=_MAX_TEXTS)
+        self._lose(chosen)
+        connection = await Connection.open(self._port, receive_buffer=2**15)
+        try:
+            connection.writer.write(request_of(self._body(chosen, encoding_format="float")))
+            status, headers = await connection.head()
+            if status == 200:
+                await connection.reader.readexactly(int(headers["content-length"]) // 2)
+        finally:
+            await connection.close(reset=True)
+
+    async def read_slowly(self) -> None:
+        """Read a large answer bit by bit."""
+        chosen = self._rng.choices(range(len(self._texts)), k=_MAX_TEXTS)
+        connection = await Connection.open(self._port, receive_buffer=2**15)
+        try:
+            connection.writer.write(request_of(self._body(chosen, encoding_format="float")))
+            status, headers = await connection.head()
+            body = bytearray()
+            while len(body) < int(headers["content-length"]) and (piece := await connection.reader.read(2**15)):
+                body += piece
+                await asyncio.sleep(0.02)
+            self._check(Answer(status, headers, bytes(body)), chosen)
+        finally:
+            await connection.close()
+
+    def _lose(self, chosen: list[int]) -> None:
+        self._tally.unseen += 1
+        self._tally.unseen_texts += len(chosen)
+
+
+def _shown(request: bytes) -> str:
+    """The first line of a request, and how its body begins."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    return f"{head.partition(b' HTTP')[0].decode()} {body[:40]!r}"
+
+
+Kind: TypeAlias = Callable[[Client], Awaitable[None]]
+
+KINDS: Final[dict[Kind, float]] = {
+    Client.embed: 40,
+    Client.err: 30,
+    Client.probe: 12,
+    Client.hurry: 8,
+    Client.leave: 8,
+    Client.half_read: 0.5,
+    Client.read_slowly: 0.5,
+}
+"""How often clients do what."""
+
+PROBES: Final = [
+    ("/health/live", (200,)), ("/health/ready", (200, 503)), ("/metrics", (200,)), ("/v1/models", (200,)), ("/info", (200,)),
+    ("/openapi.json", (200,)), ("/docs", (200,)),
+]  # fmt: skip
+
+_WRONG_BODIES: Final[list[tuple[bytes, int]]] = [
+    (b"", 400), (b"{}", 400), (b'{"input": ["a"', 400), (b"[1, 2]", 400), (b'{"input": "\xff"}', 400),
+    (b'{"input": "\\ud800"}', 400), (b'{"input": "a", "user": ' + b"[" * 10_000, 400),
+    (b'{"input": []}', 400), (b'{"input": ["a", 1]}', 400), (b'{"input": [30522]}', 400),
+    (body_of(["a"], dimensions=0), 400), (body_of(["a"], encoding_format="int7"), 400), (body_of(["a"], model="nope"), 404),
+    (body_of(["a"], prompt_name="nope"), 400), (body_of(["a"], truncate_prompt_tokens=-2), 400),
+    (body_of(["word " * 400], truncate=False), 400), (body_of(["a"] * 2049), 413), (body_of(["x" * 1_100_000]), 413),
+]  # fmt: skip
+
+WRONG: Final = [
+    *((request_of(body), status) for body, status in _WRONG_BODIES),
+    (request_of(b'{"input": "a"}', content_type="text/plain"), 415),
+    (request_of(b'{"input": "a"}', x_request_timeout="soon"), 400),
+    (request_of(method="GET", path="/nope"), 404),
+    (request_of(b"{}", path="/info"), 405),
+]
+"""Requests and the status that each gets."""
