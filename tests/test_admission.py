@@ -50,7 +50,7 @@ def test_where_nothing_waits_everything_is_admitted(plan: Plan) -> None:
 
 @given(st.integers(1, 10**9), st.floats(0, 1e6), st.floats(0, 1))
 def test_retry_after_is_the_expected_wait_within_reason(ahead: int, rate: float, chance: float) -> None:
-    plan = Plan("m", "cpu", "float32", 1, 512, 256, 1, 1.0, 1, 1, matryoshka=False)
+    plan = Plan("m", (), "cpu", "float32", 1, 512, 256, 1, 1.0, 1, 1, matryoshka=False)
     with pytest.raises(Overloaded) as caught:
         check(plan, replace(SOME, ahead=ahead + 1, rate=rate), tokens=1, num_bytes=0, small=False, chance=chance)
     wait = min(40.0, max(1.0, (ahead + 1) / (rate or 10_000)))

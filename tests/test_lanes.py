@@ -373,7 +373,7 @@ def test_what_runs_between_layers_changes_no_bits(card: Card, dtype: str) -> Non
 def test_queries_amid_bulk_have_the_bits_they_have_alone() -> None:
     """On the real model, with queries that come while bulk runs; some of them run between its layers."""
     recorder = NestingRecorder()
-    with Engine(recorder=recorder) as engine:
+    with Engine(recorder=lambda _: recorder) as engine:
         texts = TEXTS[20:220]
         expected = engine.embed(texts)
         queries = [engine.embed(text) for text in texts[:10]]

@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whimbrel.rounds import Round
 from whimbrel.scheduler import Scheduler, Taken
 from whimbrel.types import Seq
 
@@ -182,7 +183,7 @@ def test_between_two_turns_everybody_who_waits_has_one(early: list[Asked], late:
     scheduler = Scheduler[int](700)
     requests: list[Asked] = []
     left: dict[int, int] = {}
-    turns: dict[str, list[tuple[str, int, set[str], set[int]]]] = defaultdict(list)
+    turns: dict[str, list[tuple[str, set[str]]]] = defaultdict(list)
 
     def arrive(asked: Asked) -> None:
         left[len(requests)] = len(asked.lengths)
@@ -195,17 +196,14 @@ def test_between_two_turns_everybody_who_waits_has_one(early: list[Asked], late:
         for job, _ in batch.work if batch else ():
             same = {other for other in left if _is_small(requests[other]) == _is_small(requests[job])}
             owners = {requests[other].owner for other in same}
-            mine = {other for other in same if requests[other].owner == requests[job].owner}
-            turns[batch.kind if batch else ""].append((requests[job].owner, job, owners, mine))
+            turns[batch.kind if batch else ""].append((requests[job].owner, owners))
             left[job] -= 1
             if not left[job]:
                 del left[job]
         if late:
             arrive(late.pop())
     for history in turns.values():
-        _check_turns([(owner, owners) for owner, _, owners, _ in history])
-        for name in "abc":
-            _check_turns([(job, jobs) for owner, job, _, jobs in history if owner == name])
+        _check_turns(history)
 
 
 def _is_small(asked: Asked) -> bool:
@@ -221,6 +219,48 @@ def _check_turns(history: list[tuple[Any, set[Any]]]) -> None:
             always = set[Any].intersection(*(waiting for _, waiting in history[last[who] : place + 1]))
             assert who not in always or all(between[other] == 1 for other in always - {who})
         last[who] = place
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(1, 700), min_size=1, max_size=20), st.integers(0, 3)), min_size=1, max_size=12))
+def test_no_job_of_an_owner_is_done_later_than_under_even_shares(arrivals: list[tuple[list[int], int]]) -> None:
+    """Jobs come one after another, each after so many seqs have been served; times are in tokens served."""
+    waiting = Round[int]()
+    left: dict[int, float] = {}  # under even shares
+    served, done, even = 0.0, dict[int, float](), dict[int, float]()
+
+    def serve() -> None:
+        nonlocal served
+        job, seq = waiting.head()
+        tokens: float = seq.ids.size
+        while tokens > 1e-9 and left:
+            step = min(tokens / len(left), *left.values())
+            tokens -= step * len(left)
+            served += step * len(left)
+            for other in list(left):
+                left[other] -= step
+                if left[other] <= 1e-6:
+                    del left[other]
+                    even[other] = served
+        if waiting.pop():
+            done[job] = served
+
+    for job, (lengths, before) in enumerate(arrivals):
+        for _ in range(before):
+            if waiting.tokens:
+                serve()
+        waiting.add(job, "a", seqs(lengths))
+        left[job] = float(sum(lengths))
+    while waiting.tokens:
+        serve()
+    assert set(done) == set(range(len(arrivals)))
+    assert all(done[job] <= even.get(job, served) + 700 for job in done)
+
+
+def test_equal_jobs_are_done_in_the_order_in_which_they_came() -> None:
+    scheduler = filled(512, [Asked([135] * 8)] * 100)
+    last = {job: place for place, batch in enumerate(drain(scheduler)) for job, _ in batch.work}
+    assert [last[job] for job in range(100)] == sorted(last.values())
+    assert last[0] <= 3
 
 
 def test_a_query_beside_a_large_request_is_in_the_next_batch() -> None:
@@ -260,7 +300,7 @@ def test_what_is_ahead_is_never_wildly_off(requests: list[Asked], lengths: list[
     new = Asked(lengths, priority=priority, owner="b")
     scheduler = filled(512, requests)
     waiting = scheduler.queued_tokens
-    ahead = scheduler.ahead(new.tokens, priority, num_seqs=len(lengths), owner="b")
+    ahead = scheduler.ahead(new.tokens, priority, owner="b")
     add(scheduler, 99, new)
     before = left = 0
     for batch in drain(scheduler):
@@ -269,25 +309,21 @@ def test_what_is_ahead_is_never_wildly_off(requests: list[Asked], lengths: list[
         if left == len(lengths):
             break
     assert new.tokens <= ahead <= waiting + new.tokens
-    # Turns are counted, not weighed, and the longest seqs go first: it may be off by the ratio of the lengths, and batches.
-    longest, mean = max((max(asked.lengths) for asked in requests), default=1), waiting / max(1, sum(map(_len, requests)))
-    assert before <= 2 * (longest / max(1.0, mean)) * ahead + 3 * 700
+    # Owners take turns by seqs, not tokens: it may be off by the ratio of the lengths, and batches.
+    lengths_of_all = [length for asked in (*requests, new) for length in asked.lengths]
+    assert before <= max(lengths_of_all) / min(lengths_of_all) * ahead + 3 * 700
     more_urgent = sum(asked.tokens for asked in requests if asked.priority < priority)
     assert ahead >= more_urgent
-
-
-def _len(asked: Asked) -> int:
-    return len(asked.lengths)
 
 
 def test_what_is_ahead_follows_the_policy() -> None:
     bulk = filled(512, [Asked([100] * 2048, owner="a"), Asked([100] * 2048, owner="b")])
     assert bulk.ahead(15) == 15 + 15 + 512  # a query: a batch of bulk, not all of it
-    assert bulk.ahead(204_800, num_seqs=2048, owner="c") == 3 * 204_800
-    assert bulk.ahead(1000, num_seqs=10, owner="c") == 1000 + 2 * 10 * 100
-    assert bulk.ahead(1000, num_seqs=10, owner="a") == 1000 + 3 * 10 * 100
-    assert bulk.ahead(1000, -1, num_seqs=10) == 1000
-    assert bulk.ahead(1000, 1, num_seqs=10) == 1000 + 2 * 204_800
+    assert bulk.ahead(204_800, owner="c") == 3 * 204_800
+    assert bulk.ahead(1000, owner="c") == 3 * 1000
+    assert bulk.ahead(1000, owner="a") == 1000 + 1000 + 2000
+    assert bulk.ahead(1000, -1) == 1000
+    assert bulk.ahead(1000, 1) == 1000 + 2 * 204_800
     queries = filled(512, [Asked([10], owner="a")] * 10_000)
     assert queries.ahead(10, owner="a") == 100_010
     assert queries.ahead(10, owner="b") == 20

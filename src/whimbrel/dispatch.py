@@ -88,8 +88,7 @@ class Dispatch:
             if prepared.deadline <= perf_counter():
                 raise _too_late()
             if not admitted:
-                num_seqs = len(prepared.seqs)
-                self._check(prepared.num_tokens, num_seqs, prepared.priority, prepared.owner, num_bytes=job.num_bytes)
+                self._check(prepared.num_tokens, prepared.priority, prepared.owner, num_bytes=job.num_bytes)
             self._jobs.add(job)
             self._num_bytes += job.num_bytes
             self._scheduler.add(
@@ -108,16 +107,16 @@ class Dispatch:
         """Raise Overloaded if a request of so many texts will be refused, so that nothing more is done for it."""
         self._check_process()
         with self._lock:
-            self._check(num_seqs, num_seqs, priority, owner)
+            self._check(num_seqs, priority, owner)
 
     def _check_process(self) -> None:
         """Before the lock is taken: in a forked child nobody may be there to release it."""
         if os.getpid() != self._process:
             raise Unavailable("the engine was loaded before a fork, and its threads stayed behind; load it afterwards.")
 
-    def _check(self, tokens: int, num_seqs: int, priority: int, owner: str, *, num_bytes: int = 0) -> None:
+    def _check(self, tokens: int, priority: int, owner: str, *, num_bytes: int = 0) -> None:
         scheduler = self._scheduler
-        ahead = scheduler.ahead(tokens, priority, num_seqs=num_seqs, owner=owner)
+        ahead = scheduler.ahead(tokens, priority, owner=owner)
         queue = Queue(scheduler.queued_tokens, ahead, self._num_bytes, self._rate.value)
         small = scheduler.is_small(tokens)
         check(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, chance=random.random())  # noqa: S311

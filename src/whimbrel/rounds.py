@@ -1,10 +1,20 @@
-"""Round robin: owners in turn, the jobs of an owner in turn, one seq each. Pure; a part of the scheduler."""
+"""Whose seq is next: owners in turn, and of an owner's jobs the one that an even share would finish first. Pure.
+
+Theory of operation. If the jobs of an owner shared it evenly, a small one would soon be done whatever waits beside it, but many
+equal ones would all be done at the very end. So even sharing is only imagined: each job gets a *tag* when it comes, the virtual
+time at which it would be done, and the job of the least tag runs. No job is done later than under even shares, but for a seq;
+most are done sooner, and equal ones in the order in which they came. Virtual time advances, while the owner is served,
+by the tokens served over the number of jobs that would still share it. Source: Friedman and Henderson, "Fairness and
+efficiency in web server protocols" (SIGMETRICS 2003), the fair sojourn protocol.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Generic, TypeVar
 
 from whimbrel.types import Seq
@@ -13,11 +23,40 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """The seqs of a job that wait in a round."""
+class _Line(Generic[K]):
+    """The seqs of a job that wait in a round; no job once they are taken or discarded, so that nothing is kept of it."""
 
+    job: K | None
     seqs: deque[Seq]
     tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _Owner(Generic[K]):
+    """The waiting jobs of an owner."""
+
+    lines: dict[K, _Line[K]] = field(default_factory=dict[K, "_Line[K]"])
+    heap: list[tuple[float, int, _Line[K]]] = field(default_factory=list[tuple[float, int, "_Line[K]"]])
+    """(tag, number, line) of each job; that of a job that was discarded stays until it comes up."""
+    tags: list[float] = field(default_factory=list[float])
+    """A heap: of the jobs that even shares would not have finished yet."""
+    time: float = 0.0
+    """Virtual, in tokens."""
+    tokens: int = 0
+
+    def served(self, tokens: float) -> None:
+        """Let virtual time advance."""
+        while tokens > 0 and self.tags:
+            step = min(tokens / len(self.tags), self.tags[0] - self.time)
+            tokens -= step * len(self.tags)
+            self.time += step
+            while self.tags and self.tags[0] <= self.time + 1e-6:
+                heapq.heappop(self.tags)
+
+    def first(self) -> tuple[K, _Line[K]]:
+        while (job := self.heap[0][2].job) is None:
+            heapq.heappop(self.heap)
+        return job, self.heap[0][2]
 
 
 class Round(Generic[K]):
@@ -25,59 +64,62 @@ class Round(Generic[K]):
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._num_seqs = 0
-        self._owners: OrderedDict[str, OrderedDict[K, _Line]] = OrderedDict()
+        self._owners: OrderedDict[str, _Owner[K]] = OrderedDict()
+        self._numbers = count()
 
-    def add(self, job: K, owner: str, seqs: Sequence[Seq]) -> None:
+    def add(self, job: K, name: str, seqs: Sequence[Seq]) -> None:
         """Queue seqs of a job that has none here, in the order in which they are to run."""
-        if seqs:
-            line = _Line(deque(seqs), sum(seq.ids.size for seq in seqs))
-            self._owners.setdefault(owner, OrderedDict())[job] = line
-            self.tokens += line.tokens
-            self._num_seqs += len(seqs)
+        if not seqs:
+            return
+        owner = self._owners.setdefault(name, _Owner())
+        line = owner.lines[job] = _Line(job, deque(seqs), sum(seq.ids.size for seq in seqs))
+        tag = owner.time + line.tokens
+        heapq.heappush(owner.tags, tag)
+        heapq.heappush(owner.heap, (tag, next(self._numbers), line))
+        owner.tokens += line.tokens
+        self.tokens += line.tokens
 
-    def discard(self, job: K, owner: str) -> int:
+    def discard(self, job: K, name: str) -> int:
         """Remove what waits of a job, and return how many tokens that was."""
-        jobs = self._owners.get(owner)
-        line = jobs.pop(job, None) if jobs else None
-        if line is None:
+        owner = self._owners.get(name)
+        line = owner.lines.pop(job, None) if owner else None
+        if owner is None or line is None:
             return 0
+        line.job = None
+        line.seqs.clear()
+        owner.tokens -= line.tokens
         self.tokens -= line.tokens
-        self._num_seqs -= len(line.seqs)
-        if not jobs:
-            del self._owners[owner]
+        if not owner.lines:
+            del self._owners[name]
         return line.tokens
 
     def head(self) -> tuple[K, Seq]:
-        """Whose turn it is, and with what."""
-        for jobs in self._owners.values():
-            for job, line in jobs.items():
-                return job, line.seqs[0]
-        raise IndexError("nobody waits here")
+        """Whose turn it is, and with what. Raises StopIteration if nobody waits here."""
+        job, line = next(iter(self._owners.values())).first()
+        return job, line.seqs[0]
 
     def pop(self) -> bool:
-        """Remove the head; its owner and its job go to the end of their rounds. Returns whether it was the job's last."""
-        owner, jobs = next(iter(self._owners.items()))
-        job, line = next(iter(jobs.items()))
+        """Remove the head; its owner goes to the end of the round. Returns whether it was the job's last."""
+        name, owner = next(iter(self._owners.items()))
+        job, line = owner.first()
         size = line.seqs.popleft().ids.size
+        owner.served(size)
         line.tokens -= size
+        owner.tokens -= size
         self.tokens -= size
-        self._num_seqs -= 1
         if not line.seqs:
-            del jobs[job]
-            if not jobs:
-                del self._owners[owner]
-                return True
+            line.job = None
+            del owner.lines[job]
+        if owner.lines:
+            self._owners.move_to_end(name)
         else:
-            jobs.move_to_end(job)
-        self._owners.move_to_end(owner)
+            del self._owners[name]
         return not line.seqs
 
-    def ahead(self, num_seqs: int, owner: str) -> int:
-        """About how many of the tokens here run before a new job of this owner has had so many turns."""
-        if not self.tokens:
-            return 0
-        own = len(self._owners.get(owner, ()))
-        others = len(self._owners) - (1 if own else 0)
-        rivals = own + others * (own + 1)  # seqs that run between two turns of the job
-        return min(self.tokens, num_seqs * rivals * self.tokens // self._num_seqs)
+    def ahead(self, tokens: int, name: str) -> int:
+        """About how many of the tokens here run before a new job of this owner, of so many tokens, is done."""
+        owner = self._owners.get(name)
+        own = min(owner.tokens, len(owner.lines) * tokens) if owner else 0
+        others = len(self._owners) - (1 if owner else 0)
+        foreign = self.tokens - (owner.tokens if owner else 0)
+        return own + min(foreign, others * (own + tokens))

@@ -10,9 +10,10 @@ numbers first. Within a priority there are three rounds, and a batch holds seqs 
 Small and bulk batches alternate while both wait, so neither starves, and a small batch is never filled up with bulk: it is
 over soon. `take_small` gives such a batch to a lane that has reached a boundary between two layers of a bulk batch.
 
-A round gives every owner one seq in turn, and so does an owner to each of its jobs; so nobody waits longer for others sending
-more. Within a job the longest seqs come first: that keeps seqs of similar length together and leaves the short ones to fill the
-end, so that lanes finish a request together.
+A round gives every owner one seq in turn, and an owner's turns go to the job that an even share between its jobs would finish
+first (rounds.py); so nobody waits longer for others sending more, and jobs are finished one after another. Within a job the
+longest seqs come first: that keeps seqs of similar length together and leaves the short ones to fill the end, so that lanes
+finish a request together.
 
 A job whose deadline has passed is never taken from again; `expire` tells of it. After the device ran out of memory batches
 are held to fewer tokens, and slowly to more again.
@@ -68,7 +69,8 @@ class Scheduler(Generic[K]):
         self._levels: dict[int, _Level[K]] = {}
         self._priorities: list[int] = []  # the keys of _levels, sorted
         self._entries: dict[K, _Entry] = {}
-        self._deadlines: list[tuple[float, int, K]] = []  # a heap; a job that is done or cancelled stays until it comes up
+        self._deadlines: list[tuple[float, int]] = []  # a heap; those of jobs that are gone stay a while
+        self._expiring: dict[int, K] = {}  # by number
         self._numbers = count()
         self._expired: list[K] = []
 
@@ -101,6 +103,7 @@ class Scheduler(Generic[K]):
     def cancel(self, job: K) -> None:
         """Forget what has not been taken of a job; no error if there is nothing."""
         if entry := self._entries.pop(job, None):
+            self._expiring.pop(entry.number, None)
             rounds = self._levels[entry.priority].rounds
             for waiting in (rounds["suspect"], rounds[entry.kind]):
                 self._count(-waiting.discard(job, entry.owner), entry.kind)
@@ -109,8 +112,8 @@ class Scheduler(Generic[K]):
     def expire(self, now: float) -> list[K]:
         """Forget the jobs whose deadline has passed, and name those not named before."""
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, number, job = heapq.heappop(self._deadlines)
-            if self._is_waiting(job, number):
+            _, number = heapq.heappop(self._deadlines)
+            if (job := self._expiring.get(number)) is not None:
                 self.cancel(job)
                 self._expired.append(job)
         named, self._expired = self._expired, []
@@ -119,7 +122,7 @@ class Scheduler(Generic[K]):
     @property
     def wake_at(self) -> float:
         """When the next of the waiting jobs expires; infinity if none does."""
-        while self._deadlines and not self._is_waiting(self._deadlines[0][2], self._deadlines[0][1]):
+        while self._deadlines and self._deadlines[0][1] not in self._expiring:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else inf
 
@@ -157,11 +160,11 @@ class Scheduler(Generic[K]):
         """Whether a job of so many tokens is small."""
         return tokens <= self._max_batch_tokens // _SMALL_PART
 
-    def ahead(self, tokens: int, priority: int = 0, *, num_seqs: int = 1, owner: str = "") -> int:
+    def ahead(self, tokens: int, priority: int = 0, *, owner: str = "") -> int:
         """About how many tokens run until a new request would be done, its own included.
 
-        All that is more urgent; in its own round its rivals' seqs until it has had `num_seqs` turns; and as much of the other
-        round, with which its own alternates, and a batch. In steps as many as there are priorities, not jobs.
+        All that is more urgent; in its own round what runs before it is done; and as much of the other round, with which its
+        own alternates, and a batch. In steps as many as there are priorities, not jobs.
         """
         place = bisect_left(self._priorities, priority)
         before = sum(self._levels[urgent].tokens for urgent in self._priorities[:place])
@@ -169,7 +172,7 @@ class Scheduler(Generic[K]):
         if level is None:
             return before + tokens
         kind = self._size(tokens)
-        done = level.rounds[kind].ahead(num_seqs, owner) + tokens
+        done = level.rounds[kind].ahead(tokens, owner) + tokens
         other = level.rounds["bulk" if kind == "small" else "small"].tokens
         return before + level.rounds["suspect"].tokens + done + min(other, done + self.token_budget)
 
@@ -211,6 +214,7 @@ class Scheduler(Generic[K]):
                 entry.num_rounds -= 1
                 if not entry.num_rounds:
                     del self._entries[job]
+                    self._expiring.pop(entry.number, None)
         self._tidy(priority)
         return work
 
@@ -233,14 +237,11 @@ class Scheduler(Generic[K]):
             self.small_tokens += tokens
 
     def _add_deadline(self, deadline: float, number: int, job: K) -> None:
-        if len(self._deadlines) > 2 * len(self._entries) + 64:  # most are of jobs that are gone
-            self._deadlines = [item for item in self._deadlines if self._is_waiting(item[2], item[1])]
+        if len(self._deadlines) > 2 * len(self._expiring) + 64:  # most are of jobs that are gone
+            self._deadlines = [item for item in self._deadlines if item[1] in self._expiring]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (deadline, number, job))
-
-    def _is_waiting(self, job: K, number: int) -> bool:
-        entry = self._entries.get(job)
-        return entry is not None and entry.number == number
+        heapq.heappush(self._deadlines, (deadline, number))
+        self._expiring[number] = job
 
 
 @dataclass(slots=True, eq=False)
@@ -254,7 +255,7 @@ class _Entry:
     num_rounds: int
     """Rounds in which some of it waits."""
     number: int
-    """Tells apart two jobs that are equal, and keeps the heap from comparing jobs."""
+    """By which its deadline knows it."""
 
 
 class _Level(Generic[K]):

@@ -149,7 +149,7 @@ class RemoteEngine:
         if failing := self._failing():
             raise _unavailable(failing)
         tokens = self._estimate(request)
-        boards = [replica.board for replica in self._replicas if replica.board is not None]
+        boards = [replica.board for replica in self._replicas if replica.up and replica.board is not None]
         if request.priority >= 0 and boards:
             small = tokens <= self.plan.max_batch_tokens // 4
             here = self._preparing_tokens + sum(pending.prepared.num_tokens for pending in self._waiting)
@@ -162,14 +162,15 @@ class RemoteEngine:
 
     def _estimate(self, request: Request) -> int:
         """Tokens of a request before it is tokenised, by the number of its characters or ids."""
-        size = sum(map(len, request.texts))
         ids = bool(request.texts) and isinstance(request.texts[0], np.ndarray)
-        return size if ids else round(size * self._tokens_per_character)
+        factor = 1.0 if ids else self._tokens_per_character
+        most = self.plan.max_length / factor
+        return round(factor * sum(min(len(text), most) for text in request.texts))
 
     def _learn(self, request: Request, prepared: Prepared) -> None:
         """Make the next estimate a better one."""
         size = sum(map(len, request.texts))
-        if size and isinstance(request.texts[0], str):
+        if size and isinstance(request.texts[0], str) and not prepared.num_truncated:
             self._tokens_per_character += 0.02 * (min(1.0, prepared.num_tokens / size) - self._tokens_per_character)
 
     def _failing(self) -> Down | None:

@@ -213,5 +213,6 @@ class Board:
         found: list[Flight] = []
         for slot in np.flatnonzero(self._flights["started"]).tolist():
             started, count, tokens = self._flights[slot].tolist()
-            found.append(Flight(started, tokens, self._entries[slot, :count].copy()))
+            if started:  # it has not just ended
+                found.append(Flight(started, tokens, self._entries[slot, :count].copy()))
         return found
