@@ -161,15 +161,15 @@ class RemoteEngine:
         return tokens
 
     def _estimate(self, request: Request) -> int:
-        """Tokens of a request before it is tokenised, by the number of its characters or ids."""
-        size = sum(map(len, request.texts))
+        """Tokens of a request before it is tokenised, by the number of its characters or ids. What is too long will be cut."""
         ids = bool(request.texts) and isinstance(request.texts[0], np.ndarray)
-        return size if ids else round(size * self._tokens_per_character)
+        rate = 1.0 if ids else self._tokens_per_character
+        return round(sum(min(len(text) * rate, self.plan.max_length) for text in request.texts))
 
     def _learn(self, request: Request, prepared: Prepared) -> None:
         """Make the next estimate a better one."""
         size = sum(map(len, request.texts))
-        if size and isinstance(request.texts[0], str):
+        if size and isinstance(request.texts[0], str) and not prepared.num_truncated:
             self._tokens_per_character += 0.02 * (min(1.0, prepared.num_tokens / size) - self._tokens_per_character)
 
     def _failing(self) -> Down | None:
