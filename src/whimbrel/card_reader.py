@@ -28,7 +28,7 @@ from whimbrel.card import (
     PoolingMode,
 )
 from whimbrel.errors import CheckpointError
-from whimbrel.json_file import JsonFile, read_json
+from whimbrel.json_file import JsonFile, find_file, read_json
 from whimbrel.tokenizer_reader import read_tokenizer
 
 # Keys of config.json that never change a vector: training, generation, bookkeeping.
@@ -262,6 +262,8 @@ def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, s
         raise CheckpointError("must be a list of objects.", file=file)
     rows = [_module_row(JsonFile(file, value)) for value in cast(list[object], values)]
     rows = [row for row in rows if row[0] != "Dropout"]
+    for _, path in rows:
+        find_file(folder, path)
     kinds = [kind for kind, _ in rows]
     if kinds[:2] != ["Transformer", "Pooling"] or "Transformer" in kinds[1:] or "Pooling" in kinds[2:]:
         raise CheckpointError(f"must begin with one Transformer and one Pooling, is {kinds}.", file=file)

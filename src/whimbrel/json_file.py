@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -14,10 +15,26 @@ T = TypeVar("T")
 _REQUIRED: Final[Any] = object()
 
 
+def find_file(folder: Path, file: str) -> Path:
+    """Where a checkpoint's file is. Links may lead within the folder, or, in the hub's cache, to its blobs.
+
+    Raises CheckpointError if they lead elsewhere: a folder from a stranger must not make another file of this machine a model.
+    """
+    try:
+        home, path = Path(os.path.realpath(folder)), Path(os.path.realpath(folder / file))
+    except ValueError:  # NUL in the name
+        raise CheckpointError("is no name of a file.", file=repr(file)) from None
+    repositories = [parent.parent for parent in home.parents if parent.name == "snapshots"]
+    blobs = [place / "blobs" for repository in repositories for place in (repository, repository.parent)]
+    if not any(path.is_relative_to(place) for place in (home, *blobs)):
+        raise CheckpointError("is a link that leads out of the checkpoint's folder; put the file itself there.", file=file)
+    return path
+
+
 def read_json(folder: Path, file: str) -> object:
     """The value in a JSON file. Raises CheckpointError if it is missing or no JSON."""
     try:
-        return json.loads((folder / file).read_bytes())
+        return json.loads(find_file(folder, file).read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file=file) from None
     except (ValueError, RecursionError) as error:

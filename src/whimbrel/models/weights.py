@@ -8,7 +8,6 @@ the small heads that older models ship as pytorch_model.bin, which go through `w
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,9 +20,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from whimbrel.errors import CheckpointError
+from whimbrel.json_file import JsonFile, find_file
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_PICKLE = "pytorch_model.bin"
 
 
 class Weights:
@@ -75,39 +76,41 @@ class Weights:
 
     def _open(self, sha256: str | None) -> None:
         for file in self._files():
-            path = self._folder / file
+            path = find_file(self._folder, file)
             if sha256 is not None:
-                _check_sha256(path, sha256)
+                _check_sha256(path, sha256, file)
             try:
                 handle = self._stack.enter_context(_open(path))
                 self._where |= dict.fromkeys(handle.keys(), handle)
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=path.name) from None
+                raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=file) from None
 
     def _files(self) -> list[str]:
         if (self._folder / _SINGLE).exists():
             return [_SINGLE]
         if (self._folder / _INDEX).exists():
             return _shards(self._folder)
-        pickle = self._folder / "pytorch_model.bin"
+        pickle = self._folder / _PICKLE
         if not pickle.exists():
             raise CheckpointError(f"not found in {self._folder}.", file=self._file)
         if not self._allow_pickle:
             raise CheckpointError(
                 "only pickled weights are here, which can run code when loaded; save the model again as safetensors.",
-                file=pickle.name,
+                file=_PICKLE,
             )
-        self._pickled = _unpickle(pickle)
+        self._pickled = _unpickle(find_file(self._folder, _PICKLE))
         return []
 
 
 def _unpickle(path: Path) -> dict[str, Tensor]:
     try:
         loaded: object = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds
-        raise CheckpointError(f"cannot be read safely ({error}).", file=path.name) from None
+    except Exception:  # torch raises many kinds, and tells how to read it unsafely
+        raise CheckpointError(
+            "is not a pickle of tensors and nothing else; save the model again as safetensors.", file=_PICKLE
+        ) from None
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in cast(dict[str, object], loaded).values()):
-        raise CheckpointError("holds something else than tensors by name.", file=path.name)
+        raise CheckpointError("holds something else than tensors by name.", file=_PICKLE)
     return cast(dict[str, Tensor], loaded)
 
 
@@ -116,18 +119,15 @@ def _open(path: Path) -> Any:
 
 
 def _shards(folder: Path) -> list[str]:
-    try:
-        names = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise CheckpointError("is not a valid index of shards.", file=_INDEX) from None
+    names = cast(dict[str, object], JsonFile.read(folder, _INDEX).get("weight_map", dict)).values()
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{name!r} is no file of this folder.", file=_INDEX, key="weight_map")
-    return names
+    return sorted(cast(set[str], set(names)))
 
 
-def _check_sha256(path: Path, wanted: str) -> None:
+def _check_sha256(path: Path, wanted: str, name: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != wanted:
-        raise CheckpointError(f"SHA-256 is {found}, must be {wanted}; the file is damaged or changed.", file=path.name)
+        raise CheckpointError(f"SHA-256 is {found}, must be {wanted}; the file is damaged or changed.", file=name)

@@ -161,11 +161,10 @@ class RemoteEngine:
         return tokens
 
     def _estimate(self, request: Request) -> int:
-        """Tokens of a request before it is tokenised, by the number of its characters or ids."""
+        """Tokens of a request before it is tokenised, by the number of its characters or ids. What is too long will be cut."""
         ids = bool(request.texts) and isinstance(request.texts[0], np.ndarray)
-        factor = 1.0 if ids else self._tokens_per_character
-        most = self.plan.max_length / factor
-        return round(factor * sum(min(len(text), most) for text in request.texts))
+        rate = 1.0 if ids else self._tokens_per_character
+        return round(sum(min(len(text) * rate, self.plan.max_length) for text in request.texts))
 
     def _learn(self, request: Request, prepared: Prepared) -> None:
         """Make the next estimate a better one."""
