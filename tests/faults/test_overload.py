@@ -164,11 +164,12 @@ def test_priority_decides_who_is_first(server: Server) -> None:
 
     with ThreadPoolExecutor(16) as threads:
         with held_up(server, threads):
-            sent = [threads.submit(send, priority) for priority in (5, 0, -5)]
+            sent = [threads.submit(send, 5) for _ in range(6)]
+            time.sleep(0.3)
+            sent.append(threads.submit(send, -5))
         for future in sent:
             future.result()
-    assert done[0] == -5
-    assert done[-1] == 5
+    assert done.index(-5) <= 1  # there are two lanes
 
 
 def test_E8_openai_s_client_succeeds_after_a_storm(server: Server, expected: Float32Array) -> None:
