@@ -13,6 +13,8 @@ import random
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -507,3 +509,26 @@ def test_K6_spans_reach_a_collector_and_hold_no_key() -> None:
     assert b"search" in everything
     assert KEY.encode() not in everything
     assert b"secret text" not in everything
+
+
+def test_F11_a_full_disk_refuses_a_server_and_cannot_kill_one(tmp_path: Path) -> None:
+    """All the room that metrics will ever need is taken at the start: a write into a mapped file on a full disk is SIGBUS."""
+    program = """
+import os, sys
+from pathlib import Path
+from whimbrel import metrics
+from whimbrel.errors import SetupError
+path = Path(sys.argv[1])
+metrics.use_directory(path, "worker-0")
+files = list(path.glob("*.db"))
+assert files and all(file.stat().st_blocks * 512 >= file.stat().st_size > 0 for file in files)
+def full(*_):
+    raise OSError(28, "No space left on device")
+os.posix_fallocate = full
+try:
+    metrics.use_directory(path, "worker-1")
+except SetupError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert "No space left" in done.stdout
