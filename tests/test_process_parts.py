@@ -35,6 +35,8 @@ from whimbrel.processes.messages import (
     failed,
 )
 from whimbrel.processes.shared import Board, SegmentPool, align, anonymous, map_memory
+from whimbrel.processes.suspicion import Suspicion
+from whimbrel.types import Seq
 
 
 def packed(message: msgspec.Struct) -> bytes:
@@ -236,6 +238,45 @@ def test_a_part_that_is_started_by_hand_says_so(kind: str) -> None:
     done = subprocess.run([sys.executable, "-m", f"whimbrel.processes.{kind}"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "whimbrel serve" in done.stderr
+
+
+# Suspicion
+
+
+def text(*ids: int) -> Seq:
+    return Seq(np.array(ids, np.int32), 3)
+
+
+def test_two_crashes_alone_condemn_a_text_and_kills_from_outside_count_less() -> None:
+    suspicion = Suspicion()
+    assert suspicion.judge([text(1)], 0.0) == (None, [])
+    assert suspicion.blame(text(1), 1.0, 0.0) is None
+    assert suspicion.judge([text(1), text(2)], 1.0) == (None, [3])
+    assert suspicion.blame(text(1), 1.0, 1.0) is not None
+    assert suspicion.judge([text(1)], 2.0) == (3, [])
+    assert suspicion.judge([text(2)], 2.0) == (None, [])
+    assert [suspicion.blame(text(2), 0.25, 0.0) is None for _ in range(8)] == [True] * 7 + [False]
+
+
+def test_suspicion_ends_with_success_and_with_time() -> None:
+    suspicion = Suspicion()
+    suspicion.blame(text(1), 1.0, 0.0)
+    suspicion.clear(text(1))
+    assert suspicion.judge([text(1)], 0.0) == (None, [])
+    assert suspicion.blame(text(1), 1.0, 0.0) is None
+    assert suspicion.blame(text(1), 1.0, 601.0) is None
+    other = Suspicion()
+    other.condemn(suspicion.blame(text(1), 1.0, 602.0) or b"", 602.0)
+    assert other.judge([text(1)], 700.0)[0] == 3
+    assert other.judge([text(1)], 1300.0) == (None, [])
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    suspicion = Suspicion()
+    for number in range(3000):
+        suspicion.blame(text(number), 1.0, 0.0)
+        suspicion.condemn(number.to_bytes(16, "little"), 0.0)
+    assert len(suspicion.judge([text(number) for number in range(3000)], 1.0)[1]) == 1024
 
 
 # Backoff

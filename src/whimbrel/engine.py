@@ -64,8 +64,8 @@ class Engine:
         self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling)
         self.plan: Plan = make_plan(Options(**options), self.card, probe())
         self.folder = checkpoint.folder
-        recording = None if recorder is None else recorder(self)
         self._frontend = Frontend(checkpoint.folder, self.card, self.plan)
+        recording = None if recorder is None else recorder(self)
         progress("loading the weights")
         load = partial(load_runner, checkpoint, self.card, faulty=faults.switched_on())
         exact = replace(self.plan, device="cpu", dtype="float32")

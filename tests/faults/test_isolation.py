@@ -101,6 +101,20 @@ def test_D3_a_text_that_kills_the_engine_is_found_and_refused(poison: str, serve
     assert server.children("engine") == after
 
 
+def test_D3_copies_of_a_text_that_kills_are_refused_together(server: Server, expected: Float32Array) -> None:
+    def restarts(client: httpx2.Client) -> float:
+        lines = client.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("whimbrel_engine_restarts_total"))
+
+    with httpx2.Client(base_url=server.url, timeout=120) as client, ThreadPoolExecutor(8) as threads:
+        before = restarts(client)
+        answers = list(threads.map(lambda _: ask(client, ["@@abort copies"]), range(8)))
+        for answer in answers:
+            refused(answer, "engine_crash")
+        assert wait_for(lambda: client.get("/health/ready").status_code == 200)
+        assert restarts(client) - before <= 7
+
+
 @pytest.mark.parametrize("poison", ["@@hang", "@@hang-gil"])
 def test_D4_a_text_that_hangs_the_engine_is_found_and_refused(poison: str, server: Server, expected: Float32Array) -> None:
     with httpx2.Client(base_url=server.url, timeout=120) as client:

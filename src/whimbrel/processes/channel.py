@@ -69,7 +69,9 @@ class _Reader(Generic[T]):
 
     def messages(self) -> Iterator[T]:
         """The messages that are complete."""
-        view = memoryview(bytes(self._bytes)) if len(self._bytes) >= 4 else memoryview(b"")
+        if len(self._bytes) < 4 or len(self._bytes) < 4 + min(int.from_bytes(self._bytes[:4], "little"), MAX_MESSAGE):
+            return
+        view = memoryview(bytes(self._bytes))
         at = 0
         while len(view) - at >= 4:
             size = int.from_bytes(view[at : at + 4], "little")
@@ -136,12 +138,14 @@ class Line(Generic[T]):
             packed, fds = item
             try:
                 if fds:
-                    sent = socket.send_fds(self._sock, [packed[:1]], list(fds))
-                    _close(fds)
+                    try:
+                        sent = socket.send_fds(self._sock, [packed[:1]], list(fds))
+                    finally:
+                        _close(fds)
                     packed = packed[sent:]
                 self._sock.sendall(packed)
             except OSError:  # the other end is gone; the reading thread sees it too
-                _close(fds)
+                continue
 
 
 class AsyncLine(Generic[T]):
@@ -194,14 +198,19 @@ class AsyncLine(Generic[T]):
     def _readable(self) -> None:
         try:
             more = self._reader.receive(self._sock)
-            for message in self._reader.messages():
-                self._on_message(message)
-                if self._closed:
-                    return
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self._end(None)
+            return
+        except BrokenLine as error:
+            self._end(error)
+            return
+        try:
+            for message in self._reader.messages():
+                self._on_message(message)
+                if self._closed:
+                    return
         except BrokenLine as error:
             self._end(error)
         except Exception as error:  # ours: what was half handled cannot be gone on from

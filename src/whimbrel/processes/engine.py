@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import threading
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ import numpy as np
 
 from whimbrel import logs, metrics
 from whimbrel.engine import Engine
-from whimbrel.errors import CheckpointError, ComputeError, SetupError, WhimbrelError
+from whimbrel.errors import CheckpointError, ComputeError, SetupError, Unavailable, WhimbrelError
 from whimbrel.processes.channel import BrokenLine, Line
 from whimbrel.processes.lifeline import control_socket, follow_supervisor, raise_file_limit
 from whimbrel.processes.messages import (
@@ -70,13 +69,13 @@ class Recorder:
     def __init__(self, num_lanes: int, max_batch_tokens: int) -> None:
         num_flights = _FLIGHTS_PER_LANE * num_lanes
         self.board, self.fd, self.size = Board.create(num_flights, max_batch_tokens)
-        self._free = deque(range(num_flights))
+        self._free = list(range(num_flights))
 
     def started(self, work: Work) -> int:
         """Before a batch is launched."""
         if not self._free:
             return -1
-        slot = self._free.popleft()
+        slot = self._free.pop()
         entries = [(origin.worker, seq.index, origin.uid) for job, seq in work if isinstance(origin := job.tag, Origin)]
         num_tokens = sum(seq.ids.size for _, seq in work)
         self.board.start(slot, perf_counter(), entries, num_tokens)
@@ -110,6 +109,7 @@ class WorkerLine:
         # The worker is gone: nobody waits for its requests.
         for future in list(self._futures.values()):
             future.cancel()
+        self._segments.clear()
         self._line.close()
 
     def _handle(self, message: ToEngine) -> None:
@@ -132,7 +132,7 @@ class WorkerLine:
                 prepared, out=out, tag=Origin(self._worker, message.uid), admitted=message.admitted
             )
         except WhimbrelError as error:
-            self._line.send(failed(message.uid, error))
+            self._fail(message.uid, error)
             return
         self._futures[message.uid] = future
         future.add_done_callback(partial(self._answer, message.uid, inline=segment is None))
@@ -143,11 +143,16 @@ class WorkerLine:
             self._line.send(failed(uid, ComputeError("cancelled.")))
         elif (error := future.exception()) is not None:
             known = error if isinstance(error, WhimbrelError) else ComputeError(f"{type(error).__name__} in the engine.")
-            self._line.send(failed(uid, known))
+            self._fail(uid, known)
         else:
             result = future.result()
             vectors = result.vectors_ND.data.cast("B") if inline else _NOTHING
             self._line.send(Answer(uid, vectors, result.timings.queue, result.timings.compute))
+
+    def _fail(self, uid: int, error: WhimbrelError) -> None:
+        if isinstance(error, Unavailable) and not _stopping.is_set():
+            os._exit(70)  # the engine is broken: another life of it answers
+        self._line.send(failed(uid, error))
 
 
 def _prepared(message: Submit, segment: mmap | None) -> tuple[Prepared, int]:
@@ -182,10 +187,13 @@ def _beat(engine: Engine, board: Board) -> None:
         level("queue_tokens", engine.queued_tokens, model=model)
         level("queue_small_tokens", engine.small_tokens, model=model)
         board.beat(perf_counter(), queued=engine.queued_tokens, small=engine.small_tokens, rate=engine.rate)
-        _tick.wait(_BEAT_SECONDS)
+        if not engine.ready and not _stopping.is_set():
+            os._exit(70)  # one of its threads has died
+        _stopping.wait(_BEAT_SECONDS)
 
 
-_tick: Final = threading.Event()
+_stopping: Final = threading.Event()
+"""Set when the engine is told to end."""
 
 
 def _load(control: Line[ControlEngine], load: Load) -> tuple[Engine, Recorder]:
@@ -221,23 +229,23 @@ def main() -> None:
     try:
         engine, recorder = _load(control, load)
     except (SetupError, CheckpointError) as error:
-        control.send(CannotStart(str(error), error.hint if isinstance(error, SetupError) else None, final=True))
+        control.send(CannotStart(str(error), error.hint if isinstance(error, SetupError) else None))
         control.close()
         os._exit(1)
     except Exception as error:
         _log.critical("the engine could not be loaded", exc_info=True)
-        control.send(CannotStart(f"{type(error).__name__}: {error}", None, final=False))
+        control.send(CannotStart(f"{type(error).__name__}: {error}", None))
         control.close()
         os._exit(1)
     metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
     threading.Thread(target=_beat, args=(engine, recorder.board), name="whimbrel-beat", daemon=True).start()
     control.send(Ready(recorder.size), [recorder.fd])
-    lines: list[WorkerLine] = []
     try:
         for message in messages:
             if isinstance(message, Attach):
-                lines.append(WorkerLine(engine, message.worker, socket.socket(fileno=control.take_fd())))
+                WorkerLine(engine, message.worker, socket.socket(fileno=control.take_fd()))
             else:
+                _stopping.set()
                 engine.close()
                 os._exit(0)
     except BrokenLine as error:

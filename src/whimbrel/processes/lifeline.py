@@ -33,8 +33,6 @@ def follow_supervisor() -> None:
         signal.signal(name, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1 and "WHIMBREL_SUPERVISOR" in os.environ and os.environ["WHIMBREL_SUPERVISOR"] != "1":
-        sys.exit(0)  # it died before the kernel was told
 
 
 def raise_file_limit() -> None:

@@ -118,8 +118,6 @@ class CannotStart(_Message):
 
     message: str
     hint: str | None
-    final: bool
-    """Whether trying again is of no use."""
 
 
 class Attach(_Message):
@@ -140,6 +138,8 @@ class Work(_Message):
 
     guards: GuardOptions
     num_models: int
+    num_known: int
+    """Models that are known already: as many Model messages follow at once."""
     num_replicas: int
     name: str
     """Of the process, e.g. "worker-0"."""
@@ -211,7 +211,7 @@ FromEngine: TypeAlias = Answer | Failed
 ControlEngine: TypeAlias = Load | Attach | Stop
 ReportEngine: TypeAlias = Phase | Planned | Ready | CannotStart
 ControlWorker: TypeAlias = Work | Model | Up | Down | Quarantine | Drain | Abort | Stop
-ReportWorker: TypeAlias = Started | Drained | Beat | Quarantine | CannotStart
+ReportWorker: TypeAlias = Started | Drained | Beat | Quarantine
 
 
 def failed(uid: int, error: WhimbrelError) -> Failed:

@@ -4,7 +4,7 @@ Theory of operation. A request is tokenised here and sent to the engine with the
 until it is answered. If an engine dies, its unanswered requests go to another, or wait until it is back. What was on the
 device at that moment is suspect: it is sent again with a limit on how many may share its batch, half as many as before, and
 engines run such batches while nothing else runs. So batch-mates are cleared and a text that kills engines ends up alone; after
-`MAX_BLAME` deaths on which it was alone it is refused, and remembered. A kill from outside blames less than a crash.
+two deaths on which it was alone it is refused, and remembered (suspicion.py). A kill from outside blames less than a crash.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import blake2b
-from math import inf, isinf
+from math import isinf
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -33,17 +32,16 @@ from whimbrel.processes.channel import BrokenLine
 from whimbrel.processes.messages import Down
 from whimbrel.processes.replica import Pending, Replica, fail
 from whimbrel.processes.shared import Board
+from whimbrel.processes.suspicion import Suspicion
 from whimbrel.trace import count
-from whimbrel.types import Prepared, Request, Result, Seq, Timings
+from whimbrel.types import Prepared, Request, Result, Timings
 
 _log = logging.getLogger("whimbrel")
 
-MAX_BLAME: Final = 2.0
 _INLINE_CHARACTERS: Final = 2000
 """Texts of so many characters together are tokenised at once; more would hold up the event loop."""
 _MAX_TOKENIZING: Final = 1024
-_MAX_QUARANTINED: Final = 1024
-_QUARANTINE_SECONDS: Final = 600.0
+_ORPHANED_SECONDS: Final = 30.0
 
 
 class RemoteEngine:
@@ -70,7 +68,8 @@ class RemoteEngine:
         """Requests for which no engine is up."""
         self._orphans: dict[int, dict[int, Pending]] = {}
         """By replica: what a life left unanswered, until the supervisor says how it ended."""
-        self._quarantined: OrderedDict[bytes, float] = OrderedDict()
+        self._suspicion = Suspicion()
+        self._aborted: WhimbrelError | None = None
         self._on_quarantine = on_quarantine
         self._broken = broken
         self._tokenizing = 0
@@ -114,14 +113,17 @@ class RemoteEngine:
         if not prepared.seqs:
             empty = np.empty((0, prepared.dimensions), np.float32)
             return Result(empty, 0, 0, Timings(tokenize=prepared.tokenize, total=perf_counter() - received))
-        self._refuse_quarantined(prepared)
         pending = Pending(prepared, asyncio.get_running_loop().create_future())
         self._dispatch(pending)
         try:
             if isinf(request.deadline):
-                return await pending.future
-            async with asyncio.timeout(max(0.0, request.deadline - perf_counter())):
-                return await pending.future
+                result = await pending.future
+            else:
+                async with asyncio.timeout(max(0.0, request.deadline - perf_counter())):
+                    result = await pending.future
+            for index in pending.limits:
+                self._suspicion.clear(prepared.seqs[index])
+            return result
         except TimeoutError:
             raise DeadlineExceeded("the time that the request gave is over.") from None
         finally:
@@ -150,12 +152,12 @@ class RemoteEngine:
             raise _unavailable(failing)
         tokens = self._estimate(request)
         boards = [replica.board for replica in self._replicas if replica.up and replica.board is not None]
-        if request.priority >= 0 and boards:
+        if request.priority >= 0:
             small = tokens <= self.plan.max_batch_tokens // 4
             here = self._preparing_tokens + sum(pending.prepared.num_tokens for pending in self._waiting)
             queued = here + sum(board.queued_tokens for board in boards)
             ahead = here + sum(board.small_tokens if small else board.queued_tokens for board in boards)
-            each = len(boards)
+            each = max(1, len(boards))
             queue = Queue(queued // each, ahead // each + tokens, 0, sum(board.rate for board in boards) / each)
             check(self.plan, queue, tokens=tokens, num_bytes=0, small=small, chance=random.random())  # noqa: S311
         return tokens
@@ -191,10 +193,13 @@ class RemoteEngine:
         replica = self._replicas[down.replica]
         replica.down = down
         self._lost(down.replica, None)
-        for uid, pending in self._orphans.pop(down.replica, {}).items():
-            count("retries", model=self.plan.served_name)
-            self._lay_blame(replica, uid, pending, down.blame)
-            self._dispatch(pending)
+        left = self._orphans.pop(down.replica, {})
+        self._lay_blame(replica, left, down.blame)
+        for pending in left.values():
+            pending.admitted, pending.segment = True, None
+            if not pending.future.done():
+                count("retries", model=self.plan.served_name)
+                self._dispatch(pending)
         if (failing := self._failing()) is not None:
             waiting, self._waiting = self._waiting, OrderedDict()
             for pending in waiting:
@@ -202,12 +207,11 @@ class RemoteEngine:
 
     def quarantine(self, digest: bytes) -> None:
         """Refuse a text from now on."""
-        self._quarantined[digest] = perf_counter() + _QUARANTINE_SECONDS
-        if len(self._quarantined) > _MAX_QUARANTINED:
-            self._quarantined.popitem(last=False)
+        self._suspicion.condemn(digest, perf_counter())
 
     def fail_all(self, error: WhimbrelError) -> None:
-        """Answer whatever is unanswered."""
+        """Answer whatever is unanswered, and what is still being prepared."""
+        self._aborted = error
         for pending in self._unanswered():
             fail(pending, error)
 
@@ -222,13 +226,25 @@ class RemoteEngine:
         if error is not None:
             self._broken(error)
         replica = self._replicas[index]
-        left = replica.detach()
-        self._orphans.setdefault(index, {}).update(left)
+        orphans = self._orphans.setdefault(index, {})
+        orphans.update(replica.detach())
+        if orphans:
+            asyncio.get_running_loop().call_later(_ORPHANED_SECONDS, self._miss, index, orphans)
+
+    def _miss(self, index: int, orphans: dict[int, Pending]) -> None:
+        """A line has ended and the engine has not: then it was the line that broke."""
+        if self._orphans.get(index) is orphans:
+            self._broken(BrokenLine("the line ended, and its engine did not"))
 
     def _dispatch(self, pending: Pending) -> None:
         """To the replica that has least to do, or to those who wait."""
         if pending.future.done():
             return
+        guilty, alone = self._suspicion.judge(pending.prepared.seqs, perf_counter())
+        if guilty is not None or self._aborted is not None:
+            fail(pending, self._aborted or _poison(guilty or 0))
+            return
+        pending.limits |= dict.fromkeys(alone, 1)
         up = [replica for replica in self._replicas if replica.up]
         if up:
             min(up, key=lambda replica: replica.outstanding_tokens).send(pending)
@@ -236,49 +252,29 @@ class RemoteEngine:
             fail(pending, _unavailable(failing))
         else:
             self._waiting[pending] = None
-            pending.future.add_done_callback(lambda _: self._waiting.pop(pending, None))
 
-    def _lay_blame(self, replica: Replica, uid: int, pending: Pending, blame: float) -> None:
-        """Mark what the dead engine was running of this request."""
-        pending.admitted = True
-        pending.segment = None
-        if replica.board is None:
-            return
-        for flight in replica.board.flights():
-            mine = flight.entries[(flight.entries["worker"] == self._worker) & (flight.entries["uid"] == uid)]
+    def _lay_blame(self, replica: Replica, left: dict[int, Pending], blame: float) -> None:
+        """Mark what the dead engine was running of these requests."""
+        flights = replica.board.flights() if replica.board is not None else []
+        for flight in flights:
             together = len(flight.entries)
-            for index in mine["index"].tolist():
-                if together == 1:
-                    pending.blame[index] = pending.blame.get(index, 0.0) + blame
+            entries: list[tuple[int, int, int]] = flight.entries.tolist()
+            for worker, index, uid in entries:
+                if worker != self._worker or (pending := left.get(uid)) is None:
+                    continue
+                if together == 1 and len(flights) == 1:
+                    seq = pending.prepared.seqs[index]
+                    if (digest := self._suspicion.blame(seq, blame, perf_counter())) is not None:
+                        self._on_quarantine(digest)
                 pending.limits[index] = max(1, min(pending.limits.get(index, together), together) // 2)
-                if pending.blame.get(index, 0.0) >= MAX_BLAME:
-                    self._convict(pending, index)
-
-    def _convict(self, pending: Pending, index: int) -> None:
-        digest = _digest(pending.prepared.seqs[index])
-        self.quarantine(digest)
-        self._on_quarantine(digest)
-        fail(pending, _poison(index))
-
-    def _refuse_quarantined(self, prepared: Prepared) -> None:
-        if not self._quarantined:
-            return
-        now = perf_counter()
-        for seq in prepared.seqs:
-            if self._quarantined.get(_digest(seq), -inf) > now:
-                raise _poison(seq.index)
 
     async def close(self) -> None:
         """End the threads."""
         self._tokenizers.shutdown(wait=False)
 
 
-def _digest(seq: Seq) -> bytes:
-    return blake2b(np.ascontiguousarray(seq.ids).data, digest_size=16).digest()
-
-
 def _poison(index: int) -> EngineCrash:
-    return EngineCrash("the engine dies of this text; it is refused from now on.", param=f"input[{index}]")
+    return EngineCrash("the engine dies of this text; it is refused for now.", param=f"input[{index}]")
 
 
 def _unavailable(down: Down) -> Unavailable:

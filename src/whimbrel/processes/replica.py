@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -30,8 +31,6 @@ class Pending:
     future: asyncio.Future[Result]
     limits: dict[int, int] = field(default_factory=dict[int, int])
     """Suspect texts: with how many seqs each may share a batch."""
-    blame: dict[int, float] = field(default_factory=dict[int, float])
-    """How often an engine died while a text was alone on it."""
     segment: Segment | None = None
     admitted: bool = False
     """Whether an engine had it already."""
@@ -48,7 +47,7 @@ class Replica:
         self._line: AsyncLine[FromEngine] | None = None
         self._pool = SegmentPool()
         self._pending: dict[int, Pending] = {}
-        self._next = 0
+        self._next = random.getrandbits(48)  # no number is used by two workers' lives, and by no life twice
 
     @property
     def up(self) -> bool:

@@ -25,6 +25,8 @@ _ALIGN: Final = 64
 _LEAST: Final = 2**16
 _MAX_FREE: Final = 2**26
 """Bytes of segments that are kept for reuse."""
+_MAX_FREE_ALIKE: Final = 16
+"""Segments of one size that are kept: each takes a descriptor in both processes."""
 
 
 def anonymous(size: int) -> int:
@@ -79,7 +81,7 @@ class SegmentPool:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection while it is held may give a segment back
         self._free: dict[int, deque[Segment]] = {}
         self._free_bytes = 0
         self._next = 1
@@ -94,18 +96,22 @@ class SegmentPool:
                 return free.popleft()
             number = self._next
             self._next += 1
+        fd = -1
         try:
             fd = anonymous(size)
             return Segment(number, mmap.mmap(fd, size), size, fd)
         except (OSError, ValueError):
+            if fd >= 0:
+                os.close(fd)
             return None
 
     def give_back(self, segment: Segment) -> None:
         """Keep a segment that nobody writes to or reads from any more."""
         with self._lock:
-            if self._free_bytes + segment.size <= _MAX_FREE:
+            free = self._free.setdefault(segment.size, deque())
+            if self._free_bytes + segment.size <= _MAX_FREE and len(free) < _MAX_FREE_ALIKE:
                 self._free_bytes += segment.size
-                self._free.setdefault(segment.size, deque()).append(segment)
+                free.append(segment)
                 return
         self.drop(segment)
 
@@ -171,11 +177,6 @@ class Board:
         memory = mmap.mmap(fd, size)
         np.frombuffer(memory, "i8", 2)[:] = num_flights, capacity
         return Board(memory), fd, size
-
-    @property
-    def num_flights(self) -> int:
-        """How many batches it has room for."""
-        return len(self._flights)
 
     def beat(self, now: float, *, queued: int, small: int, rate: float) -> None:
         """The engine lives, and so it stands."""

@@ -1,6 +1,6 @@
 """The supervisor of a server: owns the socket and all other processes, and starts again what dies.
 
-Theory of operation. One event loop, no threads, no PyTorch. Every child has a line to here; the end of a process is the only
+Theory of operation. One event loop, no PyTorch. Every child has a line to here; the end of a process is the only
 truth about its death. A worker and an engine get a fresh line for each life of either. An engine that does not come back to
 life, or dies again and again, is waited for longer and longer, and the workers are told. A process that stands still is killed:
 an engine whose board has not been written for a while or whose batch takes too long, a worker whose event loop does not turn.
@@ -28,7 +28,6 @@ from whimbrel.processes.children import EngineChild, WorkerChild, how_it_ended
 from whimbrel.processes.messages import (
     Abort,
     Attach,
-    CannotStart,
     Down,
     Drain,
     Drained,
@@ -46,6 +45,7 @@ from whimbrel.processes.messages import (
     Work,
 )
 from whimbrel.processes.shared import Board, map_memory
+from whimbrel.processes.suspicion import QUARANTINE_SECONDS
 from whimbrel.server.options import GuardOptions
 from whimbrel.trace import count, level
 
@@ -54,6 +54,8 @@ _log = logging.getLogger("whimbrel")
 _TICK_SECONDS: Final = 0.25
 _SILENCE_SECONDS: Final = 20.0
 """After so long without a sign of life a process is taken to stand still; sooner, if a batch may not take so long."""
+_LOAD_SECONDS: Final = 60.0
+"""Loading again may take so long, or ten times as long as the last time."""
 _STOP_SECONDS: Final = 5.0
 _OUTSIDE_BLAME: Final = 0.25
 _OUTSIDE_CODES: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
@@ -107,7 +109,7 @@ class Supervisor:
             for replica in range(options.num_replicas)
         ]
         self._workers = [WorkerChild(f"worker-{index}", index=index) for index in range(options.num_workers)]
-        self._quarantined: dict[tuple[int, bytes], None] = {}
+        self._quarantined: dict[tuple[int, bytes], float] = {}
         self._announced = False
         self._draining = False
         self._stopped = asyncio.Event()
@@ -154,7 +156,16 @@ class Supervisor:
     async def _live(self, child: EngineChild | WorkerChild) -> None:
         """One life after another."""
         while not self._stopped.is_set():
-            await self._start(child)
+            try:
+                await self._start(child)
+            except OSError as error:  # no process, no file or no memory to be had
+                child.kill()
+                if not self._announced:
+                    self._fail(SetupError(f"{child.name} cannot be started: {error.strerror or error}."))
+                    return
+                _log.error("%s cannot be started: %s", child.name, error)
+                await asyncio.sleep(max(1.0, child.backoff.died(lived=None)))
+                continue
             code = await child.ended()
             if self._stopped.is_set() or (self._draining and isinstance(child, WorkerChild) and child.drained):
                 return
@@ -179,6 +190,8 @@ class Supervisor:
             message = child.error.message if child.error is not None else f"{child.name} ended while it started: {how}."
             self._fail(SetupError(message, hint=hint))
             return 0.0
+        if self._draining:
+            self._end_if_drained()
         delay = child.backoff.died(lived=perf_counter() - child.ready_since if was_ready else None)
         _log.error("%s: %s; it is started again%s.", child.name, how, f" in {delay:.1f} s" if delay else "")
         if isinstance(child, EngineChild):
@@ -202,9 +215,8 @@ class Supervisor:
                 self._on_phase(engine.model, message.text)
         elif isinstance(message, Planned):
             engine.planned = message
-            if engine.replica == 0:
-                for worker in self._workers:
-                    self._introduce(engine, worker)
+            for worker in self._workers:
+                self._introduce(engine, worker)
         elif isinstance(message, Ready):
             self._engine_ready(engine, message)
         else:
@@ -258,10 +270,12 @@ class Supervisor:
     def _begin_worker(self, worker: WorkerChild) -> None:
         worker.heard, worker.drained = perf_counter(), False
         fd = os.dup(self._listener.fileno())
+        known = list({engine.model: engine for engine in self._engines if engine.planned is not None}.values())
         worker.send(
             Work(
                 self._options.guards,
                 len(self._options.models),
+                len(known),
                 self._options.num_replicas,
                 worker.name,
                 worker.index,
@@ -270,16 +284,17 @@ class Supervisor:
             ),
             fd,
         )
-        for engine in self._engines:
-            if engine.replica == 0:
-                self._introduce(engine, worker)
+        for engine in known:
+            self._introduce(engine, worker)
         for engine in self._engines:
             if engine.ready:
                 self._connect(engine, worker)
             elif engine.last_down is not None:
                 worker.send(engine.last_down)
-        for model, digest in self._quarantined:
-            worker.send(Quarantine(model, digest))
+        now = perf_counter()
+        for (model, digest), since in self._quarantined.items():
+            if now - since < QUARANTINE_SECONDS:
+                worker.send(Quarantine(model, digest))
 
     def _worker_says(self, worker: WorkerChild, message: ReportWorker) -> None:
         worker.heard = perf_counter()
@@ -291,16 +306,17 @@ class Supervisor:
             self._announce()
         elif isinstance(message, Drained):
             worker.drained = True
-            if all(each.drained or each.line is None for each in self._workers):
-                self._finish(0)
+            self._end_if_drained()
         elif isinstance(message, Quarantine):
             self._quarantine(message, worker)
-        elif isinstance(message, CannotStart):
-            worker.error = message
+
+    def _end_if_drained(self) -> None:
+        if all(worker.drained or worker.line is None for worker in self._workers):
+            self._finish(0)
 
     def _quarantine(self, message: Quarantine, finder: WorkerChild) -> None:
         """A text is known to kill engines: the other workers refuse it too, and those that come."""
-        self._quarantined[message.model, message.digest] = None
+        self._quarantined[message.model, message.digest] = perf_counter()
         if len(self._quarantined) > _MAX_QUARANTINED:
             del self._quarantined[next(iter(self._quarantined))]
         for engine in self._engines:
@@ -329,13 +345,17 @@ class Supervisor:
             if now < self._forgiven_until:
                 continue
             for engine in self._engines:
-                if engine.ready and engine.killed_for is None and (reason := self._why_hanging(engine, now)):
+                if engine.killed_for is None and (reason := self._why_hanging(engine, now)):
                     engine.kill(reason)
             for worker in self._workers:
                 if worker.ready and worker.killed_for is None and now - worker.heard > self._silence:
                     worker.kill("it stood still")
 
     def _why_hanging(self, engine: EngineChild, now: float) -> str | None:
+        if not engine.ready:
+            limit = max(_LOAD_SECONDS, 10 * engine.load_seconds)
+            loads_again = self._announced and engine.process is not None and engine.process.returncode is None
+            return f"it has been loading for {limit:.0f} s" if loads_again and now - engine.begun > limit else None
         board = engine.board
         if board is None or now - engine.ready_since < _TICK_SECONDS:
             return None

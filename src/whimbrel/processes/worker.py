@@ -62,6 +62,10 @@ class Worker:
         end_spans = otel.start() if work.otel else None
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), work.name)
         self._served = Served(num_models=work.num_models)
+        for _ in range(work.num_known):
+            model, _ = await self._told.get()
+            assert isinstance(model, Model)
+            await self._add(model)
         self._server = make_server(create_app(self._served, guards=work.guards), fds[0], work.guards)
         self._keep(self._beat())
         self._keep(self._obey())

@@ -29,7 +29,7 @@ from whimbrel.server.guards import guards as guards_of
 from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of, shown
 from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.server.options import DEFAULTS, GuardOptions
-from whimbrel.server.served import Served
+from whimbrel.server.served import InFlight, Served
 from whimbrel.server.transfer import read_body
 from whimbrel.trace import level, trace
 from whimbrel.types import AsyncEmbedder, Result
@@ -55,7 +55,7 @@ def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> Starlette:
     routes = [*posts, *(HTTPRoute(path, handler, methods=["GET"]) for path, handler in gets.items())]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Ledger, routes=routes), *guards_of(guards)],
+        middleware=[Middleware(Ledger, routes=routes), Middleware(InFlight, served=served), *guards_of(guards)],
         exception_handlers={HTTPException: _http_error, WhimbrelError: _whimbrel_error},
         lifespan=server.lifespan,
     )
@@ -80,7 +80,6 @@ class _Server:
         """The handler of a dialect's route."""
 
         async def handle(http: Request) -> Response:
-            self._served.begin()
             try:
                 return await self._answer(route, http)
             except WhimbrelError as error:
@@ -91,8 +90,6 @@ class _Server:
                 return response
             except ClientDisconnect:
                 return Response(status_code=CLIENT_LEFT)
-            finally:
-                self._served.end()
 
         return handle
 

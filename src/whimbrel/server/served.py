@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from whimbrel.errors import InvalidRequest, ModelNotFound, Unavailable
 from whimbrel.types import AsyncEmbedder
 
@@ -27,9 +29,6 @@ class Served:
     def __iter__(self) -> Iterator[AsyncEmbedder]:
         """The models that are known, in the order in which they were asked for."""
         return (self._embedders[index] for index in sorted(self._embedders))
-
-    def __getitem__(self, index: int) -> AsyncEmbedder:
-        return self._embedders[index]
 
     def find(self, name: str | None) -> AsyncEmbedder:
         """The model that goes by `name`; None: the only one. Raises Unavailable, ModelNotFound, InvalidRequest."""
@@ -74,3 +73,21 @@ class Served:
     async def wait_until_idle(self) -> None:
         """Return once no request is on its way."""
         await self._idle.wait()
+
+
+class InFlight:
+    """ASGI middleware: a request that asks for work is on its way until the last byte of its answer is handed over."""
+
+    def __init__(self, app: ASGIApp, served: Served) -> None:
+        self._app = app
+        self._served = served
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        self._served.begin()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._served.end()
