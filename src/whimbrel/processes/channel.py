@@ -69,8 +69,8 @@ class _Reader(Generic[T]):
 
     def messages(self) -> Iterator[T]:
         """The messages that are complete."""
-        if len(self._bytes) < 4 or len(self._bytes) < 4 + min(int.from_bytes(self._bytes[:4], "little"), MAX_MESSAGE):
-            return
+        if len(self._bytes) < 4 or len(self._bytes) - 4 < int.from_bytes(self._bytes[:4], "little") <= MAX_MESSAGE:
+            return  # not even the first is complete
         view = memoryview(bytes(self._bytes))
         at = 0
         while len(view) - at >= 4:
