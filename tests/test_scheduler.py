@@ -232,7 +232,7 @@ def test_no_job_of_an_owner_is_done_later_than_under_even_shares(arrivals: list[
         nonlocal served
         job, seq = waiting.head()
         tokens: float = seq.ids.size
-        while tokens > 1e-9 and left:
+        while tokens > 1e-9 and left:  # in small steps of floats, which need not end at 0
             step = min(tokens / len(left), *left.values())
             tokens -= step * len(left)
             served += step * len(left)

@@ -46,12 +46,13 @@ class _Owner(Generic[K]):
 
     def served(self, tokens: float) -> None:
         """Let virtual time advance."""
-        while tokens > 0 and self.tags:
-            step = min(tokens / len(self.tags), self.tags[0] - self.time)
-            tokens -= step * len(self.tags)
-            self.time += step
-            while self.tags and self.tags[0] <= self.time + 1e-6:
-                heapq.heappop(self.tags)
+        while self.tags:
+            until_one_is_done = (self.tags[0] - self.time) * len(self.tags)
+            if until_one_is_done > tokens:
+                self.time += tokens / len(self.tags)
+                return
+            tokens -= until_one_is_done
+            self.time = heapq.heappop(self.tags)
 
     def first(self) -> tuple[K, _Line[K]]:
         while (job := self.heap[0][2].job) is None:
