@@ -80,7 +80,7 @@ def serve(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]...", help="Checkpoints' folders or hub ids (owner/name). Default: the packaged all-MiniLM-L6-v2."
+            metavar="MODEL", help="Checkpoints' folders or hub ids (owner/name). Default: the packaged all-MiniLM-L6-v2."
         ),
     ] = None,
     *,

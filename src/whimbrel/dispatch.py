@@ -165,13 +165,14 @@ class Dispatch:
             self._changed.wait(None if wake_at == inf else min(max(0.0, wake_at - perf_counter()), threading.TIMEOUT_MAX))
 
     def _next(self, now: float) -> Taken[Job] | None:
+        while self._retries and not any(job in self._jobs for job, _ in self._retries[0].work):
+            self._retries.popleft()
         if self._alone or (self._in_flight and self._suspects_are_next):
             return None
-        while self._retries:
-            taken = self._retries.popleft()
-            if work := [(job, seq) for job, seq in taken.work if job in self._jobs]:
-                return replace(taken, work=work)
-        return self._scheduler.take(now, self._idle)
+        if not self._retries:
+            return self._scheduler.take(now, self._idle)
+        taken = self._retries.popleft()
+        return replace(taken, work=[(job, seq) for job, seq in taken.work if job in self._jobs])
 
     @property
     def _suspects_are_next(self) -> bool:

@@ -47,7 +47,7 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
     shown = _Shown(console, [each.model or "the packaged model" for each in options.models])
 
     def ready(planned: list[Planned]) -> None:
-        shown.close()
+        shown.ready()
         models = [
             (read_card(Path(each.folder), each.card_name, pooling=model.pooling), each.plan)
             for each, model in zip(planned, options.models, strict=True)
@@ -107,6 +107,12 @@ class _Shown:
             self._status.stop()  # the hub shows bars of its own
         else:
             self._status.start()
+
+    def ready(self) -> None:
+        """Loading is over, and what each model did last is done."""
+        for model in self._running:
+            self.phase(model, "")
+        self.close()
 
     def close(self) -> None:
         """Loading is over, one way or another."""
