@@ -1,7 +1,7 @@
 # make serve    build the environment and serve the packaged model on 127.0.0.1:8000 (ARGS="MODEL --port 8001 ...")
 # make test     build the environment and run all tests
 # make check    what CI runs: tests, format, lint, types and the light install
-# make soak     mixed load on a real server for SECONDS (300), with a leak detector
+# make soak     the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
 # make bench    the benchmarks of BENCHMARKS.md
 # make lock     resolve the dependencies anew into requirements/
 
@@ -34,6 +34,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 soak: $(VENV)/.dev
+	$(BIN)/pytest -m slow
 	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS) $(ARGS)
 
 bench: $(VENV)/.dev

@@ -85,7 +85,10 @@ def test_D2_a_poisonous_text_of_a_request_is_named(server: Server) -> None:
             assert answer.json()["error"]["code"] == code
 
 
-@pytest.mark.parametrize("poison", ["@@abort", "@@segv", "@@exit"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("poison", ["@@abort", pytest.param("@@segv", marks=SLOW), pytest.param("@@exit", marks=SLOW)])
 def test_D3_a_text_that_kills_the_engine_is_found_and_refused(poison: str, server: Server, expected: Float32Array) -> None:
     before = server.children("engine")
     good, bad = together(server, f"{poison} now")
@@ -115,7 +118,7 @@ def test_D3_copies_of_a_text_that_kills_are_refused_together(server: Server, exp
         assert restarts(client) - before <= 7
 
 
-@pytest.mark.parametrize("poison", ["@@hang", "@@hang-gil"])
+@pytest.mark.parametrize("poison", ["@@hang", pytest.param("@@hang-gil", marks=SLOW)])
 def test_D4_a_text_that_hangs_the_engine_is_found_and_refused(poison: str, server: Server, expected: Float32Array) -> None:
     with httpx2.Client(base_url=server.url, timeout=120) as client:
         answers: list[httpx2.Response] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from leaks import LIMITS, Limit
 from soak import Options, soak
 
@@ -9,6 +10,7 @@ PATIENT = {**LIMITS, "memory, MiB": Limit(1.0, 96.0), "shared segments": Limit(2
 """Some hundred requests do not fill the caches and pools of a server; only a gross leak can be told from that."""
 
 
+@pytest.mark.slow
 def test_K1_mixed_load_and_a_kill() -> None:
     """Every answer right, no descriptor, thread or socket lost, all metrics add up, nothing left behind."""
     report = soak(Options(seconds=25, round_seconds=1.5, clients=4, kill_every=8, limits=PATIENT))
