@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Unpack
 
@@ -59,6 +60,12 @@ PoolingOption = Annotated[
 Matryoshka = Annotated[
     bool, typer.Option("--matryoshka", help="Allow `dimensions` though the checkpoint does not say that it may be cut.")
 ]
+
+
+def _finite(seconds: float) -> float:
+    if not isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is no number of seconds.")
+    return seconds
 
 
 def _version(wanted: bool) -> None:
@@ -118,9 +125,13 @@ def serve(
     max_queue_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens that may wait. [default: four of the largest requests]")
     ] = None,
-    max_queue_seconds: Annotated[float, typer.Option(min=0.1, help="Refuse what would wait longer.")] = 30.0,
-    drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds for accepted requests to finish after a signal.")] = 30.0,
-    step_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one batch, before its engine is replaced.")] = 60.0,
+    max_queue_seconds: Annotated[float, typer.Option(min=0.1, callback=_finite, help="Refuse what would wait longer.")] = 30.0,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0, callback=_finite, help="Seconds for accepted requests to finish after a signal.")
+    ] = 30.0,
+    step_timeout: Annotated[
+        float, typer.Option(min=0.1, callback=_finite, help="Seconds for one batch, before its engine is replaced.")
+    ] = 60.0,
     pooling: PoolingOption = None,
     matryoshka: Matryoshka = False,
     log_format: Annotated[Literal["plain", "json"], typer.Option(help="Form of the log's lines.")] = "plain",
@@ -143,6 +154,8 @@ def serve(
         spans.check()
     console = _console()
     wanted: list[str | None] = [*models] if models else [None]
+    if len(set(wanted)) < len(wanted) and not served_name:
+        raise SetupError("a model is named twice.", hint="--replicas gives it several engines; --served-name tells them apart")
     names = names_of_models(served_name or [], num_models=len(wanted))
     listener = listen(host, port)
     guards = read_guard_options(

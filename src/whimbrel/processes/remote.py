@@ -268,10 +268,6 @@ class RemoteEngine:
                         self._on_quarantine(digest)
                 pending.limits[index] = max(1, min(pending.limits.get(index, together), together) // 2)
 
-    async def close(self) -> None:
-        """End the threads."""
-        self._tokenizers.shutdown(wait=False)
-
 
 def _poison(index: int) -> EngineCrash:
     return EngineCrash("the engine dies of this text; it is refused for now.", param=f"input[{index}]")
