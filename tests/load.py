@@ -6,7 +6,7 @@ import base64
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -82,16 +82,3 @@ class Load:
                     self.wrong.append(answer.text[:300])
                 elif not np.array_equal(vectors_of(answer), self.expected[chosen]):
                     self.wrong.append(f"other vectors for {chosen}")
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> bool:
-    """Whether `condition` comes true in time. Its HTTP errors count as not yet."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if condition():
-                return True
-        except httpx2.HTTPError:
-            pass
-        time.sleep(0.02)
-    return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import orjson
+from common import family
 
 PATH = "/v1/embeddings"
 
@@ -117,20 +117,6 @@ def ask(port: int, *parts: bytes, timeout: float = 60) -> Answer:
         return connection.answer()
 
 
-def family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                parents.setdefault(parent, []).append(int(entry.name))
-    found = [pid]
-    for known in found:
-        found += parents.get(known, [])
-    return found
-
-
 def peak_memory(pid: int, run: Callable[[], object]) -> int:
     """By how many bytes a server's processes grew at most while `run` ran."""
     pids = family(pid)
@@ -159,12 +145,3 @@ def open_sockets(pid: int) -> int:
 def open_files(pid: int) -> int:
     """Of a process and all that descend from it."""
     return sum(len(os.listdir(f"/proc/{process}/fd")) for process in family(pid))
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False

@@ -223,6 +223,16 @@ def test_G8_a_port_in_use() -> None:
     assert "cannot listen" in error("serve", "--host", "no.such.host.invalid")
 
 
+def test_two_models_of_one_name(minilm: Path, tmp_path: Path) -> None:
+    assert "named twice" in error("serve", "a", "a", "--port", "0")
+    assert "names two models alike" in error("serve", "a", "b", "--served-name", "c", "--served-name", "c", "--port", "0")
+    for name in ("one/minilm", "two/minilm"):
+        shutil.copytree(minilm, tmp_path / name)
+    folders = [str(tmp_path / name) for name in ("one/minilm", "two/minilm")]
+    assert "two models are named minilm" in error("serve", *folders, "--port", "0")
+    assert "two models are named minilm" in error("serve", *folders, "--served-name", "other,minilm", "--port", "0")
+
+
 def test_wrong_options() -> None:
     assert "--dtype takes" in error("serve", "--dtype", "int3", "--port", "0")
     assert "--device takes" in error("serve", "--device", "tpu", "--port", "0")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from leaks import LIMITS, Family, Held, Sample, Trend, trends
 
-from load import wait_for
+from waiting import wait_for
 
 ROUNDS, REQUESTS = 14, 300
 FLAT = dict.fromkeys(LIMITS, 10.0)

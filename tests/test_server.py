@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ import pytest
 
 from serving import Server
 from texts import TEXTS
+from waiting import wait_for
 from whimbrel import AsyncClient, Client, Engine, errors
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -186,15 +186,6 @@ def computed(client: httpx2.Client) -> float:
 def queued(client: httpx2.Client) -> float:
     lines = client.get("/metrics").text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith("whimbrel_queue_tokens"))
-
-
-def wait_for(condition: Any, seconds: float = 20) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 # What else it tells

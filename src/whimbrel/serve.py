@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from whimbrel.card import Card
 from whimbrel.card_reader import read_card
@@ -18,13 +18,10 @@ from whimbrel.errors import SetupError
 from whimbrel.plan import Plan
 from whimbrel.processes.messages import Planned
 from whimbrel.processes.supervisor import ServeOptions, Supervisor
-from whimbrel.server.connections import limit_silence
+from whimbrel.server.connections import BACKLOG, limit_silence
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-_BACKLOG: Final = 1024
 
 
 def names_of_models(given: Sequence[str], *, num_models: int) -> list[tuple[str, ...]]:
@@ -77,7 +74,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(_BACKLOG)
+        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         hint = f"choose another: --port {port + 1}" if 1024 <= port < 65535 else "choose another --port or --host"

@@ -22,9 +22,10 @@ import pytest
 
 from fake import FakeServer
 from fuzz import Grammar
-from raw import PATH, Answer, Connection, ask, chunked, head, open_files, open_sockets, peak_memory, post, wait_for
+from raw import PATH, Answer, Connection, ask, chunked, head, open_files, open_sockets, peak_memory, post
 from serving import Server
 from texts import TEXTS
+from waiting import wait_for
 from whimbrel import Engine
 
 GOLDEN = "A whimbrel is a wader."

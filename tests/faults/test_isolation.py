@@ -11,9 +11,10 @@ import httpx2
 import numpy as np
 import pytest
 
-from load import ask, vectors_of, wait_for
+from load import ask, vectors_of
 from serving import Server
 from texts import TEXTS
+from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.types import Float32Array
 

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -34,6 +33,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from asgi import ask
 from serving import Server
 from texts import TEXTS
+from waiting import wait_for
 from whimbrel import Client, Engine, logs
 from whimbrel.logs import LogOptions
 from whimbrel.server.app import create_app
@@ -67,15 +67,6 @@ def client(server: Server, engine: Engine) -> Iterator[httpx2.Client]:
         assert wait_for(lambda: client.get("/health/ready").status_code == 200)
         with Client(server.url, api_key=KEY) as whimbrel:
             assert np.array_equal(whimbrel.embed(GOLDEN), engine.embed(GOLDEN))
-
-
-def wait_for(condition: Any, seconds: float = 60) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def post(client: httpx2.Client, body: Any, **headers: str) -> httpx2.Response:

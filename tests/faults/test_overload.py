@@ -12,10 +12,11 @@ import numpy as np
 import openai
 import pytest
 
-from load import ask, queued_tokens, vectors_of, wait_for
+from load import ask, queued_tokens, vectors_of
 from raw import Connection, post
 from serving import Server
 from texts import TEXTS
+from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.types import Float32Array
 

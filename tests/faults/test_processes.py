@@ -17,9 +17,10 @@ import pytest
 
 import whimbrel
 from checkpoints import sentence_layout, write_bert
-from load import Load, ask, queued_tokens, vectors_of, wait_for
+from load import Load, ask, queued_tokens, vectors_of
 from serving import Server
 from texts import TEXTS
+from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.types import Float32Array
 

@@ -16,12 +16,13 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+from common import family
 from packaging.requirements import Requirement
 from packaging.version import Version
 from starlette.routing import Route
 
 from fake import FakeEmbedder, call
-from raw import ask, family, head, post
+from raw import ask, head, post
 from serving import Server
 from texts import TEXTS
 from whimbrel import Client, Engine, errors

@@ -8,9 +8,11 @@ import resource
 import signal
 import socket
 import sys
+from contextlib import suppress
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+_WANTED_FILES: Final = 65_536
 
 CONTROL_FD: Final = "WHIMBREL_CONTROL_FD"
 """The environment variable that names a child's end of its line to the supervisor."""
@@ -36,10 +38,9 @@ def follow_supervisor() -> None:
 
 
 def raise_file_limit() -> None:
-    """Sockets and shared memory take descriptors: as many as the system allows."""
+    """Sockets and shared memory take descriptors: as many as the system allows, and we want."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else 2**16, hard))
-        except (ValueError, OSError):
-            return
+    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(hard, _WANTED_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -2,8 +2,8 @@
 
 Theory of operation. One event loop, no PyTorch. Every child has a line to here; the end of a process is the only
 truth about its death. A worker and an engine get a fresh line for each life of either. An engine that does not come back to
-life, or dies again and again, is waited for longer and longer, and the workers are told. A process that stands still is killed:
-an engine whose board has not been written for a while or whose batch takes too long, a worker whose event loop does not turn.
+life, or dies again and again, is waited for longer and longer, and the workers are told. A process that stands still
+(watchdog.py) is killed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -46,16 +47,12 @@ from whimbrel.processes.messages import (
 )
 from whimbrel.processes.shared import Board, map_memory
 from whimbrel.processes.suspicion import QUARANTINE_SECONDS
+from whimbrel.processes.watchdog import TICK_SECONDS, Watchdog
 from whimbrel.server.options import GuardOptions
 from whimbrel.trace import count, level
 
 _log = logging.getLogger("whimbrel")
 
-_TICK_SECONDS: Final = 0.25
-_SILENCE_SECONDS: Final = 20.0
-"""After so long without a sign of life a process is taken to stand still; sooner, if a batch may not take so long."""
-_LOAD_SECONDS: Final = 60.0
-"""Loading again may take so long, or ten times as long as the last time."""
 _STOP_SECONDS: Final = 5.0
 _OUTSIDE_BLAME: Final = 0.25
 _OUTSIDE_CODES: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
@@ -116,9 +113,7 @@ class Supervisor:
         self._exit_code = 0
         self._error: SetupError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._silence = min(_SILENCE_SECONDS, options.step_seconds)
-        self._last_tick = perf_counter()
-        self._forgiven_until = 0.0
+        self._watchdog = Watchdog(options.step_seconds)
 
     async def run(self) -> int:
         """Start everything and see to it until a signal ends it. Raises SetupError if it cannot be started."""
@@ -215,12 +210,20 @@ class Supervisor:
                 self._on_phase(engine.model, message.text)
         elif isinstance(message, Planned):
             engine.planned = message
+            self._refuse_shared_names()
             for worker in self._workers:
                 self._introduce(engine, worker)
         elif isinstance(message, Ready):
             self._engine_ready(engine, message)
         else:
             engine.error = message
+
+    def _refuse_shared_names(self) -> None:
+        """Only a model's plan says what it is called where no name was given."""
+        plans = {engine.model: engine.planned.plan for engine in self._engines if engine.planned is not None}
+        names = Counter(name for plan in plans.values() for name in {plan.served_name, *plan.aliases})
+        if shared := [name for name, models in names.items() if models > 1]:
+            self._fail(SetupError(f"two models are named {shared[0]}.", hint="give every model a --served-name of its own"))
 
     def _introduce(self, engine: EngineChild, worker: WorkerChild) -> None:
         """Tell a worker what a model is."""
@@ -336,37 +339,11 @@ class Supervisor:
     async def _watch(self) -> None:
         """Kill what stands still."""
         while True:
-            await asyncio.sleep(_TICK_SECONDS)
-            now = perf_counter()
-            if now - self._last_tick > 8 * _TICK_SECONDS:  # we have stood still ourselves; the others may have too
-                _log.warning("the supervisor has stood still for %.1f s", now - self._last_tick)
-                self._forgiven_until = now + self._silence
-            self._last_tick = now
-            if now < self._forgiven_until:
-                continue
-            for engine in self._engines:
-                if engine.killed_for is None and (reason := self._why_hanging(engine, now)):
-                    engine.kill(reason)
-            for worker in self._workers:
-                if worker.ready and worker.killed_for is None and now - worker.heard > self._silence:
-                    worker.kill("it stood still")
-
-    def _why_hanging(self, engine: EngineChild, now: float) -> str | None:
-        if not engine.ready:
-            limit = max(_LOAD_SECONDS, 10 * engine.load_seconds)
-            loads_again = self._announced and engine.process is not None and engine.process.returncode is None
-            return f"it has been loading for {limit:.0f} s" if loads_again and now - engine.begun > limit else None
-        board = engine.board
-        if board is None or now - engine.ready_since < _TICK_SECONDS:
-            return None
-        if now - max(board.last_beat, engine.ready_since) > self._silence:
-            return f"it stood still for {self._silence:.0f} s"
-        for flight in board.flights():
-            usual = flight.num_tokens / board.rate if board.rate else 0.0
-            limit = max(self._options.step_seconds, 10 * usual)
-            if now - flight.started > limit:
-                return f"a batch of {flight.num_tokens:,} tokens took longer than {limit:.0f} s"
-        return None
+            await asyncio.sleep(TICK_SECONDS)
+            self._watchdog.tick()
+            for child in (*self._engines, *self._workers):
+                if child.killed_for is None and (reason := self._watchdog.why(child)):
+                    child.kill(reason)
 
     # The end
 

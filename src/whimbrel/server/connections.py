@@ -17,17 +17,13 @@ from typing import Final
 _OPEN_FILES: Final = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 _SPARE_FILES: Final = 24
 """For what a process opens besides connections."""
-_WANTED_FILES: Final = 65_536
+BACKLOG: Final = 1024
+"""Connections that wait to be accepted."""
 
 
 def connection_limit(wanted: int) -> int:
-    """How many connections this process may hold at once without running out of files, whose limit is raised if it can be."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _WANTED_FILES:
-        with suppress(OSError, ValueError):
-            raised = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(hard, _WANTED_FILES)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-            soft = raised
+    """How many connections this process may hold at once without running out of files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
     return max(1, min(wanted, soft - len(os.listdir(_OPEN_FILES)) - _SPARE_FILES))

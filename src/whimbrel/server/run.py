@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from granian._granian import SocketHolder
 from granian.constants import HTTPModes, Interfaces
@@ -11,10 +11,8 @@ from granian.log import LogLevels
 from granian.server.embed import Server
 from starlette.applications import Starlette
 
-from whimbrel.server.connections import connection_limit
+from whimbrel.server.connections import BACKLOG, connection_limit
 from whimbrel.server.options import GuardOptions
-
-_BACKLOG: Final = 1024
 
 
 class _SharedSocketServer(Server):
@@ -26,7 +24,7 @@ class _SharedSocketServer(Server):
 
     def _init_shared_socket(self) -> None:
         self._ssp = None
-        self._shd = SocketHolder(self._listener, False, _BACKLOG)  # pyright: ignore[reportCallIssue]
+        self._shd = SocketHolder(self._listener, False, BACKLOG)  # pyright: ignore[reportCallIssue]
         self._sfd = self._listener
 
 
@@ -39,7 +37,7 @@ def make_server(app: Starlette, listener: int, guards: GuardOptions) -> Server:
         http=HTTPModes.http1,
         http1_settings=HTTP1Settings(header_read_timeout=int(guards.header_timeout * 1000), max_buffer_size=128 * 1024),
         websockets=False,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         backpressure=connection_limit(guards.max_connections),
         log_level=LogLevels.error,
         log_dictconfig={"loggers": {"_granian": {"propagate": True}}},  # to our own handler, not to stdout
