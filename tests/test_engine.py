@@ -277,6 +277,24 @@ def test_cancelling_an_awaited_request_drops_it(runner: type[FakeRunner]) -> Non
     asyncio.run(main())
 
 
+def test_what_is_awaited_is_checked_and_tokenised_alike(engine: Engine) -> None:
+    """Small requests are tokenised in the event loop, others in threads; the answers are the same."""
+    many = TEXTS[20:120]
+
+    async def main() -> None:
+        async with AsyncEngine() as model:
+            assert np.array_equal(await model.embed(many), engine.embed(many))
+            assert np.array_equal(await model.embed(many[:3]), engine.embed(many[:3]))
+            for texts in (["a", 1], ["a"] * 100 + [None]):
+                with pytest.raises(InvalidRequest, match="must be a string"):
+                    await model.embed(texts)  # pyright: ignore[reportArgumentType]
+        for texts in (many, many[:3]):
+            with pytest.raises(Unavailable):
+                await model.embed(texts)
+
+    asyncio.run(main())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
 def test_lanes_yield_to_what_somebody_waits_for(engine: Engine) -> None:
     """Without that, refusing a request took 7 ms on a machine whose cores are all busy, and with it 3."""

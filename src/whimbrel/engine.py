@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Final, Self, TypeAlias, Unpack
+from typing import Self, TypeAlias, Unpack
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from whimbrel import faults
 from whimbrel.card import Card, PoolingMode
 from whimbrel.card_reader import read_card
 from whimbrel.checkpoint import Checkpoint, find_checkpoint
-from whimbrel.errors import InvalidRequest, Overloaded, Unavailable
-from whimbrel.frontend import Frontend
+from whimbrel.errors import InvalidRequest
+from whimbrel.frontend import AsyncFrontend, Frontend
 from whimbrel.lanes import Lanes
 from whimbrel.plan import EngineOptions, Options, Plan, make_plan
 from whimbrel.runner import Runner, probe
@@ -31,9 +31,6 @@ from whimbrel.work import AnyRunner, Job, Recorder
 
 Progress: TypeAlias = Callable[[str], None]
 """Called with the name of each phase of loading as it begins."""
-
-_MAX_TOKENIZING: Final = 1024
-"""Requests of an AsyncEngine that may wait to be tokenised."""
 
 
 def _say_nothing(_: str) -> None: ...
@@ -64,7 +61,7 @@ class Engine:
         self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling)
         self.plan: Plan = make_plan(Options(**options), self.card, probe())
         self.folder = checkpoint.folder
-        self._frontend = Frontend(checkpoint.folder, self.card, self.plan)
+        self.frontend = Frontend(checkpoint.folder, self.card, self.plan)
         recording = None if recorder is None else recorder(self)
         progress("loading the weights")
         load = partial(load_runner, checkpoint, self.card, faulty=faults.switched_on())
@@ -118,8 +115,12 @@ class Engine:
         `received` is when the request came (perf_counter), for its timings; by default now. Raises InvalidRequest, TooLong,
         TooLarge, Overloaded, Unavailable, DeadlineExceeded.
         """
+        self.check(request)
+        return self.submit_prepared(self.frontend.prepare(request, received=received))
+
+    def check(self, request: Request) -> None:
+        """Raise Overloaded if a request will be refused, before anything is done for it."""
         self._lanes.check(len(request.texts), priority=request.priority, owner=request.owner)
-        return self.submit_prepared(self._frontend.prepare(request, received=received))
 
     def submit_prepared(
         self, prepared: Prepared, *, out: Float32Array | None = None, tag: object = None, admitted: bool = False
@@ -206,9 +207,7 @@ class AsyncEngine:
         """`model` as for Engine, or an Engine that is loaded already, which is then closed with this one."""
         loaded = isinstance(model, Engine)
         self._engine = model if loaded else Engine(model, pooling=pooling, progress=progress, **options)
-        # Tokenising holds no lock of Python's, and must not hold up the event loop.
-        self._tokenizers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-tokenizer")
-        self._tokenizing = 0
+        self._frontend = AsyncFrontend(self._engine.frontend)
 
     @property
     def card(self) -> Card:
@@ -247,41 +246,20 @@ class AsyncEngine:
 
     async def run(self, request: Request) -> Result:
         """Answer one request. Cancelling it drops what has not been computed yet."""
-        future = await self._submit(request)
-        return await asyncio.wrap_future(future)
-
-    async def _submit(self, request: Request) -> Future[Result]:
-        if self._tokenizing >= _MAX_TOKENIZING:
-            raise Overloaded(f"{self._tokenizing:,} requests wait to be tokenised. Try again later.", retry_after=1.0)
-        try:
-            submitted = self._tokenizers.submit(self._engine.submit, request, received=perf_counter())
-        except RuntimeError:
-            raise Unavailable("the engine is closed.") from None
-        self._tokenizing += 1
-        try:
-            return await asyncio.wrap_future(submitted)
-        except asyncio.CancelledError:
-            submitted.add_done_callback(_cancel_inner)
-            raise
-        finally:
-            self._tokenizing -= 1
+        self._engine.check(request)
+        prepared = await self._frontend.prepare(request)
+        return await asyncio.wrap_future(self._engine.submit_prepared(prepared))
 
     async def close(self) -> None:
         """Finish what was accepted, then end the threads."""
         await asyncio.to_thread(self._engine.close)
-        self._tokenizers.shutdown()
+        self._frontend.close()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         await self.close()
-
-
-def _cancel_inner(submitted: Future[Future[Result]]) -> None:
-    """The caller left while its texts were being tokenised: drop the request that this made."""
-    if not submitted.cancelled() and submitted.exception() is None:
-        submitted.result().cancel()
 
 
 def embed_request(

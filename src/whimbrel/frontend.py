@@ -5,15 +5,23 @@ Knows card, plan and tokenizer; knows nothing of queues, devices or processes.
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
+from typing import Final
 
 from whimbrel.card import Card
-from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from whimbrel.plan import Plan
 from whimbrel.tokenizer import Tokenizer
 from whimbrel.trace import trace
 from whimbrel.types import Prepared, Request
+
+_INLINE_TEXTS: Final = 32
+_INLINE_CHARACTERS: Final = 2000
+"""Up to so many texts of so many characters together are tokenised in the event loop; more would hold it up."""
+_MAX_WAITING: Final = 1024
 
 
 class Frontend:
@@ -75,3 +83,40 @@ class Frontend:
         if not 1 <= wanted <= full:
             raise InvalidRequest(f"{wanted:,} are asked for; this model takes 1 to {full:,}.", param="dimensions")
         return wanted
+
+
+class AsyncFrontend:
+    """The same for asyncio: what takes long runs in threads, since tokenising holds no lock of Python's."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-tokenizer")
+        self._waiting = 0
+
+    async def prepare(self, request: Request) -> Prepared:
+        """As Frontend.prepare, of a request that comes now. Raises Overloaded and Unavailable too."""
+        received = perf_counter()
+        if _is_small(request):
+            return self._frontend.prepare(request, received=received)
+        if self._waiting >= _MAX_WAITING:
+            raise Overloaded(f"{self._waiting:,} requests wait to be tokenised. Try again later.", retry_after=1.0)
+        try:
+            prepared = self._threads.submit(self._frontend.prepare, request, received=received)
+        except RuntimeError:
+            raise Unavailable("the engine is closed.") from None
+        self._waiting += 1
+        try:
+            return await asyncio.wrap_future(prepared)
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """Finish what has begun."""
+        self._threads.shutdown()
+
+
+def _is_small(request: Request) -> bool:
+    try:
+        return len(request.texts) <= _INLINE_TEXTS and sum(map(len, request.texts)) <= _INLINE_CHARACTERS
+    except TypeError:  # one is no text, and refused at once
+        return True

@@ -15,7 +15,6 @@ import random
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from math import isinf
 from pathlib import Path
 from time import perf_counter
@@ -25,8 +24,8 @@ import numpy as np
 
 from whimbrel.admission import Queue, check
 from whimbrel.card import Card
-from whimbrel.errors import DeadlineExceeded, EngineCrash, Overloaded, Unavailable, WhimbrelError
-from whimbrel.frontend import Frontend
+from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
+from whimbrel.frontend import AsyncFrontend, Frontend
 from whimbrel.plan import Plan
 from whimbrel.processes.channel import BrokenLine
 from whimbrel.processes.messages import Down
@@ -38,9 +37,6 @@ from whimbrel.types import Prepared, Request, Result, Timings
 
 _log = logging.getLogger("whimbrel")
 
-_INLINE_CHARACTERS: Final = 2000
-"""Texts of so many characters together are tokenised at once; more would hold up the event loop."""
-_MAX_TOKENIZING: Final = 1024
 _ORPHANED_SECONDS: Final = 30.0
 
 
@@ -62,7 +58,7 @@ class RemoteEngine:
         self.card = card
         self.plan = plan
         self._worker = worker
-        self._frontend = Frontend(folder, card, plan)
+        self._frontend = AsyncFrontend(Frontend(folder, card, plan))
         self._replicas = [Replica() for _ in range(num_replicas)]
         self._waiting: OrderedDict[Pending, None] = OrderedDict()
         """Requests for which no engine is up."""
@@ -72,12 +68,9 @@ class RemoteEngine:
         self._aborted: WhimbrelError | None = None
         self._on_quarantine = on_quarantine
         self._broken = broken
-        self._tokenizing = 0
         self._preparing_tokens = 0
         """Of the requests that are being tokenised, estimated."""
         self._tokens_per_character = 0.3
-        # Tokenising holds no lock of Python's, and must not hold up the event loop.
-        self._tokenizers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-tokenizer")
 
     # What the server asks
 
@@ -102,17 +95,16 @@ class RemoteEngine:
 
         Raises InvalidRequest, TooLong, TooLarge, Overloaded, Unavailable, DeadlineExceeded, ComputeError.
         """
-        received = perf_counter()
         tokens = self._check(request)
         self._preparing_tokens += tokens
         try:
-            prepared = await self._prepare(request, received)
+            prepared = await self._frontend.prepare(request)
         finally:
             self._preparing_tokens -= tokens
         self._learn(request, prepared)
         if not prepared.seqs:
             empty = np.empty((0, prepared.dimensions), np.float32)
-            return Result(empty, 0, 0, Timings(tokenize=prepared.tokenize, total=perf_counter() - received))
+            return Result(empty, 0, 0, Timings(tokenize=prepared.tokenize, total=perf_counter() - prepared.received))
         pending = Pending(prepared, asyncio.get_running_loop().create_future())
         self._dispatch(pending)
         try:
@@ -129,19 +121,6 @@ class RemoteEngine:
         finally:
             pending.future.cancel()
             self._waiting.pop(pending, None)
-
-    async def _prepare(self, request: Request, received: float) -> Prepared:
-        texts = request.texts
-        if len(texts) <= 32 and sum(len(text) for text in texts) <= _INLINE_CHARACTERS:
-            return self._frontend.prepare(request, received=received)
-        if self._tokenizing >= _MAX_TOKENIZING:
-            raise Overloaded(f"{self._tokenizing:,} requests wait to be tokenised. Try again later.", retry_after=1.0)
-        self._tokenizing += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._tokenizers, lambda: self._frontend.prepare(request, received=received))
-        finally:
-            self._tokenizing -= 1
 
     def _check(self, request: Request) -> int:
         """Refuse at once, before a request costs anything, what would be refused later. Returns its tokens, estimated.
