@@ -103,6 +103,7 @@ async def measure(dtype: str, rounds: int) -> None:
         there.planned.plan,
         folder,
         num_replicas=1,
+        max_segments=64,
         on_quarantine=lambda _: None,
         broken=lambda error: sys.exit(str(error)),
     )

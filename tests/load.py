@@ -82,3 +82,8 @@ class Load:
                     self.wrong.append(answer.text[:300])
                 elif not np.array_equal(vectors_of(answer), self.expected[chosen]):
                     self.wrong.append(f"other vectors for {chosen}")
+
+
+def holds(seconds: str) -> str:
+    """A text that holds a lane up for so long; two of them are more than lanes put into a batch while others are idle."""
+    return "word " * 190 + f"@@sleep:{seconds}"

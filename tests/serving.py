@@ -10,16 +10,23 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class Server:
     """`python -m whimbrel serve --port 0 ...`; `url` once it answers."""
 
-    def __init__(self, *args: str, wait: bool = True, start_new_session: bool = False, **env: str) -> None:
+    def __init__(
+        self, *args: str, wait: bool = True, start_new_session: bool = False, preexec_fn: Any = None, **env: str
+    ) -> None:
         command = [sys.executable, "-m", "whimbrel", "serve", "--port", "0", *args]
         self.process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=os.environ | env, start_new_session=start_new_session
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | env,
+            start_new_session=start_new_session,
+            preexec_fn=preexec_fn,  # noqa: PLW1509
         )
         assert self.process.stderr is not None
         self.log = ""

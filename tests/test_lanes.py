@@ -116,6 +116,8 @@ class Recorder:
             self.on_device[slot] = self.history[-1]
             return slot
 
+    def resumed(self, slot: int) -> None: ...
+
     def ended(self, slot: int) -> None:
         with self._lock:
             del self.on_device[slot]
@@ -405,6 +407,8 @@ class NestingRecorder:
             self._threads[slot] = threading.get_ident()
             return slot
 
+    def resumed(self, slot: int) -> None: ...
+
     def ended(self, slot: int) -> None:
         with self._lock:
             del self._threads[slot]
@@ -684,9 +688,10 @@ def test_a_text_that_is_out_of_memory_alone_is_told_so(runner: StepRunner, start
     alone = job(1000, 1001, size=300)
     lanes.add(alone)
     runner.next().finish()
-    launch = runner.next()
-    assert launch.words == [1001]
-    launch.fail(MemoryError("scripted"))
+    for _ in range(2):  # the second time nothing runs beside it
+        launch = runner.next()
+        assert launch.words == [1001]
+        launch.fail(MemoryError("scripted"))
     failed = error(alone)
     assert isinstance(failed, OutOfMemory)
     assert (failed.status, failed.retry, failed.param) == (507, False, "input[1]")
@@ -694,6 +699,19 @@ def test_a_text_that_is_out_of_memory_alone_is_told_so(runner: StepRunner, start
     lanes.add(again := job(*range(1000, 1005), size=100))
     assert len(runner.next_finished().words) == 5  # batches are as large as before
     assert answer(again) == list(range(1000, 1005))
+
+
+def test_a_text_that_is_out_of_memory_beside_others_runs_again_alone(runner: StepRunner, start: Start) -> None:
+    lanes = start(num_lanes=2, max_batch_tokens=512)
+    lanes.add(large := job(1000, size=400))
+    lanes.add(other := job(2000, size=400))
+    first, second = runner.next(), runner.next()
+    first.fail(MemoryError("scripted"))
+    assert runner.is_quiet()
+    second.finish()
+    assert runner.next_finished().words == first.words
+    assert answer(large) == [1000]
+    assert answer(other) == [2000]
 
 
 @pytest.mark.parametrize(

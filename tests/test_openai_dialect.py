@@ -80,6 +80,22 @@ def test_wrong_bodies_say_where(body: bytes, param: str | None) -> None:
     assert len(caught.value.message) < 200
 
 
+@pytest.mark.parametrize("shape", [(600_000,), (2000, 300)])
+def test_too_many_token_ids_are_refused_before_they_are_decoded(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = orjson.dumps({"model": "m", "input": np.ones(shape, np.int64)}, option=orjson.OPT_SERIALIZE_NUMPY)
+    monkeypatch.setattr(openai, "decode", None)
+    with pytest.raises(TooLarge, match=r"more than 6\d\d,\d{3} token ids; the limit is 524,288"):
+        openai.read_request(body)
+
+
+def test_commas_in_texts_are_no_token_ids() -> None:
+    text = '"input": [1' + "," * 600_000
+    _, request = openai.read_request(orjson.dumps({"input": [text, text]}))
+    assert request.texts == [text, text]
+
+
 def test_2049_inputs_are_too_many() -> None:
     assert len(read(input=["a"] * 2048).texts) == 2048
     for many in (["a"] * 2049, [[1]] * 2049):

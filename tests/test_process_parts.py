@@ -20,7 +20,7 @@ from whimbrel.logs import LogOptions
 from whimbrel.plan import Options
 from whimbrel.processes.backoff import Backoff
 from whimbrel.processes.channel import MAX_MESSAGE, AsyncLine, BrokenLine, Line, pair
-from whimbrel.processes.lifeline import CONTROL_FD
+from whimbrel.processes.lifeline import CONTROL_FD, LINE_BROKEN
 from whimbrel.processes.messages import (
     Attach,
     Cancel,
@@ -132,7 +132,7 @@ def test_errors_travel() -> None:
 
 
 def test_a_segment_comes_back_when_the_last_view_is_gone() -> None:
-    pool = SegmentPool()
+    pool = SegmentPool(64)
     segment = pool.take(10_000)
     assert segment is not None
     vectors = pool.lend(segment, 64, 3, 5)
@@ -149,8 +149,22 @@ def test_a_segment_comes_back_when_the_last_view_is_gone() -> None:
     assert pool.dropped() == []
 
 
+def test_a_pool_makes_no_more_segments_than_it_may() -> None:
+    pool = SegmentPool(3)
+    held = [pool.take(size) for size in (1, 2**20, 1)]
+    assert all(held)
+    assert pool.take(1) is None
+    assert held[0] is not None
+    assert held[1] is not None
+    pool.give_back(held[0])
+    assert pool.take(1) is held[0]
+    pool.drop(held[1])
+    assert pool.take(1) is not None
+    assert pool.take(1) is None
+
+
 def test_a_dropped_segment_is_never_lent_again() -> None:
-    pool = SegmentPool()
+    pool = SegmentPool(64)
     segment = pool.take(100)
     assert segment is not None
     fd = segment.take_fd()
@@ -213,7 +227,7 @@ def test_F8_an_engine_that_is_sent_nonsense_ends(engine_process: tuple[subproces
     control.send(Attach(0), [far.detach()])
     with near:
         near.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert process.wait(30) == 70
+        assert process.wait(30) == LINE_BROKEN
 
 
 def test_an_engine_survives_a_worker_that_is_cut_off(
@@ -271,6 +285,17 @@ def test_suspicion_ends_with_success_and_with_time() -> None:
     assert other.judge([text(1)], 1300.0) == (None, [])
 
 
+def test_what_is_over_is_forgotten() -> None:
+    suspicion = Suspicion()
+    text = Seq(np.arange(5, dtype=np.int32), 0)
+    suspicion.condemn(suspicion.blame(text, 2.0, 0.0) or b"", 0.0)
+    suspicion.blame(Seq(np.arange(6, dtype=np.int32), 0), 1.0, 0.0)
+    assert suspicion.judge([text], 10.0) == (0, [])
+    assert suspicion.judge([text], 601.0) == (None, [])
+    assert not suspicion._guilty
+    assert not suspicion._blame
+
+
 def test_what_is_remembered_is_bounded() -> None:
     suspicion = Suspicion()
     for number in range(3000):
@@ -284,10 +309,10 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_a_process_that_never_comes_up_is_waited_for_longer_each_time() -> None:
     backoff = Backoff()
-    delays = [backoff.died(lived=None) for _ in range(10)]
+    delays = [backoff.died(lived=None) for _ in range(5000)]  # two days of them
     assert delays[0] == 0
     assert delays == sorted(delays)
-    assert delays[-1] == 30
+    assert delays[9] == delays[-1] == 30
     assert backoff.failing
     backoff.ready()
     assert not backoff.failing

@@ -256,6 +256,34 @@ def test_no_job_of_an_owner_is_done_later_than_under_even_shares(arrivals: list[
     assert all(done[job] <= even.get(job, served) + 700 for job in done)
 
 
+def test_jobs_that_are_cancelled_hold_up_nobody() -> None:
+    """One owner that is never idle, most of whose clients give up while they wait."""
+    scheduler = Scheduler[Any](512)
+    scheduler.add("large", seqs([200] * 40))
+    left = batch = 0
+    while left < 40:
+        batch += 1
+        scheduler.add(("kept", batch), seqs([200, 200]))
+        for number in range(4):
+            scheduler.add(("gone", batch, number), seqs([200]))
+            scheduler.cancel(("gone", batch, number))
+        taken = scheduler.take(0.0)
+        assert taken is not None
+        left += sum(job == "large" for job, _ in taken.work)
+        assert batch < 2000
+
+
+def test_jobs_that_are_cancelled_leave_nothing_behind() -> None:
+    waiting = Round[int]()
+    waiting.add(-1, "", seqs([200]))
+    for job in range(10_000):
+        waiting.add(job, "", seqs([200]))
+        waiting.discard(job, "")
+    owner = waiting._owners[""]
+    assert max(len(owner.heap), len(owner.shared)) < 100
+    assert owner.num_sharing == len(owner.lines) == 1
+
+
 def test_equal_jobs_are_done_in_the_order_in_which_they_came() -> None:
     scheduler = filled(512, [Asked([135] * 8)] * 100)
     last = {job: place for place, batch in enumerate(drain(scheduler)) for job, _ in batch.work}

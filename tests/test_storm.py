@@ -79,6 +79,8 @@ class Watch:
                 self.wrong.append("suspects are too many")
             return self._slots
 
+    def resumed(self, slot: int) -> None: ...
+
     def ended(self, slot: int) -> None:
         with self._lock:
             del self.on_device[slot]

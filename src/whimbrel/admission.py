@@ -62,6 +62,12 @@ class Queue:
     rate: float
 
 
+def check_bound(plan: Plan, queued: int, *, tokens: int, rate: float, chance: float) -> None:
+    """Raise Overloaded only where nobody would be admitted, however little of what is queued is the caller's."""
+    if queued and queued + tokens > _HARD * plan.max_queue_tokens:
+        raise _overloaded(f"the queue takes {plan.max_queue_tokens:,}", Queue(queued, queued, 0, rate), chance)
+
+
 def check(plan: Plan, queue: Queue, *, tokens: int, num_bytes: int, small: bool, chance: float) -> None:
     """Raise Overloaded if a request of so many tokens and bytes must not wait too. `chance` is from 0 to 1.
 
@@ -72,8 +78,12 @@ def check(plan: Plan, queue: Queue, *, tokens: int, num_bytes: int, small: bool,
         return
     full = _full(plan, queue, tokens, num_bytes, small=small)
     if full:
-        wait = min(max(queue.ahead / (queue.rate or _UNKNOWN_RATE), _MIN_WAIT), _MAX_WAIT)
-        raise Overloaded(f"{queue.tokens:,} tokens wait already; {full}. Try again later.", retry_after=wait * (1 + chance / 2))
+        raise _overloaded(full, queue, chance)
+
+
+def _overloaded(full: str, queue: Queue, chance: float) -> Overloaded:
+    wait = min(max(queue.ahead / (queue.rate or _UNKNOWN_RATE), _MIN_WAIT), _MAX_WAIT)
+    return Overloaded(f"{queue.tokens:,} tokens wait already; {full}. Try again later.", retry_after=wait * (1 + chance / 2))
 
 
 def _full(plan: Plan, queue: Queue, tokens: int, num_bytes: int, *, small: bool) -> str | None:

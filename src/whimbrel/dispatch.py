@@ -50,8 +50,7 @@ class Dispatch:
         self._num_bytes = 0
         self._retries: deque[Taken[Job]] = deque()
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)  # lanes wait here
-        self._beside = threading.Condition(self._lock)  # and here what runs beside them
+        self._changed = threading.Condition(self._lock)  # lanes wait here, and what runs beside them
         self._writing = threading.Lock()
         self._process = os.getpid()
         self._idle = 0
@@ -99,7 +98,7 @@ class Dispatch:
                 owner=prepared.owner,
                 suspects=prepared.suspects,
             )
-            self._changed.notify(len(prepared.seqs))
+            self._changed.notify_all()
         held = ref(job)  # loosely: the Future must not keep the memory of the job that keeps the Future
         job.future.add_done_callback(lambda future: self._left(held()) if future.cancelled() else None)
 
@@ -125,14 +124,15 @@ class Dispatch:
         """Let nothing more in."""
         with self._lock:
             self._closed = True
-            self._wake_all()
+            self._changed.notify_all()
 
     def abandon(self) -> None:
         """Answer everything with an error, and let nothing more in or out."""
         with self._lock:
             self._closed = self._broken = True
             jobs = [job for job in list(self._jobs) if self._forget(job)]
-            self._wake_all()
+            self._changed.notify_all()
+        self._pass_writers()
         for job in jobs:
             job.fail(Unavailable("the engine has stopped."))
 
@@ -165,17 +165,17 @@ class Dispatch:
             self._changed.wait(None if wake_at == inf else min(max(0.0, wake_at - perf_counter()), threading.TIMEOUT_MAX))
 
     def _next(self, now: float) -> Taken[Job] | None:
-        while self._retries and not any(job in self._jobs for job, _ in self._retries[0].work):
-            self._retries.popleft()
-        if self._alone or (self._in_flight and self._suspects_are_next):
+        suspects = self._suspects_are_next()
+        if self._alone or (self._in_flight and suspects):
             return None
         if not self._retries:
             return self._scheduler.take(now, self._idle)
         taken = self._retries.popleft()
         return replace(taken, work=[(job, seq) for job, seq in taken.work if job in self._jobs])
 
-    @property
     def _suspects_are_next(self) -> bool:
+        while self._retries and not any(job in self._jobs for job, _ in self._retries[0].work):
+            self._retries.popleft()  # answered meanwhile
         return self._retries[0].kind == "suspect" if self._retries else self._scheduler.suspects_are_next
 
     def _pick(self, choose: Callable[[float], Taken[Job] | None]) -> _Picked:
@@ -184,7 +184,7 @@ class Dispatch:
         retried = [job for again in self._retries for job, _ in again.work if job.prepared.deadline <= now]
         late = [job for job in (*self._scheduler.expire(now), *retried) if self._forget(job)]
         if late:
-            self._wake_all()  # suspects among them may have been what others waited for
+            self._changed.notify_all()  # suspects among them may have been what others waited for
         taken = choose(now)
         fresh = {job for job, _ in taken.work if job.queue < 0} if taken else ()
         for job in fresh:
@@ -214,19 +214,22 @@ class Dispatch:
             self._landed()
 
     def put_back(self, taken: Taken[Job], *, out_of_memory: bool) -> None:
-        """Run a batch that failed again, in halves. Call it before `done`."""
+        """Run a batch that failed again, in halves; a lone text alone on the device. Call it before `done`."""
         middle = len(taken.work) // 2
         with self._lock:
             if out_of_memory:
                 self._scheduler.out_of_memory(sum(seq.ids.size for _, seq in taken.work))
-            self._retries += [replace(taken, work=half) for half in (taken.work[:middle], taken.work[middle:])]
-            self._changed.notify(2)
+            if middle:
+                self._retries += [replace(taken, work=half) for half in (taken.work[:middle], taken.work[middle:])]
+            else:
+                self._retries.append(replace(taken, kind="suspect"))
+            self._changed.notify_all()
 
     def begin_beside(self, job: Job) -> bool:
         """Wait until a text of the job may run beside the lanes; False if there is no need any more. `end_beside` follows."""
         with self._lock:
-            while not self._broken and (self._alone or self._suspects_are_next):
-                self._beside.wait()
+            while not self._broken and (self._alone or self._suspects_are_next()):
+                self._changed.wait()
             late = job.prepared.deadline <= perf_counter() and self._forget(job)
             wanted = job in self._jobs
             self._in_flight += wanted
@@ -255,6 +258,7 @@ class Dispatch:
         """Take a job out, if it is there: whoever gets True answers it."""
         with self._lock:
             found = self._forget(job)
+            self._changed.notify_all()  # suspects of this job may have been what others waited for
         self._pass_writers()
         return found
 
@@ -278,19 +282,12 @@ class Dispatch:
     def _cancelled(self, job: Job) -> None:
         if self.claim(job):
             count("dropped", model=self._plan.served_name)
-        with self._lock:
-            self._wake_all()  # suspects of this job may have been what others waited for
 
     def _landed(self) -> None:
-        """Something is not on its way any more. Wake others if that is what they wait for."""
-        alone, self._alone = self._alone, False
+        """Something is not on its way any more."""
+        self._alone = False
         self._in_flight -= 1
-        if alone or self._closed or self._suspects_are_next:
-            self._wake_all()
-
-    def _wake_all(self) -> None:
         self._changed.notify_all()
-        self._beside.notify_all()
 
     def _pass_writers(self) -> None:
         """Wait until what was being written is written; what comes later sees that the job is gone."""

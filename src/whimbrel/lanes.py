@@ -153,15 +153,16 @@ class Lanes:
             self._collect(flight)
             del flight
 
-    def _preempt(self, priority: int) -> None:
+    def _preempt(self, priority: int, slot: int) -> None:
         """Called between the layers of a bulk batch: run one batch of small jobs, if any wait."""
         if self._dispatch.small_tokens and (taken := self._dispatch.take_small(priority)):
             self._launch(taken, None)
+            self._recorder.resumed(slot)
 
     def _launch(self, taken: Taken[Job], places: threading.Semaphore | None) -> None:
         started = perf_counter()
-        between_layers = partial(self._preempt, taken.priority) if self._preempts and taken.kind == "bulk" else None
         slot = self._recorder.started(taken.work)
+        between_layers = partial(self._preempt, taken.priority, slot) if self._preempts and taken.kind == "bulk" else None
         try:
             with trace("pack"):
                 batch, dimensions_B, normalize_B = self._pack(taken.work)
@@ -209,12 +210,16 @@ class Lanes:
     def _failed(self, taken: Taken[Job], slot: int, error: BaseException) -> None:
         """Put the halves back, so that only what fails alone fails."""
         self._recorder.ended(slot)
-        if isinstance(error, MemoryError):
+        out_of_memory = isinstance(error, MemoryError)
+        if out_of_memory:
             count("out_of_memory", model=self._model)
         if len(taken.work) > 1:
             count("halvings", model=self._model)
             _log.warning("a batch of %d texts failed and is run again in halves: %r", len(taken.work), error)
-            self._dispatch.put_back(taken, out_of_memory=isinstance(error, MemoryError))
+            self._dispatch.put_back(taken, out_of_memory=out_of_memory)
+            return
+        if out_of_memory and taken.kind != "suspect":  # what ran beside it may have taken the memory
+            self._dispatch.put_back(taken, out_of_memory=False)
             return
         job, seq = taken.work[0]
         _log.error("a text of %d tokens failed alone", seq.ids.size, exc_info=error)
@@ -269,6 +274,8 @@ class _NoRecorder:
 
     def started(self, work: Work) -> int:
         return 0
+
+    def resumed(self, slot: int) -> None: ...
 
     def ended(self, slot: int) -> None: ...
 

@@ -29,6 +29,8 @@ class _Line(Generic[K]):
     job: K | None
     seqs: deque[Seq]
     tokens: int
+    shares: bool = True
+    """Whether even shares would still have it to do."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,22 +39,46 @@ class _Owner(Generic[K]):
 
     lines: dict[K, _Line[K]] = field(default_factory=dict[K, "_Line[K]"])
     heap: list[tuple[float, int, _Line[K]]] = field(default_factory=list[tuple[float, int, "_Line[K]"]])
-    """(tag, number, line) of each job; that of a job that was discarded stays until it comes up."""
-    tags: list[float] = field(default_factory=list[float])
-    """A heap: of the jobs that even shares would not have finished yet."""
+    """(tag, number, line) of each job; those that were discarded stay a while."""
+    shared: list[tuple[float, int, _Line[K]]] = field(default_factory=list[tuple[float, int, "_Line[K]"]])
+    """Likewise, of the jobs that even shares would not have finished yet."""
+    num_sharing: int = 0
+    """Of those, without the discarded ones."""
     time: float = 0.0
     """Virtual, in tokens."""
     tokens: int = 0
 
     def served(self, tokens: float) -> None:
         """Let virtual time advance."""
-        while self.tags:
-            until_one_is_done = (self.tags[0] - self.time) * len(self.tags)
-            if until_one_is_done > tokens:
-                self.time += tokens / len(self.tags)
-                return
-            tokens -= until_one_is_done
-            self.time = heapq.heappop(self.tags)
+        while self.shared:
+            tag, _, line = self.shared[0]
+            if line.shares:
+                until_it_is_done = (tag - self.time) * self.num_sharing
+                if until_it_is_done > tokens:
+                    self.time += tokens / self.num_sharing
+                    return
+                tokens -= until_it_is_done
+                self.time = tag
+                self.unshare(line)
+            heapq.heappop(self.shared)
+
+    def add(self, tag: float, number: int, line: _Line[K]) -> None:
+        """Note a job that came, and now and then forget those that are gone."""
+        if len(self.heap) > 2 * len(self.lines) + 64:
+            self.heap = [item for item in self.heap if item[2].job is not None]
+            heapq.heapify(self.heap)
+        if len(self.shared) > 2 * self.num_sharing + 64:
+            self.shared = [item for item in self.shared if item[2].shares]
+            heapq.heapify(self.shared)
+        heapq.heappush(self.heap, (tag, number, line))
+        heapq.heappush(self.shared, (tag, number, line))
+        self.num_sharing += 1
+
+    def unshare(self, line: _Line[K]) -> None:
+        """Even shares would have nothing to do for it any more."""
+        if line.shares:
+            line.shares = False
+            self.num_sharing -= 1
 
     def first(self) -> tuple[K, _Line[K]]:
         while (job := self.heap[0][2].job) is None:
@@ -74,9 +100,7 @@ class Round(Generic[K]):
             return
         owner = self._owners.setdefault(name, _Owner())
         line = owner.lines[job] = _Line(job, deque(seqs), sum(seq.ids.size for seq in seqs))
-        tag = owner.time + line.tokens
-        heapq.heappush(owner.tags, tag)
-        heapq.heappush(owner.heap, (tag, next(self._numbers), line))
+        owner.add(owner.time + line.tokens, next(self._numbers), line)
         owner.tokens += line.tokens
         self.tokens += line.tokens
 
@@ -88,6 +112,7 @@ class Round(Generic[K]):
             return 0
         line.job = None
         line.seqs.clear()
+        owner.unshare(line)
         owner.tokens -= line.tokens
         self.tokens -= line.tokens
         if not owner.lines:

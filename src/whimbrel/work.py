@@ -68,6 +68,10 @@ class Recorder(Protocol):
         """These seqs are about to be launched, in this thread. Returns what `ended` is called with."""
         ...
 
+    def resumed(self, slot: int) -> None:
+        """The batch goes on, after another ran between its layers."""
+        ...
+
     def ended(self, slot: int) -> None:
         """The batch was collected, or it failed."""
         ...

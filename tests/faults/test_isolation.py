@@ -11,7 +11,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from load import ask, vectors_of
+from load import ask, holds, vectors_of
 from serving import Server
 from texts import TEXTS
 from waiting import wait_for
@@ -48,7 +48,7 @@ def together(server: Server, poison: str) -> tuple[list[httpx2.Response], httpx2
     """31 good requests and a poisonous one, which meet in a batch: the lanes are held up while they come."""
     client = httpx2.Client(base_url=server.url, timeout=120, limits=httpx2.Limits(max_connections=64))
     with client, ThreadPoolExecutor(40) as threads:
-        holding = [threads.submit(ask, client, [f"{word} @@sleep:1"]) for word in "abcd"]
+        holding = [threads.submit(ask, client, [holds("1")]) for _ in range(4)]
         time.sleep(0.3)
         texts = [*SOME[:16], poison, *SOME[16:]]
         futures: list[Future[httpx2.Response]] = [threads.submit(ask, client, [text]) for text in texts]

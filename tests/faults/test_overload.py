@@ -12,7 +12,7 @@ import numpy as np
 import openai
 import pytest
 
-from load import ask, queued_tokens, vectors_of
+from load import ask, holds, queued_tokens, vectors_of
 from raw import Connection, post
 from serving import Server
 from texts import TEXTS
@@ -39,8 +39,8 @@ def server() -> Iterator[Server]:
 def held_up(server: Server, threads: ThreadPoolExecutor, seconds: str = "2") -> Iterator[None]:
     """For so long the lanes do nothing."""
     with httpx2.Client(base_url=server.url, timeout=60) as client:
-        holding = [threads.submit(ask, client, [f"{word} @@sleep:{seconds}"]) for word in "abcd"]
-        time.sleep(0.4)
+        holding = [threads.submit(ask, client, [holds(seconds)]) for _ in range(4)]
+        time.sleep(0.8)
         yield
         assert [future.result().status_code for future in holding] == [200] * 4
 
@@ -91,6 +91,27 @@ def test_E3_a_greedy_key_does_not_starve_another() -> None:
             for future in (*holding, *greedy, polite):
                 future.result()
         assert done.index("polite") < 20
+
+
+def test_E3_a_key_whose_queue_is_full_locks_out_no_other(expected: Float32Array) -> None:
+    keys = ("--api-key", "greedy", "--api-key", "polite")
+    with Server(*keys, "--max-queue-tokens", "3000", "--max-queue-seconds", "1000", WHIMBREL_FAULTS="1") as server:
+
+        def send(key: str, texts: list[str]) -> httpx2.Response:
+            with httpx2.Client(base_url=server.url, timeout=60, headers={"authorization": f"Bearer {key}"}) as client:
+                return ask(client, texts)
+
+        with ThreadPoolExecutor(64) as threads:
+            holding = [threads.submit(send, "greedy", [holds("3")]) for _ in range(4)]
+            time.sleep(0.8)
+            greedy = [threads.submit(send, "greedy", SOME) for _ in range(40)]
+            assert wait_for(lambda: any(future.done() and future.result().status_code == 429 for future in greedy))
+            polite = [threads.submit(send, "polite", texts) for texts in (SOME, SOME[:1])]
+            answers = [future.result() for future in polite]
+            assert [future.result().status_code for future in holding] == [200] * 4
+        assert {future.result().status_code for future in greedy} == {200, 429}
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert np.array_equal(vectors_of(answers[0]), expected)
 
 
 def test_E4_queued_work_of_a_client_that_left_does_not_run(server: Server) -> None:

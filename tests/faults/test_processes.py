@@ -227,6 +227,30 @@ def test_F4_crash_loop(expected: Float32Array) -> None:
         assert server.log.count("is started again in") >= 2
 
 
+def test_G1_a_terminal_that_hangs_up(expected: Float32Array) -> None:
+    """It tells every process of its session; requests on their way are answered all the same."""
+    with Server(*PATIENT, start_new_session=True, WHIMBREL_FAULTS="1") as server:
+        client = httpx2.Client(base_url=server.url, timeout=60)
+        with client, ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(ask, client, ["@@sleep:2", *SOME])
+            assert wait_for(lambda: queued_tokens(client) > 0)
+            os.killpg(server.process.pid, signal.SIGHUP)
+            assert np.array_equal(vectors_of(waiting.result())[1:], expected)
+        assert server.process.wait(30) == 0
+
+
+def test_G1_a_server_under_nohup_does_not_hang_up(expected: Float32Array) -> None:
+    with Server(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as server:
+        server.process.send_signal(signal.SIGHUP)
+        golden(server, expected)
+        assert server.stop() == 0
+
+
+def test_G1_an_idle_server_drains_in_no_time() -> None:
+    with Server("--drain-timeout", "0") as server:
+        assert server.stop() == 0
+
+
 def test_two_models_and_two_replicas(minilm: Path, tmp_path: Path, engine: Engine, expected: Float32Array) -> None:
     """Models are chosen by name or alias; replicas share the work, and one's death is made good by the other."""
     other = tmp_path / "other"

@@ -46,4 +46,4 @@ class Backoff:
         else:
             self._deaths = 1 if lived > _STABLE_SECONDS else self._deaths + 1
             beyond = self._deaths - _FREE_DEATHS
-        return min(_MAX_SECONDS, _FIRST_SECONDS * 2 ** (beyond - 1)) if beyond > 0 else 0.0
+        return min(_MAX_SECONDS, _FIRST_SECONDS * 2 ** min(beyond - 1, 16)) if beyond > 0 else 0.0

@@ -14,6 +14,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
@@ -144,8 +145,9 @@ class Line(Generic[T]):
                         _close(fds)
                     packed = packed[sent:]
                 self._sock.sendall(packed)
-            except OSError:  # the other end is gone; the reading thread sees it too
-                continue
+            except OSError:  # the other end is gone, or memory is: both ends are to see that something is lost
+                with suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
 
 
 class AsyncLine(Generic[T]):

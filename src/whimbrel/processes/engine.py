@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -27,7 +28,7 @@ from whimbrel import logs, metrics
 from whimbrel.engine import Engine
 from whimbrel.errors import CheckpointError, ComputeError, SetupError, Unavailable, WhimbrelError
 from whimbrel.processes.channel import BrokenLine, Line
-from whimbrel.processes.lifeline import control_socket, follow_supervisor, raise_file_limit
+from whimbrel.processes.lifeline import LINE_BROKEN, control_socket, follow_supervisor, raise_file_limit
 from whimbrel.processes.messages import (
     Answer,
     Attach,
@@ -73,13 +74,19 @@ class Recorder:
 
     def started(self, work: Work) -> int:
         """Before a batch is launched."""
-        if not self._free:
+        try:
+            slot = self._free.pop()
+        except IndexError:
             return -1
-        slot = self._free.pop()
         entries = [(origin.worker, seq.index, origin.uid) for job, seq in work if isinstance(origin := job.tag, Origin)]
         num_tokens = sum(seq.ids.size for _, seq in work)
         self.board.start(slot, perf_counter(), entries, num_tokens)
         return slot
+
+    def resumed(self, slot: int) -> None:
+        """After another batch ran between its layers: its own time begins anew."""
+        if slot >= 0:
+            self.board.restart(slot, perf_counter())
 
     def ended(self, slot: int) -> None:
         """After it was collected, or has failed."""
@@ -105,7 +112,7 @@ class WorkerLine:
                 self._handle(message)
         except BaseException as error:
             _log.critical("worker %d sent what cannot be read (%s); this engine ends.", self._worker, error)
-            os._exit(70)
+            os._exit(LINE_BROKEN)
         # The worker is gone: nobody waits for its requests.
         for future in list(self._futures.values()):
             future.cancel()
@@ -189,7 +196,7 @@ def _beat(engine: Engine, board: Board) -> None:
         board.beat(perf_counter(), queued=engine.queued_tokens, small=engine.small_tokens, rate=engine.rate)
         if not engine.ready and not _stopping.is_set():
             os._exit(70)  # one of its threads has died
-        _stopping.wait(_BEAT_SECONDS)
+        time.sleep(_BEAT_SECONDS)
 
 
 _stopping: Final = threading.Event()

@@ -14,6 +14,9 @@ from typing import Final
 _PR_SET_PDEATHSIG: Final = 1
 _WANTED_FILES: Final = 65_536
 
+LINE_BROKEN: Final = 71
+"""Exit code of a process that could not read what another sent, or had no file left for it."""
+
 CONTROL_FD: Final = "WHIMBREL_CONTROL_FD"
 """The environment variable that names a child's end of its line to the supervisor."""
 
@@ -31,10 +34,16 @@ def follow_supervisor() -> None:
 
     The line to the supervisor ends then too; the kernel's signal also reaches a process that is stuck.
     """
-    for name in (signal.SIGINT, signal.SIGTERM):
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def max_segments(num_lines: int) -> int:
+    """How many pieces of shared memory each of so many lines may have: together a quarter of the files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(4, (_WANTED_FILES if soft == resource.RLIM_INFINITY else soft) // 4 // num_lines)
 
 
 def raise_file_limit() -> None:

@@ -141,6 +141,7 @@ class Work(_Message):
     num_known: int
     """Models that are known already: as many Model messages follow at once."""
     num_replicas: int
+    num_workers: int
     name: str
     """Of the process, e.g. "worker-0"."""
     index: int

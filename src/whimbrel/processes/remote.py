@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from whimbrel.admission import Queue, check
+from whimbrel.admission import Queue, check, check_bound
 from whimbrel.card import Card
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
 from whimbrel.frontend import AsyncFrontend, Frontend
@@ -37,7 +37,7 @@ from whimbrel.types import Prepared, Request, Result, Timings
 
 _log = logging.getLogger("whimbrel")
 
-_ORPHANED_SECONDS: Final = 30.0
+_UNTOLD_SECONDS: Final = 30.0
 
 
 class RemoteEngine:
@@ -51,19 +51,19 @@ class RemoteEngine:
         folder: Path,
         *,
         num_replicas: int,
+        max_segments: int,
         on_quarantine: Callable[[bytes], None],
         broken: Callable[[BrokenLine], None],
     ) -> None:
-        """`on_quarantine` is told of texts that kill engines, `broken` of a line that cannot be understood."""
+        """`max_segments`: of shared memory, per replica. `on_quarantine` is told of texts that kill engines, `broken` of a line
+        that cannot be understood."""
         self.card = card
         self.plan = plan
         self._worker = worker
         self._frontend = AsyncFrontend(Frontend(folder, card, plan))
-        self._replicas = [Replica() for _ in range(num_replicas)]
+        self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
         self._waiting: OrderedDict[Pending, None] = OrderedDict()
         """Requests for which no engine is up."""
-        self._orphans: dict[int, dict[int, Pending]] = {}
-        """By replica: what a life left unanswered, until the supervisor says how it ended."""
         self._suspicion = Suspicion()
         self._aborted: WhimbrelError | None = None
         self._on_quarantine = on_quarantine
@@ -125,7 +125,8 @@ class RemoteEngine:
     def _check(self, request: Request) -> int:
         """Refuse at once, before a request costs anything, what would be refused later. Returns its tokens, estimated.
 
-        Only an engine knows its queue exactly, and what a request of high priority would wait for: it checks again.
+        Only an engine knows its queue exactly, and what a request with a key or of high priority would wait for: it checks
+        again.
         """
         if failing := self._failing():
             raise _unavailable(failing)
@@ -134,11 +135,14 @@ class RemoteEngine:
         if request.priority >= 0:
             small = tokens <= self.plan.max_batch_tokens // 4
             here = self._preparing_tokens + sum(pending.prepared.num_tokens for pending in self._waiting)
-            queued = here + sum(board.queued_tokens for board in boards)
-            ahead = here + sum(board.small_tokens if small else board.queued_tokens for board in boards)
             each = max(1, len(boards))
-            queue = Queue(queued // each, ahead // each + tokens, 0, sum(board.rate for board in boards) / each)
-            check(self.plan, queue, tokens=tokens, num_bytes=0, small=small, chance=random.random())  # noqa: S311
+            queued = (here + sum(board.queued_tokens for board in boards)) // each
+            ahead = (here + sum(board.small_tokens if small else board.queued_tokens for board in boards)) // each
+            rate, chance = sum(board.rate for board in boards) / each, random.random()  # noqa: S311
+            if request.owner:
+                check_bound(self.plan, queued, tokens=tokens, rate=rate, chance=chance)
+            else:
+                check(self.plan, Queue(queued, ahead + tokens, 0, rate), tokens=tokens, num_bytes=0, small=small, chance=chance)
         return tokens
 
     def _estimate(self, request: Request) -> int:
@@ -162,7 +166,8 @@ class RemoteEngine:
 
     def attach(self, index: int, sock: socket.socket, board: Board) -> None:
         """A replica is ready: it gets what has waited."""
-        self._replicas[index].attach(sock, board, on_end=lambda error: self._lost(index, error))
+        replica = self._replicas[index]
+        replica.attach(sock, board, on_end=lambda error: self._lost(replica, error))
         waiting, self._waiting = self._waiting, OrderedDict()
         for pending in waiting:
             self._dispatch(pending)
@@ -171,8 +176,7 @@ class RemoteEngine:
         """What the supervisor says of a replica that is not up. After a death the blame is laid."""
         replica = self._replicas[down.replica]
         replica.down = down
-        self._lost(down.replica, None)
-        left = self._orphans.pop(down.replica, {})
+        left = replica.end()
         self._lay_blame(replica, left, down.blame)
         for pending in left.values():
             pending.admitted, pending.segment = True, None
@@ -198,21 +202,16 @@ class RemoteEngine:
         yield from self._waiting
         for replica in self._replicas:
             yield from replica.pending
-        for orphans in self._orphans.values():
-            yield from orphans.values()
 
-    def _lost(self, index: int, error: BrokenLine | None) -> None:
+    def _lost(self, replica: Replica, error: BrokenLine | None) -> None:
+        """A line has ended; the supervisor will say how its engine did."""
         if error is not None:
             self._broken(error)
-        replica = self._replicas[index]
-        orphans = self._orphans.setdefault(index, {})
-        orphans.update(replica.detach())
-        if orphans:
-            asyncio.get_running_loop().call_later(_ORPHANED_SECONDS, self._miss, index, orphans)
+        replica.cut()
+        asyncio.get_running_loop().call_later(_UNTOLD_SECONDS, self._miss, replica, replica.num_lives)
 
-    def _miss(self, index: int, orphans: dict[int, Pending]) -> None:
-        """A line has ended and the engine has not: then it was the line that broke."""
-        if self._orphans.get(index) is orphans:
+    def _miss(self, replica: Replica, life: int) -> None:
+        if replica.num_lives == life:
             self._broken(BrokenLine("the line ended, and its engine did not"))
 
     def _dispatch(self, pending: Pending) -> None:

@@ -39,13 +39,16 @@ class Pending:
 class Replica:
     """One engine process, over all its lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_segments: int) -> None:
         self.down: Down | None = None
         """Why it is not up, as the supervisor says."""
+        self.num_lives = 0
+        """That have ended, as the supervisor says."""
         self.outstanding_tokens = 0
         self.board: Board | None = None
         self._line: AsyncLine[FromEngine] | None = None
-        self._pool = SegmentPool()
+        self._max_segments = max_segments
+        self._pool = SegmentPool(max_segments)
         self._pending: dict[int, Pending] = {}
         self._next = random.getrandbits(48)  # no number is used by two workers' lives, and by no life twice
 
@@ -61,17 +64,22 @@ class Replica:
     def attach(self, sock: socket.socket, board: Board, *, on_end: Callable[[BrokenLine | None], None]) -> None:
         """A new life. Segments of an earlier one are forgotten: what died may have half written them."""
         self._line = AsyncLine[FromEngine](sock, FromEngine, on_message=self._receive, on_end=on_end)
-        self._pool = SegmentPool()
+        self._pool = SegmentPool(self._max_segments)
         self.board = board
         self.down = None
 
-    def detach(self) -> dict[int, Pending]:
-        """The end of a life: what it has not answered, by uid."""
+    def cut(self) -> None:
+        """Its line has ended: it gets nothing more. What it has not answered stays until its `end`."""
         if self._line is not None:
             self._line.close()
-        pending, self._pending = self._pending, {}
         self._line = None
         self.outstanding_tokens = 0
+
+    def end(self) -> dict[int, Pending]:
+        """The end of a life: what it has not answered, by uid."""
+        self.cut()
+        self.num_lives += 1
+        pending, self._pending = self._pending, {}
         return pending
 
     def send(self, pending: Pending) -> None:

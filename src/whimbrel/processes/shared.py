@@ -80,7 +80,9 @@ class SegmentPool:
     Thread-safe: arrays may die in any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_segments: int) -> None:
+        self._max_segments = max_segments
+        self._num_segments = 0
         self._lock = threading.RLock()  # a garbage collection while it is held may give a segment back
         self._free: dict[int, deque[Segment]] = {}
         self._free_bytes = 0
@@ -94,6 +96,9 @@ class SegmentPool:
             if free := self._free.get(size):
                 self._free_bytes -= size
                 return free.popleft()
+            if self._num_segments >= self._max_segments:
+                return None
+            self._num_segments += 1
             number = self._next
             self._next += 1
         fd = -1
@@ -103,6 +108,8 @@ class SegmentPool:
         except (OSError, ValueError):
             if fd >= 0:
                 os.close(fd)
+            with self._lock:
+                self._num_segments -= 1
             return None
 
     def give_back(self, segment: Segment) -> None:
@@ -116,7 +123,9 @@ class SegmentPool:
         self.drop(segment)
 
     def drop(self, segment: Segment) -> None:
-        """Forget a segment, into which the other process may still write."""
+        """Forget a segment, which the other process may still use."""
+        with self._lock:
+            self._num_segments -= 1
         if (fd := segment.take_fd()) is not None:
             os.close(fd)
         else:
@@ -203,6 +212,10 @@ class Board:
         """A batch goes to the device: (worker, index, uid) of each seq. Its time is written last: no flight is half written."""
         self._entries[slot, : len(entries)] = entries
         self._flights[slot] = 0.0, len(entries), num_tokens
+        self._flights["started"][slot] = now
+
+    def restart(self, slot: int, now: float) -> None:
+        """A batch that was interrupted goes on."""
         self._flights["started"][slot] = now
 
     def end(self, slot: int) -> None:

@@ -26,9 +26,11 @@ from whimbrel.logs import LogOptions
 from whimbrel.plan import Options
 from whimbrel.processes.channel import pair
 from whimbrel.processes.children import EngineChild, WorkerChild, how_it_ended
+from whimbrel.processes.lifeline import LINE_BROKEN
 from whimbrel.processes.messages import (
     Abort,
     Attach,
+    CannotStart,
     Down,
     Drain,
     Drained,
@@ -54,8 +56,10 @@ from whimbrel.trace import count, level
 _log = logging.getLogger("whimbrel")
 
 _STOP_SECONDS: Final = 5.0
-_OUTSIDE_BLAME: Final = 0.25
-_OUTSIDE_CODES: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
+_LEAST_DRAIN_SECONDS: Final = 0.5
+"""So long it takes to say that nothing is left."""
+_BLAME: Final = dict.fromkeys((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP), 0.25) | {LINE_BROKEN: 0.0}
+"""How an engine ended -> how much the text that was alone on it is blamed; otherwise 1."""
 _MAX_QUARANTINED: Final = 1024
 
 
@@ -119,7 +123,8 @@ class Supervisor:
         """Start everything and see to it until a signal ends it. Raises SetupError if it cannot be started."""
         loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(name, self._signalled, name)
+            if name != signal.SIGHUP or signal.getsignal(name) != signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(name, self._signalled, name)
         with metrics.directory() as self._metrics_folder:
             metrics.use_directory(self._metrics_folder, "supervisor")
             counting = metrics.Metrics()
@@ -153,19 +158,16 @@ class Supervisor:
         while not self._stopped.is_set():
             try:
                 await self._start(child)
+                code = await child.ended()
             except OSError as error:  # no process, no file or no memory to be had
                 child.kill()
-                if not self._announced:
-                    self._fail(SetupError(f"{child.name} cannot be started: {error.strerror or error}."))
-                    return
-                _log.error("%s cannot be started: %s", child.name, error)
-                await asyncio.sleep(max(1.0, child.backoff.died(lived=None)))
-                continue
-            code = await child.ended()
+                if child.line is not None:
+                    await child.ended()
+                child.error = CannotStart(f"{child.name} cannot be started: {error.strerror or error}.", None)
+                code = 1
             if self._stopped.is_set() or (self._draining and isinstance(child, WorkerChild) and child.drained):
                 return
-            delay = self._died(child, code)
-            await asyncio.sleep(delay)
+            await asyncio.sleep(max(self._died(child, code), 0.0 if child.error is None else 1.0))
 
     async def _start(self, child: EngineChild | WorkerChild) -> None:
         if isinstance(child, EngineChild):
@@ -260,7 +262,7 @@ class Supervisor:
 
     def _engine_died(self, engine: EngineChild, code: int, how: str, delay: float) -> None:
         self._tell_up(engine)
-        blame = 1.0 if engine.killed_for or code not in _OUTSIDE_CODES else _OUTSIDE_BLAME
+        blame = 1.0 if engine.killed_for else _BLAME.get(code, 1.0)
         retry_after = delay + engine.load_seconds
         failing = engine.backoff.failing
         reason = f"{engine.name} {'keeps failing' if failing else 'is restarting'}: {how}"
@@ -280,6 +282,7 @@ class Supervisor:
                 len(self._options.models),
                 len(known),
                 self._options.num_replicas,
+                self._options.num_workers,
                 worker.name,
                 worker.index,
                 self._options.logs,
@@ -361,7 +364,7 @@ class Supervisor:
         self._keep(self._limit_drain())
 
     async def _limit_drain(self) -> None:
-        await asyncio.sleep(self._options.drain_seconds)
+        await asyncio.sleep(max(self._options.drain_seconds, _LEAST_DRAIN_SECONDS))
         _log.error("requests were left after %.0f s of draining; they are answered with 503.", self._options.drain_seconds)
         for worker in self._workers:
             worker.send(Abort())

@@ -47,10 +47,15 @@ class Suspicion:
     def condemn(self, digest: bytes, now: float) -> None:
         """Refuse a text for a while."""
         self._guilty[digest] = now + QUARANTINE_SECONDS
+        self._guilty.move_to_end(digest)
         _bound(self._guilty)
 
     def judge(self, seqs: Sequence[Seq], now: float) -> tuple[int | None, list[int]]:
         """The index of a text that is refused, if there is one, and the indices of those that must run alone."""
+        while self._guilty and next(iter(self._guilty.values())) <= now:
+            self._guilty.popitem(last=False)
+        while self._blame and next(iter(self._blame.values()))[1] <= now:
+            self._blame.popitem(last=False)
         if not self._guilty and not self._blame:
             return None, []
         alone: list[int] = []

@@ -17,9 +17,11 @@ _log = logging.getLogger("whimbrel")
 TICK_SECONDS: Final = 0.25
 """How often to look."""
 _SILENCE_SECONDS: Final = 20.0
-"""After so long without a sign of life a process is taken to stand still; sooner, if a batch may not take so long."""
+"""After so long without a sign of life a process is taken to stand still; an engine sooner, if a batch may not take so long,"""
+_LEAST_SILENCE_SECONDS: Final = 5.0
+"""but not sooner than this."""
 _LOAD_SECONDS: Final = 60.0
-"""Loading again may take so long, or ten times as long as the last time."""
+"""A worker may start for so long; an engine loads again so long, or ten times as long as the last time."""
 
 
 class Watchdog:
@@ -28,7 +30,7 @@ class Watchdog:
     def __init__(self, step_seconds: float) -> None:
         """A batch that takes longer than `step_seconds`, and ten times longer than the measured rate says, hangs."""
         self._step_seconds = step_seconds
-        self._silence = min(_SILENCE_SECONDS, step_seconds)
+        self._silence = min(_SILENCE_SECONDS, max(_LEAST_SILENCE_SECONDS, step_seconds))
         self._now = perf_counter()
         self._forgiven_until = 0.0
 
@@ -37,15 +39,19 @@ class Watchdog:
         before, self._now = self._now, perf_counter()
         if self._now - before > 8 * TICK_SECONDS:
             _log.warning("the supervisor has stood still for %.1f s", self._now - before)
-            self._forgiven_until = self._now + self._silence
+            self._forgiven_until = self._now + _SILENCE_SECONDS
 
     def why(self, child: EngineChild | WorkerChild) -> str | None:
         """Why a child is taken to stand still, if it is."""
         if self._now < self._forgiven_until or child.process is None or child.process.returncode is not None:
             return None
         if isinstance(child, WorkerChild):
-            return "it stood still" if child.ready and self._now - child.heard > self._silence else None
+            return self._why_worker(child)
         return self._why_ready(child) if child.ready else self._why_loading(child)
+
+    def _why_worker(self, worker: WorkerChild) -> str | None:
+        limit = _SILENCE_SECONDS if worker.ready else _LOAD_SECONDS
+        return f"it stood still for {limit:.0f} s" if self._now - worker.heard > limit else None
 
     def _why_ready(self, engine: EngineChild) -> str | None:
         board = engine.board
@@ -54,7 +60,8 @@ class Watchdog:
         if self._now - max(board.last_beat, engine.ready_since) > self._silence:
             return f"it stood still for {self._silence:.0f} s"
         for flight in board.flights():
-            usual = flight.num_tokens / board.rate if board.rate else 0.0
+            lanes = engine.planned.plan.num_lanes if engine.planned is not None else 1
+            usual = flight.num_tokens * lanes / board.rate if board.rate else 0.0  # the rate is that of all lanes
             limit = max(self._step_seconds, 10 * usual)
             if self._now - flight.started > limit:
                 return f"a batch of {flight.num_tokens:,} tokens took longer than {limit:.0f} s"

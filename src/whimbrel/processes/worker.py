@@ -16,7 +16,7 @@ from whimbrel import logs, metrics, otel
 from whimbrel.card_reader import read_card
 from whimbrel.errors import Unavailable
 from whimbrel.processes.channel import AsyncLine, BrokenLine
-from whimbrel.processes.lifeline import control_socket, follow_supervisor, raise_file_limit
+from whimbrel.processes.lifeline import LINE_BROKEN, control_socket, follow_supervisor, max_segments, raise_file_limit
 from whimbrel.processes.messages import (
     Abort,
     Beat,
@@ -115,6 +115,7 @@ class Worker:
             model.plan,
             Path(model.folder),
             num_replicas=self._work.num_replicas,
+            max_segments=max_segments(max(self._work.num_workers, self._work.num_models * self._work.num_replicas)),
             on_quarantine=lambda digest: self._say(Quarantine(model.model, digest)),
             broken=_broken,
         )
@@ -146,13 +147,13 @@ def _end_if_failed(task: asyncio.Task[None]) -> None:
 
 def _broken(error: BrokenLine) -> None:
     _log.critical("an engine sent what cannot be read (%s); this worker ends.", error)
-    os._exit(70)
+    os._exit(LINE_BROKEN)
 
 
 def _supervisor_gone(error: BrokenLine | None) -> None:
     if error is not None:
         _log.critical("the supervisor sent what cannot be read (%s); this worker ends.", error)
-    os._exit(0 if error is None else 70)
+    os._exit(0 if error is None else LINE_BROKEN)
 
 
 async def _main(sock: socket.socket) -> None:

@@ -22,11 +22,11 @@ BACKLOG: Final = 1024
 
 
 def connection_limit(wanted: int) -> int:
-    """How many connections this process may hold at once without running out of files."""
+    """How many connections this process may hold at once: at most half of the files it may open, so that none run out."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
-    return max(1, min(wanted, soft - len(os.listdir(_OPEN_FILES)) - _SPARE_FILES))
+    return max(1, min(wanted, soft // 2, soft - len(os.listdir(_OPEN_FILES)) - _SPARE_FILES))
 
 
 def limit_silence(listener: socket.socket, seconds: float) -> None:
