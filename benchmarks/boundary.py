@@ -54,7 +54,7 @@ class EngineProcess:
 def start(options: Options) -> EngineProcess:
     """Start an engine process as the supervisor does."""
     ours, theirs = pair()
-    command = [sys.executable, "-P", "-m", "whimbrel.processes.engine"]
+    command = [sys.executable, "-P", "-m", "whimbrel.processes.start", "engine", str(os.getpid())]
     environment = os.environ | {CONTROL_FD: str(theirs.fileno())}
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()

@@ -58,7 +58,7 @@ class Serving:
 
     def engines(self) -> list[int]:
         """Its engine processes."""
-        return [pid for pid in family(self.pid) if b"whimbrel.processes.engine" in _command(pid)]
+        return [pid for pid in family(self.pid) if b"whimbrel.processes.start\0engine" in _command(pid)]
 
     def stop(self) -> int:
         """Ask it to end, and wait. Its exit code."""

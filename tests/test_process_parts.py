@@ -208,7 +208,7 @@ def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], Line[ReportEngin
     ours, theirs = pair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "whimbrel.processes.engine"],
+            [sys.executable, "-P", "-m", "whimbrel.processes.start", "engine", str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=os.environ | {CONTROL_FD: str(theirs.fileno())},
         )
@@ -249,9 +249,12 @@ def test_an_engine_survives_a_worker_that_is_cut_off(
 
 @pytest.mark.parametrize("kind", ["engine", "worker"])
 def test_a_part_that_is_started_by_hand_says_so(kind: str) -> None:
-    done = subprocess.run([sys.executable, "-m", f"whimbrel.processes.{kind}"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "whimbrel serve" in done.stderr
+    for arguments in ([kind], [kind, str(os.getpid())], [kind, "1"]):
+        command = [sys.executable, "-m", "whimbrel.processes.start", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        assert ("whimbrel serve" in done.stderr) == (arguments[-1] != "1")
 
 
 # Suspicion

@@ -338,7 +338,13 @@ def _pooling(name: str | None) -> PoolingMode | None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    class Lasting(Console):
+        """What it tells is not worth ending for, if nobody reads it any more."""
+
+        def on_broken_pipe(self) -> None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+    return Lasting(stderr=True, highlight=False, soft_wrap=True)
 
 
 def _load(console: Console, model: str | None, *, pooling: PoolingMode | None, **options: Unpack[EngineOptions]) -> Engine:

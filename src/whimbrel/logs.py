@@ -7,14 +7,18 @@ logged, API keys are blotted out wherever they turn up, and what could move a te
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from queue import Full, Queue
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
 from whimbrel.trace import Finished, subscribe
@@ -130,11 +134,63 @@ class Storm:
         return any(seen > self._first for _, seen in self._kinds.values())
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class Sink:
+    """A stream that nobody waits for: a thread writes what is handed over; while nobody reads, what does not fit is counted.
+
+    A terminal that was stopped and a pipe that nobody reads would otherwise stop event loops, lanes and the supervisor.
+    """
+
+    def __init__(self, stream: TextIO, tell: Callable[[int], str], *, max_lines: int = 4096) -> None:
+        """`tell` makes the line that says how many lines were lost."""
+        self._stream = stream
+        self._tell = tell
+        self._lines: Queue[str] = Queue(max_lines)
+        self._lost = 0
+        threading.Thread(target=self._write, name="whimbrel-log", daemon=True).start()
+        atexit.register(self.wait)
+
+    def write(self, text: str) -> None:
+        try:
+            self._lines.put_nowait(text)
+        except Full:
+            self._lost += 1
+
+    def flush(self) -> None:
+        """What `logging` calls after each line; the thread does it."""
+
+    def wait(self, seconds: float = 1.0) -> None:
+        """Until all is written, but no longer."""
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
+
+    def _write(self) -> None:
+        while True:
+            text = self._lines.get()
+            lost, self._lost = self._lost, 0
+            with suppress(OSError, ValueError):  # nobody is there to read any more, or it is closed
+                self._stream.write(f"{self._tell(lost)}\n{text}" if lost else text)
+                self._stream.flush()
+            self._lines.task_done()
+
+
+_sinks: Final[set[Sink]] = set()
+
+
+def flush() -> None:
+    """Wait, for a second at most, until what was logged is written; to be called before a process ends itself."""
+    for sink in list(_sinks):
+        sink.wait()
+
+
+class _Handler(logging.StreamHandler[Any]):
     """Writes records to a stream; warnings and errors through a Storm, by the text before its arguments are put in."""
 
     def __init__(self, form: _Form, stream: TextIO | None) -> None:
-        super().__init__(stream)
+        self._sink: Sink | None = None
+        if stream is None:
+            self._sink = Sink(sys.stderr, lambda lost: form.format(_record(f"{lost:,} lines were lost: nobody read them")))
+            _sinks.add(self._sink)
+        super().__init__(self._sink or stream)
         self.setFormatter(form)
         self._storm = Storm()
         self._timer: threading.Timer | None = None
@@ -157,6 +213,9 @@ class _Handler(logging.StreamHandler[TextIO]):
                 self._timer = None
             self._summarise(float("inf"))
         super().close()
+        if self._sink is not None:
+            self._sink.wait()
+            _sinks.discard(self._sink)
 
     def _arm(self) -> None:
         """A storm that ends leaves nobody to tell how long it was: a timer does."""
@@ -175,13 +234,17 @@ class _Handler(logging.StreamHandler[TextIO]):
     def _summarise(self, now: float) -> None:
         for kind, num_left_out in self._storm.over(now):
             text = f"and {num_left_out:,} more in {self._storm.window:g} s: {kind or 'of other kinds'}"
-            record = logging.LogRecord(_log.name, logging.WARNING, "", 0, text, None, None)
+            record = _record(text)
             record.fields = {"left_out": num_left_out}
             super().emit(record)
 
     def _locked(self) -> threading.RLock:
         lock: Any = self.lock
         return lock
+
+
+def _record(text: str) -> logging.LogRecord:
+    return logging.LogRecord(_log.name, logging.WARNING, "", 0, text, None, None)
 
 
 class _Form(logging.Formatter):

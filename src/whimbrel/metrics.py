@@ -89,10 +89,17 @@ _place: tuple[Path, str] | None = None
 
 @contextmanager
 def directory() -> Generator[Path]:
-    """A directory for the metrics of one server, for as long as it lives. Those of servers that were killed are removed."""
-    for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        _remove_if_dead(old)
-    folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+    """A directory for the metrics of one server, for as long as it lives. Those of servers that were killed are removed.
+
+    Raises SetupError.
+    """
+    try:
+        for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+            _remove_if_dead(old)
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+    except OSError as error:
+        hint = "set TMPDIR to a folder that can be written to, e.g. /dev/shm"
+        raise SetupError(f"there is no place for temporary files: {error.strerror or error}.", hint=hint) from None
     with (folder / _LOCK).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it ends
         try:
@@ -104,10 +111,11 @@ def directory() -> Generator[Path]:
 def _remove_if_dead(folder: Path) -> None:
     try:
         about = folder.lstat()
-        with (folder / _LOCK).open("rb") as lock:
+        if about.st_uid != os.getuid() or time.time() - about.st_mtime < _YOUNG_SECONDS:
+            return
+        with open(os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if about.st_uid == os.getuid() and time.time() - about.st_mtime > _YOUNG_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
     except OSError:  # somebody lives there, or it is not ours
         return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import sys
 from collections.abc import Sequence
@@ -60,7 +61,8 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
         code = asyncio.run(run())
     finally:
         shown.close()
-    console.print("stopped")
+    if select.select([], [sys.stderr], [], 1.0)[1]:  # somebody reads it
+        console.print("stopped")
     return code
 
 

@@ -22,6 +22,7 @@ from whimbrel.wire import to_base64, to_json
 MAX_INPUTS: Final = 2048
 MAX_IDS: Final = 2**19
 """Token ids of a request, all inputs together."""
+_MAX_STRINGS: Final = 100_000
 _IDS: Final = re.compile(rb'(?<!\\)"input"\s*:\s*\[\s*[\[\d-]')
 
 
@@ -120,7 +121,7 @@ class ErrorResponse(msgspec.Struct):
 
 def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    _refuse_many_ids(body)
+    _refuse_many(body)
     sent = decode(EmbeddingsRequest, body)
     if sent.prompt is not None and sent.prompt_name is not None:
         raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
@@ -162,10 +163,12 @@ def write_error(error: WhimbrelError) -> bytes:
     return msgspec.json.encode(ErrorResponse(ErrorDetail(str(error), kind, error.param, error.code)))
 
 
-def _refuse_many_ids(body: bytes) -> None:
-    """Before they are decoded, which takes Python a tenth of a second per million."""
+def _refuse_many(body: bytes) -> None:
+    """Before they are decoded, which holds up everybody for a tenth of a second per million."""
     if len(body) > MAX_IDS and (commas := body.count(b",")) > MAX_IDS and _IDS.search(body):
         raise TooLarge(f"more than {commas:,} token ids; the limit is {MAX_IDS:,}. Split the request.", param="input")
+    if len(body) > MAX_IDS and (strings := (body.count(b'"') - body.count(b'\\"')) // 2) > _MAX_STRINGS:
+        raise TooLarge(f"about {strings:,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
 
 
 def _texts(sent: str | list[str | int | list[int]]) -> Any:

@@ -105,6 +105,8 @@ class Line(Generic[T]):
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         sock.setblocking(True)
+        self.failure: OSError | None = None
+        """Why a message could not be sent, if the other end was there."""
         self._sock = sock
         self._reader = _Reader[T](kind)
         self._out: SimpleQueue[tuple[bytearray, Sequence[int]] | None] = SimpleQueue()
@@ -145,7 +147,10 @@ class Line(Generic[T]):
                         _close(fds)
                     packed = packed[sent:]
                 self._sock.sendall(packed)
-            except OSError:  # the other end is gone, or memory is: both ends are to see that something is lost
+            except (BrokenPipeError, ConnectionResetError):  # the other end is gone; the reading thread sees it too
+                continue
+            except OSError as error:  # out of memory: something is lost, which the reading thread must learn
+                self.failure = error
                 with suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)
 

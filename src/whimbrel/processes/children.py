@@ -28,7 +28,7 @@ _LAST_WORDS_SECONDS: Final = 1.0
 class Child:
     """A process that is ours, over all its lives, and what is known of the present one."""
 
-    module: ClassVar[str]
+    kind: ClassVar[str]
 
     name: str
     backoff: Backoff = field(default_factory=Backoff)
@@ -50,7 +50,7 @@ class Child:
         ours, theirs = pair()
         with theirs:
             environment = os.environ | {CONTROL_FD: str(theirs.fileno()), metrics.DIRECTORY: str(metrics_folder)}
-            command = [sys.executable, *optimize, "-P", "-m", self.module]
+            command = [sys.executable, *optimize, "-P", "-m", "whimbrel.processes.start", self.kind, str(os.getpid())]
             try:
                 self.process = await asyncio.create_subprocess_exec(
                     *command, stdin=DEVNULL, pass_fds=[theirs.fileno()], env=environment
@@ -97,7 +97,7 @@ class Child:
 class EngineChild(Child):
     """An engine process."""
 
-    module: ClassVar[str] = "whimbrel.processes.engine"
+    kind: ClassVar[str] = "engine"
 
     model: int = 0
     replica: int = 0
@@ -119,7 +119,7 @@ class EngineChild(Child):
 class WorkerChild(Child):
     """An HTTP worker."""
 
-    module: ClassVar[str] = "whimbrel.processes.worker"
+    kind: ClassVar[str] = "worker"
 
     index: int = 0
     heard: float = 0.0

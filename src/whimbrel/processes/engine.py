@@ -28,7 +28,7 @@ from whimbrel import logs, metrics
 from whimbrel.engine import Engine
 from whimbrel.errors import CheckpointError, ComputeError, SetupError, Unavailable, WhimbrelError
 from whimbrel.processes.channel import BrokenLine, Line
-from whimbrel.processes.lifeline import LINE_BROKEN, control_socket, follow_supervisor, raise_file_limit
+from whimbrel.processes.lifeline import LINE_BROKEN, control_socket, end_process, raise_file_limit
 from whimbrel.processes.messages import (
     Answer,
     Attach,
@@ -110,9 +110,11 @@ class WorkerLine:
         try:
             for message in self._line:
                 self._handle(message)
+            if self._line.failure is not None:
+                raise self._line.failure
         except BaseException as error:
-            _log.critical("worker %d sent what cannot be read (%s); this engine ends.", self._worker, error)
-            os._exit(LINE_BROKEN)
+            _log.critical("the line to worker %d is broken (%s); this engine ends.", self._worker, error)
+            end_process(LINE_BROKEN)
         # The worker is gone: nobody waits for its requests.
         for future in list(self._futures.values()):
             future.cancel()
@@ -158,7 +160,7 @@ class WorkerLine:
 
     def _fail(self, uid: int, error: WhimbrelError) -> None:
         if isinstance(error, Unavailable) and not _stopping.is_set():
-            os._exit(70)  # the engine is broken: another life of it answers
+            end_process(70)  # the engine is broken: another life of it answers
         self._line.send(failed(uid, error))
 
 
@@ -195,7 +197,7 @@ def _beat(engine: Engine, board: Board) -> None:
         level("queue_small_tokens", engine.small_tokens, model=model)
         board.beat(perf_counter(), queued=engine.queued_tokens, small=engine.small_tokens, rate=engine.rate)
         if not engine.ready and not _stopping.is_set():
-            os._exit(70)  # one of its threads has died
+            end_process(70)  # one of its threads has died
         time.sleep(_BEAT_SECONDS)
 
 
@@ -223,7 +225,6 @@ def _load(control: Line[ControlEngine], load: Load) -> tuple[Engine, Recorder]:
 
 def main() -> None:
     """The process: load, say so, answer until told to stop or the supervisor is gone."""
-    follow_supervisor()
     raise_file_limit()
     control = Line[ControlEngine](control_socket(), ControlEngine)
     messages = iter(control)
@@ -238,12 +239,12 @@ def main() -> None:
     except (SetupError, CheckpointError) as error:
         control.send(CannotStart(str(error), error.hint if isinstance(error, SetupError) else None))
         control.close()
-        os._exit(1)
+        end_process(1)
     except Exception as error:
         _log.critical("the engine could not be loaded", exc_info=True)
         control.send(CannotStart(f"{type(error).__name__}: {error}", None))
         control.close()
-        os._exit(1)
+        end_process(1)
     metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
     threading.Thread(target=_beat, args=(engine, recorder.board), name="whimbrel-beat", daemon=True).start()
     control.send(Ready(recorder.size), [recorder.fd])
@@ -254,10 +255,10 @@ def main() -> None:
             else:
                 _stopping.set()
                 engine.close()
-                os._exit(0)
+                end_process(0)
     except BrokenLine as error:
         _log.critical("the supervisor sent what cannot be read (%s)", error)
-    os._exit(0)  # the supervisor is gone
+    end_process(0)  # the supervisor is gone
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""What every child process does first: it ends with the supervisor, and leaves signals to it."""
+"""What child processes share: their line to the supervisor, their limits, and their end."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import signal
 import socket
 import sys
 from contextlib import suppress
-from typing import Final
+from typing import Final, NoReturn
 
-_PR_SET_PDEATHSIG: Final = 1
+from whimbrel import logs
+
 _WANTED_FILES: Final = 65_536
 
 LINE_BROKEN: Final = 71
@@ -29,15 +28,10 @@ def control_socket() -> socket.socket:
         sys.exit("this is a part of `whimbrel serve`; it cannot be run alone.")
 
 
-def follow_supervisor() -> None:
-    """Ignore the signals that a terminal or a service manager sends to all processes; die when the supervisor dies.
-
-    The line to the supervisor ends then too; the kernel's signal also reaches a process that is stuck.
-    """
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_process(code: int) -> NoReturn:
+    """End at once, whatever threads are about; what was logged is written."""
+    logs.flush()
+    os._exit(code)
 
 
 def max_segments(num_lines: int) -> int:

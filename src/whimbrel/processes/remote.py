@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from math import isinf
 from pathlib import Path
 from time import perf_counter
-from typing import Final
 
 import numpy as np
 
@@ -36,8 +35,6 @@ from whimbrel.trace import count
 from whimbrel.types import Prepared, Request, Result, Timings
 
 _log = logging.getLogger("whimbrel")
-
-_UNTOLD_SECONDS: Final = 30.0
 
 
 class RemoteEngine:
@@ -208,11 +205,6 @@ class RemoteEngine:
         if error is not None:
             self._broken(error)
         replica.cut()
-        asyncio.get_running_loop().call_later(_UNTOLD_SECONDS, self._miss, replica, replica.num_lives)
-
-    def _miss(self, replica: Replica, life: int) -> None:
-        if replica.num_lives == life:
-            self._broken(BrokenLine("the line ended, and its engine did not"))
 
     def _dispatch(self, pending: Pending) -> None:
         """To the replica that has least to do, or to those who wait."""

@@ -42,8 +42,6 @@ class Replica:
     def __init__(self, max_segments: int) -> None:
         self.down: Down | None = None
         """Why it is not up, as the supervisor says."""
-        self.num_lives = 0
-        """That have ended, as the supervisor says."""
         self.outstanding_tokens = 0
         self.board: Board | None = None
         self._line: AsyncLine[FromEngine] | None = None
@@ -78,7 +76,6 @@ class Replica:
     def end(self) -> dict[int, Pending]:
         """The end of a life: what it has not answered, by uid."""
         self.cut()
-        self.num_lives += 1
         pending, self._pending = self._pending, {}
         return pending
 

@@ -16,7 +16,7 @@ from whimbrel import logs, metrics, otel
 from whimbrel.card_reader import read_card
 from whimbrel.errors import Unavailable
 from whimbrel.processes.channel import AsyncLine, BrokenLine
-from whimbrel.processes.lifeline import LINE_BROKEN, control_socket, follow_supervisor, max_segments, raise_file_limit
+from whimbrel.processes.lifeline import LINE_BROKEN, control_socket, end_process, max_segments, raise_file_limit
 from whimbrel.processes.messages import (
     Abort,
     Beat,
@@ -142,28 +142,27 @@ def _end_if_failed(task: asyncio.Task[None]) -> None:
     """Without its background tasks a worker is of no use: the supervisor starts another."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.critical("the worker failed. This is a bug.", exc_info=error)
-        os._exit(1)
+        end_process(1)
 
 
 def _broken(error: BrokenLine) -> None:
     _log.critical("an engine sent what cannot be read (%s); this worker ends.", error)
-    os._exit(LINE_BROKEN)
+    end_process(LINE_BROKEN)
 
 
 def _supervisor_gone(error: BrokenLine | None) -> None:
     if error is not None:
         _log.critical("the supervisor sent what cannot be read (%s); this worker ends.", error)
-    os._exit(0 if error is None else LINE_BROKEN)
+    end_process(0 if error is None else LINE_BROKEN)
 
 
 async def _main(sock: socket.socket) -> None:
     await Worker(sock).run()
-    os._exit(0)  # neither threads that still tokenise nor clients that came in the last moment matter any more
+    end_process(0)  # neither threads that still tokenise nor clients that came in the last moment matter any more
 
 
 def main() -> None:
     """The process."""
-    follow_supervisor()
     raise_file_limit()
     uvloop.run(_main(control_socket()))
 

@@ -180,7 +180,7 @@ def _deadline(http: Request) -> float:
     if given is None:
         return inf
     try:
-        seconds = float(given)
+        seconds = nan if "_" in given else float(given)
     except ValueError:
         seconds = nan
     if not seconds >= 0:

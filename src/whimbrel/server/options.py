@@ -63,6 +63,9 @@ class GuardOptions:
 
 
 DEFAULTS: Final = GuardOptions()
+_TIMES: Final = frozenset(item.name for item in fields(GuardOptions) if item.type == "float")
+_MAX_SECONDS: Final = 86_400.0
+_MAX_NUMBER: Final = 2**40
 _LIMITS: Final = tuple(item.name for item in fields(GuardOptions) if item.type in ("int", "float"))
 
 
@@ -108,7 +111,7 @@ def _keys(given: Sequence[str], file: Path | None, environ: Mapping[str, str], w
 
 def _keys_of(file: Path, warn: Callable[[str], None]) -> list[str]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
         if file.stat().st_mode & 0o004:
             warn(f"everybody on this machine can read the API keys in {file}; chmod 600 it")
     except (OSError, UnicodeDecodeError) as error:
@@ -151,6 +154,9 @@ def _limits(text: str) -> GuardOptions:
         wrong = [name for name in given if not getattr(limits, name) > 0]
         if wrong:
             raise ValueError(f"{wrong[0]} must be positive")
+        large = [name for name in given if getattr(limits, name) > (_MAX_SECONDS if name in _TIMES else _MAX_NUMBER)]
+        if large:
+            raise ValueError(f"{large[0]} is too large")
         if limits.max_held_bytes < limits.max_body_bytes:
             raise ValueError("max_held_bytes is less than max_body_bytes")
     except ValueError as error:
