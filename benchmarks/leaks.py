@@ -184,7 +184,9 @@ def _command(pid: int) -> list[str]:
 def _kind(command: Sequence[str]) -> str:
     """The module or the program that is run, without what it is part of; empty if there is none (yet)."""
     with suppress(ValueError, IndexError):
-        return command[command.index("-m") + 1].rpartition(".")[2]
+        at = command.index("-m") + 1
+        name = command[at].rpartition(".")[2]
+        return command[at + 1] if name == "start" else name  # a module that becomes one of several
     return Path(command[0]).name if command else ""
 
 

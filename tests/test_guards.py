@@ -131,7 +131,8 @@ def test_limits_come_from_the_environment() -> None:
 @pytest.mark.parametrize(
     "text",
     ["{", "[]", '{"nope": 1}', '{"api_keys": ["x"]}', '{"hosts": null}', '{"max_body_bytes": "1"}', '{"max_body_bytes": 0}', '{"body_pause": -1}',
-     '{"max_body_bytes": 1.5}', '{"max_held_bytes": 1000}'],
+     '{"max_body_bytes": 1.5}', '{"max_held_bytes": 1000}',
+     '{"write_pause": 1e9}', '{"header_timeout": 1e300}', '{"max_connections": 100000000000000000000}', '{"max_headers": 2e12}'],
 )  # fmt: skip
 def test_wrong_limits(text: str) -> None:
     with pytest.raises(SetupError, match="WHIMBREL_GUARDS"):

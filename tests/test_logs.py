@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel import logs, trace
-from whimbrel.logs import LogOptions, Storm
+from whimbrel.logs import LogOptions, Sink, Storm
 from whimbrel.trace import Finished
 
 log = logging.getLogger("whimbrel")
@@ -237,3 +240,48 @@ def test_a_storm_remembers_few_kinds() -> None:
     storm = Storm(first=1, max_kinds=3)
     assert [storm.admits(str(kind), 0.0) for kind in range(9)] == [True] * 4 + [False] * 5
     assert storm.over(10.0) == [("", 5)]
+
+
+# A reader who does not read
+
+
+class Stuck(io.StringIO):
+    """A pipe that is full until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.go.wait(60)
+        return super().write(text)
+
+
+def test_nobody_waits_for_a_reader_and_what_is_lost_is_told() -> None:
+    stream = Stuck()
+    sink = Sink(stream, lambda lost: f"{lost} lost", max_lines=10)
+    for number in range(100):
+        sink.write(f"{number}\n")
+    started = time.monotonic()
+    sink.wait(0.2)
+    assert 0.1 < time.monotonic() - started < 10
+    stream.go.set()
+    sink.wait(60)
+    sink.write("later\n")
+    sink.wait(60)
+    lines = stream.getvalue().splitlines()
+    assert lines[-1] == "later"
+    (told,) = [line for line in lines if line.endswith("lost")]
+    kept = [line for line in lines[:-1] if line != told]
+    assert kept == [str(number) for number in range(len(kept))]
+    assert 10 <= len(kept) == 100 - int(told.split()[0])
+
+
+def test_a_reader_who_has_left_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with suppress(BrokenPipeError), open(writing, "w") as stream:
+        sink = Sink(stream, str)
+        sink.write("a\n")
+        sink.write("b\n")
+        sink.wait(10)

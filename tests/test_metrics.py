@@ -142,6 +142,22 @@ def test_what_killed_servers_leave_is_removed_by_the_next(tmp_path: Path, monkey
         living.kill()
 
 
+def test_a_trap_among_the_temporary_files_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name, make in (("fifo", os.mkfifo), ("folder", Path.mkdir), ("link", lambda path: path.symlink_to("/dev/zero"))):
+        (tmp_path / f"whimbrel-metrics-{name}").mkdir()
+        make(tmp_path / f"whimbrel-metrics-{name}" / "lock")  # pyright: ignore[reportArgumentType, reportCallIssue]
+        os.utime(tmp_path / f"whimbrel-metrics-{name}", (0, 0))
+    with metrics.directory() as own:
+        assert own.exists()
+
+
+def test_no_place_for_temporary_files_is_a_setup_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at/all")
+    with pytest.raises(SetupError, match="no place for temporary files"), metrics.directory():
+        pass
+
+
 def test_a_place_that_cannot_be_written_is_a_setup_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(metrics, "_place", None)

@@ -90,6 +90,16 @@ def test_too_many_token_ids_are_refused_before_they_are_decoded(
         openai.read_request(body)
 
 
+@pytest.mark.parametrize(
+    ("item", "says"), [(b"[],", "token ids"), (b'"",', "inputs; the limit is 2,048"), (b'"a\\\\",', "inputs")]
+)
+def test_very_long_lists_are_refused_before_they_are_decoded(item: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"input": [' + item * 600_000 + item[:-1] + b"]}"
+    monkeypatch.setattr(openai, "decode", None)
+    with pytest.raises(TooLarge, match=says):
+        openai.read_request(body)
+
+
 def test_commas_in_texts_are_no_token_ids() -> None:
     text = '"input": [1' + "," * 600_000
     _, request = openai.read_request(orjson.dumps({"input": [text, text]}))

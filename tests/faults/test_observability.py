@@ -377,6 +377,22 @@ def test_H3_keys_are_nowhere(server: Server, client: httpx2.Client) -> None:
             assert KEY.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_log_that_nobody_reads_holds_up_nobody(leaves: bool) -> None:
+    command = [sys.executable, "-m", "whimbrel", "serve", "--port", "0", "--access-log"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = next(re.findall(r"URL +(\S+)", line)[0] for line in process.stderr if "URL" in line)
+        if leaves:
+            process.stderr.close()
+        with httpx2.Client(base_url=url, timeout=30) as client:
+            assert wait_for(lambda: client.get("/health/ready").status_code == 200)
+            for _ in range(1500):  # some 200 KiB of log
+                assert client.get("/v1/models").status_code == 200
+        process.terminate()
+        assert process.wait(30) == 0
+
+
 def test_H4_log_lines_cannot_be_forged(server: Server, client: httpx2.Client) -> None:
     forged = '{"time": "2026-01-01", "level": "info", "message": "forged"}'
     encoded = "%0d%0a" + forged.replace(" ", "%20").replace('"', "%22") + "%1b%5b31m%00%7f%c2%9b%e2%80%a8"

@@ -10,7 +10,6 @@ import ctypes
 import os
 import signal
 import sys
-from importlib import import_module
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -26,7 +25,11 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(sys.argv[2]):  # it has ended meanwhile
             sys.exit(1)
-    import_module(f"whimbrel.processes.{sys.argv[1]}").main()
+    if sys.argv[1] == "engine":
+        from whimbrel.processes.engine import main as run
+    else:
+        from whimbrel.processes.worker import main as run
+    run()
 
 
 if __name__ == "__main__":
