@@ -634,12 +634,12 @@ def test_a_request_that_would_wait_too_long_is_refused(runner: StepRunner, start
     launch.finish()
     answer(measured)
     assert 0 < lanes.rate <= 400
-    running, waiting = bulk(1000), bulk(*range(1000, 1050))
+    running, waiting = bulk(1000), bulk(*range(1000, 1080))
     lanes.add(running)
     launch = runner.next()
     lanes.add(waiting)  # nothing waits: it is admitted
     with pytest.raises(Overloaded, match="the limit is 30 s") as caught:
-        lanes.add(bulk(*range(1000, 1050)))
+        lanes.add(bulk(*range(1000, 1080)))
     assert 25 <= caught.value.retry_after <= 60
     lanes.add(query := job(2000))
     launch.finish()

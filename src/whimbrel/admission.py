@@ -87,10 +87,9 @@ def _overloaded(full: str, queue: Queue, chance: float) -> Overloaded:
 
 
 def _full(plan: Plan, queue: Queue, tokens: int, num_bytes: int, *, small: bool) -> str | None:
-    waits = queue.ahead - tokens
-    if waits > plan.max_queue_tokens or queue.tokens + tokens > _HARD * plan.max_queue_tokens:
+    if queue.ahead > plan.max_queue_tokens or queue.tokens + tokens > _HARD * plan.max_queue_tokens:
         return f"the queue takes {plan.max_queue_tokens:,}"
-    if queue.rate and (seconds := waits / queue.rate) > plan.max_queue_seconds:
+    if queue.rate and (seconds := (queue.ahead - tokens) / queue.rate) > plan.max_queue_seconds:
         return f"this would wait for about {seconds:,.0f} s, the limit is {plan.max_queue_seconds:g} s"
     if queue.num_bytes + num_bytes > plan.max_queue_bytes * (_HARD if small else 1):
         return f"the requests hold {queue.num_bytes:,} bytes, the limit is {plan.max_queue_bytes:,}"
