@@ -14,26 +14,82 @@ PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
 
+NormKind: TypeAlias = Literal["layer", "rms", "rms_plus_one"]
+"""LayerNorm; RMSNorm; RMSNorm whose weights are stored less one, as Gemma's."""
+Positions: TypeAlias = Literal["learned", "rotary", "relative", "alibi"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rotary positions: pairs of a head's columns are turned by position * frequency."""
+
+    theta: float
+    width: int
+    """Columns of each head that are turned, the first ones."""
+    interleaved: bool = False
+    """Whether a pair are neighbours, or lie half a width apart."""
+    scaling: Mapping[str, Any] | None = None
+    """How frequencies are changed for longer texts: "rope_type" and its parameters, as in config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """In what one layer may differ from the next."""
+
+    window: int | None = None
+    """How far a token sees: so many tokens before it, and unless the model is causal as many after. None: all."""
+    rotary: Rotary | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """The transformer of the BERT family, as config.json describes it."""
+    """A transformer that turns tokens into hidden states, as config.json describes it. Bidirectional or causal."""
 
-    architecture: str
-    prefix: str
-    """What the names of the weights may begin with in a checkpoint of a larger model, e.g. "bert."."""
+    family: str
+    """Whose names the weights have: a row of models/families.py."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
+    layers: tuple[Layer, ...]
     num_heads: int
     max_positions: int
-    """Tokens for which there is a position embedding."""
-    position_offset: int
-    """Row of the position table for the first token: 0, or pad id + 1 in the RoBERTa family."""
-    pad_id: int
-    type_vocab_size: int
-    layer_norm_eps: float
+    """Tokens that a text may have."""
+    norm_eps: float
     activation: Activation
+    num_kv_heads: int = 0
+    """Heads of keys and values, each shared by as many heads of queries; 0: as many as those."""
+    head_width: int = 0
+    """0: hidden_size / num_heads."""
+    embedding_size: int = 0
+    """Width of the tables, if it is not hidden_size: then a linear layer lies between."""
+    embedding_scale: float = 1.0
+    positions: Positions = "learned"
+    num_buckets: int = 0
+    """Of relative positions."""
+    position_offset: int = 0
+    """Row of the position table for the first token: 0, or pad id + 1 in the RoBERTa family."""
+    pad_id: int = 0
+    type_vocab_size: int = 0
+    """0: no token types."""
+    causal: bool = False
+    norm: NormKind = "layer"
+    norm_bias: bool = True
+    gated: bool = False
+    """activation(gate) * up, or activation(up)."""
+    qkv_bias: bool = True
+    out_bias: bool = True
+    up_bias: bool = True
+    down_bias: bool = True
+    score_scale: float | None = None
+    """What queries times keys are multiplied by; None: 1 / sqrt(head width)."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(scores / softcap)."""
+
+    def __post_init__(self) -> None:
+        fill = object.__setattr__
+        fill(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
+        fill(self, "head_width", self.head_width or self.hidden_size // self.num_heads)
+        fill(self, "embedding_size", self.embedding_size or self.hidden_size)
 
 
 @dataclass(frozen=True, slots=True)

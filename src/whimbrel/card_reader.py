@@ -27,68 +27,10 @@ from whimbrel.card import (
     Pooling,
     PoolingMode,
 )
+from whimbrel.config_reader import read_encoder
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file, read_json
 from whimbrel.tokenizer_reader import read_tokenizer
-
-# Keys of config.json that never change a vector: training, generation, bookkeeping.
-_INERT_CONFIG: Final = frozenset(
-    """
-    _attn_implementation _commit_hash _name_or_path _num_labels architectures attention_probs_dropout_prob
-    attn_implementation bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward classifier_dropout
-    cross_attention_hidden_size decoder_start_token_id directionality diversity_penalty do_sample dtype early_stopping
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id gradient_checkpointing hidden_dropout_prob id2label initializer_range label2id language
-    length_penalty max_length min_length model_type name no_repeat_ngram_size num_beam_groups num_beams num_labels
-    num_return_sequences output_attentions output_hidden_states output_past output_scores pooler_fc_size
-    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type prefix problem_type
-    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id summary_activation
-    summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens
-    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings tokenizer_class top_k
-    top_p torch_dtype torchscript transformers.js_config transformers_version typical_p use_bfloat16 use_cache
-    use_return_dict xla_device
-""".split()
-)
-
-# Keys of config.json that would change a vector, with the only values that are supported.
-_FIXED_CONFIG: Final[Mapping[str, tuple[object, ...]]] = {
-    "position_embedding_type": ("absolute", None),
-    "is_decoder": (False, None),
-    "is_encoder_decoder": (False, None),
-    "add_cross_attention": (False, None),
-    "pruned_heads": ({}, None),
-    "add_pooling_layer": (True, False, None),
-}
-
-_USED_CONFIG: Final = frozenset(
-    """
-    hidden_act hidden_size intermediate_size is_matryoshka layer_norm_eps matryoshka_dimensions max_position_embeddings
-    num_attention_heads num_hidden_layers pad_token_id type_vocab_size vocab_size
-""".split()
-)
-
-_ACTIVATIONS: Final[Mapping[str, Activation]] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-}
-
-# architecture -> (model_type, prefix of the encoder's weights, positions start after the padding id)
-_ARCHITECTURES: Final[Mapping[str, tuple[str, str, bool]]] = {
-    "BertModel": ("bert", "bert.", False),
-    "BertForMaskedLM": ("bert", "bert.", False),
-    "BertForPreTraining": ("bert", "bert.", False),
-    "RobertaModel": ("roberta", "roberta.", True),
-    "RobertaForMaskedLM": ("roberta", "roberta.", True),
-    "XLMRobertaModel": ("xlm-roberta", "roberta.", True),
-    "XLMRobertaForMaskedLM": ("xlm-roberta", "roberta.", True),
-}
 
 _DENSE_ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "torch.nn.modules.linear.Identity": "identity",
@@ -165,7 +107,7 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     path = rows[0][1]
     root = folder / path
     config = JsonFile.read(root, "config.json")
-    encoder = _encoder(config)
+    encoder = read_encoder(config)
     pipeline = _pipeline(folder, rows[1:], encoder.hidden_size, pooling)
     transformer = _transformer(root)
     tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
@@ -187,44 +129,6 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
         matryoshka=config.get("is_matryoshka", bool, False) or bool(widths),
         matryoshka_dimensions=widths,
         similarity=sentence.data.get("similarity_fn_name"),
-    )
-
-
-def _encoder(config: JsonFile) -> Encoder:
-    architectures = cast(list[object], config.get("architectures", list))
-    if len(architectures) != 1:
-        raise config.error(f"must name one architecture, is {architectures!r}.", "architectures")
-    architecture = str(architectures[0])
-    model_type, prefix, after_padding = config.lookup("architectures", architecture, _ARCHITECTURES)
-    config.get("model_type", str)
-    config.refuse_other({"model_type": (model_type,)})
-    config.refuse_unknown(_USED_CONFIG, _FIXED_CONFIG, _INERT_CONFIG)
-    config.refuse_other(_FIXED_CONFIG)
-    hidden_size, num_heads = config.positive("hidden_size"), config.positive("num_attention_heads")
-    if hidden_size % num_heads:
-        raise config.error(f"{num_heads} does not divide hidden_size {hidden_size}.", "num_attention_heads")
-    vocab_size = config.positive("vocab_size")
-    pad_id = config.get("pad_token_id", int) if after_padding else config.get("pad_token_id", int, 0)
-    if not 0 <= pad_id < vocab_size:
-        raise config.error(f"{pad_id} is outside the vocabulary of {vocab_size}.", "pad_token_id")
-    offset = pad_id + 1 if after_padding else 0
-    max_positions = config.positive("max_position_embeddings") - offset
-    if max_positions <= 0:
-        raise config.error(f"leaves no position after pad_token_id {pad_id}.", "max_position_embeddings")
-    return Encoder(
-        architecture=architecture,
-        prefix=prefix,
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=config.positive("intermediate_size"),
-        num_layers=config.positive("num_hidden_layers"),
-        num_heads=num_heads,
-        max_positions=max_positions,
-        position_offset=offset,
-        pad_id=pad_id,
-        type_vocab_size=config.positive("type_vocab_size", 2),
-        layer_norm_eps=config.get("layer_norm_eps", float, 1e-12),
-        activation=config.choice("hidden_act", _ACTIVATIONS, "gelu"),
     )
 
 

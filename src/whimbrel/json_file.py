@@ -51,6 +51,7 @@ class JsonFile:
             raise CheckpointError(f"must be a JSON object, is {type(data).__name__}.", file=name)
         self.name = name
         self.data = cast(dict[str, Any], data)
+        self._read: set[str] = set()
 
     @classmethod
     def read(cls, folder: Path, name: str) -> JsonFile:
@@ -67,6 +68,7 @@ class JsonFile:
     def get(self, key: str, kind: type[T], default: T = _REQUIRED) -> T:
         """The value of `key`, which must be a `kind`; a missing key or null gives `default`, if there is one."""
         value: Any = self.data.get(key)
+        self._read.add(key)
         if value is None:
             if default is _REQUIRED:
                 raise self.error("is missing.", key)
@@ -77,6 +79,10 @@ class JsonFile:
             raise self.error(f"must be {kind.__name__}, is {_short(value)}.", key)
         return cast(T, value)
 
+    def ignore(self, *keys: str) -> None:
+        """Count `keys` as read: they do not matter here."""
+        self._read.update(keys)
+
     def positive(self, key: str, default: int = _REQUIRED) -> int:
         value = self.get(key, int, default)
         if value <= 0:
@@ -85,6 +91,7 @@ class JsonFile:
 
     def choice(self, key: str, table: Mapping[str, T], default: str | None = None) -> T:
         """What `table` says of the value of `key`."""
+        self._read.add(key)
         return self.lookup(key, self.data.get(key, default), table)
 
     def lookup(self, key: str, value: object, table: Mapping[str, T]) -> T:
@@ -99,8 +106,13 @@ class JsonFile:
             if not any(key in keys for keys in known):
                 raise self.error(f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors.", key)
 
+    def refuse_unread(self, *known: Collection[str]) -> None:
+        """Refuse keys that nobody has read and that are in none of `known`."""
+        self.refuse_unknown(self._read, *known)
+
     def refuse_other(self, fixed: Mapping[str, tuple[object, ...]]) -> None:
         """Refuse values other than those in `fixed`, of the keys in it."""
+        self.ignore(*fixed)
         for key, allowed in fixed.items():
             if key in self.data and not any(_same(self.data[key], value) for value in allowed):
                 wanted = " or ".join(repr(value) for value in allowed if value is not None) or "absent"

@@ -64,7 +64,9 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
     added = tokenizer.data.get("added_tokens_decoder")
     roles, extra = _named_tokens(root, tokenizer, legacy=added is None)
     return TokenizerCard(
-        tokenizer_class=owner.choice("tokenizer_class", _TOKENIZER_CLASSES, _CLASS_OF_MODEL_TYPE[config.data["model_type"]]),
+        tokenizer_class=owner.choice(
+            "tokenizer_class", _TOKENIZER_CLASSES, _CLASS_OF_MODEL_TYPE.get(config.data["model_type"], "TokenizersBackend")
+        ),
         truncate=tokenizer.choice("truncation_side", sides, str(truncation.get("direction", "right")).lower()),
         lowercase=lowercase,
         do_lower_case=tokenizer.get("do_lower_case", bool, True),

@@ -31,12 +31,18 @@ class Weights:
     """The tensors of one folder of a checkpoint. Use as a context manager; tensors are read when they are taken."""
 
     def __init__(
-        self, folder: Path, *, path: str = "", prefix: str = "", sha256: str | None = None, allow_pickle: bool = False
+        self,
+        folder: Path,
+        *,
+        path: str = "",
+        prefixes: Sequence[str] = (),
+        sha256: str | None = None,
+        allow_pickle: bool = False,
     ) -> None:
         self._folder = folder / path
         self._file = f"{path}/{_SINGLE}" if path else _SINGLE
         self._allow_pickle = allow_pickle
-        self._prefix = prefix
+        self._prefixes = prefixes
         self._stack = ExitStack()
         self._where: dict[str, Any] = {}
         self._taken: set[str] = set()
@@ -50,8 +56,9 @@ class Weights:
         self._stack.close()
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor called `name`, with or without the prefix, in float32. Raises CheckpointError."""
-        full = name if name in self._where or name in self._pickled else self._prefix + name
+        """The tensor called `name`, with or without one of the prefixes, in float32. Raises CheckpointError."""
+        names = [prefix + name for prefix in ("", *self._prefixes)]
+        full = next((each for each in names if each in self._where or each in self._pickled), name)
         if full in self._where:
             tensor = cast(Tensor, self._where[full].get_tensor(full))
         elif full in self._pickled:
@@ -68,8 +75,8 @@ class Weights:
     def finish(self, unused: Sequence[str] = ()) -> None:
         """Refuse tensors that were not taken and match none of the patterns `unused`."""
         for name in (self._where.keys() | self._pickled.keys()) - self._taken:
-            bare = name.removeprefix(self._prefix)
-            if not any(re.fullmatch(pattern, bare) for pattern in unused):
+            bare = [name, *(name.removeprefix(prefix) for prefix in self._prefixes)]
+            if not any(re.fullmatch(pattern, each) for pattern in unused for each in bare):
                 raise CheckpointError(
                     "this tensor is not known to Whimbrel, and may change the vectors.", file=self._file, key=name
                 )

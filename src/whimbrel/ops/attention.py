@@ -1,15 +1,16 @@
-"""Bidirectional attention over a ragged batch: one signature, the implementation chosen by device and dtype.
+"""Attention over a ragged batch: one signature, the implementation chosen by device, dtype and what the scores need.
 
 - CPU, and float32 anywhere: SDPA over runs of equal length, in float32. In bfloat16 SDPA is slower on CPUs below AMX.
-- CPU in bfloat16, seqs of 97 to 511 tokens: two matrix products and a softmax, which beat SDPA there by a sixth.
-- GPU in half precision: torch's variable-length flash attention.
+- CPU in bfloat16, seqs of 97 to 511 tokens, nothing masked: two matrix products and a softmax, which beat SDPA by a sixth.
+- Capped scores: the formula itself, some hundred queries at a time.
+- GPU in half precision: torch's variable-length flash attention, which knows windows but neither biases nor caps.
 
-`attend_reference` is the plain formula that both are tested against.
+`attend_reference` is the plain formula that all are tested against.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -31,75 +32,154 @@ class Layout:
     max_seqlen: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """How the queries of a layer score its keys."""
+
+    scale: float
+    causal: bool = False
+    """A token sees none after it."""
+    window: int | None = None
+    """A token sees so many before it, and unless it is causal as many after. None: all."""
+    softcap: float | None = None
+    bias: Callable[[int], Tensor] | None = None
+    """Length of a seq -> what is added to its scores, (N, L, L) in float32."""
+
+    @property
+    def plain(self) -> bool:
+        """Every token sees every token, and nothing is added."""
+        return not self.causal and self.window is None and self.softcap is None and self.bias is None
+
+
 _PRODUCT_LENGTHS: Final = range(97, 512)
+_QUERIES_AT_A_TIME: Final = 256
 
 
-def attend(qkv_R3NH: Tensor, layout: Layout) -> Tensor:
-    """softmax(q k' / sqrt(H)) v within each seq -> (R, N * H) in the dtype of qkv. Rows beyond the tokens are 0."""
-    if qkv_R3NH.is_cuda and qkv_R3NH.dtype != torch.float32:
-        return _attend_varlen(qkv_R3NH, layout)
-    return _attend_runs(qkv_R3NH, layout)
+def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, scores: Scores) -> Tensor:
+    """softmax(scores) v within each seq -> (R, N * H) in the dtype of v. Rows beyond the tokens are 0. K divides N."""
+    if v_RKH.is_cuda and v_RKH.dtype != torch.float32 and scores.bias is None and scores.softcap is None:
+        return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
+    return _attend_runs(q_RNH, k_RKH, v_RKH, layout, scores)
 
 
-def _attend_runs(qkv_R3NH: Tensor, layout: Layout) -> Tensor:
-    num_rows, _, num_heads, width = qkv_R3NH.shape
-    out_RNH = qkv_R3NH.new_empty(num_rows, num_heads, width)
+def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, scores: Scores) -> Tensor:
+    num_rows, num_heads, width = q_RNH.shape
+    out_RNH = v_RKH.new_empty(num_rows, num_heads, width)
     out_RNH[layout.num_tokens :] = 0
-    products = qkv_R3NH.dtype == torch.bfloat16 and not qkv_R3NH.is_cuda
+    products = v_RKH.dtype == torch.bfloat16 and not v_RKH.is_cuda and scores.plain and num_heads == v_RKH.shape[1]
     for start, count, length in layout.runs:
         rows = slice(start, start + count * length)
-        qkv_BL3NH = qkv_R3NH[rows].view(count, length, 3, num_heads, width)
+        q, k, v = (x[rows].view(count, length, -1, width) for x in (q_RNH, k_RKH, v_RKH))
         out_BLNH = out_RNH[rows].view(count, length, num_heads, width)
         if products and length in _PRODUCT_LENGTHS:
-            for qkv_L3NH, out_LNH in zip(qkv_BL3NH, out_BLNH, strict=True):
-                out_LNH.copy_(_products(qkv_L3NH))
+            for i, out_LNH in enumerate(out_BLNH):
+                out_LNH.copy_(_products(q[i], k[i], v[i], scores.scale))
+        elif scores.softcap is not None:
+            out_BLNH.copy_(_capped(q, k, v, scores, scores.softcap))
         else:
-            out_BLNH.copy_(_sdpa(qkv_BL3NH))
+            out_BLNH.copy_(_sdpa(q, k, v, scores))
     return out_RNH.view(num_rows, num_heads * width)
 
 
-def _sdpa(qkv_BL3NH: Tensor) -> Tensor:
+def _sdpa(q_BLNH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, scores: Scores) -> Tensor:
     """Seqs of equal length, in float32 -> (B, L, N, H).
 
     Heads of a width that is no multiple of 4 are filled up with zeros: SDPA's bits would depend on the place in the batch.
     """
-    width = qkv_BL3NH.shape[-1]
-    q, k, v = F.pad(qkv_BL3NH.float(), (0, -width % 4)).permute(2, 0, 3, 1, 4).unbind(0)
-    return F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)[..., :width].transpose(1, 2)
+    length, num_heads, width = q_BLNH.shape[1:]
+    q, k, v = (F.pad(x.float(), (0, -width % 4)).transpose(1, 2) for x in (q_BLNH, k_BLKH, v_BLKH))
+    causal = scores.causal and scores.window is None and scores.bias is None
+    out_BNLH = F.scaled_dot_product_attention(
+        q, k, v,
+        attn_mask=None if causal else _mask(scores, 0, length, length, q.device),
+        is_causal=causal and length > 1,
+        scale=scores.scale,
+        enable_gqa=num_heads != k.shape[1],
+    )  # fmt: skip
+    return out_BNLH[..., :width].transpose(1, 2)
 
 
-def _products(qkv_L3NH: Tensor) -> Tensor:
+def _mask(scores: Scores, first: int, last: int, length: int, device: torch.device) -> Tensor | None:
+    """What is added to the scores of queries `first` to `last` of a seq, (1 or N, last - first, L); None: nothing."""
+    if scores.plain or (scores.causal and length == 1 and scores.bias is None):
+        return None
+    bias = None if scores.bias is None else scores.bias(length)[:, first:last]
+    if not scores.causal and scores.window is None:
+        return bias
+    keys = torch.arange(length, device=device)
+    ahead_QL = keys[None, :] - keys[first:last, None]
+    hidden_QL = ahead_QL > 0 if scores.causal else torch.zeros_like(ahead_QL, dtype=torch.bool)
+    if scores.window is not None:
+        hidden_QL |= ahead_QL.abs() > scores.window
+    base = torch.zeros(1, *hidden_QL.shape, device=device) if bias is None else bias
+    return base.masked_fill(hidden_QL, -torch.inf)
+
+
+def _capped(q_BLNH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, scores: Scores, cap: float) -> Tensor:
+    """Scores through cap * tanh(scores / cap), in float32 -> (B, L, N, H)."""
+    length, num_heads = q_BLNH.shape[1:3]
+    shared = num_heads // k_BLKH.shape[2]
+    q, k, v = (x.float().transpose(1, 2) for x in (q_BLNH, k_BLKH, v_BLKH))
+    k, v = (x.repeat_interleave(shared, dim=1) for x in (k, v))
+    parts: list[Tensor] = []
+    for first in range(0, length, _QUERIES_AT_A_TIME):
+        last = min(length, first + _QUERIES_AT_A_TIME)
+        scores_BNQL = cap * torch.tanh(q[:, :, first:last] @ k.transpose(-1, -2) * (scores.scale / cap))
+        if (mask := _mask(scores, first, last, length, q.device)) is not None:
+            scores_BNQL += mask
+        parts.append(scores_BNQL.softmax(-1) @ v)
+    return torch.cat(parts, dim=2).transpose(1, 2)
+
+
+def _products(q_LNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, scale: float) -> Tensor:
     """One seq by softmax(q k') v -> (L, N, H). The length is rounded up to 16, since oneDNN makes a primitive per shape."""
-    length, _, num_heads, width = qkv_L3NH.shape
+    length, num_heads, width = v_LNH.shape
     rounded = length + -length % 16
-    qkv_3NRH = qkv_L3NH.new_empty(3, num_heads, rounded, width)
-    qkv_3NRH[:, :, :length] = qkv_L3NH.permute(1, 2, 0, 3)
+    qkv_3NRH = v_LNH.new_empty(3, num_heads, rounded, width)
+    for x_NRH, x_LNH in zip(qkv_3NRH, (q_LNH, k_LNH, v_LNH), strict=True):
+        x_NRH[:, :length] = x_LNH.transpose(0, 1)
     qkv_3NRH[:, :, length:] = 0
     q, k, v = qkv_3NRH.unbind(0)
-    scores_NRR = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0, alpha=width**-0.5)
+    scores_NRR = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0, alpha=scale)
     scores_NRR[:, :, length:] = -torch.inf
     return torch.bmm(scores_NRR.softmax(-1), v)[:, :length].transpose(0, 1)
 
 
-def _attend_varlen(qkv_R3NH: Tensor, layout: Layout) -> Tensor:
+def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, scores: Scores) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    num_rows, _, num_heads, width = qkv_R3NH.shape
-    q, k, v = qkv_R3NH[: layout.num_tokens].unbind(1)
+    num_rows, num_heads, width = q_RNH.shape
+    q, k, v = (x[: layout.num_tokens].to(v_RKH.dtype) for x in (q_RNH, k_RKH, v_RKH))
     longest = layout.max_seqlen
-    out_TNH = varlen_attn(q, k, v, layout.cu_seqlens, layout.cu_seqlens, longest, longest)
+    before = -1 if scores.window is None else scores.window
+    out_TNH = varlen_attn(
+        q, k, v, layout.cu_seqlens, layout.cu_seqlens, longest, longest,
+        scale=scores.scale,
+        window_size=(before, 0 if scores.causal else before),
+        enable_gqa=num_heads != k.shape[1],
+    )  # fmt: skip
     assert isinstance(out_TNH, Tensor)
-    out_RD = qkv_R3NH.new_zeros(num_rows, num_heads * width)
+    out_RD = v_RKH.new_zeros(num_rows, num_heads * width)
     out_RD[: layout.num_tokens] = out_TNH.reshape(-1, num_heads * width)
     return out_RD
 
 
-def attend_reference(qkv_R3NH: Tensor, layout: Layout) -> Tensor:
+def attend_reference(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, scores: Scores) -> Tensor:
     """The formula itself, seq by seq in float32."""
-    num_rows, _, num_heads, width = qkv_R3NH.shape
+    num_rows, num_heads, width = q_RNH.shape
     out_RNH = torch.zeros(num_rows, num_heads, width)
     for start, end in pairwise(layout.cu_seqlens.numpy(force=True)):
-        q, k, v = qkv_R3NH[start:end].float().unbind(1)
-        scores = torch.einsum("qnh,knh->nqk", q, k) / width**0.5
-        out_RNH[start:end] = torch.einsum("nqk,knh->qnh", scores.softmax(-1), v)
-    return out_RNH.view(num_rows, num_heads * width).to(qkv_R3NH.dtype)
+        q, k, v = (x[start:end].float() for x in (q_RNH, k_RKH, v_RKH))
+        k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
+        scores_NQK = torch.einsum("qnh,knh->nqk", q, k) * scores.scale
+        if scores.softcap is not None:
+            scores_NQK = scores.softcap * torch.tanh(scores_NQK / scores.softcap)
+        if scores.bias is not None:
+            scores_NQK = scores_NQK + scores.bias(end - start)
+        for query in range(end - start):
+            for key in range(end - start):
+                too_far = scores.window is not None and abs(key - query) > scores.window
+                if too_far or (scores.causal and key > query):
+                    scores_NQK[:, query, key] = -torch.inf
+        out_RNH[start:end] = torch.einsum("nqk,knh->qnh", scores_NQK.softmax(-1), v)
+    return out_RNH.view(num_rows, num_heads * width).to(v_RKH.dtype)

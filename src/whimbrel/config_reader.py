@@ -1,0 +1,390 @@
+"""config.json -> Encoder: one reader per dialect of config. Every key is read, known not to matter, or refused.
+
+Sources: transformers/models/*/configuration_*.py (5.23) and, where a checkpoint came with code of its own, that code's config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeAlias, cast
+
+from whimbrel.card import Activation, Encoder, Layer, Rotary
+from whimbrel.json_file import JsonFile
+
+_Reader: TypeAlias = Callable[[JsonFile], Encoder]
+
+# Keys that never change a vector: training, generation, bookkeeping, heads of other tasks.
+_INERT: Final = frozenset(
+    """
+    _attn_implementation _commit_hash _name_or_path _num_labels architectures attention_dropout
+    attention_probs_dropout_prob attn_implementation bad_words_ids begin_suppress_tokens bos_token_id
+    chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id directionality
+    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    hidden_dropout_prob id2label initializer_range label2id language length_penalty max_length min_length model_type name
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_past output_scores pad_token_id pooler_fc_size pooler_num_attention_heads
+    pooler_num_fc_layers pooler_size_per_head pooler_type prefix problem_type remove_invalid_values repetition_penalty
+    return_dict return_dict_in_generate sep_token_id summary_activation summary_first_dropout summary_last_dropout
+    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss
+    tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
+    transformers_version typical_p use_bfloat16 use_cache use_return_dict xla_device
+    is_matryoshka matryoshka_dimensions
+""".split()
+)
+
+# Keys that would change a vector, with the only values that are supported.
+_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+    "is_decoder": (False, None),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "pruned_heads": ({}, None),
+    "add_pooling_layer": (True, False, None),
+    "quantization_config": (None,),
+}
+
+_ACTIVATIONS: Final[Mapping[str, Activation]] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+
+_SCALINGS: Final[Mapping[str, frozenset[str]]] = {
+    "linear": frozenset({"factor"}),
+    "ntk": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "yarn": frozenset({"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"}),
+}
+"""Parameters of each kind of rotary scaling; those with a default are `_OPTIONAL`."""
+_OPTIONAL: Final = frozenset({"attention_factor", "beta_fast", "beta_slow", "truncate"})
+
+
+def read_encoder(config: JsonFile) -> Encoder:
+    """The transformer that config.json describes. Raises CheckpointError."""
+    architectures = cast(list[object], config.get("architectures", list))
+    if len(architectures) != 1:
+        raise config.error(f"must name one architecture, is {architectures!r}.", "architectures")
+    model_type, reader = config.lookup("architectures", str(architectures[0]), _ARCHITECTURES)
+    config.get("model_type", str)
+    config.refuse_other({"model_type": (model_type,)})
+    encoder = reader(config)
+    config.refuse_other(_FIXED)
+    config.refuse_unread(_INERT)
+    if not 0 <= encoder.pad_id < encoder.vocab_size:
+        raise config.error(f"{encoder.pad_id} is outside the vocabulary of {encoder.vocab_size}.", "pad_token_id")
+    if encoder.num_heads % encoder.num_kv_heads:
+        raise config.error(f"{encoder.num_kv_heads} does not divide {encoder.num_heads} heads.", "num_key_value_heads")
+    return encoder
+
+
+def _sizes(config: JsonFile) -> dict[str, Any]:
+    """What nearly all configs call alike."""
+    hidden_size, num_heads = config.positive("hidden_size"), config.positive("num_attention_heads")
+    if config.data.get("head_dim") is None and hidden_size % num_heads:
+        raise config.error(f"{num_heads} does not divide hidden_size {hidden_size}.", "num_attention_heads")
+    return {
+        "vocab_size": config.positive("vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": config.positive("intermediate_size"),
+        "layers": (Layer(),) * config.positive("num_hidden_layers"),
+        "num_heads": num_heads,
+        "head_width": config.positive("head_dim", hidden_size // num_heads),
+    }
+
+
+def _bert(config: JsonFile, family: str = "bert", *, after_padding: bool = False) -> Encoder:
+    """BERT and what shares its config. `after_padding`: positions begin after the padding id."""
+    config.refuse_other({"position_embedding_type": ("absolute", None)})
+    pad_id = config.get("pad_token_id", int) if after_padding else config.get("pad_token_id", int, 0)
+    offset = pad_id + 1 if after_padding else 0
+    max_positions = config.positive("max_position_embeddings") - offset
+    if max_positions <= 0:
+        raise config.error(f"leaves no position after pad_token_id {pad_id}.", "max_position_embeddings")
+    return Encoder(
+        family=family,
+        **_sizes(config),
+        max_positions=max_positions,
+        position_offset=offset,
+        pad_id=pad_id,
+        type_vocab_size=config.positive("type_vocab_size", 2),
+        norm_eps=config.get("layer_norm_eps", float, 1e-12),
+        activation=config.choice("hidden_act", _ACTIVATIONS, "gelu"),
+    )
+
+
+def _electra(config: JsonFile) -> Encoder:
+    return replace(_bert(config, "electra"), embedding_size=config.positive("embedding_size", 128))
+
+
+def _mpnet(config: JsonFile) -> Encoder:
+    config.refuse_other({"relative_attention_num_buckets": (32,), "pad_token_id": (1,)})
+    bert = _bert(config, "mpnet", after_padding=True)
+    return replace(
+        bert, type_vocab_size=0, positions="relative", num_buckets=config.get("relative_attention_num_buckets", int, 32)
+    )
+
+
+def _distilbert(config: JsonFile) -> Encoder:
+    config.ignore("dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_")
+    hidden_size, num_heads = config.positive("dim"), config.positive("n_heads")
+    if hidden_size % num_heads:
+        raise config.error(f"{num_heads} does not divide dim {hidden_size}.", "n_heads")
+    return Encoder(
+        family="distilbert",
+        vocab_size=config.positive("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=config.positive("hidden_dim"),
+        layers=(Layer(),) * config.positive("n_layers"),
+        num_heads=num_heads,
+        max_positions=config.positive("max_position_embeddings"),
+        pad_id=config.get("pad_token_id", int, 0),
+        norm_eps=1e-12,
+        activation=config.choice("activation", _ACTIVATIONS, "gelu"),
+    )
+
+
+def _rotary_bert(config: JsonFile, family: str, *, theta: float, gated: bool, biases: bool) -> Encoder:
+    """nomic_bert, gte and jina_embeddings_v3 as transformers has them: post-norm, rotary positions."""
+    sizes = _sizes(config)
+    rotary = _rotary(config, _rope_parameters(config, theta), sizes["head_width"])
+    return Encoder(
+        family=family,
+        **dict(sizes, layers=tuple(replace(layer, rotary=rotary) for layer in sizes["layers"])),
+        max_positions=config.positive("max_position_embeddings"),
+        pad_id=config.get("pad_token_id", int, 0),
+        type_vocab_size=config.get("type_vocab_size", int, 2),
+        norm_eps=config.get("layer_norm_eps", float, 1e-12),
+        activation=config.choice("hidden_act", _ACTIVATIONS),
+        positions="rotary",
+        gated=gated,
+        qkv_bias=biases,
+        out_bias=biases,
+        up_bias=biases and not gated,
+        down_bias=biases,
+    )
+
+
+def _modernbert(config: JsonFile) -> Encoder:
+    config.ignore(*_MODERNBERT_INERT)
+    sizes = _sizes(config)
+    num_layers = len(sizes["layers"])
+    every = config.positive("global_attn_every_n_layers", 3)
+    kinds = _layer_types(config, num_layers, [_FULL if i % every == 0 else _SLIDING for i in range(num_layers)])
+    thetas = {
+        _FULL: config.get("global_rope_theta", float, 160_000.0),
+        _SLIDING: config.get("local_rope_theta", float, 10_000.0),
+    }
+    rotary = {kind: _rotary(config, _rope_parameters(config, thetas[kind], kind), sizes["head_width"]) for kind in thetas}
+    window = config.positive("local_attention", 128) // 2
+    bias = config.get("attention_bias", bool, False)
+    mlp_bias = config.get("mlp_bias", bool, False)
+    return Encoder(
+        family="modernbert",
+        **dict(sizes, layers=tuple(Layer(window if kind == _SLIDING else None, rotary[kind]) for kind in kinds)),
+        max_positions=config.positive("max_position_embeddings", 8192),
+        pad_id=config.get("pad_token_id", int, 50283),
+        norm_eps=config.get("norm_eps", float, 1e-5),
+        norm_bias=config.get("norm_bias", bool, False),
+        activation=config.choice("hidden_activation", _ACTIVATIONS, "gelu"),
+        positions="rotary",
+        gated=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        up_bias=mlp_bias,
+        down_bias=mlp_bias,
+    )
+
+
+_MODERNBERT_INERT: Final = """
+    position_embedding_type layer_norm_eps
+    classifier_activation classifier_bias classifier_dropout classifier_pooling cls_token_id decoder_bias
+    deterministic_flash_attn embedding_dropout initializer_cutoff_factor mlp_dropout reference_compile
+    repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
+""".split()
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _decoder(
+    config: JsonFile, family: str, *, theta: float, qkv_bias: bool | None = None, bidirectional: bool = False
+) -> Encoder:
+    """Llama and its kin. `qkv_bias`: whether there is one, where the config does not say."""
+    sizes = _sizes(config)
+    rotary = _rotary(config, _rope_parameters(config, theta), sizes["head_width"])
+    bias = config.get("attention_bias", bool, False)
+    mlp_bias = config.get("mlp_bias", bool, False)
+    config.refuse_other({"pretraining_tp": (1, None)})
+    return Encoder(
+        family=family,
+        **dict(sizes, layers=tuple(Layer(window, rotary) for window in _windows(config, len(sizes["layers"])))),
+        num_kv_heads=config.positive("num_key_value_heads", sizes["num_heads"]),
+        max_positions=config.positive("max_position_embeddings"),
+        pad_id=config.get("pad_token_id", int, 0),
+        causal=not bidirectional and config.get("is_causal", bool, True),
+        norm="rms",
+        norm_eps=config.get("rms_norm_eps", float, 1e-6),
+        activation=config.choice("hidden_act", _ACTIVATIONS, "silu"),
+        positions="rotary",
+        gated=True,
+        qkv_bias=bias if qkv_bias is None else qkv_bias,
+        out_bias=bias and qkv_bias is None,
+        up_bias=mlp_bias,
+        down_bias=mlp_bias,
+    )
+
+
+def _windows(config: JsonFile, num_layers: int) -> list[int | None]:
+    """How far each layer sees, itself not counted. Qwen has a flag and a first layer for windows; others name kinds."""
+    width = config.get("sliding_window", int, 0)
+    used = config.get(
+        "use_sliding_window", bool, "use_sliding_window" not in config.data and "max_window_layers" not in config.data
+    )
+    first = config.get("max_window_layers", int, 0)
+    default = [_SLIDING if width and used and i >= first else _FULL for i in range(num_layers)]
+    kinds = _layer_types(config, num_layers, default)
+    if _SLIDING in kinds and width <= 0:
+        raise config.error(f"must be positive, is {width}.", "sliding_window")
+    return [width - 1 if kind == _SLIDING else None for kind in kinds]
+
+
+def _gemma2(config: JsonFile) -> Encoder:
+    sizes = _sizes(config)
+    num_layers = len(sizes["layers"])
+    rotary = _rotary(config, _rope_parameters(config, 10_000.0), sizes["head_width"])
+    kinds = _layer_types(config, num_layers, [_FULL if i % 2 else _SLIDING for i in range(num_layers)])
+    window = config.positive("sliding_window", 4096) - 1
+    layers = tuple(Layer(window if kind == _SLIDING else None, rotary) for kind in kinds)
+    return _gemma(config, "gemma2", dict(sizes, layers=layers), softcap="attn_logit_softcapping")
+
+
+def _gemma3(config: JsonFile) -> Encoder:
+    sizes = _sizes(config)
+    num_layers = len(sizes["layers"])
+    every = config.positive("sliding_window_pattern", config.positive("_sliding_window_pattern", 6))
+    kinds = _layer_types(config, num_layers, [_SLIDING if (i + 1) % every else _FULL for i in range(num_layers)])
+    thetas = {
+        _FULL: config.get("rope_theta", float, 1_000_000.0),
+        _SLIDING: config.get("rope_local_base_freq", float, 10_000.0),
+    }
+    rotary = {kind: _rotary(config, _rope_parameters(config, thetas[kind], kind), sizes["head_width"]) for kind in thetas}
+    both_ways = config.get("use_bidirectional_attention", bool, False)
+    width = config.positive("sliding_window", 4096)
+    window = width // 2 if both_ways else width - 1
+    layers = tuple(Layer(window if kind == _SLIDING else None, rotary[kind]) for kind in kinds)
+    config.refuse_other({"attn_logit_softcapping": (None,)})
+    return _gemma(config, "gemma3", dict(sizes, layers=layers), softcap=None)
+
+
+def _gemma(config: JsonFile, family: str, sizes: dict[str, Any], *, softcap: str | None) -> Encoder:
+    config.ignore("final_logit_softcapping", "hidden_act")
+    bias = config.get("attention_bias", bool, False)
+    capped = config.get(softcap, float, 0.0) if softcap else 0.0
+    return Encoder(
+        family=family,
+        **sizes,
+        num_kv_heads=config.positive("num_key_value_heads"),
+        max_positions=config.positive("max_position_embeddings"),
+        pad_id=config.get("pad_token_id", int, 0),
+        embedding_scale=sizes["hidden_size"] ** 0.5,
+        causal=not config.get("use_bidirectional_attention", bool, False),
+        norm="rms_plus_one",
+        norm_eps=config.get("rms_norm_eps", float, 1e-6),
+        activation=config.choice("hidden_activation", _ACTIVATIONS, "gelu_pytorch_tanh"),
+        positions="rotary",
+        gated=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        up_bias=False,
+        down_bias=False,
+        score_scale=config.get("query_pre_attn_scalar", float, 256.0) ** -0.5,
+        softcap=capped or None,
+    )
+
+
+# Parts of configs
+
+
+def _layer_types(config: JsonFile, num_layers: int, default: list[str]) -> list[str]:
+    kinds = cast(list[object], config.get("layer_types", list, default))
+    if len(kinds) != num_layers or any(kind not in (_FULL, _SLIDING) for kind in kinds):
+        raise config.error(f"must name full_attention or sliding_attention for each of {num_layers} layers.", "layer_types")
+    return cast(list[str], kinds)
+
+
+def _rope_parameters(config: JsonFile, theta: float, kind: str | None = None) -> dict[str, Any]:
+    """Of the layers of a kind. Old configs have rope_theta and rope_scaling, new ones rope_parameters for both."""
+    theta = theta if kind else config.get("rope_theta", float, theta)
+    old = cast(dict[str, Any], config.get("rope_scaling", dict, {})) if kind != _SLIDING else {}
+    new = cast(dict[str, Any], config.get("rope_parameters", dict, {}))
+    if kind is not None and any(isinstance(value, dict) for value in new.values()):
+        new = cast(dict[str, Any], new.get(kind) or {})
+    given = {"rope_theta": theta, **old, **new}
+    given["rope_type"] = given.get("rope_type", given.pop("type", "default"))
+    given.pop("type", None)
+    return given
+
+
+def _rotary(config: JsonFile, given: dict[str, Any], head_width: int) -> Rotary:
+    fraction = float(given.pop("partial_rotary_factor", 1.0) or 1.0)
+    theta, kind = given.pop("rope_theta"), given["rope_type"]
+    width = int(head_width * fraction)
+    if width <= 0 or width % 2 or width > head_width or not _is_number(theta):
+        raise config.error(f"theta {theta!r} over {width} of {head_width} columns is not supported.", "rope_parameters")
+    if kind in ("default", None):
+        return Rotary(float(theta), width)
+    if kind not in _SCALINGS:
+        raise config.error(f"{kind!r} is not supported; supported: default, {', '.join(_SCALINGS)}.", "rope_scaling")
+    unknown = given.keys() - _SCALINGS[kind] - {"rope_type"}
+    missing = [key for key in _SCALINGS[kind] - _OPTIONAL if not _is_number(given.get(key))]
+    if unknown or missing:
+        raise config.error(f"{kind} with {', '.join(sorted([*unknown, *missing]))} unknown or missing.", "rope_scaling")
+    return Rotary(float(theta), width, scaling=given)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+_ROBERTA: Final = partial(_bert, family="roberta", after_padding=True)
+_LLAMA: Final = partial(_decoder, family="llama", theta=10_000.0)
+_QWEN2: Final = partial(_decoder, family="llama", theta=10_000.0, qkv_bias=True)
+_QWEN3: Final = partial(_decoder, family="qwen3", theta=10_000.0)
+
+_FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
+    "Bert": ("bert", ("Model", "ForMaskedLM", "ForPreTraining"), _bert),
+    "Roberta": ("roberta", ("Model", "ForMaskedLM"), _ROBERTA),
+    "XLMRoberta": ("xlm-roberta", ("Model", "ForMaskedLM"), _ROBERTA),
+    "Camembert": ("camembert", ("Model", "ForMaskedLM"), _ROBERTA),
+    "DistilBert": ("distilbert", ("Model", "ForMaskedLM"), _distilbert),
+    "Electra": ("electra", ("Model", "ForPreTraining", "ForMaskedLM"), _electra),
+    "MPNet": ("mpnet", ("Model", "ForMaskedLM"), _mpnet),
+    "NomicBert": (
+        "nomic_bert",
+        ("Model", "ForMaskedLM"),
+        partial(_rotary_bert, family="nomic_bert", theta=1000.0, gated=True, biases=False),
+    ),
+    "Gte": ("gte", ("Model", "ForMaskedLM"), partial(_rotary_bert, family="gte", theta=160_000.0, gated=True, biases=True)),
+    "JinaEmbeddingsV3": (
+        "jina_embeddings_v3",
+        ("Model", "ForMaskedLM"),
+        partial(_rotary_bert, family="jina_embeddings_v3", theta=20_000.0, gated=False, biases=True),
+    ),
+    "ModernBert": ("modernbert", ("Model", "ForMaskedLM"), _modernbert),
+    "Llama": ("llama", ("Model", "ForCausalLM"), _LLAMA),
+    "Mistral": ("mistral", ("Model", "ForCausalLM"), _LLAMA),
+    "Qwen2": ("qwen2", ("Model", "ForCausalLM"), _QWEN2),
+    "Qwen3": ("qwen3", ("Model", "ForCausalLM"), _QWEN3),
+    "Gemma2": ("gemma2", ("Model", "ForCausalLM"), _gemma2),
+    "Gemma3": ("gemma3_text", ("TextModel", "ForCausalLM"), _gemma3),
+}
+_ARCHITECTURES: Final[Mapping[str, tuple[str, _Reader]]] = {
+    stem + ending: (model_type, reader) for stem, (model_type, endings, reader) in _FORMS.items() for ending in endings
+}

@@ -1,0 +1,195 @@
+"""Where each family keeps its weights: our names for the parts of a transformer, and the checkpoints' names for them.
+
+A part that a family does not have is None, and where its norms lie is said by which it has. {i} is the number of the layer.
+Names are without the prefix of a larger model ("bert.", "model."), which `Weights` takes off, and without ".weight".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of one family."""
+
+    prefixes: tuple[str, ...]
+    """What the names may begin with, in a checkpoint of a larger model."""
+    words: str
+    qkv: tuple[str, ...]
+    """One tensor of queries, keys and values, or one of each."""
+    out: str
+    up: tuple[str, ...]
+    """What goes up to the inner width: (up), or if gated (gate, up) or one tensor of both."""
+    down: str
+    unused: tuple[str, ...]
+    """Patterns of tensors that do not matter for hidden states: heads of the pre-training task, and tables of constants."""
+    up_first: bool = False
+    """Whether the one tensor of both holds first what is not activated."""
+    positions: str | None = None
+    types: str | None = None
+    embedding_norm: str | None = None
+    projection: str | None = None
+    """From the width of the tables to the model's, where they differ."""
+    relative: str | None = None
+    """The table of relative biases."""
+    q_norm: str | None = None
+    k_norm: str | None = None
+    attention_in: str | None = None
+    """Norm of what goes into the attention,"""
+    attention_out: str | None = None
+    """of what comes out of it, before the sum,"""
+    attention_sum: str | None = None
+    """and of the sum."""
+    mlp_in: str | None = None
+    mlp_out: str | None = None
+    mlp_sum: str | None = None
+    first_attention_in: bool = True
+    """Whether the first layer has `attention_in` too."""
+    final: str | None = None
+
+
+def _bert_layers(prefix: str) -> dict[str, str | tuple[str, ...]]:
+    at = f"{prefix}.{{i}}."
+    return {
+        "qkv": tuple(f"{at}attention.self.{part}" for part in ("query", "key", "value")),
+        "out": f"{at}attention.output.dense",
+        "attention_sum": f"{at}attention.output.LayerNorm",
+        "up": (f"{at}intermediate.dense",),
+        "down": f"{at}output.dense",
+        "mlp_sum": f"{at}output.LayerNorm",
+    }
+
+
+_EMBEDDINGS: Final = {
+    "words": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "types": "embeddings.token_type_embeddings",
+    "embedding_norm": "embeddings.LayerNorm",
+}
+_CONSTANTS: Final = r"(.*\.)?embeddings\.(position_ids|token_type_ids)"
+_TASK_HEADS: Final = (r"pooler\..*", _CONSTANTS, r"cls\..*", r"lm_head\..*")
+
+_BERT: Final = Names(prefixes=("bert.",), unused=_TASK_HEADS, **_EMBEDDINGS, **_bert_layers("encoder.layer"))  # pyright: ignore[reportArgumentType]
+
+_DISTILBERT: Final = Names(
+    prefixes=("distilbert.",),
+    words="embeddings.word_embeddings",
+    positions="embeddings.position_embeddings",
+    embedding_norm="embeddings.LayerNorm",
+    qkv=tuple(f"transformer.layer.{{i}}.attention.{part}_lin" for part in "qkv"),
+    out="transformer.layer.{i}.attention.out_lin",
+    attention_sum="transformer.layer.{i}.sa_layer_norm",
+    up=("transformer.layer.{i}.ffn.lin1",),
+    down="transformer.layer.{i}.ffn.lin2",
+    mlp_sum="transformer.layer.{i}.output_layer_norm",
+    unused=(_CONSTANTS, r"vocab_\w+\..*", r"vocab_\w+"),
+)
+
+_MPNET: Final = replace(
+    _BERT,
+    prefixes=("mpnet.",),
+    types=None,
+    qkv=tuple(f"encoder.layer.{{i}}.attention.attn.{part}" for part in "qkv"),
+    out="encoder.layer.{i}.attention.attn.o",
+    attention_sum="encoder.layer.{i}.attention.LayerNorm",
+    relative="encoder.relative_attention_bias",
+)
+
+_NOMIC: Final = Names(
+    prefixes=("nomic_bert.", "bert."),
+    words="embeddings.word_embeddings",
+    types="embeddings.token_type_embeddings",
+    embedding_norm="emb_ln",
+    qkv=("encoder.layers.{i}.attn.Wqkv",),
+    out="encoder.layers.{i}.attn.out_proj",
+    attention_sum="encoder.layers.{i}.norm1",
+    up=("encoder.layers.{i}.mlp.fc12", "encoder.layers.{i}.mlp.fc11"),
+    down="encoder.layers.{i}.mlp.fc2",
+    mlp_sum="encoder.layers.{i}.norm2",
+    unused=(*_TASK_HEADS, r"rotary_emb\..*"),
+)
+
+_JINA_V3: Final = replace(
+    _NOMIC,
+    prefixes=("roberta.",),
+    qkv=("encoder.layers.{i}.mixer.Wqkv",),
+    out="encoder.layers.{i}.mixer.out_proj",
+    up=("encoder.layers.{i}.mlp.fc1",),
+    down="encoder.layers.{i}.mlp.fc2",
+)
+
+_GTE: Final = Names(
+    prefixes=("new.",),
+    words="embeddings.word_embeddings",
+    types="embeddings.token_type_embeddings",
+    embedding_norm="embeddings.LayerNorm",
+    qkv=("encoder.layer.{i}.attention.qkv_proj",),
+    out="encoder.layer.{i}.attention.o_proj",
+    attention_sum="encoder.layer.{i}.attn_ln",
+    up=("encoder.layer.{i}.mlp.up_gate_proj",),
+    up_first=True,
+    down="encoder.layer.{i}.mlp.down_proj",
+    mlp_sum="encoder.layer.{i}.mlp_ln",
+    unused=(*_TASK_HEADS, r"classifier\..*"),
+)
+
+_MODERNBERT: Final = Names(
+    prefixes=("model.",),
+    words="embeddings.tok_embeddings",
+    embedding_norm="embeddings.norm",
+    qkv=("layers.{i}.attn.Wqkv",),
+    out="layers.{i}.attn.Wo",
+    attention_in="layers.{i}.attn_norm",
+    first_attention_in=False,
+    up=("layers.{i}.mlp.Wi",),
+    down="layers.{i}.mlp.Wo",
+    mlp_in="layers.{i}.mlp_norm",
+    final="final_norm",
+    unused=(r"head\..*", r"decoder\..*"),
+)
+
+_LLAMA: Final = Names(
+    prefixes=("model.",),
+    words="embed_tokens",
+    qkv=tuple(f"layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
+    out="layers.{i}.self_attn.o_proj",
+    attention_in="layers.{i}.input_layernorm",
+    up=("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj"),
+    down="layers.{i}.mlp.down_proj",
+    mlp_in="layers.{i}.post_attention_layernorm",
+    final="norm",
+    unused=(r"lm_head\..*", r"(.*\.)?rotary_emb\..*"),
+)
+
+_QWEN3: Final = replace(_LLAMA, q_norm="layers.{i}.self_attn.q_norm", k_norm="layers.{i}.self_attn.k_norm")
+
+_GEMMA2: Final = replace(
+    _LLAMA,
+    attention_out="layers.{i}.post_attention_layernorm",
+    mlp_in="layers.{i}.pre_feedforward_layernorm",
+    mlp_out="layers.{i}.post_feedforward_layernorm",
+)
+
+FAMILIES: Final[Mapping[str, Names]] = {
+    "bert": _BERT,
+    "roberta": replace(_BERT, prefixes=("roberta.",)),
+    "electra": replace(
+        _BERT,
+        prefixes=("electra.",),
+        projection="embeddings_project",
+        unused=(*_TASK_HEADS, r"(discriminator|generator)_\w+\..*"),
+    ),
+    "distilbert": _DISTILBERT,
+    "mpnet": _MPNET,
+    "nomic_bert": _NOMIC,
+    "jina_embeddings_v3": _JINA_V3,
+    "gte": _GTE,
+    "modernbert": _MODERNBERT,
+    "llama": _LLAMA,
+    "qwen3": _QWEN3,
+    "gemma2": _GEMMA2,
+    "gemma3": replace(_GEMMA2, q_norm=_QWEN3.q_norm, k_norm=_QWEN3.k_norm),
+}
