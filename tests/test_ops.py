@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from whimbrel.batch import runs
 from whimbrel.card import Activation
-from whimbrel.ops.attention import Layout, attend, attend_reference
+from whimbrel.ops.attention import Layout, Scores, attend, attend_reference
 from whimbrel.ops.linear import ACTIVATIONS, Linear, round_rows
 from whimbrel.ops.ragged import cut, normalize, segment_reduce
 
@@ -26,15 +26,53 @@ def make_layout(lengths: list[int], device: str = "cpu") -> Layout:
     return Layout(torch.from_numpy(offsets).to(device), runs(offsets), int(offsets[-1]), max(lengths))
 
 
+def _bias(length: int) -> torch.Tensor:
+    places = torch.arange(length)
+    return torch.linspace(-0.5, 0.5, 4)[:, None, None] * (places[None, :] - places[:, None]).float() / 8
+
+
+SCORES: dict[str, dict[str, Any]] = {
+    "all": {},
+    "causal": {"causal": True},
+    "window": {"window": 5},
+    "no window": {"window": 0},
+    "causal window": {"causal": True, "window": 9},
+    "biased": {"bias": _bias},
+    "biased causal": {"bias": _bias, "causal": True},
+    "capped": {"softcap": 2.0},
+    "capped causal window": {"softcap": 2.0, "causal": True, "window": 6},
+}
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
 @pytest.mark.parametrize("lengths", [[1], [7, 7, 7], [300, 64, 64, 33, 5, 1, 1], [17] * 40, [129, 129, 97, 96], [600, 511]])
 @pytest.mark.parametrize("width", [8, 32, 64])
 def test_attention(lengths: list[int], width: int, dtype: torch.dtype, tolerance: float, device: str) -> None:
+    check_attention(lengths, 4, Scores(width**-0.5), width, dtype, tolerance, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("what", SCORES)
+def test_attention_with_what_decoders_need(
+    what: str, num_kv_heads: int, dtype: torch.dtype, tolerance: float, device: str
+) -> None:
+    if device == "cuda" and "bias" in SCORES[what]:
+        pytest.skip("the bias of this test is on the host")
+    check_attention([40, 40, 33, 17, 2, 1], num_kv_heads, Scores(0.3, **SCORES[what]), 16, dtype, tolerance, device)
+
+
+def check_attention(
+    lengths: list[int], num_kv_heads: int, scores: Scores, width: int, dtype: torch.dtype, tolerance: float, device: str
+) -> None:
     layout = make_layout(lengths, device)
     rows = round_rows(layout.num_tokens) + 16
-    qkv = torch.randn(rows, 3, 4, width, generator=torch.Generator().manual_seed(1)).to(device, dtype)
-    out, expected = attend(qkv, layout).cpu(), attend_reference(qkv.cpu(), layout)
+    x = torch.randn(rows, 4 + 2 * num_kv_heads, width, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    qkv = x.split((4, num_kv_heads, num_kv_heads), dim=1)
+    out = attend(*qkv, layout, scores).cpu()
+    expected = attend_reference(*(part.cpu() for part in qkv), layout, scores)
     assert out.shape == (rows, 4 * width)
     assert out.dtype == dtype
     assert (out.float() - expected.float()).abs().max() <= tolerance
@@ -42,14 +80,16 @@ def test_attention(lengths: list[int], width: int, dtype: torch.dtype, tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_of_a_seq_does_not_depend_on_its_batch(dtype: torch.dtype) -> None:
-    lengths = [513, 511, 200, 200, 200, 112, 97, 64, 64, 64, 33, 33, 12, 1]
-    layout = make_layout(lengths)
-    qkv = torch.randn(layout.num_tokens, 3, 12, 32).to(dtype)
-    out = attend(qkv, layout)
+@pytest.mark.parametrize("what", SCORES)
+def test_attention_of_a_seq_does_not_depend_on_its_batch(what: str, dtype: torch.dtype) -> None:
+    lengths = [513, 511, 200, 200, 200, 112, 97, 64, 64, 64, 33, 33, 12, 7, 7, 7, 1]
+    layout, scores = make_layout(lengths), Scores(32**-0.5, **SCORES[what])
+    qkv = torch.randn(layout.num_tokens, 12, 32).to(dtype).split((4, 4, 4), dim=1)
+    out = attend(*qkv, layout, scores)
     offsets = layout.cu_seqlens.tolist()
     for start, end in itertools.pairwise(offsets):
-        assert torch.equal(attend(qkv[start:end].clone(), make_layout([end - start])), out[start:end])
+        alone = attend(*(part[start:end].clone() for part in qkv), make_layout([end - start]), scores)
+        assert torch.equal(alone, out[start:end])
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -84,14 +84,18 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, sc
 def _sdpa(q_BLNH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, scores: Scores) -> Tensor:
     """Seqs of equal length, in float32 -> (B, L, N, H).
 
-    Heads of a width that is no multiple of 4 are filled up with zeros: SDPA's bits would depend on the place in the batch.
+    Heads of a width that is no multiple of 4 are filled up with zeros, and with a mask all is made contiguous: otherwise SDPA's
+    bits depend on the place in the batch.
     """
     length, num_heads, width = q_BLNH.shape[1:]
     q, k, v = (F.pad(x.float(), (0, -width % 4)).transpose(1, 2) for x in (q_BLNH, k_BLKH, v_BLKH))
     causal = scores.causal and scores.window is None and scores.bias is None
+    mask = None if causal else _mask(scores, 0, length, length, q.device)
+    if mask is not None:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     out_BNLH = F.scaled_dot_product_attention(
         q, k, v,
-        attn_mask=None if causal else _mask(scores, 0, length, length, q.device),
+        attn_mask=mask,
         is_causal=causal and length > 1,
         scale=scores.scale,
         enable_gqa=num_heads != k.shape[1],
@@ -116,17 +120,21 @@ def _mask(scores: Scores, first: int, last: int, length: int, device: torch.devi
 
 
 def _capped(q_BLNH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, scores: Scores, cap: float) -> Tensor:
-    """Scores through cap * tanh(scores / cap), in float32 -> (B, L, N, H)."""
+    """Scores through cap * tanh(scores / cap), in float32 -> (B, L, N, H).
+
+    Keys are filled up to a multiple of 16, since torch's vectorised tanh treats what is left over with other bits.
+    """
     length, num_heads = q_BLNH.shape[1:3]
     shared = num_heads // k_BLKH.shape[2]
     q, k, v = (x.float().transpose(1, 2) for x in (q_BLNH, k_BLKH, v_BLKH))
-    k, v = (x.repeat_interleave(shared, dim=1) for x in (k, v))
+    k, v = (F.pad(x, (0, 0, 0, -length % 16)).repeat_interleave(shared, dim=1) for x in (k, v))
     parts: list[Tensor] = []
     for first in range(0, length, _QUERIES_AT_A_TIME):
         last = min(length, first + _QUERIES_AT_A_TIME)
         scores_BNQL = cap * torch.tanh(q[:, :, first:last] @ k.transpose(-1, -2) * (scores.scale / cap))
+        scores_BNQL[..., length:] = -torch.inf
         if (mask := _mask(scores, first, last, length, q.device)) is not None:
-            scores_BNQL += mask
+            scores_BNQL[..., :length] += mask
         parts.append(scores_BNQL.softmax(-1) @ v)
     return torch.cat(parts, dim=2).transpose(1, 2)
 
