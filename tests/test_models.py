@@ -1,0 +1,307 @@
+"""Every family against transformers: hidden states of all tokens, on random checkpoints that transformers itself has saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from checkpoints import bert_tokenizer, edit_json, write_json
+from whimbrel.batch import pack, runs
+from whimbrel.card_reader import read_card
+from whimbrel.errors import CheckpointError
+from whimbrel.models import load_model
+from whimbrel.ops.attention import Layout
+from whimbrel.ops.linear import round_rows
+from whimbrel.types import Seq
+
+VOCABULARY = 400
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 120,
+    "pad_token_id": 0,
+}
+ROBERTA = SIZES | {"pad_token_id": 1}
+DECODER = SIZES | {"num_key_value_heads": 2, "bos_token_id": 2, "eos_token_id": 3}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", SIZES),
+    "roberta": ("Roberta", ROBERTA),
+    "xlm-roberta": ("XLMRoberta", ROBERTA),
+    "camembert": ("Camembert", ROBERTA),
+    "distilbert": (
+        "DistilBert",
+        {"vocab_size": VOCABULARY, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 120},
+    ),
+    "electra": ("Electra", SIZES | {"embedding_size": 24}),
+    "electra of one width": ("Electra", SIZES | {"embedding_size": 48}),
+    "mpnet": ("MPNet", ROBERTA | {"max_position_embeddings": 300}),
+    "nomic": ("NomicBert", SIZES),
+    "gte": ("Gte", SIZES),
+    "gte without token types": ("Gte", SIZES | {"type_vocab_size": 0}),
+    "jina v3": ("JinaEmbeddingsV3", ROBERTA),
+    "modernbert": ("ModernBert", SIZES | {"local_attention": 8}),
+    "modernbert with biases": (
+        "ModernBert",
+        SIZES | {"local_attention": 6, "attention_bias": True, "mlp_bias": True, "norm_bias": True},
+    ),
+    "qwen2": ("Qwen2", DECODER),
+    "qwen2 with windows": ("Qwen2", DECODER | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", DECODER | {"head_dim": 16}),
+    "qwen3 both ways": ("Qwen3", DECODER | {"head_dim": 16, "is_causal": False}),
+    "mistral": ("Mistral", DECODER | {"sliding_window": 5}),
+    "mistral without a window": ("Mistral", DECODER | {"sliding_window": None}),
+    "llama": ("Llama", DECODER),
+    "llama 3": ("Llama", DECODER | {"rope_scaling": LLAMA3}),
+    "llama with yarn and biases": ("Llama", DECODER | {"rope_scaling": YARN, "attention_bias": True, "mlp_bias": True}),
+    "llama stretched": ("Llama", DECODER | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "llama of one key": ("Llama", DECODER | {"num_key_value_heads": 1}),
+    "gemma2": ("Gemma2", DECODER | {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 24}),
+    "gemma2 without a cap": ("Gemma2", DECODER | {"head_dim": 12, "sliding_window": 5, "attn_logit_softcapping": None}),
+    "gemma3": ("Gemma3Text", DECODER | {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 7}),
+    "gemma3 both ways": (
+        "Gemma3Text",
+        DECODER | {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 7, "use_bidirectional_attention": True},
+    ),
+}
+LENGTHS = (1, 2, 3, 7, 7, 7, 16, 17, 33, 70, 70, 100)
+
+
+def rows(seed: int = 0) -> list[NDArray[np.int32]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(5, VOCABULARY, length).astype(np.int32) for length in LENGTHS]
+
+
+def write(folder: Path, name: str, config: dict[str, Any], *, form: str = "Model") -> Any:
+    """A random checkpoint; returns transformers' own model. All weights are large enough to matter."""
+    kind = name if form == "Model" else name.removesuffix("Text")
+    model = getattr(transformers, kind + form)(getattr(transformers, f"{name}Config")(**config)).eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = "norm" in key.lower() and key.endswith("weight") and not name.startswith("Gemma")
+            parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
+    model.tie_weights()
+    model.save_pretrained(folder)
+    bert_tokenizer().save_pretrained(folder)
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_max_length=100)
+    return model
+
+
+def hidden(folder: Path, ids: list[NDArray[np.int32]], dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Any]:
+    """Hidden states of each seq, from one ragged batch."""
+    card = read_card(folder, "m", pooling="mean")
+    model = load_model(folder, card, device=torch.device(device), dtype=dtype)
+    batch = pack(
+        [Seq(row, i) for i, row in enumerate(ids)],
+        position_offset=card.encoder.position_offset,
+        pad_id=card.encoder.pad_id,
+    )
+    lengths = np.diff(batch.cu_seqlens)
+    layout = Layout(
+        torch.from_numpy(batch.cu_seqlens).to(device), runs(batch.cu_seqlens), batch.num_tokens, int(lengths.max())
+    )
+    num_rows = round_rows(batch.num_tokens)
+
+    def filled(values: NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(np.pad(values, (0, num_rows - values.size))).to(device)
+
+    with torch.inference_mode():
+        out = model(filled(batch.ids_T), filled(batch.positions_T), torch.zeros(num_rows, dtype=torch.int32, device=device), layout)
+    parts = np.split(out[: batch.num_tokens].float().cpu().numpy(), batch.cu_seqlens[1:-1])
+    return [parts[i] for i in np.argsort(batch.order_B)]
+
+
+def reference(model: Any, ids: list[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+    base = getattr(model, model.base_model_prefix, model)
+    with torch.inference_mode():
+        inputs = [torch.from_numpy(row)[None].long() for row in ids]
+        return [base(input_ids=x, attention_mask=torch.ones_like(x)).last_hidden_state[0].numpy() for x in inputs]
+
+
+def assert_close(found: list[Any], expected: list[NDArray[np.float32]], tolerance: float = 1e-5) -> None:
+    scale = max(1.0, *(float(np.abs(row).max()) for row in expected))
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert np.abs(one - other).max() <= tolerance * scale
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hidden_states(case: str, tmp_path: Path) -> None:
+    """Ragged and alone, bit for bit, and as transformers has them."""
+    model = write(tmp_path, *CASES[case])
+    ids = rows()
+    together = hidden(tmp_path, ids)
+    assert_close(together, reference(model, ids))
+    for row, expected in zip(ids, together, strict=True):
+        assert np.array_equal(hidden(tmp_path, [row])[0], expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_half_precision_is_near(case: str, tmp_path: Path) -> None:
+    model = write(tmp_path, *CASES[case])
+    ids = rows()
+    for found, expected in zip(hidden(tmp_path, ids, torch.bfloat16), reference(model, ids), strict=True):
+        one, other = found.mean(0), expected.mean(0)
+        assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > 0.995
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_gives_the_same(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = write(tmp_path, *CASES[case])
+    ids = rows()
+    for found, expected in zip(hidden(tmp_path, ids, dtype, "cuda"), reference(model, ids), strict=True):
+        one, other = found.mean(0), expected.mean(0)
+        assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > (0.9999 if dtype == torch.float32 else 0.995)
+
+
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [("bert", "ForMaskedLM"), ("bert", "ForPreTraining"), ("roberta", "ForMaskedLM"), ("xlm-roberta", "ForMaskedLM"),
+     ("camembert", "ForMaskedLM"), ("distilbert", "ForMaskedLM"), ("electra", "ForMaskedLM"), ("electra", "ForPreTraining"),
+     ("mpnet", "ForMaskedLM"), ("gte", "ForMaskedLM"), ("jina v3", "ForMaskedLM"), ("modernbert", "ForMaskedLM"),
+     ("qwen2", "ForCausalLM"), ("qwen3", "ForCausalLM"), ("mistral", "ForCausalLM"), ("llama", "ForCausalLM"),
+     ("gemma2", "ForCausalLM"), ("gemma3", "ForCausalLM")],
+)  # fmt: skip
+def test_the_encoder_of_a_larger_model(case: str, form: str, tmp_path: Path) -> None:
+    """Its names have a prefix there, and beside it lies a head that is not ours."""
+    model = write(tmp_path, *CASES[case], form=form)
+    assert_close(hidden(tmp_path, rows()), reference(model, rows()))
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [("qwen2 with windows", {"use_sliding_window": False, "layer_types": None}), ("mistral", {"sliding_window": None}),
+     ("gemma3 both ways", {"sliding_window": 50}), ("modernbert", {"local_attention": 100}), ("gemma2", {"attn_logit_softcapping": None}),
+     ("qwen3 both ways", {"is_causal": True}), ("llama 3", {"rope_parameters": None}), ("gemma2", {"query_pre_attn_scalar": 16})],
+)  # fmt: skip
+def test_what_the_config_says_matters(case: str, change: dict[str, Any], tmp_path: Path) -> None:
+    """So that the comparison with transformers is one."""
+    write(tmp_path, *CASES[case])
+    before = hidden(tmp_path, rows())[-1]
+    edit_json(tmp_path / "config.json", **change)
+    assert np.abs(hidden(tmp_path, rows())[-1] - before).max() > 1e-3
+
+
+def test_a_config_as_the_hub_s_modernberts_have_it(tmp_path: Path) -> None:
+    """From before rope_parameters and layer_types, with keys that nobody reads."""
+    model = write(tmp_path, *CASES["modernbert"])
+    edit_json(
+        tmp_path / "config.json", rope_parameters=None, layer_types=None, global_rope_theta=160000.0, local_rope_theta=10000.0,
+        global_attn_every_n_layers=3, position_embedding_type="absolute", layer_norm_eps=1e-5, reference_compile=False,
+        repad_logits_with_grad=False,
+    )  # fmt: skip
+    assert_close(hidden(tmp_path, rows()), reference(model, rows()))
+
+
+def test_a_config_as_old_decoders_have_it(tmp_path: Path) -> None:
+    model = write(tmp_path, "Qwen2", DECODER | {"rope_theta": 1e6})
+    edit_json(
+        tmp_path / "config.json", rope_parameters=None, layer_types=None, rope_theta=1000000.0, rope_scaling=None,
+        use_sliding_window=False, sliding_window=131072, max_window_layers=21,
+    )  # fmt: skip
+    assert_close(hidden(tmp_path, rows()), reference(model, rows()))
+
+
+def test_a_config_as_old_gemmas_have_it(tmp_path: Path) -> None:
+    model = write(tmp_path, *CASES["gemma3"])
+    edit_json(
+        tmp_path / "config.json", rope_parameters=None, layer_types=None, rope_theta=1000000.0, rope_local_base_freq=10000.0,
+        sliding_window_pattern=6,
+    )  # fmt: skip
+    assert_close(hidden(tmp_path, rows()), reference(model, rows()))
+
+
+def test_weights_in_shards(tmp_path: Path) -> None:
+    model = write(tmp_path, *CASES["qwen3"])
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(weights)
+    files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in files.items():
+        save_file({name: weights[name] for name in part}, tmp_path / file, metadata={"format": "pt"})
+    where = {name: file for file, part in files.items() for name in part}
+    write_json(tmp_path / "model.safetensors.index.json", {"metadata": {"total_size": 1}, "weight_map": where})
+    assert_close(hidden(tmp_path, rows()), reference(model, rows()))
+
+
+WRONG = [
+    ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets"),
+    ("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "linear with factor"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "mscale": 1.0}}, "mscale"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "theta 'x'"),
+    ("llama", {"num_key_value_heads": 3}, "num_key_value_heads"),
+    ("llama", {"pretraining_tp": 2}, "pretraining_tp"),
+    ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+    ("llama", {"attention_chunk_size": 5}, "attention_chunk_size"),
+    ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ("gemma3", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("gemma3", {"layer_types": ["chunked_attention"] * 7}, "layer_types"),
+    ("modernbert", {"hidden_activation": "mish"}, "hidden_activation"),
+    ("qwen3", {"head_dim": 0}, "head_dim"),
+    ("qwen3", {"architectures": ["Qwen3MoeModel"]}, "architectures"),
+    ("qwen3", {"model_type": "qwen2"}, "model_type"),
+    ("distilbert", {"n_heads": 5}, "n_heads"),
+    ("electra", {"embedding_size": -1}, "embedding_size"),
+    ("mistral", {"layer_types": ["sliding_attention"] * 3, "sliding_window": None}, "sliding_window"),
+]
+
+
+@pytest.mark.parametrize(("case", "change", "says"), WRONG, ids=[f"{case}: {says}" for case, _, says in WRONG])
+def test_what_is_not_supported_is_refused(case: str, change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    write(tmp_path, *CASES[case])
+    edit_json(tmp_path / "config.json", **change)
+    with pytest.raises(CheckpointError, match="config.json") as caught:
+        read_card(tmp_path, "m", pooling="mean")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_tensor_is_asked_for(case: str, tmp_path: Path) -> None:
+    """A checkpoint that lacks one, or has one more, is refused with its name."""
+    write(tmp_path, *CASES[case])
+    card = read_card(tmp_path, "m", pooling="mean")
+    weights = load_file(tmp_path / "model.safetensors")
+    device = torch.device("cpu")
+    for name in weights:
+        left = {key: value for key, value in weights.items() if key != name}
+        save_file(left, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        if name.startswith("pooler."):
+            load_model(tmp_path, card, device=device, dtype=torch.float32)
+            continue
+        with pytest.raises(CheckpointError, match="missing"):
+            load_model(tmp_path, card, device=device, dtype=torch.float32)
+    save_file(weights | {"extra.weight": torch.zeros(2)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"extra\.weight"):
+        load_model(tmp_path, card, device=device, dtype=torch.float32)
+
+
+def test_the_config_is_read_and_not_changed(tmp_path: Path) -> None:
+    write(tmp_path, *CASES["distilbert"])
+    before = json.loads((tmp_path / "config.json").read_text())
+    read_card(tmp_path, "m", pooling="mean")
+    assert json.loads((tmp_path / "config.json").read_text()) == before
