@@ -67,40 +67,42 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, sc
     out_RNH = v_RKH.new_empty(num_rows, num_heads, width)
     out_RNH[layout.num_tokens :] = 0
     products = v_RKH.dtype == torch.bfloat16 and not v_RKH.is_cuda and scores.plain and num_heads == v_RKH.shape[1]
+    floats: tuple[Tensor, Tensor, Tensor] | None = None
     for start, count, length in layout.runs:
         rows = slice(start, start + count * length)
-        q, k, v = (x[rows].view(count, length, -1, width) for x in (q_RNH, k_RKH, v_RKH))
         out_BLNH = out_RNH[rows].view(count, length, num_heads, width)
         if products and length in _PRODUCT_LENGTHS:
             for i, out_LNH in enumerate(out_BLNH):
-                out_LNH.copy_(_products(q[i], k[i], v[i], scores.scale))
-        elif scores.softcap is not None:
-            out_BLNH.copy_(_capped(q, k, v, scores, scores.softcap))
-        else:
-            out_BLNH.copy_(_sdpa(q, k, v, scores))
+                seq = slice(start + i * length, start + (i + 1) * length)
+                out_LNH.copy_(_products(q_RNH[seq], k_RKH[seq], v_RKH[seq], scores.scale))
+            continue
+        floats = floats or (_in_float32(q_RNH), _in_float32(k_RKH), _in_float32(v_RKH))  # once for all runs
+        q, k, v = (x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in floats)
+        attended_BNLH = _sdpa(q, k, v, scores) if scores.softcap is None else _capped(q, k, v, scores, scores.softcap)
+        out_BLNH.copy_(attended_BNLH[..., :width].transpose(1, 2))
     return out_RNH.view(num_rows, num_heads * width)
 
 
-def _sdpa(q_BLNH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, scores: Scores) -> Tensor:
-    """Seqs of equal length, in float32 -> (B, L, N, H).
+def _in_float32(x_RNH: Tensor) -> Tensor:
+    """Heads whose width is no multiple of 4 are filled up with zeros: otherwise SDPA's bits depend on the batch."""
+    missing = -x_RNH.shape[-1] % 4
+    return F.pad(x_RNH.float(), (0, missing)) if missing else x_RNH.float()
 
-    Heads of a width that is no multiple of 4 are filled up with zeros, and with a mask all is made contiguous: otherwise SDPA's
-    bits depend on the place in the batch.
-    """
-    length, num_heads, width = q_BLNH.shape[1:]
-    q, k, v = (F.pad(x.float(), (0, -width % 4)).transpose(1, 2) for x in (q_BLNH, k_BLKH, v_BLKH))
+
+def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores) -> Tensor:
+    """Seqs of equal length -> (B, N, L, H). With a mask all is made contiguous: SDPA's bits would depend on the batch."""
+    length = q_BNLH.shape[2]
     causal = scores.causal and scores.window is None and scores.bias is None
-    mask = None if causal else _mask(scores, 0, length, length, q.device)
+    mask = None if causal else _mask(scores, 0, length, length, q_BNLH.device)
     if mask is not None:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    out_BNLH = F.scaled_dot_product_attention(
-        q, k, v,
+        q_BNLH, k_BKLH, v_BKLH = q_BNLH.contiguous(), k_BKLH.contiguous(), v_BKLH.contiguous()
+    return F.scaled_dot_product_attention(
+        q_BNLH, k_BKLH, v_BKLH,
         attn_mask=mask,
         is_causal=causal and length > 1,
         scale=scores.scale,
-        enable_gqa=num_heads != k.shape[1],
+        enable_gqa=q_BNLH.shape[1] != k_BKLH.shape[1],
     )  # fmt: skip
-    return out_BNLH[..., :width].transpose(1, 2)
 
 
 def _mask(scores: Scores, first: int, last: int, length: int, device: torch.device) -> Tensor | None:
@@ -119,24 +121,23 @@ def _mask(scores: Scores, first: int, last: int, length: int, device: torch.devi
     return base.masked_fill(hidden_QL, -torch.inf)
 
 
-def _capped(q_BLNH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, scores: Scores, cap: float) -> Tensor:
-    """Scores through cap * tanh(scores / cap), in float32 -> (B, L, N, H).
+def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores, cap: float) -> Tensor:
+    """Scores through cap * tanh(scores / cap) -> (B, N, L, H).
 
     Keys are filled up to a multiple of 16, since torch's vectorised tanh treats what is left over with other bits.
     """
-    length, num_heads = q_BLNH.shape[1:3]
-    shared = num_heads // k_BLKH.shape[2]
-    q, k, v = (x.float().transpose(1, 2) for x in (q_BLNH, k_BLKH, v_BLKH))
-    k, v = (F.pad(x, (0, 0, 0, -length % 16)).repeat_interleave(shared, dim=1) for x in (k, v))
+    num_heads, length = q_BNLH.shape[1:3]
+    shared = num_heads // k_BKLH.shape[1]
+    k, v = (F.pad(x, (0, 0, 0, -length % 16)).repeat_interleave(shared, dim=1) for x in (k_BKLH, v_BKLH))
     parts: list[Tensor] = []
     for first in range(0, length, _QUERIES_AT_A_TIME):
         last = min(length, first + _QUERIES_AT_A_TIME)
-        scores_BNQL = cap * torch.tanh(q[:, :, first:last] @ k.transpose(-1, -2) * (scores.scale / cap))
+        scores_BNQL = cap * torch.tanh(q_BNLH[:, :, first:last] @ k.transpose(-1, -2) * (scores.scale / cap))
         scores_BNQL[..., length:] = -torch.inf
-        if (mask := _mask(scores, first, last, length, q.device)) is not None:
+        if (mask := _mask(scores, first, last, length, q_BNLH.device)) is not None:
             scores_BNQL[..., :length] += mask
         parts.append(scores_BNQL.softmax(-1) @ v)
-    return torch.cat(parts, dim=2).transpose(1, 2)
+    return torch.cat(parts, dim=2)
 
 
 def _products(q_LNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, scale: float) -> Tensor:
