@@ -367,7 +367,7 @@ def test_what_runs_between_layers_changes_no_bits(card: Card, dtype: str) -> Non
     expected = [model.collect(launch(batch)) for batch in (large, small)]
     nested: list[Any] = []
     interrupted = launch(large, lambda: nested.append(launch(small)))
-    assert len(nested) == card.encoder.num_layers - 1
+    assert len(nested) == len(card.encoder.layers) - 1
     assert np.array_equal(model.collect(interrupted), expected[0])
     assert all(np.array_equal(model.collect(pending), expected[1]) for pending in nested)
 

@@ -122,7 +122,7 @@ _JINA_V3: Final = replace(
 )
 
 _GTE: Final = Names(
-    prefixes=("new.",),
+    prefixes=("new.", "gte."),
     words="embeddings.word_embeddings",
     types="embeddings.token_type_embeddings",
     embedding_norm="embeddings.LayerNorm",
