@@ -128,7 +128,19 @@ class Normalize:
 Head: TypeAlias = Dense | LayerNorm | Normalize
 
 
-TokenizerClass: TypeAlias = Literal["tokenizer.json", "BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer"]
+TokenizerClass: TypeAlias = Literal[
+    "tokenizer.json",
+    "BertTokenizer",
+    "CamembertTokenizer",
+    "GemmaTokenizer",
+    "LlamaTokenizer",
+    "MPNetTokenizer",
+    "Qwen2Tokenizer",
+    "RobertaTokenizer",
+    "XLMRobertaTokenizer",
+]
+AddedToken: TypeAlias = Mapping[str, Any]
+"""A token with its flags, as tokenizer.json lists them: content, single_word, lstrip, rstrip, normalized, special, maybe id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +156,15 @@ class TokenizerCard:
     strip_accents: bool | None
     tokenize_chinese_chars: bool
     add_prefix_space: bool | None
-    special_tokens: Mapping[str, str]
-    """Role ("cls", "sep", ...) -> token."""
-    extra_tokens: tuple[str, ...]
-    """More special tokens, without a role."""
+    legacy: bool
+    """LlamaTokenizer's: a space before every piece of a text that special tokens cut, not before the first alone."""
+    special_tokens: Mapping[str, AddedToken | None]
+    """Role ("cls", "sep", ..., or a name of the model's own) -> token, or None where null is stated."""
+    extra_tokens: tuple[AddedToken, ...] | None
+    """More special tokens, without a role; None: it does not say."""
     legacy_tokens: tuple[str, ...]
     """What added_tokens.json names, in checkpoints whose tokenizer_config.json does not list its added tokens."""
-    added_tokens: tuple[Mapping[str, Any], ...] | None
+    added_tokens: tuple[AddedToken, ...] | None
     """What tokenizer_config.json adds, with ids and flags; None: it does not say."""
 
 

@@ -290,7 +290,8 @@ def _max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile) ->
     if transformer.data.get("max_seq_length") is not None:
         stated = transformer.positive("max_seq_length")
     else:
-        stated = tokenizer.get("model_max_length", float, float(encoder.max_positions))
-    if stated < 1:
-        raise tokenizer.error(f"must be positive, is {stated}.", "model_max_length")
+        key = "model_max_length" if "model_max_length" in tokenizer.data else "max_len"
+        stated = tokenizer.get(key, float, float(encoder.max_positions))
+        if stated < 1:
+            raise tokenizer.error(f"must be positive, is {stated}.", key)
     return int(min(stated, encoder.max_positions))

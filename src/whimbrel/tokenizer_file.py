@@ -1,58 +1,100 @@
 """tokenizer.json as transformers' tokenizer classes read it. Pure: JSON in, JSON out.
 
-BertTokenizer, RobertaTokenizer and XLMRobertaTokenizer take the vocabulary from tokenizer.json and build everything else
-themselves, from tokenizer_config.json and their own defaults; where the files disagree, the ids are those of the class. Other
+Most classes take the vocabulary from tokenizer.json and build everything else themselves, from tokenizer_config.json and their
+own defaults; where the files disagree, the ids are those of the class. Decoders' classes take the post-processor too. Other
 checkpoints use the file as it is. In all, the tokens that tokenizer_config.json adds overrule those of the file.
 
-Source: transformers/tokenization_utils_tokenizers.py and models/{bert,roberta,xlm_roberta}/tokenization_*.py (5.23).
+Source: transformers/tokenization_utils_tokenizers.py and models/*/tokenization_*.py (5.23).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
-from whimbrel.card import TokenizerCard, TokenizerClass
+from whimbrel.card import AddedToken, TokenizerCard, TokenizerClass
 from whimbrel.errors import CheckpointError
 
 JSON: TypeAlias = dict[str, Any]
 
 _FLAGS: Final = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+_ROLES: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_SPACE: Final = "\u2581"
+
+_FAIRSEQ: Final = {
+    "bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>",
+}  # fmt: skip
+_DEFAULT_TOKENS: Final[Mapping[TokenizerClass, Mapping[str, str]]] = {
+    "tokenizer.json": {},
+    "BertTokenizer": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
+    "CamembertTokenizer": _FAIRSEQ,
+    "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
+    "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    "MPNetTokenizer": _FAIRSEQ | {"unk": "[UNK]"},
+    "Qwen2Tokenizer": {"eos": "<|endoftext|>", "unk": "<|endoftext|>", "pad": "<|endoftext|>"},
+    "RobertaTokenizer": _FAIRSEQ,
+    "XLMRobertaTokenizer": _FAIRSEQ,
+}
+"""Special tokens of a class, where no others are stated."""
+_DEFAULT_EXTRA: Final[Mapping[TokenizerClass, tuple[str, ...]]] = {
+    "CamembertTokenizer": ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
+}
+_MASK_TAKES_SPACE: Final = ("CamembertTokenizer", "MPNetTokenizer")
+"""Classes whose <mask> swallows the spaces before it, where its flags are not stated."""
+
+_QWEN2_WORDS: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def read_as_class(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
     """tokenizer.json's content with what the checkpoint's tokenizer class makes of it. Raises CheckpointError.
 
-    The model embeds `vocab_size` tokens; a special token that is not in the file gets an id if there is room below.
+    The model embeds `vocab_size` tokens; an added token that is not in the vocabulary gets an id if there is room below.
     """
-    ids = _vocabulary(file)
+    names = _special_tokens(file, card)
+    added = _added_tokens(file, card, names.values(), vocab_size)
     built = dict(file)
     if card.tokenizer_class != "tokenizer.json":
-        built |= _BUILDERS[card.tokenizer_class](file, card, ids)
-    built["added_tokens"] = _added_tokens(file, card, ids, vocab_size)
+        ids = {**_vocabulary(file), **{token["content"]: token["id"] for token in added}}
+        tokens = _Tokens({role: token["content"] for role, token in names.items()}, ids)
+        built |= _BUILDERS[card.tokenizer_class](file, card, tokens)
+    built["added_tokens"] = added
     if card.lowercase and not _lowercases(built.get("normalizer")):
         steps = [{"type": "Lowercase"}, *([built["normalizer"]] if built.get("normalizer") else [])]
         built["normalizer"] = {"type": "Sequence", "normalizers": steps}
     return built
 
 
-def _vocabulary(file: JSON) -> Mapping[str, int]:
-    try:
-        vocab: Any = file["model"]["vocab"]
-        is_list = isinstance(vocab, list)
-        ids: Any = {row[0]: i for i, row in enumerate(cast(list[Any], vocab))} if is_list else vocab
-        return {**ids, **{token["content"]: token["id"] for token in _stated_tokens(file)}}
-    except (KeyError, TypeError, ValueError, IndexError):
-        raise CheckpointError("holds no vocabulary.", file="tokenizer.json", key="model") from None
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """What a class needs to know of its special tokens."""
+
+    names: Mapping[str, str]
+    """Role -> token."""
+    ids: Mapping[str, int]
+    """Of all tokens."""
+
+    def name(self, role: str) -> str:
+        if role not in self.names:
+            raise CheckpointError(
+                "must not be null with this tokenizer class.", file="tokenizer_config.json", key=f"{role}_token"
+            )
+        return self.names[role]
+
+    def id(self, role: str) -> int:
+        name = self.name(role)
+        if name not in self.ids:
+            raise CheckpointError(f"the special token {name!r} is not in the vocabulary.", file="tokenizer.json", key="model")
+        return self.ids[name]
 
 
-def _stated_tokens(file: JSON) -> list[JSON]:
-    return file.get("added_tokens") or []
+_Builder: TypeAlias = Callable[[JSON, TokenizerCard, _Tokens], JSON]
 
 
-def _bert(file: JSON, card: TokenizerCard, ids: Mapping[str, int]) -> JSON:
-    names = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", **card.special_tokens}
-    model = {"unk_token": names["unk"], "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+def _bert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+    model = {"unk_token": tokens.name("unk"), "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
     return {
         "model": _model(file, "WordPiece", model),
         "normalizer": {
@@ -63,48 +105,86 @@ def _bert(file: JSON, card: TokenizerCard, ids: Mapping[str, int]) -> JSON:
             "lowercase": card.do_lower_case,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": _template(names["cls"], names["sep"], ids),
+        "post_processor": _template("cls", "sep", tokens),
     }
 
 
-def _roberta(file: JSON, card: TokenizerCard, ids: Mapping[str, int]) -> JSON:
-    names = {"cls": "<s>", "sep": "</s>", **card.special_tokens}
+def _mpnet(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+    return _bert(file, card, tokens) | {"post_processor": _roberta_processing(tokens, add_prefix_space=False)}
+
+
+def _roberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
     add_prefix_space = bool(card.add_prefix_space)
-    model = {
-        "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False,
-        "byte_fallback": False, "ignore_merges": False,
-    }  # fmt: skip
     return {
-        "model": _model(file, "BPE", model),
+        "model": _model(file, "BPE", _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}),
         "normalizer": None,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": True},
-        "post_processor": {
-            "type": "RobertaProcessing",
-            "sep": [names["sep"], _id(names["sep"], ids)],
-            "cls": [names["cls"], _id(names["cls"], ids)],
-            "trim_offsets": True,
-            "add_prefix_space": add_prefix_space,
-        },
+        "post_processor": _roberta_processing(tokens, add_prefix_space=add_prefix_space),
     }
 
 
-def _xlm_roberta(file: JSON, card: TokenizerCard, ids: Mapping[str, int]) -> JSON:
-    names = {"bos": "<s>", "eos": "</s>", **card.special_tokens}
+def _xlm_roberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
     scheme = "never" if card.add_prefix_space is False else "always"
-    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": True}
     return {
         "model": _model(file, "Unigram", {"unk_id": 3, "byte_fallback": False}),
         "normalizer": _charsmap(file.get("normalizer")),
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
-        "post_processor": _template(names["bos"], names["eos"], ids),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _metaspace(scheme, split=True)]},
+        "post_processor": _template("bos", "eos", tokens),
     }
 
 
-_BUILDERS: Final[Mapping[TokenizerClass, Callable[[JSON, TokenizerCard, Mapping[str, int]], JSON]]] = {
+def _camembert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+    unk = tokens.name("unk")
+    built = _xlm_roberta(file, card, tokens)
+    built["model"]["unk_id"] = next((i for i, (token, _) in enumerate(built["model"]["vocab"]) if token == unk), 0)
+    return built
+
+
+def _qwen2(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
+    split = {"type": "Split", "pattern": {"Regex": _QWEN2_WORDS}, "behavior": "Isolated", "invert": False}
+    add_prefix_space = bool(card.add_prefix_space)
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": False}
+    return {
+        "model": _model(file, "BPE", _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}),
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytes_]},
+    }
+
+
+def _llama(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
+    scheme = "never" if card.add_prefix_space is False else "always" if card.legacy else "first"
+    return {
+        "model": _model(file, "BPE", _BPE | {"fuse_unk": True, "byte_fallback": True}),
+        "normalizer": None,
+        "pre_tokenizer": _metaspace(scheme, split=False),
+    }
+
+
+def _gemma(file: JSON, _: TokenizerCard, tokens: _Tokens) -> JSON:
+    space = {"String": " "}
+    return {
+        "model": _model(file, "BPE", _BPE | {"fuse_unk": True, "byte_fallback": True, "unk_token": tokens.name("unk")}),
+        "normalizer": {"type": "Replace", "pattern": space, "content": _SPACE},
+        "pre_tokenizer": {"type": "Split", "pattern": space, "behavior": "MergedWithPrevious", "invert": False},
+    }
+
+
+_BUILDERS: Final[Mapping[TokenizerClass, _Builder]] = {
     "BertTokenizer": _bert,
+    "CamembertTokenizer": _camembert,
+    "GemmaTokenizer": _gemma,
+    "LlamaTokenizer": _llama,
+    "MPNetTokenizer": _mpnet,
+    "Qwen2Tokenizer": _qwen2,
     "RobertaTokenizer": _roberta,
     "XLMRobertaTokenizer": _xlm_roberta,
 }
+"""What a class builds itself; the rest of the file stays."""
+
+_BPE: Final = {
+    "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
+    "byte_fallback": False, "ignore_merges": False,
+}  # fmt: skip
 
 
 def _model(file: JSON, kind: str, fields: JSON) -> JSON:
@@ -116,23 +196,34 @@ def _model(file: JSON, kind: str, fields: JSON) -> JSON:
     return file["model"] | {"type": kind} | fields
 
 
-def _template(first: str, last: str, ids: Mapping[str, int]) -> JSON:
-    """`first` before and `last` after a text, all of token type 0."""
-    tokens = {token: {"id": token, "ids": [_id(token, ids)], "tokens": [token]} for token in (first, last)}
-    begin, end = ({"SpecialToken": {"id": token, "type_id": 0}} for token in (first, last))
+def _metaspace(scheme: str, *, split: bool) -> JSON:
+    return {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme, "split": split}
+
+
+def _roberta_processing(tokens: _Tokens, *, add_prefix_space: bool) -> JSON:
+    return {
+        "type": "RobertaProcessing",
+        "sep": [tokens.name("sep"), tokens.id("sep")],
+        "cls": [tokens.name("cls"), tokens.id("cls")],
+        "trim_offsets": True,
+        "add_prefix_space": add_prefix_space,
+    }
+
+
+def _template(first: str, last: str, tokens: _Tokens) -> JSON:
+    """The token of role `first` before and of role `last` after a text, all of token type 0."""
+    special = {
+        tokens.name(role): {"id": tokens.name(role), "ids": [tokens.id(role)], "tokens": [tokens.name(role)]}
+        for role in (first, last)
+    }
+    begin, end = ({"SpecialToken": {"id": tokens.name(role), "type_id": 0}} for role in (first, last))
     text, second = ({"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B"))
     return {
         "type": "TemplateProcessing",
         "single": [begin, text, end],
         "pair": [begin, text, end, second, end],
-        "special_tokens": tokens,
+        "special_tokens": special,
     }
-
-
-def _id(token: str, ids: Mapping[str, int]) -> int:
-    if token not in ids:
-        raise CheckpointError(f"the special token {token!r} is not in the vocabulary.", file="tokenizer.json", key="model")
-    return ids[token]
 
 
 def _charsmap(normalizer: JSON | None) -> JSON | None:
@@ -141,22 +232,63 @@ def _charsmap(normalizer: JSON | None) -> JSON | None:
     return next((step for step in steps if step.get("type") == "Precompiled"), None)
 
 
-def _added_tokens(file: JSON, card: TokenizerCard, ids: Mapping[str, int], vocab_size: int) -> list[JSON]:
-    """The file's, overruled by those of tokenizer_config.json, and the special tokens that either names."""
-    replaces = card.added_tokens is not None and card.tokenizer_class != "tokenizer.json"
-    tokens: dict[str, JSON] = {} if replaces else {token["content"]: token for token in _stated_tokens(file)}
-    for token in card.added_tokens or ():
-        tokens[token["content"]] = dict(token)
-    free = max([*ids.values(), *(token["id"] for token in tokens.values())], default=-1) + 1
-    for name in (*card.special_tokens.values(), *card.extra_tokens):
-        if name in tokens or (name not in ids and free >= vocab_size):
-            continue
-        tokens[name] = {"id": ids.get(name, free), "content": name, **_FLAGS}
-        free += name not in ids
+def _vocabulary(file: JSON) -> Mapping[str, int]:
+    """The model's own tokens, without those that are added to them."""
+    try:
+        vocab: Any = file["model"]["vocab"]
+        return {row[0]: i for i, row in enumerate(cast(list[Any], vocab))} if isinstance(vocab, list) else {**vocab}
+    except (KeyError, TypeError, IndexError):
+        raise CheckpointError("holds no vocabulary.", file="tokenizer.json", key="model") from None
+
+
+def _special_tokens(file: JSON, card: TokenizerCard) -> Mapping[str, AddedToken]:
+    """Role -> token, in the order in which they get ids: those stated, or else those of the class."""
+    kind = card.tokenizer_class
+    padding = {"pad": file["padding"]["pad_token"]} if file.get("padding") else {}
+    defaults = {role: {"content": token} for role, token in {**padding, **_DEFAULT_TOKENS[kind]}.items()}
+    stated = {**defaults, **card.special_tokens}
+    flags = {"mask": _FLAGS | {"lstrip": kind in _MASK_TAKES_SPACE}}
+    roles = [role for role in _ROLES if role in stated] + [role for role in stated if role not in _ROLES]
+    tokens = {role: stated[role] for role in roles}
+    return {role: {**flags.get(role, _FLAGS), **token} for role, token in tokens.items() if token is not None}
+
+
+def _added_tokens(file: JSON, card: TokenizerCard, names: Iterable[AddedToken], vocab_size: int) -> list[JSON]:
+    """Tokens that texts are searched for, in the order and with the ids in which tokenizers adds them: the file's, overruled by
+    those of tokenizer_config.json, then special tokens that neither lists."""
+    kind = card.tokenizer_class
+    default = ({"content": token} for token in _DEFAULT_EXTRA.get(kind, ()))
+    extra = ({**_FLAGS, **token} for token in (default if card.extra_tokens is None else card.extra_tokens))
+    tokens = {token["content"]: token for token in _listed_tokens(file, card)}
+    for token in (*names, *extra):
+        if kind == "Qwen2Tokenizer":  # which adds them all once more
+            tokens[token["content"]] = {"content": token["content"], **_FLAGS}
+        tokens.setdefault(token["content"], token)
     for name in card.legacy_tokens:
         if name not in tokens:
             raise CheckpointError("this token is not in tokenizer.json.", file="added_tokens.json", key=name)
-    return sorted(tokens.values(), key=lambda token: token["id"])
+    return list(_with_ids(tokens.values(), file, vocab_size))
+
+
+def _listed_tokens(file: JSON, card: TokenizerCard) -> Iterator[AddedToken]:
+    listed: list[JSON] = file.get("added_tokens") or []
+    if card.tokenizer_class == "tokenizer.json":
+        yield from listed
+    elif card.added_tokens is None:
+        yield from sorted(listed, key=lambda token: token["id"])
+    yield from card.added_tokens or ()
+
+
+def _with_ids(tokens: Iterable[AddedToken], file: JSON, vocab_size: int) -> Iterator[JSON]:
+    """tokenizers' own numbering, which does not look at the ids that are stated. Tokens without a row in the model's table are
+    left out: transformers' models fail at them."""
+    ids = _vocabulary(file)
+    free = len(file["model"]["vocab"])
+    for token in tokens:
+        number = ids.get(token["content"], free)
+        if token["content"] and (token["content"] in ids or number < vocab_size):
+            free = max(free, number + 1)
+            yield {**token, "id": number}
 
 
 def _lowercases(normalizer: JSON | None) -> bool:

@@ -9,42 +9,79 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from whimbrel.card import TokenizerCard, TokenizerClass
+from whimbrel.card import AddedToken, TokenizerCard, TokenizerClass
 from whimbrel.errors import CheckpointError
-from whimbrel.json_file import JsonFile
+from whimbrel.json_file import JsonFile, find_file
 
 JSON: TypeAlias = dict[str, Any]
 
-# Keys of tokenizer_config.json that do not change the ids of a single text.
+# Keys of tokenizer_config.json that do not change the ids of a single text. add_bos_token and add_eos_token are among them:
+# where there is a tokenizer.json, its post-processor alone says what stands around a text.
 _INERT_TOKENIZER: Final = frozenset(
     """
     add_bos_token add_eos_token backend chat_template clean_up_tokenization_spaces
-    do_basic_tokenize errors from_slow full_tokenizer_file is_local legacy local_files_only max_len
-    max_length model_input_names model_specific_special_tokens name_or_path never_split pad_to_multiple_of
-    pad_token_type_id padding_side processor_class return_special_tokens_mask sp_model_kwargs special_tokens_map_file
-    stride tokenizer_file tokenizer_type trim_offsets truncation truncation_strategy use_fast vocab_file vocab_size
+    do_basic_tokenize errors from_slow full_tokenizer_file is_local local_files_only
+    max_length model_input_names name_or_path never_split pad_to_multiple_of
+    pad_token_type_id padding_side processor_class return_special_tokens_mask sp_model_kwargs spaces_between_special_tokens
+    special_tokens_map_file stride tokenizer_file tokenizer_type trim_offsets truncation truncation_strategy
+    use_default_system_prompt use_fast vocab_file vocab_size
 """.split()
 )
 _USED_TOKENIZER: Final = frozenset(
     """
-    add_prefix_space added_tokens_decoder additional_special_tokens do_lower_case extra_special_tokens model_max_length
-    split_special_tokens strip_accents tokenize_chinese_chars tokenizer_class truncation_side
+    add_prefix_space added_tokens_decoder additional_special_tokens do_lower_case extra_special_tokens legacy max_len
+    model_max_length model_specific_special_tokens split_special_tokens strip_accents tokenize_chinese_chars tokenizer_class
+    truncation_side
 """.split()
 )
-_SPECIAL_TOKENS: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_EXTRA: Final = ("additional_special_tokens", "extra_special_tokens")
+_ROLES: Final = {f"{role}_token": role for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
-_TOKENIZER_CLASSES: Final[Mapping[str, TokenizerClass]] = {
+_CLASSES: Final[Mapping[str, TokenizerClass]] = {
     "BertTokenizer": "BertTokenizer",
-    "BertTokenizerFast": "BertTokenizer",
-    "RobertaTokenizer": "RobertaTokenizer",
-    "RobertaTokenizerFast": "RobertaTokenizer",
-    "XLMRobertaTokenizer": "XLMRobertaTokenizer",
-    "XLMRobertaTokenizerFast": "XLMRobertaTokenizer",
-    "PreTrainedTokenizerFast": "tokenizer.json",
+    "CamembertTokenizer": "CamembertTokenizer",
+    "DistilBertTokenizer": "BertTokenizer",
+    "ElectraTokenizer": "BertTokenizer",
+    "GemmaTokenizer": "GemmaTokenizer",
+    "LlamaTokenizer": "LlamaTokenizer",
+    "MPNetTokenizer": "MPNetTokenizer",
     "PreTrainedTokenizer": "tokenizer.json",
+    "Qwen2Tokenizer": "Qwen2Tokenizer",
+    "RobertaTokenizer": "RobertaTokenizer",
+    "XLMRobertaTokenizer": "XLMRobertaTokenizer",
+}
+_TOKENIZER_CLASSES: Final[Mapping[str, TokenizerClass]] = {
+    **_CLASSES,
+    **{f"{name}Fast": kind for name, kind in _CLASSES.items()},
     "TokenizersBackend": "tokenizer.json",
 }
-_CLASS_OF_MODEL_TYPE: Final = {"bert": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
+_IMPLIED: Final[Mapping[str, TokenizerClass]] = {
+    "bert": "BertTokenizer",
+    "camembert": "CamembertTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "gemma2": "GemmaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "gte": "XLMRobertaTokenizer",
+    "jina_embeddings_v3": "XLMRobertaTokenizer",
+    "llama": "tokenizer.json",
+    "mpnet": "MPNetTokenizer",
+    "nomic_bert": "BertTokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+}
+"""The class of a model type, where none is stated."""
+_FORCED: Final[Mapping[str, TokenizerClass]] = {
+    "mistral": "tokenizer.json",
+    "modernbert": "tokenizer.json",
+    "qwen2": "Qwen2Tokenizer",
+}
+"""The class of a model type, whatever is stated."""
+_TAKEN_AS_THEY_ARE: Final = ("deepseek-ai/deepseek-coder-", "deepseek-ai/deepseek-r1-distill-llama-")
+"""How the names of models begin whose stated class transformers does not believe."""
+_NEED_A_SPACE_FLAG: Final = ("CamembertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer")
+"""Classes that do not take a null for add_prefix_space as their default."""
 
 
 def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowercase: bool) -> TokenizerCard:
@@ -52,29 +89,26 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
 
     `lowercase` is the do_lower_case of Sentence Transformers.
     """
-    tokenizer.refuse_unknown(_USED_TOKENIZER, _INERT_TOKENIZER, {f"{role}_token" for role in _SPECIAL_TOKENS})
+    tokenizer.refuse_unknown(_USED_TOKENIZER, _INERT_TOKENIZER, _ROLES, _own_roles(tokenizer))
     tokenizer.refuse_other({"split_special_tokens": (False, None)})
-    owner = tokenizer if tokenizer.data.get("tokenizer_class") is not None else config
     if not (root / "tokenizer.json").exists() and (root / "vocab.txt").exists():
         raise CheckpointError(
             "not found; load and save the tokenizer once with transformers to make it.", file="tokenizer.json"
         )
+    kind = _tokenizer_class(root, config, tokenizer)
     truncation = cast(JSON, JsonFile.read(root, "tokenizer.json").data.get("truncation") or {})
     sides: Mapping[str, Literal["right", "left"]] = {"right": "right", "left": "left"}
     added = tokenizer.data.get("added_tokens_decoder")
     roles, extra = _named_tokens(root, tokenizer, legacy=added is None)
     return TokenizerCard(
-        tokenizer_class=owner.choice(
-            "tokenizer_class", _TOKENIZER_CLASSES, _CLASS_OF_MODEL_TYPE.get(config.data["model_type"], "TokenizersBackend")
-        ),
+        tokenizer_class=kind,
         truncate=tokenizer.choice("truncation_side", sides, str(truncation.get("direction", "right")).lower()),
         lowercase=lowercase,
         do_lower_case=tokenizer.get("do_lower_case", bool, True),
         strip_accents=tokenizer.get("strip_accents", bool) if tokenizer.data.get("strip_accents") is not None else None,
         tokenize_chinese_chars=tokenizer.get("tokenize_chinese_chars", bool, True),
-        add_prefix_space=tokenizer.get("add_prefix_space", bool)
-        if tokenizer.data.get("add_prefix_space") is not None
-        else None,
+        add_prefix_space=_add_prefix_space(tokenizer, kind),
+        legacy=tokenizer.get("legacy", bool, False),
         special_tokens=roles,
         extra_tokens=extra,
         legacy_tokens=tuple(JsonFile.read_optional(root, "added_tokens.json").data) if added is None else (),
@@ -82,34 +116,103 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
     )
 
 
-def _named_tokens(root: Path, tokenizer: JsonFile, *, legacy: bool) -> tuple[Mapping[str, str], tuple[str, ...]]:
+def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> TokenizerClass:
+    """The class that AutoTokenizer takes."""
+    model_type = config.get("model_type", str)
+    if str(config.data.get("_name_or_path", "")).lower().startswith(_TAKEN_AS_THEY_ARE):
+        return "tokenizer.json"
+    if model_type == "mistral" and (root / "tekken.json").exists():
+        raise CheckpointError("is not read by Whimbrel; if tokenizer.json says the same, remove it.", file="tekken.json")
+    if model_type in _FORCED:
+        return _FORCED[model_type]
+    owner = tokenizer if tokenizer.data.get("tokenizer_class") is not None else config
+    if owner.data.get("tokenizer_class") is None:
+        return config.lookup("model_type", model_type, _IMPLIED)
+    kind = owner.choice("tokenizer_class", _TOKENIZER_CLASSES)
+    if kind == "LlamaTokenizer" and '"ByteLevel"' in find_file(root, "tokenizer.json").read_text(encoding="utf-8"):
+        return "tokenizer.json"  # many checkpoints with another tokenizer name this class
+    return kind
+
+
+def _add_prefix_space(tokenizer: JsonFile, kind: TokenizerClass) -> bool | None:
+    key = "add_prefix_space"
+    if tokenizer.data.get(key) is not None:
+        return tokenizer.get(key, bool)
+    if key in tokenizer.data and kind in _NEED_A_SPACE_FLAG:
+        raise tokenizer.error("null is not supported; must be true, false or absent.", key)
+    return None
+
+
+def _named_tokens(
+    root: Path, tokenizer: JsonFile, *, legacy: bool
+) -> tuple[Mapping[str, AddedToken | None], tuple[AddedToken, ...] | None]:
     """Special tokens with a role and without: tokenizer_config.json's, overruled by special_tokens_map.json in checkpoints that
-    do not list their added tokens."""
+    do not list their added tokens. Roles of the model's own come last."""
+    old_key, key = _EXTRA
     stated = dict(tokenizer.data)
+    if old_key in stated and not stated.get(key):
+        stated[key] = stated.pop(old_key)
+    own = {name: stated[name] for name in _own_roles(tokenizer)}
+    own |= _pop_roles(stated, key)
     if legacy:
-        stated |= JsonFile.read_optional(root, "special_tokens_map.json").data
-    roles = {role: _token(tokenizer, f"{role}_token", stated.get(f"{role}_token")) for role in _SPECIAL_TOKENS}
-    extra: list[str] = []
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        value: Any = stated.get(key) or []
-        tokens = cast(JSON, value).values() if isinstance(value, dict) else value
-        extra += [token for token in (_token(tokenizer, key, item) for item in tokens) if token is not None]
-    return {role: token for role, token in roles.items() if token is not None}, tuple(extra)
+        stated |= _special_tokens_map(root, stated)
+        own |= _pop_roles(stated, key)
+    own = own or cast(JSON, stated.get("model_specific_special_tokens") or {})
+    if both := own.keys() & _ROLES:
+        raise tokenizer.error(f"{min(both)} is no name for a token of the model's own.", key)
+    roles = {role: _token(tokenizer, name, stated[name]) for name, role in _ROLES.items() if name in stated}
+    roles |= {name: _token(tokenizer, name, value) for name, value in own.items()}
+    if key not in stated and stated.get(old_key) is None:
+        return roles, None
+    extra = cast(list[Any], stated[key] if key in stated else stated[old_key]) or []
+    tokens = (_token(tokenizer, key, value) for value in extra)
+    return roles, tuple(token for token in tokens if token is not None)
 
 
-def _token(tokenizer: JsonFile, key: str, value: Any) -> str | None:
-    content = cast(JSON, value).get("content") if isinstance(value, dict) else value
-    if content is not None and not isinstance(content, str):
+def _own_roles(tokenizer: JsonFile) -> set[str]:
+    """Keys that give tokens roles of the model's own, as image_token."""
+    return {key for key, value in tokenizer.data.items() if key.endswith("_token") and isinstance(value, str)} - _ROLES.keys()
+
+
+def _pop_roles(stated: JSON, key: str) -> JSON:
+    """Extra tokens that are given with names, which makes these their roles."""
+    return cast(JSON, stated.pop(key)) if isinstance(stated.get(key), dict) else {}
+
+
+def _special_tokens_map(root: Path, stated: JSON) -> JSON:
+    file = JsonFile.read_optional(root, "special_tokens_map.json")
+    file.refuse_unknown(_ROLES, _EXTRA)
+    known = cast(list[Any], stated.get("extra_special_tokens") or [])
+    more: Any = file.data.get("extra_special_tokens")
+    if isinstance(more, list):
+        return file.data | {"extra_special_tokens": [*known, *(token for token in cast(list[Any], more) if token not in known)]}
+    return file.data
+
+
+def _token(tokenizer: JsonFile, key: str, value: Any) -> AddedToken | None:
+    """A special token, given by its content, or with its flags too."""
+    if value is None or isinstance(value, str):
+        return None if value is None else {"content": value}
+    if not isinstance(value, dict) or not isinstance(cast(JSON, value).get("content"), str):
         raise tokenizer.error(f"must be a string, is {value!r}.", key)
-    return content
+    return _flags({**cast(JSON, value), **({} if key in _EXTRA else {"special": True})})
 
 
-def _added_tokens(tokenizer: JsonFile) -> tuple[Mapping[str, Any], ...]:
+def _added_tokens(tokenizer: JsonFile) -> tuple[AddedToken, ...]:
     key = "added_tokens_decoder"
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
-    tokens: list[Mapping[str, Any]] = []
+    tokens: dict[int, AddedToken] = {}
     for number, fields in cast(JSON, tokenizer.get(key, dict)).items():
         if not number.isdigit() or not isinstance(fields, dict) or not isinstance(cast(JSON, fields).get("content"), str):
             raise tokenizer.error(f"{number}: {fields!r} is no added token.", key)
-        tokens.append({"id": int(number), **flags, **cast(JSON, fields)})
-    return tuple(tokens)
+        tokens[int(number)] = {"id": int(number), **_flags(cast(JSON, fields))}
+    return tuple(tokens[number] for number in sorted(tokens))
+
+
+def _flags(fields: JSON) -> AddedToken:
+    special = bool(fields.get("special"))
+    defaults = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
+    return {
+        "content": fields["content"],
+        **{name: fields.get(name, value) for name, value in defaults.items()},
+        "special": special,
+    }
