@@ -45,7 +45,9 @@ def _wordpiece() -> str:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.train_from_iterator(TEXT, trainers.WordPieceTrainer(vocab_size=400, special_tokens=["[UNK]"]))
+    tokenizer.train_from_iterator(
+        TEXT, trainers.WordPieceTrainer(show_progress=False, vocab_size=400, special_tokens=["[UNK]"])
+    )
     return tokenizer.to_str()
 
 
@@ -90,7 +92,7 @@ def mpnet() -> tuple[JSON, JSON]:
 def _unigram() -> str:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    trainer = trainers.UnigramTrainer(vocab_size=500, special_tokens=["<unk>"], unk_token="<unk>")
+    trainer = trainers.UnigramTrainer(show_progress=False, vocab_size=500, special_tokens=["<unk>"], unk_token="<unk>")
     tokenizer.train_from_iterator(TEXT, trainer)
     return tokenizer.to_str()
 
@@ -137,7 +139,7 @@ def _bytes_bpe(words: str) -> str:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     first = [] if words else ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=first, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(show_progress=False, vocab_size=600, special_tokens=first, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(TEXT, trainer)
     return tokenizer.to_str()
 
@@ -191,7 +193,7 @@ def _pieces_bpe(first: tuple[str, ...]) -> str:
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
     tokenizer.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
     all_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=800, special_tokens=[*first, *all_bytes], limit_alphabet=60)
+    trainer = trainers.BpeTrainer(show_progress=False, vocab_size=800, special_tokens=[*first, *all_bytes], limit_alphabet=60)
     tokenizer.train_from_iterator([" " + text for text in TEXT], trainer)
     content = _content(tokenizer) | {"added_tokens": [], "pre_tokenizer": None}
     return json.dumps(content)

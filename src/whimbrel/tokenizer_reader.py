@@ -78,8 +78,6 @@ _FORCED: Final[Mapping[str, TokenizerClass]] = {
     "qwen2": "Qwen2Tokenizer",
 }
 """The class of a model type, whatever is stated."""
-_TAKEN_AS_THEY_ARE: Final = ("deepseek-ai/deepseek-coder-", "deepseek-ai/deepseek-r1-distill-llama-")
-"""How the names of models begin whose stated class transformers does not believe."""
 _NEED_A_SPACE_FLAG: Final = ("CamembertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer")
 """Classes that do not take a null for add_prefix_space as their default."""
 
@@ -119,8 +117,6 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
 def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> TokenizerClass:
     """The class that AutoTokenizer takes."""
     model_type = config.get("model_type", str)
-    if str(config.data.get("_name_or_path", "")).lower().startswith(_TAKEN_AS_THEY_ARE):
-        return "tokenizer.json"
     if model_type == "mistral" and (root / "tekken.json").exists():
         raise CheckpointError("is not read by Whimbrel; if tokenizer.json says the same, remove it.", file="tekken.json")
     if model_type in _FORCED:
