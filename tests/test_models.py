@@ -108,9 +108,11 @@ def write(folder: Path, name: str, config: dict[str, Any], *, form: str = "Model
     return model
 
 
-def hidden(folder: Path, ids: list[NDArray[np.int32]], dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Any]:
+def hidden(
+    folder: Path, ids: list[NDArray[np.int32]], dtype: torch.dtype = torch.float32, device: str = "cpu", pooling: Any = "mean"
+) -> list[Any]:
     """Hidden states of each seq, from one ragged batch."""
-    card = read_card(folder, "m", pooling="mean")
+    card = read_card(folder, "m", pooling=pooling)
     model = load_model(folder, card, device=torch.device(device), dtype=dtype)
     batch = pack(
         [Seq(row, i) for i, row in enumerate(ids)],
@@ -118,16 +120,16 @@ def hidden(folder: Path, ids: list[NDArray[np.int32]], dtype: torch.dtype = torc
         pad_id=card.encoder.pad_id,
     )
     lengths = np.diff(batch.cu_seqlens)
-    layout = Layout(
-        torch.from_numpy(batch.cu_seqlens).to(device), runs(batch.cu_seqlens), batch.num_tokens, int(lengths.max())
-    )
+    layout = Layout(torch.from_numpy(batch.cu_seqlens).to(device), runs(batch.cu_seqlens), batch.num_tokens, int(lengths.max()))
     num_rows = round_rows(batch.num_tokens)
 
     def filled(values: NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(np.pad(values, (0, num_rows - values.size))).to(device)
 
     with torch.inference_mode():
-        out = model(filled(batch.ids_T), filled(batch.positions_T), torch.zeros(num_rows, dtype=torch.int32, device=device), layout)
+        out = model(
+            filled(batch.ids_T), filled(batch.positions_T), torch.zeros(num_rows, dtype=torch.int32, device=device), layout
+        )
     parts = np.split(out[: batch.num_tokens].float().cpu().numpy(), batch.cu_seqlens[1:-1])
     return [parts[i] for i in np.argsort(batch.order_B)]
 

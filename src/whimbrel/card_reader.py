@@ -27,7 +27,7 @@ from whimbrel.card import (
     Pooling,
     PoolingMode,
 )
-from whimbrel.config_reader import read_encoder
+from whimbrel.config_reader import read_encoder, stated_pooling
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file, read_json
 from whimbrel.tokenizer_reader import read_tokenizer
@@ -103,6 +103,7 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     """
     if not (folder / "modules.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
+    pooling = _pooling_without_modules(folder, pooling)
     rows = _module_rows(folder, pooling)
     path = rows[0][1]
     root = folder / path
@@ -148,6 +149,17 @@ class _Pipeline:
     pooling: Pooling
     head: tuple[Head, ...] = ()
     normalize: bool = False
+
+
+def _pooling_without_modules(folder: Path, pooling: PoolingMode | None) -> PoolingMode | None:
+    """What config.json says of the pooling, where modules.json cannot; else what the user says."""
+    if (folder / "modules.json").exists():
+        return pooling
+    config = JsonFile.read(folder, "config.json")
+    stated = stated_pooling(config)
+    if stated is not None and pooling is not None:
+        raise config.error("says how tokens are pooled; leave out --pooling.", "pooling")
+    return stated or pooling
 
 
 def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, str]]:

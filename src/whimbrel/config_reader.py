@@ -1,6 +1,8 @@
 """config.json -> Encoder: one reader per dialect of config. Every key is read, known not to matter, or refused.
 
-Sources: transformers/models/*/configuration_*.py (5.23) and, where a checkpoint came with code of its own, that code's config.
+Sources: transformers/models/*/configuration_*.py (5.23), and code on the hub that checkpoints came with: Alibaba-NLP/new-impl
+(gte-multilingual-base, gte-base-en-v1.5, snowflake-arctic-embed-m-v2.0), llama_bidirectional_model.py of
+nvidia/llama-nemotron-embed-1b-v2, and modeling_qwen.py of gte-Qwen2. More of those in `config_hub`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
-from whimbrel.card import Activation, Encoder, Layer, Rotary
+from whimbrel.card import Encoder, Layer, PoolingMode, Rotary
+from whimbrel.config_hub import read_jina_bert, read_jina_roberta, read_nomic
+from whimbrel.config_parts import ACTIVATIONS, accept_own_code, read_sizes, read_types, refuse_own_code
 from whimbrel.json_file import JsonFile
 
 _Reader: TypeAlias = Callable[[JsonFile], Encoder]
@@ -45,18 +49,6 @@ _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "quantization_config": (None,),
 }
 
-_ACTIVATIONS: Final[Mapping[str, Activation]] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-}
-
 _SCALINGS: Final[Mapping[str, frozenset[str]]] = {
     "linear": frozenset({"factor"}),
     "ntk": frozenset({"factor"}),
@@ -69,13 +61,17 @@ _OPTIONAL: Final = frozenset({"attention_factor", "beta_fast", "beta_slow", "tru
 
 def read_encoder(config: JsonFile) -> Encoder:
     """The transformer that config.json describes. Raises CheckpointError."""
-    architectures = cast(list[object], config.get("architectures", list))
-    if len(architectures) != 1:
-        raise config.error(f"must name one architecture, is {architectures!r}.", "architectures")
-    model_type, reader = config.lookup("architectures", str(architectures[0]), _ARCHITECTURES)
+    names = cast(list[object], config.get("architectures", list))
+    if not all(isinstance(name, str) and name in _ARCHITECTURES for name in names):
+        refuse_own_code(config)
+    rows = [config.lookup("architectures", name, _ARCHITECTURES) for name in names]
+    if len(set(rows)) != 1:
+        raise config.error(f"must name one architecture, is {names!r:.80}.", "architectures")
+    model_type, reader = rows[0]
     config.get("model_type", str)
     config.refuse_other({"model_type": (model_type,)})
     encoder = reader(config)
+    refuse_own_code(config)
     config.refuse_other(_FIXED)
     config.refuse_unread(_INERT)
     if not 0 <= encoder.pad_id < encoder.vocab_size:
@@ -85,19 +81,12 @@ def read_encoder(config: JsonFile) -> Encoder:
     return encoder
 
 
-def _sizes(config: JsonFile) -> dict[str, Any]:
-    """What nearly all configs call alike."""
-    hidden_size, num_heads = config.positive("hidden_size"), config.positive("num_attention_heads")
-    if config.data.get("head_dim") is None and hidden_size % num_heads:
-        raise config.error(f"{num_heads} does not divide hidden_size {hidden_size}.", "num_attention_heads")
-    return {
-        "vocab_size": config.positive("vocab_size"),
-        "hidden_size": hidden_size,
-        "intermediate_size": config.positive("intermediate_size"),
-        "layers": (Layer(),) * config.positive("num_hidden_layers"),
-        "num_heads": num_heads,
-        "head_width": config.positive("head_dim", hidden_size // num_heads),
-    }
+def stated_pooling(config: JsonFile) -> PoolingMode | None:
+    """How config.json says that tokens are pooled; only llama_bidirec says it there."""
+    return config.choice("pooling", _POOLINGS, "avg") if config.data.get("model_type") == "llama_bidirec" else None
+
+
+_POOLINGS: Final[Mapping[str, PoolingMode]] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 
 
 def _bert(config: JsonFile, family: str = "bert", *, after_padding: bool = False) -> Encoder:
@@ -110,13 +99,13 @@ def _bert(config: JsonFile, family: str = "bert", *, after_padding: bool = False
         raise config.error(f"leaves no position after pad_token_id {pad_id}.", "max_position_embeddings")
     return Encoder(
         family=family,
-        **_sizes(config),
+        **read_sizes(config),
         max_positions=max_positions,
         position_offset=offset,
         pad_id=pad_id,
         type_vocab_size=config.positive("type_vocab_size", 2),
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
-        activation=config.choice("hidden_act", _ACTIVATIONS, "gelu"),
+        activation=config.choice("hidden_act", ACTIVATIONS, "gelu"),
     )
 
 
@@ -147,22 +136,50 @@ def _distilbert(config: JsonFile) -> Encoder:
         max_positions=config.positive("max_position_embeddings"),
         pad_id=config.get("pad_token_id", int, 0),
         norm_eps=1e-12,
-        activation=config.choice("activation", _ACTIVATIONS, "gelu"),
+        activation=config.choice("activation", ACTIVATIONS, "gelu"),
     )
 
 
-def _rotary_bert(config: JsonFile, family: str, *, theta: float, gated: bool, biases: bool) -> Encoder:
+def _xlm_roberta(config: JsonFile) -> Encoder:
+    return read_jina_roberta(config) if config.data.get("position_embedding_type") == "rotary" else _ROBERTA(config)
+
+
+def _nomic(config: JsonFile) -> Encoder:
+    if "n_embd" in config.data:
+        return read_nomic(config)
+    return _rotary_bert(config, "nomic_bert", theta=1000.0, types=2, gated=True, biases=False)
+
+
+def _gte(config: JsonFile, theta: float) -> Encoder:
+    """Saved by transformers, or by the code that it has this model from."""
+    accept_own_code(config)
+    config.refuse_other(_GTE_FIXED)
+    for key in ("unpad_inputs", "use_memory_efficient_attention"):
+        config.get(key, bool, False)
+    return _rotary_bert(config, "gte", theta=theta, types=1, gated=True, biases=True)
+
+
+_GTE_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+    "layer_norm_type": ("layer_norm", None),
+    "logn_attention_clip1": (False, None),
+    "logn_attention_scale": (False, None),
+    "pack_qkv": (True, None),
+    "position_embedding_type": ("rope", None),
+}
+
+
+def _rotary_bert(config: JsonFile, family: str, *, theta: float, types: int, gated: bool, biases: bool) -> Encoder:
     """nomic_bert, gte and jina_embeddings_v3 as transformers has them: post-norm, rotary positions."""
-    sizes = _sizes(config)
+    sizes = read_sizes(config)
     rotary = _rotary(config, _rope_parameters(config, theta), sizes["head_width"])
     return Encoder(
         family=family,
         **dict(sizes, layers=tuple(replace(layer, rotary=rotary) for layer in sizes["layers"])),
         max_positions=config.positive("max_position_embeddings"),
         pad_id=config.get("pad_token_id", int, 0),
-        type_vocab_size=config.get("type_vocab_size", int, 2),
+        type_vocab_size=read_types(config, types),
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
-        activation=config.choice("hidden_act", _ACTIVATIONS),
+        activation=config.choice("hidden_act", ACTIVATIONS),
         positions="rotary",
         gated=gated,
         qkv_bias=biases,
@@ -174,7 +191,7 @@ def _rotary_bert(config: JsonFile, family: str, *, theta: float, gated: bool, bi
 
 def _modernbert(config: JsonFile) -> Encoder:
     config.ignore(*_MODERNBERT_INERT)
-    sizes = _sizes(config)
+    sizes = read_sizes(config)
     num_layers = len(sizes["layers"])
     every = config.positive("global_attn_every_n_layers", 3)
     kinds = _layer_types(config, num_layers, [_FULL if i % every == 0 else _SLIDING for i in range(num_layers)])
@@ -193,7 +210,7 @@ def _modernbert(config: JsonFile) -> Encoder:
         pad_id=config.get("pad_token_id", int, 50283),
         norm_eps=config.get("norm_eps", float, 1e-5),
         norm_bias=config.get("norm_bias", bool, False),
-        activation=config.choice("hidden_activation", _ACTIVATIONS, "gelu"),
+        activation=config.choice("hidden_activation", ACTIVATIONS, "gelu"),
         positions="rotary",
         gated=True,
         qkv_bias=bias,
@@ -213,11 +230,23 @@ _MODERNBERT_INERT: Final = """
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def _decoder(
-    config: JsonFile, family: str, *, theta: float, qkv_bias: bool | None = None, bidirectional: bool = False
-) -> Encoder:
+def _llama_bidirec(config: JsonFile) -> Encoder:
+    accept_own_code(config)
+    stated_pooling(config)
+    config.refuse_other({"is_causal": (False, None)})
+    return replace(_LLAMA(config), causal=False)
+
+
+def _qwen2(config: JsonFile) -> Encoder:
+    """The code that gte-Qwen2 came with differs in what `is_causal` says."""
+    if config.data.get("is_causal") is False:
+        accept_own_code(config)
+    return _decoder(config, "llama", theta=10_000.0, qkv_bias=True)
+
+
+def _decoder(config: JsonFile, family: str, *, theta: float, qkv_bias: bool | None = None) -> Encoder:
     """Llama and its kin. `qkv_bias`: whether there is one, where the config does not say."""
-    sizes = _sizes(config)
+    sizes = read_sizes(config)
     rotary = _rotary(config, _rope_parameters(config, theta), sizes["head_width"])
     bias = config.get("attention_bias", bool, False)
     mlp_bias = config.get("mlp_bias", bool, False)
@@ -228,10 +257,10 @@ def _decoder(
         num_kv_heads=config.positive("num_key_value_heads", sizes["num_heads"]),
         max_positions=config.positive("max_position_embeddings"),
         pad_id=config.get("pad_token_id", int, 0),
-        causal=not bidirectional and config.get("is_causal", bool, True),
+        causal=config.get("is_causal", bool, True),
         norm="rms",
         norm_eps=config.get("rms_norm_eps", float, 1e-6),
-        activation=config.choice("hidden_act", _ACTIVATIONS, "silu"),
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
         positions="rotary",
         gated=True,
         qkv_bias=bias if qkv_bias is None else qkv_bias,
@@ -256,7 +285,7 @@ def _windows(config: JsonFile, num_layers: int) -> list[int | None]:
 
 
 def _gemma2(config: JsonFile) -> Encoder:
-    sizes = _sizes(config)
+    sizes = read_sizes(config)
     num_layers = len(sizes["layers"])
     rotary = _rotary(config, _rope_parameters(config, 10_000.0), sizes["head_width"])
     kinds = _layer_types(config, num_layers, [_FULL if i % 2 else _SLIDING for i in range(num_layers)])
@@ -266,7 +295,7 @@ def _gemma2(config: JsonFile) -> Encoder:
 
 
 def _gemma3(config: JsonFile) -> Encoder:
-    sizes = _sizes(config)
+    sizes = read_sizes(config)
     num_layers = len(sizes["layers"])
     every = config.positive("sliding_window_pattern", config.positive("_sliding_window_pattern", 6))
     kinds = _layer_types(config, num_layers, [_SLIDING if (i + 1) % every else _FULL for i in range(num_layers)])
@@ -297,7 +326,7 @@ def _gemma(config: JsonFile, family: str, sizes: dict[str, Any], *, softcap: str
         causal=not config.get("use_bidirectional_attention", bool, False),
         norm="rms_plus_one",
         norm_eps=config.get("rms_norm_eps", float, 1e-6),
-        activation=config.choice("hidden_activation", _ACTIVATIONS, "gelu_pytorch_tanh"),
+        activation=config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
         positions="rotary",
         gated=True,
         qkv_bias=bias,
@@ -355,32 +384,31 @@ def _is_number(value: object) -> bool:
 
 _ROBERTA: Final = partial(_bert, family="roberta", after_padding=True)
 _LLAMA: Final = partial(_decoder, family="llama", theta=10_000.0)
-_QWEN2: Final = partial(_decoder, family="llama", theta=10_000.0, qkv_bias=True)
 _QWEN3: Final = partial(_decoder, family="qwen3", theta=10_000.0)
 
 _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Bert": ("bert", ("Model", "ForMaskedLM", "ForPreTraining"), _bert),
     "Roberta": ("roberta", ("Model", "ForMaskedLM"), _ROBERTA),
-    "XLMRoberta": ("xlm-roberta", ("Model", "ForMaskedLM"), _ROBERTA),
+    "XLMRoberta": ("xlm-roberta", ("Model", "ForMaskedLM"), _xlm_roberta),
+    "ColBERTJinaRoberta": ("xlm-roberta", ("Model",), partial(read_jina_roberta, family="jina_colbert")),
     "Camembert": ("camembert", ("Model", "ForMaskedLM"), _ROBERTA),
     "DistilBert": ("distilbert", ("Model", "ForMaskedLM"), _distilbert),
     "Electra": ("electra", ("Model", "ForPreTraining", "ForMaskedLM"), _electra),
     "MPNet": ("mpnet", ("Model", "ForMaskedLM"), _mpnet),
-    "NomicBert": (
-        "nomic_bert",
-        ("Model", "ForMaskedLM"),
-        partial(_rotary_bert, family="nomic_bert", theta=1000.0, gated=True, biases=False),
-    ),
-    "Gte": ("gte", ("Model", "ForMaskedLM"), partial(_rotary_bert, family="gte", theta=160_000.0, gated=True, biases=True)),
+    "NomicBert": ("nomic_bert", ("Model", "ForMaskedLM", "ForPreTraining"), _nomic),
+    "New": ("new", ("Model", "ForMaskedLM", "ForTokenClassification"), partial(_gte, theta=10_000.0)),
+    "Gte": ("gte", ("Model", "ForMaskedLM"), partial(_gte, theta=160_000.0)),
+    "JinaBert": ("bert", ("Model", "ForMaskedLM"), read_jina_bert),
     "JinaEmbeddingsV3": (
         "jina_embeddings_v3",
         ("Model", "ForMaskedLM"),
-        partial(_rotary_bert, family="jina_embeddings_v3", theta=20_000.0, gated=False, biases=True),
+        partial(_rotary_bert, family="jina_embeddings_v3", theta=20_000.0, types=1, gated=False, biases=True),
     ),
     "ModernBert": ("modernbert", ("Model", "ForMaskedLM"), _modernbert),
     "Llama": ("llama", ("Model", "ForCausalLM"), _LLAMA),
+    "LlamaBidirectional": ("llama_bidirec", ("Model",), _llama_bidirec),
     "Mistral": ("mistral", ("Model", "ForCausalLM"), _LLAMA),
-    "Qwen2": ("qwen2", ("Model", "ForCausalLM"), _QWEN2),
+    "Qwen2": ("qwen2", ("Model", "ForCausalLM"), _qwen2),
     "Qwen3": ("qwen3", ("Model", "ForCausalLM"), _QWEN3),
     "Gemma2": ("gemma2", ("Model", "ForCausalLM"), _gemma2),
     "Gemma3": ("gemma3_text", ("TextModel", "ForCausalLM"), _gemma3),

@@ -83,6 +83,10 @@ class JsonFile:
         """Count `keys` as read: they do not matter here."""
         self._read.update(keys)
 
+    def was_read(self, key: str) -> bool:
+        """Whether somebody has asked for `key`, or ignored it."""
+        return key in self._read
+
     def positive(self, key: str, default: int = _REQUIRED) -> int:
         value = self.get(key, int, default)
         if value <= 0:

@@ -37,10 +37,14 @@ class Names:
     """The table of relative biases."""
     q_norm: str | None = None
     k_norm: str | None = None
+    whole_norms: bool = False
+    """Whether those two are over all heads of a kind at once, with biases, not over each head."""
     attention_in: str | None = None
     """Norm of what goes into the attention,"""
     attention_out: str | None = None
     """of what comes out of it, before the sum,"""
+    attention_inner_sum: str | None = None
+    """of a first sum, to which what went in is added once more,"""
     attention_sum: str | None = None
     """and of the sum."""
     mlp_in: str | None = None
@@ -49,6 +53,8 @@ class Names:
     first_attention_in: bool = True
     """Whether the first layer has `attention_in` too."""
     final: str | None = None
+    twin: Names | None = None
+    """Where two codes read the same config: the other one's names, which a checkpoint has that lacks `down`."""
 
 
 def _bert_layers(prefix: str) -> dict[str, str | tuple[str, ...]]:
@@ -133,7 +139,30 @@ _GTE: Final = Names(
     up_first=True,
     down="encoder.layer.{i}.mlp.down_proj",
     mlp_sum="encoder.layer.{i}.mlp_ln",
-    unused=(*_TASK_HEADS, r"classifier\..*"),
+    unused=(*_TASK_HEADS, r"classifier\..*", r"embeddings\.rotary_emb\.\w+"),
+)
+
+_JINA_CODE: Final = replace(
+    _BERT,
+    positions=None,
+    q_norm="encoder.layer.{i}.attention.self.layer_norm_q",
+    k_norm="encoder.layer.{i}.attention.self.layer_norm_k",
+    whole_norms=True,
+    attention_inner_sum=_BERT.attention_sum,
+    attention_sum="encoder.layer.{i}.layer_norm_1",
+    up=("encoder.layer.{i}.mlp.up_gated_layer",),
+    up_first=True,
+    down="encoder.layer.{i}.mlp.down_layer",
+    mlp_sum="encoder.layer.{i}.layer_norm_2",
+)
+
+_JINA_BERT: Final = replace(
+    _BERT,
+    positions=None,
+    up=("encoder.layer.{i}.mlp.gated_layers",),
+    down="encoder.layer.{i}.mlp.wo",
+    mlp_sum="encoder.layer.{i}.mlp.layernorm",
+    twin=_JINA_CODE,
 )
 
 _MODERNBERT: Final = Names(
@@ -185,7 +214,10 @@ FAMILIES: Final[Mapping[str, Names]] = {
     "distilbert": _DISTILBERT,
     "mpnet": _MPNET,
     "nomic_bert": _NOMIC,
+    "jina_bert": _JINA_BERT,
+    "jina_bert_ungated": replace(_BERT, positions=None),
     "jina_embeddings_v3": _JINA_V3,
+    "jina_colbert": replace(_JINA_V3, unused=(*_JINA_V3.unused, r"linear\.weight")),
     "gte": _GTE,
     "modernbert": _MODERNBERT,
     "llama": _LLAMA,

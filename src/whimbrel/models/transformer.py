@@ -3,7 +3,8 @@
 Ragged rows in, hidden states out; pooling is elsewhere. The residual stream and all norms are float32, matrix products in the
 plan's dtype. What a family has and where its norms lie is in `families`; nothing here asks for a family by name.
 Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,llama,qwen2,
-qwen3,mistral,gemma2,gemma3}/modeling_*.py (5.23).
+qwen3,mistral,gemma2,gemma3}/modeling_*.py (5.23); of JinaBERT, the code on the hub that its checkpoints name:
+jinaai/jina-bert-implementation, and jinaai/jina-bert-v2-qk-post-norm for those with norms of queries and keys.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.card import Encoder, Layer, Rotary
-from whimbrel.models.families import FAMILIES
+from whimbrel.models.families import FAMILIES, Names
 from whimbrel.models.weights import Weights
 from whimbrel.ops.attention import Layout, Scores, attend
 from whimbrel.ops.linear import ACTIVATIONS, Linear
@@ -43,12 +44,13 @@ class _Layer:
     down: Linear
     attention_in: _Norm
     attention_out: _Norm
+    attention_inner_sum: _Norm | None
     attention_sum: _Norm
     mlp_in: _Norm
     mlp_out: _Norm
     mlp_sum: _Norm
     head_norm: _Norm | None
-    """Of each head of queries and keys."""
+    """Of the heads of queries and keys."""
     scores: Scores
     rotary: int
     """Which of the model's; -1: none."""
@@ -59,7 +61,7 @@ class Transformer:
 
     def __init__(self, spec: Encoder, weights: Weights, *, device: torch.device, dtype: torch.dtype) -> None:
         self._spec = spec
-        self._names = FAMILIES[spec.family]
+        self._names = _names_in(weights, spec.family)
         self._weights = weights
         self._device = device
         self._dtype = dtype
@@ -105,7 +107,10 @@ class Transformer:
             attended = self._attend(
                 layer, layer.attention_in(x_RD), layout, angles[layer.rotary] if layer.rotary >= 0 else None
             )
-            x_RD = layer.attention_sum(x_RD + layer.attention_out(attended))
+            attended = layer.attention_out(attended)
+            if layer.attention_inner_sum is not None:
+                attended = layer.attention_inner_sum(x_RD + attended)
+            x_RD = layer.attention_sum(x_RD + attended)
             x_RD = layer.mlp_sum(x_RD + layer.mlp_out(self._mlp(layer, layer.mlp_in(x_RD))))
         return self._final(x_RD)
 
@@ -164,6 +169,7 @@ class Transformer:
             down=linear((names.down,), (width,), spec.intermediate_size, spec.down_bias),
             attention_in=norm(names.attention_in if i > 0 or names.first_attention_in else None),
             attention_out=norm(names.attention_out),
+            attention_inner_sum=norm(names.attention_inner_sum) if names.attention_inner_sum else None,
             attention_sum=norm(names.attention_sum),
             mlp_in=norm(names.mlp_in),
             mlp_out=norm(names.mlp_out),
@@ -220,12 +226,28 @@ class Transformer:
         spec, names = self._spec, self._names
         if names.q_norm is None or names.k_norm is None:
             return None
+        if names.whole_norms:
+            return self._whole_norm([name.format(i=i) for name in (names.q_norm, names.k_norm)])
         rows = [
             self._weights.take(f"{name.format(i=i)}.weight", spec.head_width).expand(heads, -1)
             for name, heads in ((names.q_norm, spec.num_heads), (names.k_norm, spec.num_kv_heads))
         ]
         weight_NH = torch.cat(rows).to(self._device) + (1 if spec.norm == "rms_plus_one" else 0)
         return lambda x: rms_norm(x, weight_NH, spec.norm_eps)
+
+    def _whole_norm(self, parts: Sequence[str]) -> _Norm:
+        """LayerNorms of the queries of all heads, and of their keys."""
+        width, eps = self._spec.num_heads * self._spec.head_width, self._spec.norm_eps
+        weight_2D, bias_2D = (
+            torch.stack([self._weights.take(f"{part}.{kind}", width) for part in parts]).to(self._device)
+            for kind in ("weight", "bias")
+        )
+
+        def norm(x_RNH: Tensor) -> Tensor:
+            x_R2D = F.layer_norm(x_RNH.reshape(-1, 2, width), (width,), eps=eps)
+            return (x_R2D * weight_2D + bias_2D).view(x_RNH.shape)
+
+        return norm
 
     def _bias(self) -> Callable[[int], Tensor] | None:
         """What is added to scores for the distance of query and key."""
@@ -237,6 +259,14 @@ class Transformer:
             table_BN = self._table(self._names.relative or "", spec.num_buckets, spec.num_heads)
             return lambda length: table_BN[_buckets(_distances(length, self._device), spec.num_buckets)].permute(2, 0, 1)
         return None
+
+
+def _names_in(weights: Weights, family: str) -> Names:
+    """Of the family, or of its twin if the checkpoint is one."""
+    names = FAMILIES[family]
+    if names.twin is not None and not weights.has(f"{names.down.format(i=0)}.weight"):
+        return names.twin
+    return names
 
 
 def _distances(length: int, device: torch.device) -> Tensor:

@@ -57,8 +57,7 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor called `name`, with or without one of the prefixes, in float32. Raises CheckpointError."""
-        names = [prefix + name for prefix in ("", *self._prefixes)]
-        full = next((each for each in names if each in self._where or each in self._pickled), name)
+        full = self._full(name) or name
         if full in self._where:
             tensor = cast(Tensor, self._where[full].get_tensor(full))
         elif full in self._pickled:
@@ -72,6 +71,10 @@ class Weights:
             raise CheckpointError(f"has dtype {tensor.dtype}; quantised weights are not supported.", file=self._file, key=full)
         return tensor.float()
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor called `name`, with or without one of the prefixes."""
+        return self._full(name) is not None
+
     def finish(self, unused: Sequence[str] = ()) -> None:
         """Refuse tensors that were not taken and match none of the patterns `unused`."""
         for name in (self._where.keys() | self._pickled.keys()) - self._taken:
@@ -80,6 +83,10 @@ class Weights:
                 raise CheckpointError(
                     "this tensor is not known to Whimbrel, and may change the vectors.", file=self._file, key=name
                 )
+
+    def _full(self, name: str) -> str | None:
+        names = [prefix + name for prefix in ("", *self._prefixes)]
+        return next((each for each in names if each in self._where or each in self._pickled), None)
 
     def _open(self, sha256: str | None) -> None:
         for file in self._files():

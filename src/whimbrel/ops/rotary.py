@@ -1,6 +1,7 @@
 """Rotary positions.
 
-Source of the scalings: transformers/modeling_rope_utils.py (5.23); of "ntk": the code that gte-multilingual came with.
+Source of the scalings: transformers/modeling_rope_utils.py (5.23); of "ntk": NTKScalingRotaryEmbedding of
+Alibaba-NLP/new-impl on the hub, the code that gte-multilingual-base came with.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def _linear(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
 
 
 def _ntk(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    factor = scaling["factor"]
+    """ "Fixed" NTK: the same for texts of any length; a factor up to 1 does nothing."""
+    factor = max(scaling["factor"], 1.0)
     return _plain(rotary.theta * factor, rotary.width) / factor ** (2 / rotary.width), 1.0
 
 
