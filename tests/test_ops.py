@@ -26,9 +26,9 @@ def make_layout(lengths: list[int], device: str = "cpu") -> Layout:
     return Layout(torch.from_numpy(offsets).to(device), runs(offsets), int(offsets[-1]), max(lengths))
 
 
-def _bias(length: int) -> torch.Tensor:
-    places = torch.arange(length)
-    return torch.linspace(-0.5, 0.5, 4)[:, None, None] * (places[None, :] - places[:, None]).float() / 8
+def _bias(first: int, last: int, length: int) -> torch.Tensor:
+    distances = torch.arange(length)[None, :] - torch.arange(first, last)[:, None]
+    return torch.linspace(-0.5, 0.5, 4)[:, None, None] * distances.float() / 8
 
 
 SCORES: dict[str, dict[str, Any]] = {
@@ -64,6 +64,11 @@ def test_attention_with_what_decoders_need(
     check_attention([40, 40, 33, 17, 2, 1], num_kv_heads, Scores(0.3, **SCORES[what]), 16, dtype, tolerance, device)
 
 
+def test_a_bias_over_a_long_text() -> None:
+    """Some hundred queries at a time."""
+    check_attention([520, 520, 513, 512], 4, Scores(0.3, bias=_bias), 16, torch.float32, 3e-6, "cpu")
+
+
 def check_attention(
     lengths: list[int], num_kv_heads: int, scores: Scores, width: int, dtype: torch.dtype, tolerance: float, device: str
 ) -> None:
@@ -82,7 +87,7 @@ def check_attention(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("what", SCORES)
 def test_attention_of_a_seq_does_not_depend_on_its_batch(what: str, dtype: torch.dtype) -> None:
-    lengths = [513, 511, 200, 200, 200, 112, 97, 64, 64, 64, 33, 33, 12, 7, 7, 7, 1]
+    lengths = [513, 513, 511, 200, 200, 200, 112, 97, 64, 64, 64, 33, 33, 12, 7, 7, 7, 1]
     layout, scores = make_layout(lengths), Scores(32**-0.5, **SCORES[what])
     qkv = torch.randn(layout.num_tokens, 12, 32).to(dtype).split((4, 4, 4), dim=1)
     out = attend(*qkv, layout, scores)

@@ -27,6 +27,7 @@ from whimbrel.ops.norms import layer_norm, rms_norm
 from whimbrel.ops.rotary import frequencies, turn
 
 _Norm: TypeAlias = Callable[[Tensor], Tensor]
+_Bias: TypeAlias = Callable[[int, int, int], Tensor]
 _Angles: TypeAlias = tuple[Tensor, Tensor, bool]
 """Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
 
@@ -151,7 +152,7 @@ class Transformer:
 
     # Loading
 
-    def _layer(self, i: int, layer: Layer, bias: Callable[[int], Tensor] | None, rotary: int) -> _Layer:
+    def _layer(self, i: int, layer: Layer, bias: _Bias | None, rotary: int) -> _Layer:
         spec, names, width = self._spec, self._names, self._spec.hidden_size
         queries, keys = spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width
         qkv_rows = (queries, keys, keys) if len(names.qkv) == 3 else (queries + 2 * keys,)
@@ -249,15 +250,20 @@ class Transformer:
 
         return norm
 
-    def _bias(self) -> Callable[[int], Tensor] | None:
+    def _bias(self) -> _Bias | None:
         """What is added to scores for the distance of query and key."""
         spec = self._spec
         if spec.positions == "alibi":
-            slopes_N = alibi_slopes(spec.num_heads).to(self._device)
-            return lambda length: -slopes_N[:, None, None] * _distances(length, self._device).abs()
+            slopes_N11 = alibi_slopes(spec.num_heads).to(self._device)[:, None, None]
+            return lambda first, last, length: -slopes_N11 * _distances(first, last, length, self._device).abs()
         if spec.positions == "relative":
             table_BN = self._table(self._names.relative or "", spec.num_buckets, spec.num_heads)
-            return lambda length: table_BN[_buckets(_distances(length, self._device), spec.num_buckets)].permute(2, 0, 1)
+
+            def bias(first: int, last: int, length: int) -> Tensor:
+                distances = _distances(first, last, length, self._device)
+                return table_BN[_buckets(distances, spec.num_buckets)].permute(2, 0, 1)
+
+            return bias
         return None
 
 
@@ -269,10 +275,9 @@ def _names_in(weights: Weights, family: str) -> Names:
     return names
 
 
-def _distances(length: int, device: torch.device) -> Tensor:
-    """Position of the key less that of the query, (L, L)."""
-    places = torch.arange(length, device=device)
-    return places[None, :] - places[:, None]
+def _distances(first: int, last: int, length: int, device: torch.device) -> Tensor:
+    """Position of the key less that of the query, (last - first, L), for the queries from `first` to `last`."""
+    return torch.arange(length, device=device)[None, :] - torch.arange(first, last, device=device)[:, None]
 
 
 def _buckets(distances: Tensor, num_buckets: int) -> Tensor:

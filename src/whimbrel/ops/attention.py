@@ -2,7 +2,7 @@
 
 - CPU, and float32 anywhere: SDPA over runs of equal length, in float32. In bfloat16 SDPA is slower on CPUs below AMX.
 - CPU in bfloat16, seqs of 97 to 511 tokens, nothing masked: two matrix products and a softmax, which beat SDPA by a sixth.
-- Capped scores: the formula itself, some hundred queries at a time.
+- Capped scores: the formula itself, some hundred queries at a time. SDPA too takes so many at a time of long seqs with a bias.
 - GPU in half precision: torch's variable-length flash attention, which knows windows but neither biases nor caps.
 
 `attend_reference` is the plain formula that all are tested against.
@@ -42,8 +42,8 @@ class Scores:
     window: int | None = None
     """A token sees so many before it, and unless it is causal as many after. None: all."""
     softcap: float | None = None
-    bias: Callable[[int], Tensor] | None = None
-    """Length of a seq -> what is added to its scores, (N, L, L) in float32."""
+    bias: Callable[[int, int, int], Tensor] | None = None
+    """(first, last, L) -> what is added to the scores of a seq's queries `first` to `last`, (N, last - first, L) in float32."""
 
     @property
     def plain(self) -> bool:
@@ -93,23 +93,27 @@ def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores) -> Ten
     """Seqs of equal length -> (B, N, L, H). With a mask all is made contiguous: SDPA's bits would depend on the batch."""
     length = q_BNLH.shape[2]
     causal = scores.causal and scores.window is None and scores.bias is None
-    mask = None if causal else _mask(scores, 0, length, length, q_BNLH.device)
-    if mask is not None:
+    if not causal and not scores.plain:
         q_BNLH, k_BKLH, v_BKLH = q_BNLH.contiguous(), k_BKLH.contiguous(), v_BKLH.contiguous()
-    return F.scaled_dot_product_attention(
-        q_BNLH, k_BKLH, v_BKLH,
-        attn_mask=mask,
-        is_causal=causal and length > 1,
-        scale=scores.scale,
-        enable_gqa=q_BNLH.shape[1] != k_BKLH.shape[1],
-    )  # fmt: skip
+    step = _QUERIES_AT_A_TIME if scores.bias is not None and length > 2 * _QUERIES_AT_A_TIME else length
+    parts = [
+        F.scaled_dot_product_attention(
+            q_BNLH[:, :, first : first + step], k_BKLH, v_BKLH,
+            attn_mask=None if causal else _mask(scores, first, min(first + step, length), length, q_BNLH.device),
+            is_causal=causal and length > 1,
+            scale=scores.scale,
+            enable_gqa=q_BNLH.shape[1] != k_BKLH.shape[1],
+        )
+        for first in range(0, length, step)
+    ]  # fmt: skip
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _mask(scores: Scores, first: int, last: int, length: int, device: torch.device) -> Tensor | None:
     """What is added to the scores of queries `first` to `last` of a seq, (1 or N, last - first, L); None: nothing."""
     if scores.plain or (scores.causal and length == 1 and scores.bias is None):
         return None
-    bias = None if scores.bias is None else scores.bias(length)[:, first:last]
+    bias = None if scores.bias is None else scores.bias(first, last, length)
     if not scores.causal and scores.window is None:
         return bias
     keys = torch.arange(length, device=device)
@@ -184,7 +188,7 @@ def attend_reference(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout
         if scores.softcap is not None:
             scores_NQK = scores.softcap * torch.tanh(scores_NQK / scores.softcap)
         if scores.bias is not None:
-            scores_NQK = scores_NQK + scores.bias(end - start)
+            scores_NQK = scores_NQK + scores.bias(0, end - start, end - start)
         for query in range(end - start):
             for key in range(end - start):
                 too_far = scores.window is not None and abs(key - query) > scores.window
