@@ -530,6 +530,23 @@ def test_a_gpu_gives_the_same(case: str, dtype: torch.dtype, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("case", "change"),
+    [("nomic", {"rotary_emb_base": 10000}), ("nomic", {"rotary_emb_interleaved": True}), ("nomic", {"rotary_emb_fraction": 0.5}),
+     ("nomic", {"activation_function": "geglu"}), ("nomic", {"layer_norm_epsilon": 0.1}), ("arctic", {"rope_theta": 10000}),
+     ("gte multilingual", {"rope_scaling": None}), ("gte multilingual", {"rope_scaling": {"type": "ntk", "factor": 2.0}}),
+     ("gte multilingual", {"hidden_act": "relu"}), ("jina v2", {"feed_forward_type": "reglu"}), ("jina v2", {"num_attention_heads": 6}),
+     ("jina v2 for code", {"feed_forward_type": "reglu"}), ("jina v2 ungated", {"hidden_act": "relu"}),
+     ("jina colbert", {"rotary_emb_base": 20000.0}), ("jina colbert", {"hidden_act": "gelu"})],
+)  # fmt: skip
+def test_what_the_config_says_matters(case: str, change: Config, tmp_path: Path) -> None:
+    """So that the comparison with the formula is one."""
+    save(tmp_path, case)
+    before = hidden(tmp_path, rows())[-1]
+    edit_json(tmp_path / "config.json", **change)
+    assert np.abs(hidden(tmp_path, rows())[-1] - before).max() > 1e-4
+
+
+@pytest.mark.parametrize(
     ("name", "config", "hub"),
     [
         ("NomicBert", SIZES | {"intermediate_size": 256}, NOMIC),
