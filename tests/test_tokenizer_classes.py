@@ -327,3 +327,35 @@ def test_mistral_s_own_files_are_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "tekken.json", {})
     with pytest.raises(CheckpointError, match=r"^tekken\.json: "):
         load(tmp_path)
+
+
+def test_files_at_which_tokenizers_panics_are_refused(tmp_path: Path) -> None:
+    """An added token of which the normalizer leaves nothing matches within characters."""
+    write(tmp_path, "modernbert", {}, {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read by .* bad split"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(("family", "unknown"), [("bert", "<nowhere>"), ("mpnet", "<bos>")])
+def test_a_vocabulary_must_have_a_token_for_what_it_does_not_know(family: str, unknown: str, tmp_path: Path) -> None:
+    write(tmp_path, family, {"unk_token": unknown})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read by "):
+        load(tmp_path)
+
+
+class PanicException(BaseException):
+    """What a panic of the binding looks like."""
+
+
+@pytest.mark.parametrize("error", [PanicException("split"), Exception("split"), KeyboardInterrupt(), MemoryError()])
+def test_a_panic_over_a_text_is_the_text_s_fault(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panics:
+        def encode_batch_fast(self, texts: list[str]) -> None:
+            raise error
+
+    write(tmp_path, "bert")
+    tokenizer = load(tmp_path)
+    monkeypatch.setattr(tokenizer, "_tokenizer", Panics())
+    expected = InvalidRequest if "split" in str(error) else type(error)
+    with pytest.raises(expected):
+        tokenizer.encode(Request(["bird"]))

@@ -24,6 +24,9 @@ from whimbrel.types import Int32Array, Int64Array, Request, Seq, Truncate
 
 _FILE: Final = "tokenizer.json"
 
+_RARE: Final = "\U00012000\U0001f9ff"
+"""Two characters that few vocabularies have: a tokenizer must have a token for what it does not know."""
+
 MAX_CHARACTERS: Final = 2**20
 """Of one text, prompt included. While it is tokenised a text takes up to some 400 bytes per character; texts are handed over
 in slices of as many characters, so this bounds the memory of any request."""
@@ -108,7 +111,9 @@ class Tokenizer:
             prompted = [prompt + text for text in texts[part]] if prompt else texts[part]
             try:
                 encodings = self._tokenizer.encode_batch_fast(prompted)
-            except (TypeError, ValueError, UnicodeError) as error:
+            except BaseException as error:
+                if not _is_of_the_binding(error):
+                    raise
                 raise _culprit(texts, prompt, error) from None
             rows += _split([encoding.ids for encoding in encodings])
         return rows
@@ -156,9 +161,12 @@ def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:
     file = JsonFile.read(folder / card.path, _FILE).data
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(read_as_class(file, card.tokenizer, card.encoder.vocab_size)))
+        tokenizer.encode(_RARE)
     except CheckpointError:
         raise
-    except Exception as error:  # the binding raises bare Exception
+    except BaseException as error:
+        if not isinstance(error, Exception) and not _is_of_the_binding(error):
+            raise
         raise CheckpointError(f"cannot be read by tokenizers {tokenizers.__version__}: {error}.", file=_FILE) from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -229,7 +237,12 @@ def _check_texts(texts: Sequence[object]) -> list[str]:
     return cast(list[str], texts)
 
 
-def _culprit(texts: Sequence[str], prompt: str, error: Exception) -> InvalidRequest:
+def _is_of_the_binding(error: BaseException) -> bool:
+    """tokenizers also raises bare Exception, and its panics, whose class it does not export, are no Exception at all."""
+    return isinstance(error, TypeError | ValueError) or type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+def _culprit(texts: Sequence[str], prompt: str, error: BaseException) -> InvalidRequest:
     named = [("prompt", prompt), *((f"input[{index}]", text) for index, text in enumerate(texts))]
     for param, text in named:
         try:

@@ -9,7 +9,7 @@ Source: transformers/tokenization_utils_tokenizers.py and models/*/tokenization_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
@@ -18,7 +18,6 @@ from whimbrel.errors import CheckpointError
 
 JSON: TypeAlias = dict[str, Any]
 
-_FLAGS: Final = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 _ROLES: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _SPACE: Final = "\u2581"
 
@@ -247,23 +246,25 @@ def _special_tokens(file: JSON, card: TokenizerCard) -> Mapping[str, AddedToken]
     padding = {"pad": file["padding"]["pad_token"]} if file.get("padding") else {}
     defaults = {role: {"content": token} for role, token in {**padding, **_DEFAULT_TOKENS[kind]}.items()}
     stated = {**defaults, **card.special_tokens}
-    flags = {"mask": _FLAGS | {"lstrip": kind in _MASK_TAKES_SPACE}}
     roles = [role for role in _ROLES if role in stated] + [role for role in stated if role not in _ROLES]
     tokens = {role: stated[role] for role in roles}
-    return {role: {**flags.get(role, _FLAGS), **token} for role, token in tokens.items() if token is not None}
+    named = {role: {**token, "special": True} for role, token in tokens.items() if token is not None}
+    if kind in _MASK_TAKES_SPACE and "mask" in named:
+        named["mask"] = {"lstrip": True, **named["mask"]}
+    return named
 
 
-def _added_tokens(file: JSON, card: TokenizerCard, names: Iterable[AddedToken], vocab_size: int) -> list[JSON]:
+def _added_tokens(file: JSON, card: TokenizerCard, names: Collection[AddedToken], vocab_size: int) -> list[JSON]:
     """Tokens that texts are searched for, in the order and with the ids in which tokenizers adds them: the file's, overruled by
-    those of tokenizer_config.json, then special tokens that neither lists."""
-    kind = card.tokenizer_class
-    default = ({"content": token} for token in _DEFAULT_EXTRA.get(kind, ()))
-    extra = ({**_FLAGS, **token} for token in (default if card.extra_tokens is None else card.extra_tokens))
-    tokens = {token["content"]: token for token in _listed_tokens(file, card)}
-    for token in (*names, *extra):
-        if kind == "Qwen2Tokenizer":  # which adds them all once more
-            tokens[token["content"]] = {"content": token["content"], **_FLAGS}
-        tokens.setdefault(token["content"], token)
+    those of tokenizer_config.json, then special tokens that neither lists, the last of the same content in force."""
+    default = ({"content": token, "special": True} for token in _DEFAULT_EXTRA.get(card.tokenizer_class, ()))
+    special = [*names, *(default if card.extra_tokens is None else card.extra_tokens)]
+    listed = {token["content"]: token for token in _listed_tokens(file, card)}
+    for name in {token["content"] for token in names} & listed.keys():
+        listed[name] = {**listed[name], "special": True}
+    tokens = listed | {token["content"]: token for token in special if token["content"] not in listed}
+    if card.tokenizer_class == "Qwen2Tokenizer":  # which adds them all once more
+        tokens |= {token["content"]: {"content": token["content"], "special": True} for token in special}
     for name in card.legacy_tokens:
         if name not in tokens:
             raise CheckpointError("this token is not in tokenizer.json.", file="added_tokens.json", key=name)
@@ -288,7 +289,9 @@ def _with_ids(tokens: Iterable[AddedToken], file: JSON, vocab_size: int) -> Iter
         number = ids.get(token["content"], free)
         if token["content"] and (token["content"] in ids or number < vocab_size):
             free = max(free, number + 1)
-            yield {**token, "id": number}
+            special = bool(token.get("special"))
+            flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special, "special": special}
+            yield {**flags, **token, "id": number}
 
 
 def _lowercases(normalizer: JSON | None) -> bool:

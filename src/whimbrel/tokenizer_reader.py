@@ -181,17 +181,18 @@ def _special_tokens_map(root: Path, stated: JSON) -> JSON:
     known = cast(list[Any], stated.get("extra_special_tokens") or [])
     more: Any = file.data.get("extra_special_tokens")
     if isinstance(more, list):
-        return file.data | {"extra_special_tokens": [*known, *(token for token in cast(list[Any], more) if token not in known)]}
+        new = [{**cast(JSON, item), "special": True} if isinstance(item, dict) else item for item in cast(list[Any], more)]
+        return file.data | {"extra_special_tokens": known + [token for token in new if token not in known]}
     return file.data
 
 
 def _token(tokenizer: JsonFile, key: str, value: Any) -> AddedToken | None:
     """A special token, given by its content, or with its flags too."""
     if value is None or isinstance(value, str):
-        return None if value is None else {"content": value}
+        return None if value is None else {"content": value, "special": True}
     if not isinstance(value, dict) or not isinstance(cast(JSON, value).get("content"), str):
         raise tokenizer.error(f"must be a string, is {value!r}.", key)
-    return _flags({**cast(JSON, value), **({} if key in _EXTRA else {"special": True})})
+    return _flags(cast(JSON, value))
 
 
 def _added_tokens(tokenizer: JsonFile) -> tuple[AddedToken, ...]:
@@ -205,10 +206,5 @@ def _added_tokens(tokenizer: JsonFile) -> tuple[AddedToken, ...]:
 
 
 def _flags(fields: JSON) -> AddedToken:
-    special = bool(fields.get("special"))
-    defaults = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
-    return {
-        "content": fields["content"],
-        **{name: fields.get(name, value) for name, value in defaults.items()},
-        "special": special,
-    }
+    flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    return {name: fields[name] for name in flags if name in fields}
