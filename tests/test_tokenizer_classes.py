@@ -278,6 +278,9 @@ def test_every_family_has_the_class_that_transformers_implies() -> None:
     for model_type, _, _ in config_reader._FORMS.values():
         name = auto.TOKENIZER_MAPPING_NAMES.get(model_type, "TokenizersBackend")
         kinds = tokenizer_reader._IMPLIED | tokenizer_reader._FORCED
+        if model_type in ("new", "llama_bidirec"):  # transformers does not know them: their class must be stated
+            assert model_type not in kinds
+            continue
         assert kinds[model_type] == tokenizer_reader._TOKENIZER_CLASSES[name], model_type
         forced = model_type in auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS or model_type == "mistral"
         assert (model_type in tokenizer_reader._FORCED) == forced
