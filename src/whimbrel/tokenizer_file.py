@@ -244,11 +244,11 @@ def _special_tokens(file: JSON, card: TokenizerCard) -> Mapping[str, AddedToken]
     """Role -> token, in the order in which they get ids: those stated, or else those of the class."""
     kind = card.tokenizer_class
     padding = {"pad": file["padding"]["pad_token"]} if file.get("padding") else {}
-    defaults = {role: {"content": token} for role, token in {**padding, **_DEFAULT_TOKENS[kind]}.items()}
+    defaults = {role: {"content": token, "special": True} for role, token in {**padding, **_DEFAULT_TOKENS[kind]}.items()}
     stated = {**defaults, **card.special_tokens}
     roles = [role for role in _ROLES if role in stated] + [role for role in stated if role not in _ROLES]
     tokens = {role: stated[role] for role in roles}
-    named = {role: {**token, "special": True} for role, token in tokens.items() if token is not None}
+    named = {role: token for role, token in tokens.items() if token is not None}
     if kind in _MASK_TAKES_SPACE and "mask" in named:
         named["mask"] = {"lstrip": True, **named["mask"]}
     return named
@@ -260,9 +260,12 @@ def _added_tokens(file: JSON, card: TokenizerCard, names: Collection[AddedToken]
     default = ({"content": token, "special": True} for token in _DEFAULT_EXTRA.get(card.tokenizer_class, ()))
     special = [*names, *(default if card.extra_tokens is None else card.extra_tokens)]
     listed = {token["content"]: token for token in _listed_tokens(file, card)}
-    for name in {token["content"] for token in names} & listed.keys():
-        listed[name] = {**listed[name], "special": True}
-    tokens = listed | {token["content"]: token for token in special if token["content"] not in listed}
+    new = list[AddedToken]()
+    for token in special:
+        if token["content"] not in listed and token not in new:
+            new.append(token)
+    tokens = listed | {token["content"]: token for token in new}
+    tokens |= {name: {**tokens[name], "special": True} for name in {token["content"] for token in names}}
     if card.tokenizer_class == "Qwen2Tokenizer":  # which adds them all once more
         tokens |= {token["content"]: {"content": token["content"], "special": True} for token in special}
     for name in card.legacy_tokens:
