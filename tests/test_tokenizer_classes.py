@@ -175,6 +175,7 @@ DISAGREEMENTS: list[tuple[str, JSON, JSON]] = [
     *((family, {}, model(family, max_input_chars_per_word=3, unk_token="the")) for family in WORDPIECES),
     *((family, {"cls_token": "whimbrel", "sep_token": "bill"}, {}) for family in WORDPIECES),
     *((family, {"unk_token": "the"}, {}) for family in WORDPIECES),
+    ("camembert", {"additional_special_tokens": GONE, "added_tokens_decoder": decoder("camembert", "<s>NOTUSED")}, {}),
     *((family, {"add_prefix_space": False}, {}) for family in UNIGRAMS),
     *((family, {}, {"pre_tokenizer": METASPACE}) for family in UNIGRAMS),
     *((family, {"tokenizer_class": "PreTrainedTokenizerFast"}, {"pre_tokenizer": METASPACE}) for family in UNIGRAMS),
@@ -365,3 +366,12 @@ def test_a_panic_over_a_text_is_the_text_s_fault(error: BaseException, tmp_path:
     expected = InvalidRequest if "split" in str(error) else type(error)
     with pytest.raises(expected):
         tokenizer.encode(Request(["bird"]))
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3", "llama"])
+def test_the_map_file_does_not_count_where_added_tokens_are_listed(family: str, tmp_path: Path) -> None:
+    write(tmp_path, family)
+    write_json(
+        tmp_path / "special_tokens_map.json", {"mask_token": "the", "cls_token": "<new>", "extra_special_tokens": ["bill"]}
+    )
+    assert_same_ids(tmp_path)
