@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,19 @@ def write(folder: Path, name: str, config: dict[str, Any], *, form: str = "Model
     return model
 
 
+@lru_cache(maxsize=1)
+def loaded(folder: Path, dtype: torch.dtype, device: str, pooling: Any, written: tuple[int, ...]) -> Any:
+    """A card and its model; again only if the files have been written since."""
+    card = read_card(folder, "m", pooling=pooling)
+    return card, load_model(folder, card, device=torch.device(device), dtype=dtype)
+
+
 def hidden(
     folder: Path, ids: list[NDArray[np.int32]], dtype: torch.dtype = torch.float32, device: str = "cpu", pooling: Any = "mean"
 ) -> list[Any]:
     """Hidden states of each seq, from one ragged batch."""
-    card = read_card(folder, "m", pooling=pooling)
-    model = load_model(folder, card, device=torch.device(device), dtype=dtype)
+    written = tuple(file.stat().st_mtime_ns for file in sorted(folder.iterdir()))
+    card, model = loaded(folder, dtype, device, pooling, written)
     batch = pack(
         [Seq(row, i) for i, row in enumerate(ids)],
         position_offset=card.encoder.position_offset,
