@@ -81,7 +81,7 @@ class Transformer:
         for layer in spec.layers:
             if layer.rotary is not None and layer.rotary not in rotaries:
                 rotaries.append(layer.rotary)
-        self._rotaries = [(frequencies(rotary), rotary.interleaved) for rotary in rotaries]
+        self._rotaries = [(*frequencies(rotary, device), rotary.interleaved) for rotary in rotaries]
         bias = self._bias()
         self._layers = [
             self._layer(i, layer, bias, -1 if layer.rotary is None else rotaries.index(layer.rotary))
@@ -101,7 +101,7 @@ class Transformer:
     ) -> Tensor:
         """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""
         x_RD = self._embed(ids_R, positions_R, type_ids_R)
-        angles = [self._angles(positions_R, *turns, interleaved) for turns, interleaved in self._rotaries]
+        angles = [_angles(positions_R, *rotary) for rotary in self._rotaries]
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
@@ -125,10 +125,6 @@ class Transformer:
             x_RD += F.embedding(type_ids_R, self._types)
         x_RD = self._embedding_norm(x_RD)
         return x_RD if self._projection is None else self._projection(x_RD.to(self._dtype)).float()
-
-    def _angles(self, positions_R: Tensor, turns_F: Tensor, scale: float, interleaved: bool) -> _Angles:
-        radians_RF = (positions_R - self._spec.position_offset)[:, None].float() * turns_F.to(self._device)
-        return radians_RF.cos() * scale, radians_RF.sin() * scale, interleaved
 
     def _attend(self, layer: _Layer, x_RD: Tensor, layout: Layout, angles: _Angles | None) -> Tensor:
         spec = self._spec
@@ -265,6 +261,11 @@ class Transformer:
 
             return bias
         return None
+
+
+def _angles(positions_R: Tensor, turns_F: Tensor, scale: float, interleaved: bool) -> _Angles:
+    radians_RF = positions_R[:, None].float() * turns_F
+    return radians_RF.cos() * scale, radians_RF.sin() * scale, interleaved
 
 
 def _names_in(weights: Weights, family: str) -> Names:

@@ -18,11 +18,12 @@ from whimbrel.card import Rotary
 _Scale: TypeAlias = Callable[[Rotary, Mapping[str, Any]], tuple[Tensor, float]]
 
 
-def frequencies(rotary: Rotary) -> tuple[Tensor, float]:
+def frequencies(rotary: Rotary, device: torch.device) -> tuple[Tensor, float]:
     """Radians per position for each pair of columns, (width / 2) in float32, and what cosine and sine are multiplied by."""
     if rotary.scaling is None:
-        return _plain(rotary.theta, rotary.width), 1.0
-    return SCALINGS[rotary.scaling["rope_type"]](rotary, rotary.scaling)
+        return _plain(rotary.theta, rotary.width).to(device), 1.0
+    turns_F, scale = SCALINGS[rotary.scaling["rope_type"]](rotary, rotary.scaling)
+    return turns_F.to(device), scale
 
 
 def turn(x_RNH: Tensor, cos_RF: Tensor, sin_RF: Tensor, *, interleaved: bool) -> Tensor:
