@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any, Final, TypeAlias, cast
 
 from whimbrel.card import Encoder, Layer, PoolingMode, Rotary
@@ -333,7 +334,7 @@ def _gemma(config: JsonFile, family: str, sizes: dict[str, Any], *, softcap: str
         out_bias=bias,
         up_bias=False,
         down_bias=False,
-        score_scale=config.get("query_pre_attn_scalar", float, 256.0) ** -0.5,
+        score_scale=_positive(config, "query_pre_attn_scalar", 256.0) ** -0.5,
         softcap=capped or None,
     )
 
@@ -354,32 +355,49 @@ def _rope_parameters(config: JsonFile, theta: float, kind: str | None = None) ->
     old = cast(dict[str, Any], config.get("rope_scaling", dict, {})) if kind != _SLIDING else {}
     new = cast(dict[str, Any], config.get("rope_parameters", dict, {}))
     if kind is not None and any(isinstance(value, dict) for value in new.values()):
-        new = cast(dict[str, Any], new.get(kind) or {})
-    given = {"rope_theta": theta, **old, **new}
+        own: object = new.get(kind) or {}
+        if not isinstance(own, dict):
+            raise config.error(f"{kind} must be an object, is {own!r:.80}.", "rope_parameters")
+        new = cast(dict[str, Any], own)
+    given: dict[str, Any] = {"rope_theta": theta, **old, **new}
     given["rope_type"] = given.get("rope_type", given.pop("type", "default"))
     given.pop("type", None)
     return given
 
 
 def _rotary(config: JsonFile, given: dict[str, Any], head_width: int) -> Rotary:
-    fraction = float(given.pop("partial_rotary_factor", 1.0) or 1.0)
+    fraction = given.pop("partial_rotary_factor", None) or 1.0
     theta, kind = given.pop("rope_theta"), given["rope_type"]
-    width = int(head_width * fraction)
+    width = int(head_width * fraction) if _is_number(fraction) else 0
     if width <= 0 or width % 2 or width > head_width or not _is_number(theta):
-        raise config.error(f"theta {theta!r} over {width} of {head_width} columns is not supported.", "rope_parameters")
+        raise config.error(
+            f"theta {theta!r:.80} over {fraction!r:.80} of {head_width} columns is not supported.", "rope_parameters"
+        )
     if kind in ("default", None):
         return Rotary(float(theta), width)
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         raise config.error(f"{kind!r} is not supported; supported: default, {', '.join(_SCALINGS)}.", "rope_scaling")
     unknown = given.keys() - _SCALINGS[kind] - {"rope_type"}
-    missing = [key for key in _SCALINGS[kind] - _OPTIONAL if not _is_number(given.get(key))]
-    if unknown or missing:
-        raise config.error(f"{kind} with {', '.join(sorted([*unknown, *missing]))} unknown or missing.", "rope_scaling")
+    wrong = [key for key in _SCALINGS[kind] - _OPTIONAL if not _is_number(given.get(key))]
+    wrong += [key for key in _OPTIONAL & given.keys() if not isinstance(given[key], bool | None) and not _is_number(given[key])]
+    if unknown or wrong:
+        raise config.error(
+            f"{kind} with {', '.join(sorted({*unknown, *wrong}))} unknown, missing or no positive number.", "rope_scaling"
+        )
+    if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
+        raise config.error("high_freq_factor must be greater than low_freq_factor.", "rope_scaling")
     return Rotary(float(theta), width, scaling=given)
 
 
+def _positive(config: JsonFile, key: str, default: float) -> float:
+    value = config.get(key, float, default)
+    if not _is_number(value):
+        raise config.error(f"must be positive, is {value}.", key)
+    return value
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
 
 
 _ROBERTA: Final = partial(_bert, family="roberta", after_padding=True)
