@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any, Final, cast
 
-from whimbrel.card import Activation, Layer
+from whimbrel.card import Activation, Layer, Rotary
 from whimbrel.json_file import JsonFile
 
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
@@ -55,3 +56,77 @@ def refuse_own_code(config: JsonFile) -> None:
     """Refuse a config.json that names code of the checkpoint's own, unless that has been accepted."""
     if "auto_map" in config.data and not config.was_read("auto_map"):
         raise config.error("this checkpoint needs code of its own; custom code is not run.", "auto_map")
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers."""
+
+_SCALINGS: Final[Mapping[str, frozenset[str]]] = {
+    "linear": frozenset({"factor"}),
+    "ntk": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "yarn": frozenset({"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"}),
+}
+"""Parameters of each kind of rotary scaling; those with a default are `_OPTIONAL`."""
+_OPTIONAL: Final = frozenset({"attention_factor", "beta_fast", "beta_slow", "truncate"})
+
+
+def read_layer_types(config: JsonFile, num_layers: int, default: list[str]) -> list[str]:
+    """FULL or SLIDING for each layer."""
+    kinds = cast(list[object], config.get("layer_types", list, default))
+    if len(kinds) != num_layers or any(kind not in (FULL, SLIDING) for kind in kinds):
+        raise config.error(f"must name full_attention or sliding_attention for each of {num_layers} layers.", "layer_types")
+    return cast(list[str], kinds)
+
+
+def rope_parameters(config: JsonFile, theta: float, kind: str | None = None) -> dict[str, Any]:
+    """Of the layers of a kind. Old configs have rope_theta and rope_scaling, new ones rope_parameters for both."""
+    theta = theta if kind else config.get("rope_theta", float, theta)
+    old = cast(dict[str, Any], config.get("rope_scaling", dict, {})) if kind != SLIDING else {}
+    new = cast(dict[str, Any], config.get("rope_parameters", dict, {}))
+    if kind is not None and any(isinstance(value, dict) for value in new.values()):
+        own: object = new.get(kind) or {}
+        if not isinstance(own, dict):
+            raise config.error(f"{kind} must be an object, is {own!r:.80}.", "rope_parameters")
+        new = cast(dict[str, Any], own)
+    given: dict[str, Any] = {"rope_theta": theta, **old, **new}
+    given["rope_type"] = given.get("rope_type", given.pop("type", "default"))
+    given.pop("type", None)
+    return given
+
+
+def read_rotary(config: JsonFile, given: dict[str, Any], head_width: int) -> Rotary:
+    """What `rope_parameters` gave, checked."""
+    fraction = given.pop("partial_rotary_factor", None) or 1.0
+    theta, kind = given.pop("rope_theta"), given["rope_type"]
+    width = int(head_width * fraction) if _is_number(fraction) else 0
+    if width <= 0 or width % 2 or width > head_width or not _is_number(theta):
+        raise config.error(
+            f"theta {theta!r:.80} over {fraction!r:.80} of {head_width} columns is not supported.", "rope_parameters"
+        )
+    if kind in ("default", None):
+        return Rotary(float(theta), width)
+    if not isinstance(kind, str) or kind not in _SCALINGS:
+        raise config.error(f"{kind!r} is not supported; supported: default, {', '.join(_SCALINGS)}.", "rope_scaling")
+    unknown = given.keys() - _SCALINGS[kind] - {"rope_type"}
+    wrong = [key for key in _SCALINGS[kind] - _OPTIONAL if not _is_number(given.get(key))]
+    wrong += [key for key in _OPTIONAL & given.keys() if not isinstance(given[key], bool | None) and not _is_number(given[key])]
+    if unknown or wrong:
+        raise config.error(
+            f"{kind} with {', '.join(sorted({*unknown, *wrong}))} unknown, missing or no positive number.", "rope_scaling"
+        )
+    if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
+        raise config.error("high_freq_factor must be greater than low_freq_factor.", "rope_scaling")
+    return Rotary(float(theta), width, scaling=given)
+
+
+def read_positive(config: JsonFile, key: str, default: float) -> float:
+    """A number above 0."""
+    value = config.get(key, float, default)
+    if not _is_number(value):
+        raise config.error(f"must be positive, is {value}.", key)
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf

@@ -10,12 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import Any, Final, TypeAlias, cast
 
-from whimbrel.card import Encoder, Layer, PoolingMode, Rotary
+from whimbrel.card import Encoder, Layer, PoolingMode
 from whimbrel.config_hub import read_jina_bert, read_jina_roberta, read_nomic
-from whimbrel.config_parts import ACTIVATIONS, accept_own_code, read_sizes, read_types, refuse_own_code
+from whimbrel.config_parts import (
+    ACTIVATIONS,
+    FULL,
+    SLIDING,
+    accept_own_code,
+    read_layer_types,
+    read_positive,
+    read_rotary,
+    read_sizes,
+    read_types,
+    refuse_own_code,
+    rope_parameters,
+)
 from whimbrel.json_file import JsonFile
 
 _Reader: TypeAlias = Callable[[JsonFile], Encoder]
@@ -49,15 +60,6 @@ _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "add_pooling_layer": (True, False, None),
     "quantization_config": (None,),
 }
-
-_SCALINGS: Final[Mapping[str, frozenset[str]]] = {
-    "linear": frozenset({"factor"}),
-    "ntk": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
-    "yarn": frozenset({"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"}),
-}
-"""Parameters of each kind of rotary scaling; those with a default are `_OPTIONAL`."""
-_OPTIONAL: Final = frozenset({"attention_factor", "beta_fast", "beta_slow", "truncate"})
 
 
 def read_encoder(config: JsonFile) -> Encoder:
@@ -172,7 +174,7 @@ _GTE_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
 def _rotary_bert(config: JsonFile, family: str, *, theta: float, types: int, gated: bool, biases: bool) -> Encoder:
     """nomic_bert, gte and jina_embeddings_v3 as transformers has them: post-norm, rotary positions."""
     sizes = read_sizes(config)
-    rotary = _rotary(config, _rope_parameters(config, theta), sizes["head_width"])
+    rotary = read_rotary(config, rope_parameters(config, theta), sizes["head_width"])
     return Encoder(
         family=family,
         **dict(sizes, layers=tuple(replace(layer, rotary=rotary) for layer in sizes["layers"])),
@@ -195,18 +197,18 @@ def _modernbert(config: JsonFile) -> Encoder:
     sizes = read_sizes(config)
     num_layers = len(sizes["layers"])
     every = config.positive("global_attn_every_n_layers", 3)
-    kinds = _layer_types(config, num_layers, [_FULL if i % every == 0 else _SLIDING for i in range(num_layers)])
+    kinds = read_layer_types(config, num_layers, [FULL if i % every == 0 else SLIDING for i in range(num_layers)])
     thetas = {
-        _FULL: config.get("global_rope_theta", float, 160_000.0),
-        _SLIDING: config.get("local_rope_theta", float, 10_000.0),
+        FULL: config.get("global_rope_theta", float, 160_000.0),
+        SLIDING: config.get("local_rope_theta", float, 10_000.0),
     }
-    rotary = {kind: _rotary(config, _rope_parameters(config, thetas[kind], kind), sizes["head_width"]) for kind in thetas}
+    rotary = {kind: read_rotary(config, rope_parameters(config, thetas[kind], kind), sizes["head_width"]) for kind in thetas}
     window = config.positive("local_attention", 128) // 2
     bias = config.get("attention_bias", bool, False)
     mlp_bias = config.get("mlp_bias", bool, False)
     return Encoder(
         family="modernbert",
-        **dict(sizes, layers=tuple(Layer(window if kind == _SLIDING else None, rotary[kind]) for kind in kinds)),
+        **dict(sizes, layers=tuple(Layer(window if kind == SLIDING else None, rotary[kind]) for kind in kinds)),
         max_positions=config.positive("max_position_embeddings", 8192),
         pad_id=config.get("pad_token_id", int, 50283),
         norm_eps=config.get("norm_eps", float, 1e-5),
@@ -228,8 +230,6 @@ _MODERNBERT_INERT: Final = """
     repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
 """.split()
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-
 
 def _llama_bidirec(config: JsonFile) -> Encoder:
     accept_own_code(config)
@@ -248,7 +248,7 @@ def _qwen2(config: JsonFile) -> Encoder:
 def _decoder(config: JsonFile, family: str, *, theta: float, qkv_bias: bool | None = None) -> Encoder:
     """Llama and its kin. `qkv_bias`: whether there is one, where the config does not say."""
     sizes = read_sizes(config)
-    rotary = _rotary(config, _rope_parameters(config, theta), sizes["head_width"])
+    rotary = read_rotary(config, rope_parameters(config, theta), sizes["head_width"])
     bias = config.get("attention_bias", bool, False)
     mlp_bias = config.get("mlp_bias", bool, False)
     config.refuse_other({"pretraining_tp": (1, None)})
@@ -278,20 +278,20 @@ def _windows(config: JsonFile, num_layers: int) -> list[int | None]:
         "use_sliding_window", bool, "use_sliding_window" not in config.data and "max_window_layers" not in config.data
     )
     first = config.get("max_window_layers", int, 0)
-    default = [_SLIDING if width and used and i >= first else _FULL for i in range(num_layers)]
-    kinds = _layer_types(config, num_layers, default)
-    if _SLIDING in kinds and width <= 0:
+    default = [SLIDING if width and used and i >= first else FULL for i in range(num_layers)]
+    kinds = read_layer_types(config, num_layers, default)
+    if SLIDING in kinds and width <= 0:
         raise config.error(f"must be positive, is {width}.", "sliding_window")
-    return [width - 1 if kind == _SLIDING else None for kind in kinds]
+    return [width - 1 if kind == SLIDING else None for kind in kinds]
 
 
 def _gemma2(config: JsonFile) -> Encoder:
     sizes = read_sizes(config)
     num_layers = len(sizes["layers"])
-    rotary = _rotary(config, _rope_parameters(config, 10_000.0), sizes["head_width"])
-    kinds = _layer_types(config, num_layers, [_FULL if i % 2 else _SLIDING for i in range(num_layers)])
+    rotary = read_rotary(config, rope_parameters(config, 10_000.0), sizes["head_width"])
+    kinds = read_layer_types(config, num_layers, [FULL if i % 2 else SLIDING for i in range(num_layers)])
     window = config.positive("sliding_window", 4096) - 1
-    layers = tuple(Layer(window if kind == _SLIDING else None, rotary) for kind in kinds)
+    layers = tuple(Layer(window if kind == SLIDING else None, rotary) for kind in kinds)
     return _gemma(config, "gemma2", dict(sizes, layers=layers), softcap="attn_logit_softcapping")
 
 
@@ -299,16 +299,16 @@ def _gemma3(config: JsonFile) -> Encoder:
     sizes = read_sizes(config)
     num_layers = len(sizes["layers"])
     every = config.positive("sliding_window_pattern", config.positive("_sliding_window_pattern", 6))
-    kinds = _layer_types(config, num_layers, [_SLIDING if (i + 1) % every else _FULL for i in range(num_layers)])
+    kinds = read_layer_types(config, num_layers, [SLIDING if (i + 1) % every else FULL for i in range(num_layers)])
     thetas = {
-        _FULL: config.get("rope_theta", float, 1_000_000.0),
-        _SLIDING: config.get("rope_local_base_freq", float, 10_000.0),
+        FULL: config.get("rope_theta", float, 1_000_000.0),
+        SLIDING: config.get("rope_local_base_freq", float, 10_000.0),
     }
-    rotary = {kind: _rotary(config, _rope_parameters(config, thetas[kind], kind), sizes["head_width"]) for kind in thetas}
+    rotary = {kind: read_rotary(config, rope_parameters(config, thetas[kind], kind), sizes["head_width"]) for kind in thetas}
     both_ways = config.get("use_bidirectional_attention", bool, False)
     width = config.positive("sliding_window", 4096)
     window = width // 2 if both_ways else width - 1
-    layers = tuple(Layer(window if kind == _SLIDING else None, rotary[kind]) for kind in kinds)
+    layers = tuple(Layer(window if kind == SLIDING else None, rotary[kind]) for kind in kinds)
     config.refuse_other({"attn_logit_softcapping": (None,)})
     return _gemma(config, "gemma3", dict(sizes, layers=layers), softcap=None)
 
@@ -334,70 +334,9 @@ def _gemma(config: JsonFile, family: str, sizes: dict[str, Any], *, softcap: str
         out_bias=bias,
         up_bias=False,
         down_bias=False,
-        score_scale=_positive(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        score_scale=read_positive(config, "query_pre_attn_scalar", 256.0) ** -0.5,
         softcap=capped or None,
     )
-
-
-# Parts of configs
-
-
-def _layer_types(config: JsonFile, num_layers: int, default: list[str]) -> list[str]:
-    kinds = cast(list[object], config.get("layer_types", list, default))
-    if len(kinds) != num_layers or any(kind not in (_FULL, _SLIDING) for kind in kinds):
-        raise config.error(f"must name full_attention or sliding_attention for each of {num_layers} layers.", "layer_types")
-    return cast(list[str], kinds)
-
-
-def _rope_parameters(config: JsonFile, theta: float, kind: str | None = None) -> dict[str, Any]:
-    """Of the layers of a kind. Old configs have rope_theta and rope_scaling, new ones rope_parameters for both."""
-    theta = theta if kind else config.get("rope_theta", float, theta)
-    old = cast(dict[str, Any], config.get("rope_scaling", dict, {})) if kind != _SLIDING else {}
-    new = cast(dict[str, Any], config.get("rope_parameters", dict, {}))
-    if kind is not None and any(isinstance(value, dict) for value in new.values()):
-        own: object = new.get(kind) or {}
-        if not isinstance(own, dict):
-            raise config.error(f"{kind} must be an object, is {own!r:.80}.", "rope_parameters")
-        new = cast(dict[str, Any], own)
-    given: dict[str, Any] = {"rope_theta": theta, **old, **new}
-    given["rope_type"] = given.get("rope_type", given.pop("type", "default"))
-    given.pop("type", None)
-    return given
-
-
-def _rotary(config: JsonFile, given: dict[str, Any], head_width: int) -> Rotary:
-    fraction = given.pop("partial_rotary_factor", None) or 1.0
-    theta, kind = given.pop("rope_theta"), given["rope_type"]
-    width = int(head_width * fraction) if _is_number(fraction) else 0
-    if width <= 0 or width % 2 or width > head_width or not _is_number(theta):
-        raise config.error(
-            f"theta {theta!r:.80} over {fraction!r:.80} of {head_width} columns is not supported.", "rope_parameters"
-        )
-    if kind in ("default", None):
-        return Rotary(float(theta), width)
-    if not isinstance(kind, str) or kind not in _SCALINGS:
-        raise config.error(f"{kind!r} is not supported; supported: default, {', '.join(_SCALINGS)}.", "rope_scaling")
-    unknown = given.keys() - _SCALINGS[kind] - {"rope_type"}
-    wrong = [key for key in _SCALINGS[kind] - _OPTIONAL if not _is_number(given.get(key))]
-    wrong += [key for key in _OPTIONAL & given.keys() if not isinstance(given[key], bool | None) and not _is_number(given[key])]
-    if unknown or wrong:
-        raise config.error(
-            f"{kind} with {', '.join(sorted({*unknown, *wrong}))} unknown, missing or no positive number.", "rope_scaling"
-        )
-    if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
-        raise config.error("high_freq_factor must be greater than low_freq_factor.", "rope_scaling")
-    return Rotary(float(theta), width, scaling=given)
-
-
-def _positive(config: JsonFile, key: str, default: float) -> float:
-    value = config.get(key, float, default)
-    if not _is_number(value):
-        raise config.error(f"must be positive, is {value}.", key)
-    return value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
 
 
 _ROBERTA: Final = partial(_bert, family="roberta", after_padding=True)
