@@ -112,7 +112,7 @@ async def measure(dtype: str, rounds: int) -> None:
     for name, (num_texts, num_tokens, count) in REQUESTS.items():
         note(name)
         request = token_request(num_texts, num_tokens)
-        near, far = (await local.run(request)).vectors_ND, (await remote.run(request)).vectors_ND
+        near, far = (await local.run(request)).dense, (await remote.run(request)).dense
         if not np.array_equal(near, far):
             raise SystemExit("the two engines disagree")
         seconds: dict[str, list[float]] = {"in this process": [], "engine process": []}

@@ -27,7 +27,7 @@ import orjson
 from common import print_setting, print_table
 
 from whimbrel.dialects import openai
-from whimbrel.types import Float32Array, Result, Timings
+from whimbrel.types import Float32Array, Outputs, Result, Timings
 
 NUM_ROWS: Final = 128
 DIMENSIONS: Final = (384, 768, 1536, 3072)
@@ -38,7 +38,7 @@ _MIN_SECONDS: Final = 0.005
 
 def make_cases(vectors_ND: Float32Array) -> Mapping[str, Callable[[], object]]:
     """What is measured, by name."""
-    result = Result(vectors_ND, num_tokens=16 * len(vectors_ND), num_truncated=0, timings=Timings())
+    result = Result(Outputs(vectors_ND), num_tokens=16 * len(vectors_ND), num_truncated=0, timings=Timings())
     as_float, as_base64 = (openai.EmbeddingsRequest(input="", encoding_format=kind) for kind in ("float", "base64"))
     return {
         CONSTRUCTION: lambda: openai.write_result(as_float, result, "model"),
@@ -54,9 +54,7 @@ def tolist_response(result: Result) -> dict[str, Any]:
     """The same object with a Python float per number."""
     return {
         "object": "list",
-        "data": [
-            {"object": "embedding", "index": i, "embedding": vector.tolist()} for i, vector in enumerate(result.vectors_ND)
-        ],
+        "data": [{"object": "embedding", "index": i, "embedding": vector.tolist()} for i, vector in enumerate(result.dense)],
         "model": "model",
         "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
     }

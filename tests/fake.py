@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 import numpy as np
 import orjson
 
-from whimbrel.types import AsyncEmbedder, Request, Result, Timings
+from whimbrel.types import AsyncEmbedder, Outputs, Request, Result, Timings
 
 
 @dataclass
@@ -42,7 +42,7 @@ class FakeEmbedder:
         self.requests.append(request)
         await self.go.wait()
         shape = len(request.texts), request.dimensions or 4
-        return Result(np.ones(shape, np.float32), num_tokens=3 * shape[0], num_truncated=0, timings=Timings())
+        return Result(Outputs(np.ones(shape, np.float32)), num_tokens=3 * shape[0], num_truncated=0, timings=Timings())
 
 
 @dataclass

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,10 @@ import pytest
 import whimbrel.engine
 from whimbrel import Engine
 from whimbrel.batch import Batch
-from whimbrel.types import Request
+from whimbrel.card import Output
+from whimbrel.outputs import Ask, place, wanted
+from whimbrel.types import Prepared, Request, Seq
+from whimbrel.work import Job
 
 
 class FakeRunner:
@@ -34,10 +39,8 @@ class FakeRunner:
 
     def enter_lane(self) -> None: ...
 
-    def launch(
-        self, batch: Batch, dimensions_B: np.ndarray, normalize_B: np.ndarray, between_layers: Callable[[], None] | None = None
-    ) -> np.ndarray:
-        assert dimensions_B.size == normalize_B.size == batch.num_seqs
+    def launch(self, batch: Batch, wanted: Any, between_layers: Callable[[], None] | None = None) -> np.ndarray:
+        assert wanted["dense"].finished_P.size == batch.num_seqs
         self.launched.append(batch.num_seqs)
         self.seen.release()
         ids = set(batch.ids_T.tolist())
@@ -52,11 +55,11 @@ class FakeRunner:
             raise RuntimeError("scripted, in both lanes at once")
         return vectors_of(batch, infinity=self.INFINITY)
 
-    def collect(self, pending: np.ndarray) -> np.ndarray:
+    def collect(self, pending: np.ndarray) -> dict[str, np.ndarray]:
         assert self.collect_gate.wait(30)
         if self.COLLECT_ERROR in pending[:, 0]:
             raise RuntimeError("scripted")
-        return pending
+        return {"dense": pending}
 
 
 def vectors_of(batch: Batch, *, infinity: int | None = None) -> np.ndarray:
@@ -67,6 +70,23 @@ def vectors_of(batch: Batch, *, infinity: int | None = None) -> np.ndarray:
     vectors[:, 1] = np.diff(batch.cu_seqlens)
     vectors[vectors[:, 0] == infinity, 5] = np.inf
     return vectors
+
+
+def dense_job(seqs: Sequence[Seq], width: int = 384, *, fill: float = 0.0, **fields: Any) -> Job:
+    """A request for the dense vectors of MiniLM; `fields` are those of Prepared."""
+    card: Any = SimpleNamespace(outputs={"dense": Output(384, modes=("mean",), finish="normalize")})
+    places = place(card, seqs, [Ask("dense", width, True)])
+    num_tokens = sum(seq.ids.size for seq in seqs)
+    prepared = Prepared(seqs, places, num_tokens, 0, time.perf_counter(), 0.0, **fields)
+    memory = np.empty(places.num_bytes, np.uint8)
+    memory.view(np.float32).fill(fill)
+    return Job(Future(), prepared, memory)
+
+
+def dense_wanted(batch: Batch) -> dict[Any, Any]:
+    """The dense vectors of all seqs of a batch."""
+    card: Any = SimpleNamespace(outputs={"dense": Output(384, modes=("mean",), finish="normalize")})
+    return wanted(card, batch, [place(card, [], [Ask("dense", 384, True)])] * batch.num_seqs)
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeRunner]:

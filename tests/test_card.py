@@ -30,8 +30,8 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 def test_the_card_of_minilm(minilm: Path) -> None:
     card = read_card(minilm, "minilm")
-    assert (card.dimension, card.max_length, card.normalize, card.head) == (384, 256, True, ())
-    assert card.pooling.modes == ("mean",)
+    assert (card.dense.width, card.max_length, card.dense.finished, card.dense.head) == (384, 256, True, ())
+    assert card.dense.modes == ("mean",)
     assert (card.encoder.max_positions, card.encoder.position_offset) == (512, 0)
     assert (card.prompts, card.default_prompt_name, card.matryoshka) == ({}, None, False)
 
@@ -41,8 +41,8 @@ def test_both_layouts_say_the_same(new: bool, tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path, modes=("cls", "mean"), new=new, heads=("Normalize",), prompts={"query": "q: "})
     card = read_card(tmp_path, "m")
-    assert card.pooling.modes == ("cls", "mean")
-    assert (card.dimension, card.max_length, card.normalize, card.head) == (96, 40, True, ())
+    assert card.dense.modes == ("cls", "mean")
+    assert (card.dense.width, card.max_length, card.dense.finished, card.dense.head) == (96, 40, True, ())
     assert card.prompts == {"query": "q: "}
 
 
@@ -50,8 +50,8 @@ def test_a_normalize_before_the_end_is_part_of_the_head(tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path, heads=("Normalize", "LayerNorm"))
     card = read_card(tmp_path, "m")
-    assert card.head[0] == Normalize()
-    assert not card.normalize
+    assert card.dense.head[0] == Normalize()
+    assert not card.dense.finished
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_without_modules_the_pooling_must_be_said(folder: Path) -> None:
     (folder / "modules.json").unlink()
     with pytest.raises(CheckpointError, match="--pooling"):
         read_card(folder, "m")
-    assert read_card(folder, "m", pooling="cls").pooling.modes == ("cls",)
+    assert read_card(folder, "m", pooling="cls").dense.modes == ("cls",)
 
 
 def test_stated_pooling_is_not_overruled(folder: Path) -> None:

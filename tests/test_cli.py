@@ -127,7 +127,7 @@ def test_show(minilm: Path) -> None:
     text = run("show").stdout.decode()
     assert "max_length" in text
     parts = json.loads(run("show", "--json").stdout)
-    assert parts["card"]["dimension"] == 384
+    assert parts["card"]["outputs"]["dense"]["width"] == 384
     assert parts["plan"]["device"] == "cpu"
     assert json.loads(run("show", str(minilm), "--json").stdout)["card"]["dimension"] == 384
 

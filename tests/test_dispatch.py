@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fakes import dense_job
 from whimbrel.card_reader import read_card
 from whimbrel.dispatch import Dispatch
 from whimbrel.plan import Hardware, Options, make_plan
-from whimbrel.types import Prepared, Seq
+from whimbrel.types import Seq
 from whimbrel.work import Job
 
 
@@ -26,8 +26,7 @@ def dispatch(minilm: Path) -> Dispatch:
 
 def job(num_seqs: int, suspects: Sequence[int] = ()) -> Job:
     seqs = [Seq(np.zeros(5, np.int32), i) for i in range(num_seqs)]
-    prepared = Prepared(seqs, 384, True, 5 * num_seqs, 0, time.perf_counter(), 0.0, suspects=dict.fromkeys(suspects, num_seqs))
-    return Job(Future(), prepared, np.empty((num_seqs, 384), np.float32))
+    return dense_job(seqs, suspects=dict.fromkeys(suspects, num_seqs))
 
 
 @pytest.mark.parametrize("lane_comes_first", [False, True])

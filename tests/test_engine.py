@@ -46,8 +46,8 @@ def test_a_failing_text_fails_alone(runner: type[FakeRunner]) -> None:
         culprits = [engine.submit(ids(word)) for word in bad]
         mixed = engine.submit(ids(1000, runner.INFINITY, 1001))
         runner.gate.set()
-        assert all(future.result(30).vectors_ND[0, 1] == 200 for future in blocked)
-        assert [future.result(30).vectors_ND[0, 0] for future in others] == list(range(1000, 1031))
+        assert all(future.result(30).dense[0, 1] == 200 for future in blocked)
+        assert [future.result(30).dense[0, 0] for future in others] == list(range(1000, 1031))
         kinds = [type(future.exception(30)) for future in culprits]
         assert kinds == [ComputeError, ComputeError, ComputeError, NonFinite]
         assert "scripted" not in str(culprits[0].exception())
@@ -56,7 +56,7 @@ def test_a_failing_text_fails_alone(runner: type[FakeRunner]) -> None:
         assert error.param == "input[1]"
         assert max(runner.launched) > 1
         assert engine.ready
-        assert engine.run(ids(77)).vectors_ND[0, 0] == 77
+        assert engine.run(ids(77)).dense[0, 0] == 77
         assert engine.queued_tokens == 0
 
 
@@ -69,7 +69,7 @@ def test_a_request_that_fails_in_two_lanes_at_once_is_answered_once(runner: type
             future = engine.submit(Request([np.full(200, runner.BOTH, np.int64)] * 2))
             assert isinstance(future.exception(30), ComputeError)
             assert engine.ready
-        assert engine.run(ids(77)).vectors_ND[0, 0] == 77
+        assert engine.run(ids(77)).dense[0, 0] == 77
 
 
 @pytest.mark.parametrize("where", ["enter_lane", "collector"])
@@ -85,7 +85,7 @@ def test_a_thread_that_dies_takes_the_engine_with_it(
     engine = Engine()
     waiting = block(engine, runner)
     later = engine.submit(ids(*range(1000, 1010)))
-    monkeypatch.setattr("whimbrel.lanes._finite_rows", lambda _: 1 / 0)
+    monkeypatch.setattr("whimbrel.lanes._finite", lambda *_: 1 / 0)
     runner.gate.set()
     assert all(isinstance(future.exception(30), Unavailable) for future in waiting)
     assert isinstance(later.exception(30), Unavailable)
@@ -148,7 +148,7 @@ def test_the_next_batch_is_launched_before_the_last_is_collected(runner: type[Fa
             assert runner.seen.acquire(timeout=30)
         assert not future.done()
         runner.collect_gate.set()
-        assert future.result(30).vectors_ND[:, 0].tolist() == list(range(1000, 1000 + 4 * lanes))
+        assert future.result(30).dense[:, 0].tolist() == list(range(1000, 1000 + 4 * lanes))
 
 
 def test_cancelled_work_does_not_run(runner: type[FakeRunner]) -> None:
@@ -190,7 +190,7 @@ def test_closing_finishes_what_was_accepted(runner: type[FakeRunner]) -> None:
     runner.gate.set()
     closing.join()
     engine.close()
-    assert [future.result(0).vectors_ND[1, 0] for future in futures] == list(range(1000, 1020))
+    assert [future.result(0).dense[1, 0] for future in futures] == list(range(1000, 1020))
     assert not engine.ready
     with pytest.raises(Unavailable):
         engine.submit(ids(1))
@@ -242,7 +242,7 @@ def test_one_batch_mixes_dimensions_and_normalisation() -> None:
         requests = [Request([text], dimensions=10 * (i + 1), normalize=i % 2 == 0) for i, text in enumerate(texts)]
         futures = [engine.submit(request) for request in requests * 3]
         for i, future in enumerate(futures):
-            assert np.array_equal(future.result().vectors_ND[0], alone[i % 10])
+            assert np.array_equal(future.result().dense[0], alone[i % 10])
 
 
 def test_async_engine(engine: Engine) -> None:

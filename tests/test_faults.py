@@ -59,7 +59,7 @@ ids = np.array(Tokenizer.from_file(str(file)).encode("well @@{word}").ids, np.in
 runner = FaultyRunner(Runner(), file, dtype="float32")
 batch = pack([Seq(ids, 0)])
 print("ready", flush=True)
-threading.Thread(target=runner.launch, args=(batch, None, None), daemon=True).start()
+threading.Thread(target=runner.launch, args=(batch, None), daemon=True).start()
 cpu = time.process_time()
 time.sleep(0.5)
 print("alive", time.process_time() - cpu < 0.4, flush=True)
@@ -98,7 +98,7 @@ def among_others(engine: Engine, text: str) -> Any:
     futures = [engine.submit(Request([good])) for good in GOOD]
     futures.insert(20, engine.submit(Request([GOOD[0], text])))
     answers = futures.pop(20)
-    vectors = np.concatenate([future.result(120).vectors_ND for future in futures])
+    vectors = np.concatenate([future.result(120).dense for future in futures])
     assert np.array_equal(vectors, engine.embed(GOOD))
     return answers
 
@@ -117,14 +117,14 @@ def test_a_text_that_fails_alone_fails_alone(word: str, kind: type[ComputeError]
 
 def test_out_of_memory_in_large_batches_only_costs_nobody_anything(faulty: Engine) -> None:
     text = "this is @@oom>2"
-    assert np.array_equal(among_others(faulty, text).result(120).vectors_ND[1], faulty.embed(text))
+    assert np.array_equal(among_others(faulty, text).result(120).dense[1], faulty.embed(text))
 
 
 def test_a_row_that_is_not_finite_in_low_precision_is_answered_in_float32(faulty: Engine, engine32: Engine) -> None:
     text = "this is @@nan-low"
     result = among_others(faulty, text).result(120)
-    assert np.array_equal(result.vectors_ND[1], engine32.embed(text))
-    assert np.array_equal(result.vectors_ND[0], faulty.embed(GOOD[0]))
+    assert np.array_equal(result.dense[1], engine32.embed(text))
+    assert np.array_equal(result.dense[0], faulty.embed(GOOD[0]))
 
 
 def test_a_lane_may_be_slow(faulty: Engine) -> None:

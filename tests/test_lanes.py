@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from fakes import vectors_of
+from fakes import dense_job, dense_wanted, vectors_of
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.batch import Batch, pack
@@ -28,7 +28,7 @@ from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemo
 from whimbrel.lanes import Lanes
 from whimbrel.plan import Hardware, Options, Plan, make_plan
 from whimbrel.runner import Runner
-from whimbrel.types import Prepared, Request, Result, Seq
+from whimbrel.types import Request, Seq
 from whimbrel.work import Job, Work
 
 
@@ -71,17 +71,15 @@ class StepRunner:
 
     def enter_lane(self) -> None: ...
 
-    def launch(
-        self, batch: Batch, dimensions_B: np.ndarray, normalize_B: np.ndarray, between_layers: Callable[[], None] | None = None
-    ) -> np.ndarray:
+    def launch(self, batch: Batch, wanted: Any, between_layers: Callable[[], None] | None = None) -> np.ndarray:
         launch = Launch(batch, between_layers)
         self._launched.put(launch)
         launch.run()
         return launch.vectors
 
-    def collect(self, pending: np.ndarray) -> np.ndarray:
+    def collect(self, pending: np.ndarray) -> dict[str, np.ndarray]:
         assert self.collect_gate.wait(60)
-        return pending
+        return {"dense": pending}
 
     def next(self) -> Launch:
         """The next batch that is launched."""
@@ -158,8 +156,7 @@ def job(*words: int, size: int = 3, dimensions: int = 384, deadline: float | Non
     """A request of texts that begin with these words and have so many tokens."""
     seqs = [Seq(np.array([101, word, *[102] * (size - 2)], np.int32), index) for index, word in enumerate(words)]
     late = {} if deadline is None else {"deadline": time.perf_counter() + deadline}
-    prepared = Prepared(seqs, dimensions, True, size * len(seqs), 0, time.perf_counter(), 0.0, **late, **fields)
-    return Job(Future[Result](), prepared, np.full((len(words), dimensions), -1.0, np.float32))
+    return dense_job(seqs, dimensions, fill=-1.0, **late, **fields)
 
 
 def bulk(*words: int, **fields: Any) -> Job:
@@ -169,7 +166,7 @@ def bulk(*words: int, **fields: Any) -> Job:
 
 def answer(job: Job) -> list[float]:
     """The words that the vectors of a job tell of."""
-    return job.future.result(60).vectors_ND[:, 0].tolist()
+    return job.future.result(60).dense[:, 0].tolist()
 
 
 def error(job: Job) -> BaseException | None:
@@ -360,16 +357,15 @@ def test_what_runs_between_layers_changes_no_bits(card: Card, dtype: str) -> Non
         return pack([Seq(random.integers(1000, 20_000, length, np.int32), index) for index, length in enumerate(lengths)])
 
     def launch(batch: Batch, hook: Callable[[], None] | None = None) -> Any:
-        full = np.full(batch.num_seqs, card.dimension, np.int32)
-        return model.launch(batch, full, np.ones(batch.num_seqs, np.bool_), hook)
+        return model.launch(batch, dense_wanted(batch), hook)
 
     large, small = batch_of(200, 100, 100, 17, 3), batch_of(12, 12, 9)
-    expected = [model.collect(launch(batch)) for batch in (large, small)]
+    expected = [model.collect(launch(batch))["dense"] for batch in (large, small)]
     nested: list[Any] = []
     interrupted = launch(large, lambda: nested.append(launch(small)))
     assert len(nested) == len(card.encoder.layers) - 1
-    assert np.array_equal(model.collect(interrupted), expected[0])
-    assert all(np.array_equal(model.collect(pending), expected[1]) for pending in nested)
+    assert np.array_equal(model.collect(interrupted)["dense"], expected[0])
+    assert all(np.array_equal(model.collect(pending)["dense"], expected[1]) for pending in nested)
 
 
 def test_queries_amid_bulk_have_the_bits_they_have_alone() -> None:
@@ -385,7 +381,7 @@ def test_queries_amid_bulk_have_the_bits_they_have_alone() -> None:
             while not large.done():
                 for text, vector in zip(texts[:10], queries, strict=True):
                     assert np.array_equal(engine.embed(text), vector)
-            assert np.array_equal(large.result().vectors_ND, expected)
+            assert np.array_equal(large.result().dense, expected)
     assert recorder.nested
 
 
@@ -514,7 +510,7 @@ def test_nothing_is_written_into_the_vectors_of_a_request_that_is_over(runner: S
     lanes.add(after)
     runner.next().finish()
     assert answer(after) == [2000]
-    assert (gone.vectors_ND == -1).all()
+    assert (gone.arrays["dense"] == -1).all()
 
 
 def test_who_cancels_may_use_the_memory_of_the_vectors_at_once(runner: StepRunner, start: Start) -> None:
@@ -528,7 +524,7 @@ def test_who_cancels_may_use_the_memory_of_the_vectors_at_once(runner: StepRunne
 
     lanes = start()
     gone = job(1000, 1001)
-    gone.vectors_ND = gone.vectors_ND.view(Slow)
+    gone.arrays["dense"] = gone.arrays["dense"].view(Slow)
     lanes.add(gone)
     runner.next().finish()
     assert writing.wait(60)
@@ -548,7 +544,7 @@ def test_the_memory_of_a_request_is_free_once_it_is_answered(runner: StepRunner,
     try:
         for end in ("answer", "cancel"):
             lanes.add(one := job(1000, 1001))
-            vectors = weakref.ref(one.vectors_ND)
+            vectors = weakref.ref(one.memory)
             launch = runner.next()
             one.future.cancel() if end == "cancel" else None
             launch.finish()
@@ -774,7 +770,7 @@ def test_a_row_that_is_not_finite_is_computed_again_alone_elsewhere(runner: Step
     assert closing.is_alive()  # it waits for the answer
     again.finish()
     assert answer(mixed) == [1000, 1001, 1002]
-    assert mixed.vectors_ND.shape == (3, 100)
+    assert mixed.arrays["dense"].shape == (3, 100)
     closing.join(60)
     assert len(seconds) == 1
 
@@ -962,7 +958,7 @@ def allocate_too_much(*_: Any) -> Any:
 def test_whatever_a_device_says_out_of_memory_is_one_error(model: Any, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = Runner(find_checkpoint(None), card, make_plan(Options(device="cpu"), card, Hardware(1, cpu_bfloat16=False)))
     batch = pack([Seq(np.array([101, 1000, 102], np.int32), 0)])
-    arguments = batch, np.array([384], np.int32), np.array([True])
+    arguments = batch, dense_wanted(batch)
     emptied: list[bool] = []
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(True))
     monkeypatch.setattr(loaded, "_model", model)

@@ -38,7 +38,7 @@ def test_token_ids_with_special_tokens_give_the_text_s_vector(engine: Engine, mi
     tokenizer = AutoTokenizer.from_pretrained(str(minilm))
     texts = ["a whimbrel", "", "word " * 400]
     ids = [np.array(tokenizer(text, truncation=False)["input_ids"], np.int64) for text in texts]
-    assert np.array_equal(engine.run(Request(ids)).vectors_ND, engine.embed(texts))
+    assert np.array_equal(engine.run(Request(ids)).dense, engine.embed(texts))
 
 
 def test_vectors_are_unit_length_float32(engine: Engine) -> None:

@@ -113,7 +113,8 @@ def write(folder: Path, name: str, config: dict[str, Any], *, form: str = "Model
 def loaded(folder: Path, dtype: torch.dtype, device: str, pooling: Any, written: tuple[int, ...]) -> Any:
     """A card and its model; again only if the files have been written since."""
     card = read_card(folder, "m", pooling=pooling)
-    return card, load_model(folder, card, device=torch.device(device), dtype=dtype)
+    model, _ = load_model(folder, card, device=torch.device(device), dtype=dtype)
+    return card, model
 
 
 def hidden(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from whimbrel import errors
 from whimbrel.dialects import openai
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.types import Request, Result, Timings
+from whimbrel.types import Outputs, Request, Result, Timings
 
 IDS = st.lists(st.integers(0, 2**62), min_size=1, max_size=5)
 
@@ -38,7 +38,7 @@ def test_every_field() -> None:
     body = {"model": "m", "encoding_format": "base64", "dimensions": 7, "user": "u", "normalize": False, "unknown": 1}
     sent, request = openai.read_request(orjson.dumps({"input": "a", "prompt_name": "query", "truncate": "left", **body}))
     assert (sent.model, sent.encoding_format) == ("m", "base64")
-    assert request == Request(["a"], prompt_name="query", dimensions=7, normalize=False, truncate="left")
+    assert request == Request(["a"], ("dense",), prompt_name="query", dimensions=7, normalize=False, truncate="left")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_2049_inputs_are_too_many() -> None:
 
 
 def result(vectors: np.ndarray) -> Result:
-    return Result(vectors, num_tokens=11, num_truncated=0, timings=Timings())
+    return Result(Outputs(vectors), num_tokens=11, num_truncated=0, timings=Timings())
 
 
 def test_the_answer() -> None:

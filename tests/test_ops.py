@@ -21,9 +21,12 @@ from whimbrel.ops.ragged import cut, normalize, segment_reduce
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def make_layout(lengths: list[int], device: str = "cpu") -> Layout:
+def make_layout(lengths: list[int], device: str = "cpu", num_keys: list[int] | None = None) -> Layout:
     offsets = np.concatenate(([0], np.cumsum(sorted(lengths, reverse=True)))).astype(np.int32)
-    return Layout(torch.from_numpy(offsets).to(device), runs(offsets), int(offsets[-1]), max(lengths))
+    keys = None if num_keys is None else torch.tensor(num_keys, dtype=torch.int32)
+    found = runs(offsets, None if keys is None else keys.numpy())
+    keys = None if keys is None else keys.to(device)
+    return Layout(torch.from_numpy(offsets).to(device), found, int(offsets[-1]), max(lengths), keys)
 
 
 def _bias(first: int, last: int, length: int) -> torch.Tensor:
@@ -64,15 +67,33 @@ def test_attention_with_what_decoders_need(
     check_attention([40, 40, 33, 17, 2, 1], num_kv_heads, Scores(0.3, **SCORES[what]), 16, dtype, tolerance, device)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("what", ["all", "causal", "biased", "capped"])
+def test_attention_to_the_first_tokens_alone(what: str, dtype: torch.dtype, device: str) -> None:
+    """As when a query is filled up with tokens that nobody attends to, but that attend themselves."""
+    if device == "cuda" and "bias" in SCORES[what]:
+        pytest.skip("the bias of this test is on the host")
+    lengths, num_keys = [200, 32, 32, 32, 9, 1], [200, 5, 5, 32, 1, 1]
+    check_attention(lengths, 4, Scores(0.3, **SCORES[what]), 16, dtype, 2e-2, device, num_keys)
+
+
 def test_a_bias_over_a_long_text() -> None:
     """Some hundred queries at a time."""
     check_attention([520, 520, 513, 512], 4, Scores(0.3, bias=_bias), 16, torch.float32, 3e-6, "cpu")
 
 
 def check_attention(
-    lengths: list[int], num_kv_heads: int, scores: Scores, width: int, dtype: torch.dtype, tolerance: float, device: str
+    lengths: list[int],
+    num_kv_heads: int,
+    scores: Scores,
+    width: int,
+    dtype: torch.dtype,
+    tolerance: float,
+    device: str,
+    num_keys: list[int] | None = None,
 ) -> None:
-    layout = make_layout(lengths, device)
+    layout = make_layout(lengths, device, num_keys)
     rows = round_rows(layout.num_tokens) + 16
     x = torch.randn(rows, 4 + 2 * num_kv_heads, width, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     qkv = x.split((4, num_kv_heads, num_kv_heads), dim=1)
@@ -138,11 +159,11 @@ def test_round_rows_bounds_the_number_of_sizes() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_segment_reduce(device: str) -> None:
     x = torch.randn(40, 6)
-    offsets, starts = torch.tensor([0, 7, 8, 30], dtype=torch.int32), torch.tensor([2, 7, 30], dtype=torch.int32)
-    ranges = [(2, 7), (7, 8)]
+    ranges = [(2, 7), (7, 8), (30, 30)]
+    starts, ends = (torch.tensor(column, dtype=torch.int32) for column in zip(*ranges, strict=True))
     for how in ("sum", "max"):
-        out = segment_reduce(x.to(device), starts.to(device), offsets.to(device), how).cpu()
-        expected: list[Any] = [x[a:b].sum(0) if how == "sum" else x[a:b].amax(0) for a, b in ranges]
+        out = segment_reduce(x.to(device), starts.to(device), ends.to(device), how).cpu()
+        expected: list[Any] = [x[a:b].sum(0) if how == "sum" else x[a:b].amax(0) for a, b in ranges[:2]]
         assert torch.allclose(out[:2], torch.stack(expected), atol=1e-6)
         assert (out[2] == (0 if how == "sum" else -torch.inf)).all()
 

@@ -34,9 +34,10 @@ from whimbrel.processes.messages import (
     error_of,
     failed,
 )
+from whimbrel.processes.seqs import count_spans, num_ints, pack_entries, pack_seqs, unpack_entries, unpack_seqs
 from whimbrel.processes.shared import Board, SegmentPool, align, anonymous, map_memory
 from whimbrel.processes.suspicion import Suspicion
-from whimbrel.types import Seq
+from whimbrel.types import Seq, Sparse
 
 
 def packed(message: msgspec.Struct) -> bytes:
@@ -135,7 +136,7 @@ def test_a_segment_comes_back_when_the_last_view_is_gone() -> None:
     pool = SegmentPool(64)
     segment = pool.take(10_000)
     assert segment is not None
-    vectors = pool.lend(segment, 64, 3, 5)
+    vectors = pool.lend(segment, 64, 3 * 5 * 4).view(np.float32).reshape(3, 5)
     vectors[:] = 7
     row = vectors[1]
     del vectors
@@ -350,3 +351,30 @@ def test_listening_is_exclusive() -> None:
         listen("127.0.0.1", listener.getsockname()[1])
     with pytest.raises(errors.SetupError):
         listen("no.such.host.invalid", 0)
+
+
+# Seqs on their way
+
+
+def test_seqs_arrive_as_they_were_sent() -> None:
+    given = [
+        Seq(np.array([1, 2, 3], np.int32), 0, prompt_tokens=2, type_id=1),
+        Seq(np.array([4], np.int32), 1, num_keys=1, is_query=True, spans_S2=np.array([[0, 1]], np.int32)),
+        Seq(np.array([5, 6, 7, 8], np.int32), 2, second=2, spans_S2=np.empty((0, 2), np.int32)),
+        Seq(np.array([9, 9], np.int32), 3, spans_S2=np.array([[0, 1], [1, 2]], np.int32)),
+    ]
+    num_spans = count_spans(given)
+    packed = pack_seqs(given)
+    assert packed.size == num_ints(4, 10, num_spans)
+    for sent, got in zip(given, unpack_seqs(packed.data, 4, 10, num_spans), strict=True):
+        for name in Seq.__slots__:
+            assert np.array_equal(getattr(sent, name), getattr(got, name)), name
+    with pytest.raises(ValueError, match="buffer"):
+        unpack_seqs(packed[:-1].data, 4, 10, num_spans)
+
+
+def test_entries_arrive_as_they_were_sent() -> None:
+    sparse = Sparse(np.array([3, 9, 4], np.int32), np.array([0.5, 2, 1], np.float32), np.array([0, 2, 2, 3]))
+    got = unpack_entries(memoryview(pack_entries(sparse)), 3)
+    for text in range(3):
+        assert all(np.array_equal(*columns) for columns in zip(got[text], sparse[text], strict=True))

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import vectors_of
+from fakes import dense_job, vectors_of
 from whimbrel.batch import Batch
 from whimbrel.card_reader import read_card
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory
 from whimbrel.lanes import Lanes
 from whimbrel.plan import Hardware, Options, make_plan
-from whimbrel.types import Prepared, Result, Seq
+from whimbrel.types import Result, Seq
 from whimbrel.work import Job, Work
 
 RAISES, NO_MEMORY, NOT_FINITE, SHAPE, LOW = 100, 200, 300, 400, 500
@@ -38,9 +38,7 @@ class StormRunner:
 
     def enter_lane(self) -> None: ...
 
-    def launch(
-        self, batch: Batch, dimensions_B: np.ndarray, normalize_B: np.ndarray, between_layers: Callable[[], None] | None = None
-    ) -> np.ndarray:
+    def launch(self, batch: Batch, wanted: Any, between_layers: Callable[[], None] | None = None) -> np.ndarray:
         words = batch.ids_T[batch.cu_seqlens[:-1] + 1]
         for _ in range(2):
             time.sleep(self._random.random() / 1000)
@@ -54,9 +52,9 @@ class StormRunner:
         vectors[(words == NOT_FINITE) | ((words == LOW) & (not self._exact))] = np.nan
         return vectors[1:] if SHAPE in words else vectors
 
-    def collect(self, pending: np.ndarray) -> np.ndarray:
+    def collect(self, pending: np.ndarray) -> dict[str, np.ndarray]:
         time.sleep(self._random.random() / 2000)
-        return pending
+        return {"dense": pending}
 
 
 class Watch:
@@ -101,17 +99,14 @@ def any_job(choose: random.Random) -> Job:
         suspects = {index: choose.randint(1, 3) for index, word in enumerate(words) if word >= SUSPECT}
     seqs = [Seq(np.array([101, word, *[102] * choose.randint(0, 20)], np.int32), index) for index, word in enumerate(words)]
     deadline = time.perf_counter() + choose.choice([0.001, 0.02, 60, 60, 60, 60])
-    prepared = Prepared(
-        seqs, 384, True, sum(seq.ids.size for seq in seqs), 0, time.perf_counter(), 0.0,
-        choose.choice([0, 0, 0, 1]), deadline, choose.choice("abc"), suspects,
-    )  # fmt: skip
-    return Job(Future[Result](), prepared, np.zeros((count, 384), np.float32))
+    urgency = choose.choice([0, 0, 0, 1])
+    return dense_job(seqs, priority=urgency, deadline=deadline, owner=choose.choice("abc"), suspects=suspects)
 
 
 def reuse_memory(job: Job, future: Future[Result]) -> None:
     """As an owner of shared memory may, once a request without an answer is over."""
     if future.cancelled() or future.exception():
-        job.vectors_ND.fill(-7)
+        job.arrays["dense"].fill(-7)
 
 
 def check(job: Job) -> str:
@@ -121,7 +116,7 @@ def check(job: Job) -> str:
     error = job.future.exception(120)
     words = [int(seq.ids[1]) for seq in job.prepared.seqs]
     if error is None:
-        vectors = job.future.result().vectors_ND
+        vectors = job.future.result().dense
         assert vectors[:, 0].tolist() == words
         assert vectors[:, 1].tolist() == [seq.ids.size for seq in job.prepared.seqs]
         assert not set(words) & set(ERRORS)
@@ -161,7 +156,7 @@ def test_every_request_gets_the_one_answer_that_is_right(seed: int, minilm: Path
     for job in jobs:
         outcomes[check(job)] += 1
     lanes.close()
-    assert all((job.vectors_ND == -7).all() for job in jobs if job.future.cancelled() or job.future.exception())
+    assert all((job.arrays["dense"] == -7).all() for job in jobs if job.future.cancelled() or job.future.exception())
     assert min(outcomes.values()) > 0
     assert (watch.wrong, watch.on_device) == ([], {})
     dispatch: Any = lanes._dispatch  # pyright: ignore[reportPrivateUsage]

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from whimbrel.types import Int32Array, Seq
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """A ragged batch on the host. Seqs are in order of length, so that equal lengths lie side by side."""
+    """A ragged batch on the host. Seqs are in order of length, then of keys, so that equal ones lie side by side."""
 
     order_B: Int32Array
     """order_B[i] is the place, in what was given to `pack`, of the i-th seq of the batch."""
@@ -23,10 +24,15 @@ class Batch:
     """The host's copy of the ids; it stays here for whatever looks at ids only."""
     positions_T: Int32Array
     """Rows of the position table."""
-    type_ids_B: Int32Array
+    type_ids_T: Int32Array
     cu_seqlens: Int32Array
     """B + 1 offsets: seq i owns tokens cu_seqlens[i] to cu_seqlens[i + 1]."""
     prompt_tokens_B: Int32Array
+    num_keys_B: Int32Array
+    """How many leading tokens of a seq are attended to: mostly all."""
+    is_query_B: NDArray[np.bool_]
+    spans_B: list[Int32Array | None] | None
+    """Ranges of tokens of each seq, each pooled to a row of its own; None where no seq has such."""
 
     @property
     def num_tokens(self) -> int:
@@ -44,20 +50,35 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
     input_ids`, a padding token inside a text has position pad_id and is not counted.
     """
     given_lengths = np.fromiter((seq.ids.size for seq in seqs), np.int32, len(seqs))
-    order = np.argsort(-given_lengths, kind="stable").astype(np.int32)
+    order = np.lexsort((np.fromiter((seq.num_keys for seq in seqs), np.int32, len(seqs)), -given_lengths)).astype(np.int32)
     places: list[int] = order.tolist()
     ordered = [seqs[i] for i in places]
     lengths = given_lengths[order]
     cu_seqlens = np.concatenate((np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)))
     ids = np.concatenate([seq.ids for seq in ordered])
+    table_B5 = np.array(
+        [(seq.prompt_tokens, seq.type_id, seq.second, seq.num_keys, seq.is_query) for seq in ordered], np.int32
+    ).reshape(-1, 5)
+    prompt_tokens, type_ids, seconds, num_keys, is_query = np.ascontiguousarray(table_B5.T)
     return Batch(
         order_B=order,
         ids_T=ids,
         positions_T=_positions(ids, cu_seqlens, lengths, position_offset, pad_id),
-        type_ids_B=np.fromiter((seq.type_id for seq in ordered), np.int32, len(seqs)),
+        type_ids_T=_type_ids(cu_seqlens, lengths, type_ids, seconds),
         cu_seqlens=cu_seqlens,
-        prompt_tokens_B=np.fromiter((seq.prompt_tokens for seq in ordered), np.int32, len(seqs)),
+        prompt_tokens_B=prompt_tokens,
+        num_keys_B=np.where(num_keys > 0, num_keys, lengths).astype(np.int32),
+        is_query_B=is_query.astype(np.bool_),
+        spans_B=[seq.spans_S2 for seq in ordered] if any(seq.spans_S2 is not None for seq in ordered) else None,
     )
+
+
+def _type_ids(cu_seqlens: Int32Array, lengths: Int32Array, type_ids_B: Int32Array, seconds_B: Int32Array) -> Int32Array:
+    type_ids_T = np.repeat(type_ids_B, lengths)
+    if seconds_B.any():
+        begins_B = np.where(seconds_B > 0, cu_seqlens[:-1] + seconds_B, cu_seqlens[1:])
+        type_ids_T += np.arange(type_ids_T.size, dtype=np.int32) >= np.repeat(begins_B, lengths)
+    return type_ids_T
 
 
 def _positions(ids: Int32Array, cu_seqlens: Int32Array, lengths: Int32Array, offset: int, pad_id: int) -> Int32Array:
@@ -68,9 +89,11 @@ def _positions(ids: Int32Array, cu_seqlens: Int32Array, lengths: Int32Array, off
     return np.where(ids != pad_id, counted[1:] - counted[starts] + (offset - 1), pad_id).astype(np.int32)
 
 
-def runs(cu_seqlens: Int32Array) -> list[tuple[int, int, int]]:
-    """(first token, number of seqs, length) of each run of neighbouring seqs of equal length."""
+def runs(cu_seqlens: Int32Array, num_keys_B: Int32Array | None = None) -> list[tuple[int, int, int, int]]:
+    """(first token, number of seqs, length, number of keys) of each run of neighbouring seqs that are equal in both."""
     lengths = np.diff(cu_seqlens)
-    starts = np.flatnonzero(np.diff(lengths, prepend=-1))
+    keys = lengths if num_keys_B is None else num_keys_B
+    changes = (np.diff(lengths, prepend=-1) != 0) | (np.diff(keys, prepend=-1) != 0)
+    starts = np.flatnonzero(changes)
     counts = np.diff(starts, append=lengths.size)
-    return list(zip(cu_seqlens[starts].tolist(), counts.tolist(), lengths[starts].tolist(), strict=True))
+    return list(zip(cu_seqlens[starts].tolist(), counts.tolist(), lengths[starts].tolist(), keys[starts].tolist(), strict=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from whimbrel.errors import InvalidRequest
-from whimbrel.types import Task
+from whimbrel.types import InputType, OutputName
 
 Activation: TypeAlias = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid", "identity"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -93,31 +93,29 @@ class Encoder:
 
 
 @dataclass(frozen=True, slots=True)
-class Pooling:
-    """How the vectors of the tokens become one: modes are concatenated in this order."""
-
-    modes: tuple[PoolingMode, ...]
-    include_prompt: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Dense:
     """activation(x @ weight.T + bias), plus x itself (or its projection) with `residual`."""
 
-    path: str
+    source: str | None
+    """The folder of its weights, or a .pt file, in the checkpoint's; None: they lie among the transformer's."""
+    name: str
+    """Of the tensors, without ".weight" and ".bias"; "": they are called just that."""
     in_features: int
     out_features: int
     bias: bool
     activation: Activation
-    residual: bool
+    residual: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """LayerNorm over the pooled vector, eps 1e-5."""
+    """LayerNorm over each row; source and name as of Dense."""
 
-    path: str
+    source: str | None
+    name: str
     dimension: int
+    eps: float = 1e-5
+    bias: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +124,43 @@ class Normalize:
 
 
 Head: TypeAlias = Dense | LayerNorm | Normalize
+
+Finish: TypeAlias = Literal["normalize", "sigmoid", "softmax", "identity"]
+"""What is done to a row at last, if a request does not say otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One of the things that a model gives, as it comes from hidden states.
+
+    Tokens go through `token_head`; then they are pooled, unless each gives a row of its own; rows go through `head`; they are
+    cut to the width asked for, and finished.
+    """
+
+    width: int
+    """Columns of a row."""
+    rows: Literal["text", "token", "entry", "vocabulary"] = "text"
+    """A row for each text; for each token; for each entry of the vocabulary that the text has, the largest of its tokens; or
+    one over the vocabulary for each text, of which what is not 0 is given."""
+    modes: tuple[PoolingMode, ...] = ()
+    """How the tokens of a text become one row: modes are concatenated in this order."""
+    include_prompt: bool = True
+    token_head: tuple[Head, ...] = ()
+    head: tuple[Head, ...] = ()
+    finish: Finish = "identity"
+    finished: bool = True
+    """Whether rows are finished where a request does not say."""
+    skip_ids: tuple[int, ...] = ()
+    """Tokens that give no row,"""
+    skip_in_queries: bool = True
+    """in queries too."""
+    skip_first: int = 0
+    """So many leading tokens give no row, whatever they are."""
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """All of them."""
+        return (*self.token_head, *self.head)
 
 
 TokenizerClass: TypeAlias = Literal[
@@ -173,15 +208,11 @@ class Card:
     """Everything the checkpoint says that changes a vector."""
 
     name: str
-    task: Task
     path: str
     """Where config.json, tokenizer and weights lie in the checkpoint's folder: "", or in old layouts "0_Transformer"."""
     encoder: Encoder
-    pooling: Pooling
-    head: tuple[Head, ...]
-    """Applied after pooling, in order; without a final Normalize, which is `normalize`."""
-    normalize: bool
-    dimension: int
+    outputs: Mapping[OutputName, Output]
+    """What the model gives; first what it is made for."""
     max_length: int
     """Tokens per text, special tokens included."""
     tokenizer: TokenizerCard
@@ -190,6 +221,22 @@ class Card:
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
     similarity: str | None = None
+
+    @property
+    def dense(self) -> Output:
+        """The output of that name. Raises InvalidRequest if the model has none."""
+        return self.output("dense")
+
+    def output(self, name: OutputName) -> Output:
+        """One of the outputs. Raises InvalidRequest with the names there are."""
+        if name not in self.outputs:
+            raise InvalidRequest(f"this model gives no {name!r}; it gives: {', '.join(self.outputs)}.", param="outputs")
+        return self.outputs[name]
+
+    def prompt_for(self, input_type: InputType | None) -> str | None:
+        """The name of the prompt for such texts, by the conventions of Sentence Transformers; else of the default prompt."""
+        names = {"query": ("query",), "document": ("document", "passage", "corpus"), None: ()}[input_type]
+        return next((name for name in names if name in self.prompts), self.default_prompt_name)
 
     def prompt_text(self, name: str) -> str:
         """The text of the prompt called `name`. Raises InvalidRequest with the names there are."""

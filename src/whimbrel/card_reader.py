@@ -11,7 +11,7 @@ transformers' configuration and tokenizer classes (5.x).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
 
@@ -24,7 +24,7 @@ from whimbrel.card import (
     Head,
     LayerNorm,
     Normalize,
-    Pooling,
+    Output,
     PoolingMode,
 )
 from whimbrel.config_reader import read_encoder, stated_pooling
@@ -109,20 +109,16 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     root = folder / path
     config = JsonFile.read(root, "config.json")
     encoder = read_encoder(config)
-    pipeline = _pipeline(folder, rows[1:], encoder.hidden_size, pooling)
+    dense = _pipeline(folder, rows[1:], encoder.hidden_size, pooling)
     transformer = _transformer(root)
     tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
     sentence = _sentence_transformers(folder)
-    widths = _matryoshka_dimensions(config, pipeline.dimension)
+    widths = _matryoshka_dimensions(config, dense.width)
     return Card(
         name=name,
-        task="embed",
         path=path,
         encoder=encoder,
-        pooling=pipeline.pooling,
-        head=pipeline.head,
-        normalize=pipeline.normalize,
-        dimension=pipeline.dimension,
+        outputs={"dense": dense},
         max_length=_max_length(encoder, transformer, tokenizer),
         tokenizer=read_tokenizer(root, config, tokenizer, lowercase=transformer.get("do_lower_case", bool, False)),
         prompts=sentence.get("prompts", dict, {}),
@@ -139,16 +135,6 @@ def _matryoshka_dimensions(config: JsonFile, dimension: int) -> tuple[int, ...]:
         if type(width) is not int or not 1 <= width <= dimension:
             raise config.error(f"{width!r} is no width from 1 to {dimension}.", "matryoshka_dimensions")
     return tuple(cast(list[int], widths))
-
-
-@dataclass(slots=True)
-class _Pipeline:
-    """modules.json while it is being read."""
-
-    dimension: int
-    pooling: Pooling
-    head: tuple[Head, ...] = ()
-    normalize: bool = False
 
 
 def _pooling_without_modules(folder: Path, pooling: PoolingMode | None) -> PoolingMode | None:
@@ -195,24 +181,24 @@ def _module_row(row: JsonFile) -> tuple[str, str]:
     return row.choice("type", _MODULES), path
 
 
-def _pipeline(folder: Path, rows: list[tuple[str, str]], hidden_size: int, pooling: PoolingMode | None) -> _Pipeline:
-    """What comes after the Transformer."""
+def _pipeline(folder: Path, rows: list[tuple[str, str]], hidden_size: int, pooling: PoolingMode | None) -> Output:
+    """What comes after the Transformer: the dense vectors."""
     if pooling is not None:
-        return _Pipeline(hidden_size, Pooling((pooling,), include_prompt=True))
-    pipeline = _pooling(JsonFile.read(folder, f"{rows[0][1]}/config.json"), hidden_size)
+        return Output(hidden_size, modes=(pooling,), finish="normalize", finished=False)
+    output = _pooling(JsonFile.read(folder, f"{rows[0][1]}/config.json"), hidden_size)
+    width = output.width
     head = list[Head]()
     for kind, path in rows[1:]:
-        head.append(_HEADS[kind](folder, path, pipeline.dimension))
+        head.append(_HEADS[kind](folder, path, width))
         if isinstance(head[-1], Dense):
-            pipeline.dimension = head[-1].out_features
+            width = head[-1].out_features
+    finished = bool(head) and isinstance(head[-1], Normalize)
     while head and isinstance(head[-1], Normalize):
-        pipeline.normalize = True
         head.pop()
-    pipeline.head = tuple(head)
-    return pipeline
+    return replace(output, width=width, head=tuple(head), finished=finished)
 
 
-def _pooling(config: JsonFile, hidden_size: int) -> _Pipeline:
+def _pooling(config: JsonFile, hidden_size: int) -> Output:
     sizes = {"word_embedding_dimension", "embedding_dimension"}
     config.refuse_unknown(sizes, {"pooling_mode", "include_prompt"}, _LEGACY_POOLING)
     size_key = "embedding_dimension" if "embedding_dimension" in config.data else "word_embedding_dimension"
@@ -227,7 +213,8 @@ def _pooling(config: JsonFile, hidden_size: int) -> _Pipeline:
         modes = tuple(mode for key, mode in _LEGACY_POOLING.items() if config.get(key, bool, False))
     if not modes:
         raise config.error("names no pooling mode.", "pooling_mode")
-    return _Pipeline(len(modes) * size, Pooling(modes, config.get("include_prompt", bool, True)))
+    include_prompt = config.get("include_prompt", bool, True)
+    return Output(len(modes) * size, modes=modes, include_prompt=include_prompt, finish="normalize")
 
 
 def _dense(folder: Path, path: str, size: int) -> Dense:
@@ -237,7 +224,8 @@ def _dense(folder: Path, path: str, size: int) -> Dense:
     if (in_features := config.positive("in_features")) != size:
         raise config.error(f"{in_features} is not the width {size} of what comes before.", "in_features")
     return Dense(
-        path=path,
+        path,
+        "linear",
         in_features=in_features,
         out_features=config.positive("out_features"),
         bias=config.get("bias", bool, True),
@@ -251,7 +239,7 @@ def _layer_norm(folder: Path, path: str, size: int) -> LayerNorm:
     config.refuse_unknown({"dimension"})
     if (dimension := config.positive("dimension")) != size:
         raise config.error(f"{dimension} is not the width {size} of what comes before.", "dimension")
-    return LayerNorm(path, dimension)
+    return LayerNorm(path, "norm", dimension)
 
 
 def _normalize(folder: Path, path: str, _: int) -> Normalize:

@@ -238,7 +238,7 @@ def embed(
         chunks = _chunks(texts or _lines())
         vectors = ((chunk, engine.embed(chunk, prompt=prompt, dimensions=dimensions)) for chunk in chunks)
         if out is not None and out.suffix.lower() == ".npy":
-            _write_npy(out, (array for _, array in vectors), engine.card.dimension)
+            _write_npy(out, (array for _, array in vectors), engine.card.dense.width)
         else:
             _write_jsonl(out, vectors)
 

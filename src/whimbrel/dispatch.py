@@ -21,13 +21,14 @@ from math import inf
 from time import perf_counter
 from weakref import ref
 
+import numpy as np
+
 from whimbrel.admission import Queue, Rate, check
 from whimbrel.errors import DeadlineExceeded, Unavailable
 from whimbrel.plan import Plan
 from whimbrel.scheduler import Scheduler, Taken
 from whimbrel.trace import count, observe
-from whimbrel.types import Float32Array
-from whimbrel.work import Job
+from whimbrel.work import Collection, Job
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,12 +244,12 @@ class Dispatch:
         with self._lock:
             self._landed()
 
-    def deliver(self, job: Job, indexes: list[int], vectors_XD: Float32Array) -> None:
-        """Write the vectors of these texts; the last of a job answer it."""
+    def deliver(self, job: Job, batch: Collection, rows: list[int], indexes: list[int]) -> None:
+        """Write what a batch gave for its seqs `rows`, which are the job's seqs `indexes`; the last of a job answer it."""
         with self._writing:
             if job not in self._jobs:
                 return
-            job.vectors_ND[indexes] = vectors_XD[:, : job.prepared.dimensions]
+            job.write(batch, np.array(rows), np.array(indexes))
             job.waiting -= len(indexes)
             complete = not job.waiting
         if complete and self.claim(job):

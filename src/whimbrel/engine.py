@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -16,17 +16,19 @@ from types import TracebackType
 from typing import Self, TypeAlias, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from whimbrel import faults
 from whimbrel.card import Card, PoolingMode
 from whimbrel.card_reader import read_card
 from whimbrel.checkpoint import Checkpoint, find_checkpoint
-from whimbrel.errors import InvalidRequest
 from whimbrel.frontend import AsyncFrontend, Frontend
 from whimbrel.lanes import Lanes
+from whimbrel.outputs import Ask, place
 from whimbrel.plan import EngineOptions, Options, Plan, make_plan
 from whimbrel.runner import Runner, probe
-from whimbrel.types import Float32Array, Prepared, Request, Result, Seq, Truncate, read_prompt, read_truncate
+from whimbrel.types import Float32Array, OutputName, Outputs, Prepared, Ragged, Request, Result, Seq, Sparse
+from whimbrel.verbs import TextOptions, asked, text_request
 from whimbrel.work import AnyRunner, Job, Recorder
 
 Progress: TypeAlias = Callable[[str], None]
@@ -78,27 +80,25 @@ class Engine:
 
     # The verbs
 
-    def embed(
-        self,
-        texts: str | Iterable[str],
-        *,
-        prompt: str | None = None,
-        dimensions: int | None = None,
-        normalize: bool | None = None,
-        truncate: Truncate | bool | None = None,
-    ) -> Float32Array:
-        """Vectors of `texts`: float32, (N, D), or (D,) for a single string.
-
-        prompt: the name of one of the card's prompts, or a text with a space or a colon to put before each input. A word that
-            is no prompt's name is refused, as it is more likely a misspelt name. None: the card's default prompt, if any.
-        dimensions: keep the first so many columns (Matryoshka models).
-        normalize: divide by the Euclidean norm; None: as the checkpoint does.
-        truncate: the end to cut from a text that is too long, "right" or "left", or "never" (also False) to raise TooLong;
-            None (also True): as the checkpoint's tokenizer does.
-        """
-        request = embed_request(self.card, texts, prompt=prompt, dimensions=dimensions, normalize=normalize, truncate=truncate)
-        vectors = self.run(request).vectors_ND
+    def embed(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
+        """Dense vectors of `texts`: float32, (N, D), or (D,) for a single string. The options are those of TextOptions."""
+        vectors = self.run(text_request(self.card, texts, ("dense",), **options)).dense
         return vectors[0] if isinstance(texts, str) else vectors
+
+    def sparse(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Sparse:
+        """Weights of vocabulary entries, for each of `texts`. The options are those of TextOptions."""
+        return asked(self.encode(texts, ("sparse",), **options).sparse)
+
+    def multi_vector(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Ragged:
+        """A vector for each token that counts, for each of `texts`. The options are those of TextOptions."""
+        return asked(self.encode(texts, ("multi_vector",), **options).multi_vector)
+
+    def encode(self, texts: str | Iterable[str], outputs: Sequence[OutputName] = (), **options: Unpack[TextOptions]) -> Outputs:
+        """Any of the outputs that the model gives, all from one pass; none named: what the model is made for.
+
+        The options are those of TextOptions. A single string is a list of one.
+        """
+        return self.run(text_request(self.card, texts, outputs, **options)).outputs
 
     def run(self, request: Request) -> Result:
         """Answer one request; blocks. Interrupted, it drops what has not run yet."""
@@ -123,15 +123,14 @@ class Engine:
         self._lanes.check(len(request.texts), priority=request.priority, owner=request.owner)
 
     def submit_prepared(
-        self, prepared: Prepared, *, out: Float32Array | None = None, tag: object = None, admitted: bool = False
+        self, prepared: Prepared, *, out: NDArray[np.uint8] | None = None, tag: object = None, admitted: bool = False
     ) -> Future[Result]:
-        """Queue a request that is tokenised already; its vectors are written into `out` if that is given.
+        """Queue a request that is tokenised already; its outputs are written into `out` if that is given.
 
         `tag` is what a recorder knows it by. `admitted`: another engine had admitted it, so it is not refused for overload.
         Raises Overloaded, Unavailable, DeadlineExceeded.
         """
-        vectors_ND = np.empty((len(prepared.seqs), prepared.dimensions), np.float32) if out is None else out
-        job = Job(Future(), prepared, vectors_ND, tag=tag)
+        job = Job(Future(), prepared, np.empty(prepared.places.num_bytes, np.uint8) if out is None else out, tag=tag)
         if prepared.seqs:
             self._lanes.add(job, admitted=admitted)
         else:
@@ -175,13 +174,11 @@ class Engine:
         """A short and a long text on every lane, so that the first caller does not pay for first-time work."""
         longest = min(self.plan.max_length, self.plan.max_batch_tokens)
         ids = np.full(longest, self.card.encoder.pad_id, np.int32)
+        asks = [Ask(name, output.width, True) for name, output in self.card.outputs.items()]
         for size in (1, 16, longest):
             seqs = [Seq(ids[:size], index) for index in range(self.plan.num_lanes)]
-            vectors = np.empty((len(seqs), self.card.dimension), np.float32)
-            prepared = Prepared(seqs, self.card.dimension, True, size * len(seqs), 0, perf_counter(), 0.0)
-            job = Job(Future(), prepared, vectors)
-            self._lanes.add(job)
-            job.future.result()
+            prepared = Prepared(seqs, place(self.card, seqs, asks), size * len(seqs), 0, perf_counter(), 0.0)
+            self.submit_prepared(prepared, admitted=True).result()
         self._lanes.forget_rate()
 
 
@@ -230,19 +227,24 @@ class AsyncEngine:
     def queued_tokens(self) -> int:
         return self._engine.queued_tokens
 
-    async def embed(
-        self,
-        texts: str | Iterable[str],
-        *,
-        prompt: str | None = None,
-        dimensions: int | None = None,
-        normalize: bool | None = None,
-        truncate: Truncate | bool | None = None,
-    ) -> Float32Array:
+    async def embed(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
         """As Engine.embed."""
-        request = embed_request(self.card, texts, prompt=prompt, dimensions=dimensions, normalize=normalize, truncate=truncate)
-        vectors = (await self.run(request)).vectors_ND
+        vectors = (await self.run(text_request(self.card, texts, ("dense",), **options))).dense
         return vectors[0] if isinstance(texts, str) else vectors
+
+    async def sparse(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Sparse:
+        """As Engine.sparse."""
+        return asked((await self.encode(texts, ("sparse",), **options)).sparse)
+
+    async def multi_vector(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Ragged:
+        """As Engine.multi_vector."""
+        return asked((await self.encode(texts, ("multi_vector",), **options)).multi_vector)
+
+    async def encode(
+        self, texts: str | Iterable[str], outputs: Sequence[OutputName] = (), **options: Unpack[TextOptions]
+    ) -> Outputs:
+        """As Engine.encode."""
+        return (await self.run(text_request(self.card, texts, outputs, **options))).outputs
 
     async def run(self, request: Request) -> Result:
         """Answer one request. Cancelling it drops what has not been computed yet."""
@@ -260,28 +262,3 @@ class AsyncEngine:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         await self.close()
-
-
-def embed_request(
-    card: Card,
-    texts: str | Iterable[str],
-    *,
-    prompt: str | None,
-    dimensions: int | None,
-    normalize: bool | None,
-    truncate: Truncate | bool | None,
-) -> Request:
-    """The Request that the arguments of `embed` stand for. Raises InvalidRequest."""
-    name, text = (prompt, None) if prompt in card.prompts else read_prompt(prompt)
-    try:
-        listed = [texts] if isinstance(texts, str) else list(texts)
-    except TypeError:
-        raise InvalidRequest(f"must be a string or strings, is {type(texts).__name__}.", param="input") from None
-    return Request(
-        listed,
-        prompt=text,
-        prompt_name=name,
-        dimensions=dimensions,
-        normalize=normalize,
-        truncate=read_truncate(truncate),
-    )

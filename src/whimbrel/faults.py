@@ -20,7 +20,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,11 +28,11 @@ from typing import Any, Final
 
 import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 
 from whimbrel.batch import Batch
+from whimbrel.outputs import Collected, Wanted
 from whimbrel.plan import Dtype
-from whimbrel.types import Float32Array, Int32Array
+from whimbrel.types import Float32Array, OutputName
 from whimbrel.work import AnyRunner
 
 _log = logging.getLogger("whimbrel")
@@ -68,22 +68,23 @@ class FaultyRunner:
         self._runner.enter_lane()
 
     def launch(
-        self,
-        batch: Batch,
-        dimensions_B: Int32Array,
-        normalize_B: NDArray[np.bool_],
-        between_layers: Callable[[], None] | None = None,
+        self, batch: Batch, wanted: Mapping[OutputName, Wanted], between_layers: Callable[[], None] | None = None
     ) -> _Pending:
         """As the other, after what the texts say was done."""
         words_B = [self._words(batch.ids_T[start:end].tolist()) for start, end in pairwise(batch.cu_seqlens)]
         for words in words_B:
             for word in words:
                 _obey(word, batch.num_seqs)
-        return _Pending(self._runner.launch(batch, dimensions_B, normalize_B, between_layers), words_B)
+        return _Pending(self._runner.launch(batch, wanted, between_layers), words_B)
 
-    def collect(self, pending: _Pending) -> Float32Array:
-        """What the other gives, spoilt as the texts say."""
-        vectors_BD = self._runner.collect(pending.pending).copy()
+    def collect(self, pending: _Pending) -> dict[OutputName, Collected]:
+        """What the other gives, its dense vectors spoilt as the texts say."""
+        given = dict(self._runner.collect(pending.pending))
+        if isinstance(dense := given.get("dense"), np.ndarray):
+            given["dense"] = self._spoilt(dense.copy(), pending)
+        return given
+
+    def _spoilt(self, vectors_BD: Float32Array, pending: _Pending) -> Float32Array:
         for row, words in enumerate(pending.words_B):
             if self._not_finite.intersection(words):
                 vectors_BD[row, -1] = np.nan

@@ -11,17 +11,20 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from whimbrel.card import Card
+from whimbrel.card import Card, Output
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
+from whimbrel.outputs import Ask, place
 from whimbrel.plan import Plan
 from whimbrel.tokenizer import Tokenizer
 from whimbrel.trace import trace
-from whimbrel.types import Prepared, Request
+from whimbrel.types import OutputName, Prepared, Request
 
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
 """Up to so many texts of so many characters together are tokenised in the event loop; more would hold it up."""
 _MAX_WAITING: Final = 1024
+_VECTORS: Final = ("dense", "multi_vector")
+"""Outputs whose rows may be cut."""
 
 
 class Frontend:
@@ -38,7 +41,7 @@ class Frontend:
         Raises InvalidRequest, TooLong, TooLarge.
         """
         received = perf_counter() if received is None else received
-        dimensions = self._dimensions(request)
+        asks = [self._ask(request, name) for name in dict.fromkeys(request.outputs or (next(iter(self._card.outputs)),))]
         with trace("tokenize") as tokenized:
             seqs = self._tokenizer.encode(request)
         num_tokens = sum(seq.ids.size for seq in seqs)
@@ -50,8 +53,7 @@ class Frontend:
             )
         return Prepared(
             seqs,
-            dimensions=dimensions,
-            normalize=self._card.normalize if request.normalize is None else request.normalize,
+            place(self._card, seqs, asks),
             num_tokens=num_tokens,
             num_truncated=sum(seq.truncated for seq in seqs),
             received=received,
@@ -61,9 +63,16 @@ class Frontend:
             owner=request.owner,
         )
 
-    def _dimensions(self, request: Request) -> int:
+    def _ask(self, request: Request, name: OutputName) -> Ask:
+        """What a request asks of an output."""
+        output = self._card.output(name)
+        wanted = request.normalize if output.finish == "normalize" else request.activate
+        width = self._width(request, output) if name in _VECTORS else output.width
+        return Ask(name, width, output.finished if wanted is None else wanted)
+
+    def _width(self, request: Request, output: Output) -> int:
         """The width of the vectors asked for."""
-        wanted, full, stated = request.dimensions, self._card.dimension, self._card.matryoshka_dimensions
+        wanted, full, stated = request.dimensions, output.width, self._card.matryoshka_dimensions
         if wanted is None:
             return full
         if type(wanted) is not int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -30,12 +30,13 @@ from whimbrel.batch import Batch, pack
 from whimbrel.card import Card
 from whimbrel.dispatch import Dispatch
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
+from whimbrel.outputs import Collected, Wanted, finite_seqs, wanted
 from whimbrel.plan import Plan
 from whimbrel.scheduler import Taken
 from whimbrel.second import SecondOpinion
 from whimbrel.trace import count, observe, trace
-from whimbrel.types import Float32Array, Int32Array, Seq
-from whimbrel.work import AnyRunner, Job, Recorder, Work
+from whimbrel.types import Int32Array, OutputName, Seq, Sparse
+from whimbrel.work import AnyRunner, Collection, Job, Recorder, Work
 
 _log = logging.getLogger("whimbrel")
 
@@ -52,6 +53,7 @@ class _Flight:
     slot: int
     started: float
     order_B: Int32Array
+    wanted: Mapping[OutputName, Wanted]
     pending: Any
 
 
@@ -165,26 +167,25 @@ class Lanes:
         between_layers = partial(self._preempt, taken.priority, slot) if self._preempts and taken.kind == "bulk" else None
         try:
             with trace("pack"):
-                batch, dimensions_B, normalize_B = self._pack(taken.work)
-            pending = self._runner.launch(batch, dimensions_B, normalize_B, between_layers)
+                batch, wants = self._pack(taken.work)
+            pending = self._runner.launch(batch, wants, between_layers)
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
             self._failed(taken, slot, error)
             self._done(taken, places)
         else:
-            self._launched.put(_Flight(taken, places, slot, started, batch.order_B, pending))
+            self._launched.put(_Flight(taken, places, slot, started, batch.order_B, wants, pending))
 
-    def _pack(self, work: Work) -> tuple[Batch, Int32Array, NDArray[np.bool_]]:
+    def _pack(self, work: Work) -> tuple[Batch, dict[OutputName, Wanted]]:
         encoder = self._card.encoder
         batch = pack([seq for _, seq in work], position_offset=encoder.position_offset, pad_id=encoder.pad_id)
-        dimensions = np.array([job.prepared.dimensions for job, _ in work], np.int32)[batch.order_B]
-        normalize = np.array([job.prepared.normalize for job, _ in work], np.bool_)[batch.order_B]
-        return batch, dimensions, normalize
+        places: list[int] = batch.order_B.tolist()
+        return batch, wanted(self._card, batch, [work[place][0].prepared.places for place in places])
 
     def _collect(self, flight: _Flight) -> None:
         taken = flight.taken
         try:
             with trace("collect"):
-                vectors_BD = self._checked(self._runner.collect(flight.pending), len(taken.work))
+                given = self._checked(flight.wanted, self._runner.collect(flight.pending))
         except BaseException as error:
             self._failed(taken, flight.slot, error)
             self._done(taken, flight.places)
@@ -194,13 +195,20 @@ class Lanes:
             observe("batch_tokens", num_tokens, model=self._model)
             observe("batch_seqs", len(taken.work), model=self._model)
             self._done(taken, flight.places, num_tokens)
-            self._deliver(flight, vectors_BD)
+            self._deliver(flight, given)
 
-    def _checked(self, vectors_BD: Float32Array, num_seqs: int) -> Float32Array:
-        expected = (num_seqs, self._card.dimension)
-        if vectors_BD.shape != expected or vectors_BD.dtype != np.float32:
-            raise RuntimeError(f"the runner gave {vectors_BD.dtype} {vectors_BD.shape}, not float32 {expected}")
-        return vectors_BD
+    def _checked(self, wanted: Mapping[OutputName, Wanted], given: Mapping[OutputName, Collected]) -> Collection:
+        """Raise if a runner does not give what was wanted."""
+        for name, each in wanted.items():
+            rows, output = given[name], self._card.outputs[name]
+            num_rows, width = int(each.offsets_B1[-1]), output.width
+            if isinstance(rows, Sparse):
+                right = len(rows) == num_rows
+            else:
+                right = rows.shape == (num_rows, width) and rows.dtype == np.float32
+            if not right:
+                raise RuntimeError(f"the runner did not give {num_rows} rows of {width} as {name}")
+        return Collection(wanted, given)
 
     def _done(self, taken: Taken[Job], places: threading.Semaphore | None, num_tokens: int = 0) -> None:
         self._dispatch.done(taken, num_tokens)
@@ -226,11 +234,11 @@ class Lanes:
         if self._dispatch.claim(job):
             job.fail(_answer(seq, error))
 
-    def _deliver(self, flight: _Flight, vectors_BD: Float32Array) -> None:
+    def _deliver(self, flight: _Flight, given: Collection) -> None:
         """Hand every job its rows; those that are not finite are computed again."""
         seconds = perf_counter() - flight.started
         observe("compute", seconds)
-        finite_B: list[bool] = _finite_rows(vectors_BD).tolist()
+        finite_B: list[bool] = _finite(given, len(flight.taken.work)).tolist()
         rows: dict[Job, tuple[list[int], list[int]]] = {}
         bad: Work = []
         places: list[int] = flight.order_B.tolist()
@@ -244,7 +252,8 @@ class Lanes:
                 bad.append((job, seq))
         for job, (rows_of_job, indexes) in rows.items():
             job.compute += seconds
-            self._dispatch.deliver(job, indexes, vectors_BD[rows_of_job])
+            if indexes:
+                self._dispatch.deliver(job, given, rows_of_job, indexes)
         for job, seq in bad:
             count("non_finite_retries", model=self._model)
             self._second.add(job, seq)
@@ -254,16 +263,17 @@ class Lanes:
         if not self._dispatch.begin_beside(job):
             return
         slot = self._recorder.started([(job, seq)])
-        vectors_1D: Float32Array | None = None
+        given: Collection | None = None
         try:
             if runner is not None:
-                vectors_1D = self._checked(runner.collect(runner.launch(*self._pack([(job, seq)]))), 1)
+                batch, wants = self._pack([(job, seq)])
+                given = self._checked(wants, runner.collect(runner.launch(batch, wants)))
         except BaseException as error:  # whatever it is, the request gets an answer
             _log.error("a text of %d tokens failed in the second runner", seq.ids.size, exc_info=error)
         self._recorder.ended(slot)
         self._dispatch.end_beside()
-        if vectors_1D is not None and _finite_rows(vectors_1D).all():
-            self._dispatch.deliver(job, [seq.index], vectors_1D)
+        if given is not None and _finite(given, 1).all():
+            self._dispatch.deliver(job, given, [0], [seq.index])
         elif self._dispatch.claim(job):
             again = "in float32 too" if runner else "and it could not be computed again"
             job.fail(NonFinite(f"the model gives NaN or infinity for this text, {again}.", param=_param(seq)))
@@ -280,9 +290,11 @@ class _NoRecorder:
     def ended(self, slot: int) -> None: ...
 
 
-def _finite_rows(vectors_BD: Float32Array) -> NDArray[np.bool_]:
-    finite: NDArray[np.bool_] = np.isfinite(vectors_BD)
-    return np.asarray(finite.all(axis=1))
+def _finite(given: Collection, num_seqs: int) -> NDArray[np.bool_]:
+    finite_B = np.ones(num_seqs, np.bool_)
+    for name, rows in given.outputs.items():
+        finite_B &= finite_seqs(rows, given.wanted[name].offsets_B1)
+    return finite_B
 
 
 def _answer(seq: Seq, error: BaseException) -> ComputeError:

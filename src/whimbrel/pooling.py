@@ -1,74 +1,117 @@
-"""hidden_RD + offsets -> vectors_BD: pooling, heads, the Matryoshka cut and normalisation, once for the whole batch.
+"""hidden_RD -> the rows of every output that a batch is asked for: pooling, heads, the cut and the finish, once for all.
 
-Everything here is float32. Source of the modes: sentence_transformers/sentence_transformer/modules/pooling.py (6.2); an
-excluded prompt (`include_prompt=False`) moves where a seq begins, except for "lasttoken".
+Everything here is float32. Of which tokens a row is made is decided in `outputs`; nothing here knows a request. Source of the
+modes: sentence_transformers/sentence_transformer/modules/pooling.py (6.2); an excluded prompt (`include_prompt=False`) moves
+where a row begins, except for "lasttoken".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from whimbrel.card import Card, Dense, Head, LayerNorm, PoolingMode
-from whimbrel.models.weights import Weights
-from whimbrel.ops.linear import Linear, round_rows
-from whimbrel.ops.norms import layer_norm
+from whimbrel.card import Card, Finish, Head, Output, PoolingMode
+from whimbrel.models.heads import HeadFunction
+from whimbrel.ops.linear import in_whole_blocks, round_rows
 from whimbrel.ops.ragged import cut, normalize, segment_reduce
+from whimbrel.types import OutputName
 
-_Pool = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """`outputs.Wanted` on the device: P rows of which tokens, and what is done to each."""
+
+    origins_P: Tensor
+    starts_P: Tensor
+    ends_P: Tensor
+    widths_P: Tensor | None
+    finished_P: Tensor
+    all_finished: bool | None
+    """Whether all are, or none is; None: some."""
 
 
 class Pooling:
-    """The pooling and the heads of one checkpoint."""
+    """The outputs of one checkpoint."""
 
-    def __init__(self, folder: Path, card: Card, device: torch.device) -> None:
-        self._modes = card.pooling.modes
-        self._heads = [_load_head(folder, head, device) for head in card.head]
+    def __init__(self, card: Card, heads: Mapping[Head, HeadFunction]) -> None:
+        """`heads` are those of all outputs, loaded."""
+        self._outputs = {name: _LoadedOutput(output, heads) for name, output in card.outputs.items()}
 
-    def __call__(
-        self, hidden_RD: Tensor, cu_seqlens: Tensor, prompt_tokens_B: Tensor, dimensions_B: Tensor, normalize_B: Tensor
-    ) -> Tensor:
-        """Vectors (B, D) in float32; columns from dimensions_B[i] on are zero in row i."""
-        lengths_B = cu_seqlens.diff()
-        starts_B = cu_seqlens[:-1] + torch.where(prompt_tokens_B < lengths_B, prompt_tokens_B, 0)
-        x_BD = torch.cat([_POOLS[mode](hidden_RD, starts_B, cu_seqlens) for mode in self._modes], dim=-1)
-        for head in self._heads:
-            x_BD = head(x_BD)
-        x_BD = cut(x_BD, dimensions_B)
-        return torch.where(normalize_B[:, None], normalize(x_BD), x_BD)
+    def __call__(self, hidden_RD: Tensor, wanted: Mapping[OutputName, Rows]) -> dict[OutputName, Tensor]:
+        """(P, width of the output) for each that is wanted; columns from widths_P[i] on are zero in row i."""
+        return {name: self._outputs[name](hidden_RD, rows) for name, rows in wanted.items()}
 
 
-def _first(x_TD: Tensor, starts_B: Tensor, cu_seqlens: Tensor) -> Tensor:
-    return x_TD[starts_B]
+class _LoadedOutput:
+    """One output with its heads."""
+
+    def __init__(self, output: Output, heads: Mapping[Head, HeadFunction]) -> None:
+        self._output = output
+        self._token_head = [heads[head] for head in output.token_head]
+        self._head = [heads[head] for head in output.head]
+
+    def __call__(self, hidden_RD: Tensor, rows: Rows) -> Tensor:
+        pools = self._output.modes
+        x_PD = self._pooled(hidden_RD, rows) if pools else hidden_RD[rows.starts_P]
+        x_PD = _in_whole_rows(x_PD, self._head if pools else [*self._token_head, *self._head])
+        if rows.widths_P is not None:
+            x_PD = cut(x_PD, rows.widths_P)
+        if rows.all_finished is False or self._output.finish == "identity":
+            return x_PD
+        finished_PD = FINISHES[self._output.finish](x_PD)
+        return finished_PD if rows.all_finished else torch.where(rows.finished_P[:, None], finished_PD, x_PD)
+
+    def _pooled(self, hidden_RD: Tensor, rows: Rows) -> Tensor:
+        for head in self._token_head:
+            hidden_RD = head(hidden_RD)
+        return torch.cat([_POOLS[mode](hidden_RD, rows) for mode in self._output.modes], dim=-1)
 
 
-def _last(x_TD: Tensor, starts_B: Tensor, cu_seqlens: Tensor) -> Tensor:
-    return x_TD[cu_seqlens[1:] - 1]
+def _in_whole_rows(x_PD: Tensor, heads: list[HeadFunction]) -> Tensor:
+    """The heads one after another, on as many rows as the linear layers like."""
+    if not heads:
+        return x_PD
+    num_rows = x_PD.shape[0]
+    x_PD = torch.nn.functional.pad(x_PD, (0, 0, 0, round_rows(num_rows) - num_rows))
+    for head in heads:
+        x_PD = head(x_PD)
+    return x_PD[:num_rows]
 
 
-def _max(x_TD: Tensor, starts_B: Tensor, cu_seqlens: Tensor) -> Tensor:
-    return segment_reduce(x_TD, starts_B, cu_seqlens, "max")
+_Pool = Callable[[Tensor, Rows], Tensor]
 
 
-def _mean(x_TD: Tensor, starts_B: Tensor, cu_seqlens: Tensor) -> Tensor:
-    return segment_reduce(x_TD, starts_B, cu_seqlens, "sum") / (cu_seqlens[1:] - starts_B)[:, None]
+def _first(x_TD: Tensor, rows: Rows) -> Tensor:
+    return x_TD[rows.starts_P]
 
 
-def _mean_sqrt_len(x_TD: Tensor, starts_B: Tensor, cu_seqlens: Tensor) -> Tensor:
-    return segment_reduce(x_TD, starts_B, cu_seqlens, "sum") / (cu_seqlens[1:] - starts_B)[:, None].float().sqrt()
+def _last(x_TD: Tensor, rows: Rows) -> Tensor:
+    return x_TD[rows.ends_P - 1]
 
 
-def _weighted_mean(x_TD: Tensor, starts_B: Tensor, cu_seqlens: Tensor) -> Tensor:
+def _max(x_TD: Tensor, rows: Rows) -> Tensor:
+    return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "max")
+
+
+def _mean(x_TD: Tensor, rows: Rows) -> Tensor:
+    return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "sum") / (rows.ends_P - rows.starts_P)[:, None]
+
+
+def _mean_sqrt_len(x_TD: Tensor, rows: Rows) -> Tensor:
+    return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "sum") / (rows.ends_P - rows.starts_P)[:, None].float().sqrt()
+
+
+def _weighted_mean(x_TD: Tensor, rows: Rows) -> Tensor:
     """Token i of its seq (from 1, a left-out prompt counted) weighs i."""
-    rows = torch.arange(x_TD.shape[0], device=x_TD.device, dtype=torch.int32)
-    seq_R = torch.searchsorted(cu_seqlens[1:], rows, right=True).clamp_(max=starts_B.shape[0] - 1)
-    weights_R1 = (rows - cu_seqlens[seq_R] + 1).float()[:, None]
-    total_B1 = segment_reduce(weights_R1, starts_B, cu_seqlens, "sum")
-    return segment_reduce(x_TD * weights_R1, starts_B, cu_seqlens, "sum") / total_B1
+    places = torch.arange(x_TD.shape[0], device=x_TD.device, dtype=torch.int32)
+    row_T = torch.searchsorted(rows.ends_P, places, right=True).clamp_(max=rows.ends_P.shape[0] - 1)
+    weights_T1 = (places - rows.origins_P[row_T] + 1).float()[:, None]
+    total_P1 = segment_reduce(weights_T1, rows.starts_P, rows.ends_P, "sum")
+    return segment_reduce(x_TD * weights_T1, rows.starts_P, rows.ends_P, "sum") / total_P1
 
 
 _POOLS: Final[Mapping[PoolingMode, _Pool]] = {
@@ -80,40 +123,9 @@ _POOLS: Final[Mapping[PoolingMode, _Pool]] = {
     "lasttoken": _last,
 }
 
-
-def _load_head(folder: Path, head: Head, device: torch.device) -> Callable[[Tensor], Tensor]:
-    if isinstance(head, Dense):
-        return _load_dense(folder, head, device)
-    if isinstance(head, LayerNorm):
-        return _load_layer_norm(folder, head, device)
-    return normalize
-
-
-def _load_dense(folder: Path, head: Dense, device: torch.device) -> Callable[[Tensor], Tensor]:
-    rows, columns = head.out_features, head.in_features
-    with Weights(folder, path=head.path, allow_pickle=True) as weights:
-        bias = weights.take("linear.bias", rows).to(device) if head.bias else None
-        linear = Linear(weights.take("linear.weight", rows, columns).to(device), bias, head.activation)
-        project = (
-            Linear(weights.take("residual.weight", rows, columns).to(device), None)
-            if head.residual and rows != columns
-            else None
-        )
-        weights.finish()
-
-    def dense(x_BI: Tensor) -> Tensor:
-        num_rows = x_BI.shape[0]
-        padded = torch.nn.functional.pad(x_BI, (0, 0, 0, round_rows(num_rows) - num_rows))
-        y = linear(padded)
-        if head.residual:
-            y = y + (padded if project is None else project(padded))
-        return y[:num_rows]
-
-    return dense
-
-
-def _load_layer_norm(folder: Path, head: LayerNorm, device: torch.device) -> Callable[[Tensor], Tensor]:
-    with Weights(folder, path=head.path, allow_pickle=True) as weights:
-        weight, bias = (weights.take(f"norm.{part}", head.dimension).to(device) for part in ("weight", "bias"))
-        weights.finish()
-    return lambda x: layer_norm(x, weight, bias, 1e-5)
+FINISHES: Final[Mapping[Finish, Callable[[Tensor], Tensor]]] = {
+    "normalize": normalize,
+    "sigmoid": lambda x_PD: in_whole_blocks(torch.sigmoid, x_PD),
+    "softmax": lambda x_PD: x_PD.softmax(-1),
+    "identity": lambda x_PD: x_PD,
+}

@@ -1,7 +1,7 @@
-"""Owns a device: loads a model onto it, launches batches and collects their vectors.
+"""Owns a device: loads a model onto it, launches batches and collects the rows of their outputs.
 
 `launch` gives the device its work and returns at once on a GPU (on a CPU the calling thread is the device); `collect` waits
-for the vectors. Each lane calls `launch` from its own thread; weights are shared and never written. Whatever way a device has
+for the rows. Each lane calls `launch` from its own thread; weights are shared and never written. Whatever way a device has
 to say that its memory is full, here it becomes MemoryError.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,10 @@ from whimbrel.models import load_model
 from whimbrel.ops.attention import Layout
 from whimbrel.ops.linear import round_rows
 from whimbrel.ops.memory import keep_freed_memory
+from whimbrel.outputs import Collected, Wanted, collected
 from whimbrel.plan import Hardware, Plan
-from whimbrel.pooling import Pooling
-from whimbrel.types import Float32Array, Int32Array
+from whimbrel.pooling import Pooling, Rows
+from whimbrel.types import Int32Array, OutputName
 
 T = TypeVar("T")
 
@@ -42,9 +43,10 @@ _NO_MEMORY: Final = ("you tried to allocate", "bad_alloc")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """A batch on its way: `vectors_BD` may be read once `done` has happened."""
+    """A batch on its way: `rows` may be read once `done` has happened."""
 
-    vectors_BD: Tensor
+    rows: Mapping[OutputName, Tensor]
+    wanted: Mapping[OutputName, Wanted]
     done: torch.cuda.Event | None
 
 
@@ -76,15 +78,15 @@ class Runner:
 
     def __init__(self, checkpoint: Checkpoint, card: Card, plan: Plan) -> None:
         self._device = torch.device(plan.device)
-        self._encoder = card.encoder
+        self._card = card
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         if self._copies is None:
             keep_freed_memory()
         with torch.inference_mode():
             dtype: torch.dtype = getattr(torch, plan.dtype)
             folder = checkpoint.folder
-            self._model = load_model(folder, card, device=self._device, dtype=dtype, sha256=checkpoint.sha256)
-            self._pooling = Pooling(folder, card, self._device)
+            self._model, heads = load_model(folder, card, device=self._device, dtype=dtype, sha256=checkpoint.sha256)
+            self._pooling = Pooling(card, heads)
 
     def enter_lane(self) -> None:
         """Called once by each lane's thread before it launches anything: one intra-op thread per lane.
@@ -100,42 +102,54 @@ class Runner:
             torch.cuda.set_device(self._device)
 
     def launch(
-        self,
-        batch: Batch,
-        dimensions_B: Int32Array,
-        normalize_B: NDArray[np.bool_],
-        between_layers: Callable[[], None] | None = None,
+        self, batch: Batch, wanted: Mapping[OutputName, Wanted], between_layers: Callable[[], None] | None = None
     ) -> Pending:
-        """Run a batch. Rows come in the order of the batch's seqs; columns from dimensions_B[i] on are zero.
+        """Run a batch.
 
         `between_layers` is called at each boundary between two layers, in this thread; it may launch another batch. It makes
         sense where the calling thread is the device. Raises MemoryError.
         """
-        return self._in_memory(lambda: self._launch(batch, dimensions_B, normalize_B, between_layers))
+        return self._in_memory(lambda: self._launch(batch, wanted, between_layers))
 
-    def collect(self, pending: Pending) -> Float32Array:
-        """Wait for a launched batch and give its vectors, (B, D) on the host. Raises MemoryError."""
+    def collect(self, pending: Pending) -> dict[OutputName, Collected]:
+        """Wait for a launched batch and give its rows, on the host, in the order of its seqs. Raises MemoryError."""
         if (done := pending.done) is not None:
             self._in_memory(done.synchronize)
-        return pending.vectors_BD.numpy()
+        return {
+            name: collected(self._card.outputs[name], pending.wanted[name], rows_PD.numpy())
+            for name, rows_PD in pending.rows.items()
+        }
 
     @torch.inference_mode()
-    def _launch(
-        self,
-        batch: Batch,
-        dimensions_B: Int32Array,
-        normalize_B: NDArray[np.bool_],
-        between_layers: Callable[[], None] | None,
-    ) -> Pending:
+    def _launch(self, batch: Batch, wanted: Mapping[OutputName, Wanted], between_layers: Callable[[], None] | None) -> Pending:
         num_rows = round_rows(batch.num_tokens)
+        ids_R, positions_R, type_ids_R = (
+            self._put(_fill(x, num_rows)) for x in (batch.ids_T, batch.positions_T, batch.type_ids_T)
+        )
+        hidden_RD = self._model(ids_R, positions_R, type_ids_R, self._layout(batch), between_layers)
+        return self._copy_back(self._pooling(hidden_RD, {name: self._rows(each) for name, each in wanted.items()}), wanted)
+
+    def _layout(self, batch: Batch) -> Layout:
         lengths = np.diff(batch.cu_seqlens)
-        layout = Layout(self._put(batch.cu_seqlens), runs(batch.cu_seqlens), batch.num_tokens, int(lengths.max()))
-        type_ids_T = np.repeat(batch.type_ids_B, lengths)
-        ids_R, positions_R, type_ids_R = (self._put(_fill(x, num_rows)) for x in (batch.ids_T, batch.positions_T, type_ids_T))
-        hidden_RD = self._model(ids_R, positions_R, type_ids_R, layout, between_layers)
-        prompt_tokens_B, dimensions, normalize = (self._put(x) for x in (batch.prompt_tokens_B, dimensions_B, normalize_B))
-        vectors_BD = self._pooling(hidden_RD, layout.cu_seqlens, prompt_tokens_B, dimensions, normalize)
-        return self._copy_back(vectors_BD)
+        num_keys_B = None if np.array_equal(batch.num_keys_B, lengths) else self._put(batch.num_keys_B)
+        return Layout(
+            self._put(batch.cu_seqlens),
+            runs(batch.cu_seqlens, batch.num_keys_B),
+            batch.num_tokens,
+            int(lengths.max()),
+            num_keys_B,
+        )
+
+    def _rows(self, wanted: Wanted) -> Rows:
+        finished_P = wanted.finished_P
+        return Rows(
+            self._put(wanted.origins_P),
+            self._put(wanted.starts_P),
+            self._put(wanted.ends_P),
+            None if wanted.widths_P is None else self._put(wanted.widths_P),
+            self._put(finished_P),
+            bool(finished_P[0]) if finished_P.size and (finished_P == finished_P[0]).all() else None,
+        )
 
     def _in_memory(self, action: Callable[[], T]) -> T:
         try:
@@ -155,17 +169,19 @@ class Runner:
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
-    def _copy_back(self, vectors_BD: Tensor) -> Pending:
+    def _copy_back(self, rows: Mapping[OutputName, Tensor], wanted: Mapping[OutputName, Wanted]) -> Pending:
         if self._copies is None:
-            return Pending(vectors_BD, None)
+            return Pending(rows, wanted, None)
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copies):
-            host = torch.empty(vectors_BD.shape, dtype=vectors_BD.dtype, pin_memory=True)
-            host.copy_(vectors_BD, non_blocking=True)
-            vectors_BD.record_stream(self._copies)
+            host: dict[OutputName, Tensor] = {}
+            for name, rows_PD in rows.items():
+                host[name] = torch.empty(rows_PD.shape, dtype=rows_PD.dtype, pin_memory=True)
+                host[name].copy_(rows_PD, non_blocking=True)
+                rows_PD.record_stream(self._copies)
             done = torch.cuda.Event()
             done.record(self._copies)
-        return Pending(host, done)
+        return Pending(host, wanted, done)
 
 
 def _be_nice() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from whimbrel.card import Card
+from whimbrel.card import Card, Output
 from whimbrel.card_reader import read_card
 from whimbrel.errors import SetupError
 from whimbrel.plan import Plan
@@ -159,13 +159,20 @@ def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOpt
 def _described(card: Card, plan: Plan) -> dict[str, str]:
     return {
         "model": ", ".join((plan.served_name, *plan.aliases)),
-        "task": card.task,
-        "dimension": f"{card.dimension}{' (may be cut: dimensions)' if plan.matryoshka else ''}",
+        "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
         "max length": f"{plan.max_length:,} tokens",
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
-        "pooling": " + ".join(card.pooling.modes) + (", normalised" if card.normalize else ""),
     }
+
+
+def _shape(output: Output, plan: Plan) -> str:
+    parts = [f"{output.width}{' or fewer' if plan.matryoshka and output.finish == 'normalize' else ''}"]
+    if output.modes:
+        parts.append(" + ".join(output.modes))
+    if output.finished and output.finish != "identity":
+        parts.append({"normalize": "normalised"}.get(output.finish, output.finish))
+    return ", ".join(parts)
 
 
 def _count(number: int, what: str) -> str:

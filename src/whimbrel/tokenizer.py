@@ -39,6 +39,7 @@ class Tokenizer:
 
     def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
         self._card = card
+        self._includes_prompt = all(output.include_prompt for output in card.outputs.values())
         self._max_length = plan.max_length
         self._max_request_characters = _MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
         self._tokenizer = _load(folder, card)
@@ -69,7 +70,7 @@ class Tokenizer:
         else:
             prompt = self._prompt(request)
             rows = self._encode_texts(_check_texts(cast(Sequence[object], request.texts)), prompt)
-            prompt_tokens = 0 if self._card.pooling.include_prompt or not prompt else self._count_prompt_tokens(prompt)
+            prompt_tokens = 0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt)
         return [self._seq(ids, index, prompt_tokens, max_length, truncate) for index, ids in enumerate(rows)]
 
     @property
@@ -89,7 +90,7 @@ class Tokenizer:
     def _prompt(self, request: Request) -> str:
         if request.prompt is not None:
             return request.prompt
-        name = self._card.default_prompt_name if request.prompt_name is None else request.prompt_name
+        name = request.prompt_name or self._card.prompt_for(request.input_type)
         return "" if name is None else self._card.prompt_text(name)
 
     def _encode_texts(self, texts: Sequence[str], prompt: str) -> list[Int32Array]:

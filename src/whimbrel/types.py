@@ -17,6 +17,7 @@ from whimbrel.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from whimbrel.card import Card
+    from whimbrel.outputs import Places
     from whimbrel.plan import Plan
 
 Float32Array: TypeAlias = NDArray[np.float32]
@@ -47,27 +48,48 @@ def read_prompt(given: object) -> tuple[str | None, str | None]:
     return (None, given) if is_text else (given, None)
 
 
-Task: TypeAlias = Literal["embed"]
+OutputName: TypeAlias = Literal["dense", "sparse", "multi_vector", "scores", "token_scores"]
+"""What a model may give: a vector per text, weights of vocabulary entries, a vector per token, a score per class (of a text or
+of a pair), a score per class for each token."""
+
+InputType: TypeAlias = Literal["query", "document"]
+"""What a text is, for models that treat questions and what answers them differently."""
+
+Pair: TypeAlias = tuple[str, str]
+"""A query and a document, or any two texts of which one score is asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a caller asks for, in no dialect.
 
-    `texts` holds strings or arrays of token ids, not both. Ids are taken as they are: nothing is put around them.
-    None means "as the checkpoint says" for `prompt_name`, `normalize`, `dimensions` and `truncate`.
+    `texts` holds strings, pairs of strings or arrays of token ids, not mixed. Ids are taken as they are: nothing is put around
+    them. None means "as the checkpoint says" for `prompt_name`, `normalize`, `activate`, `dimensions` and `truncate`.
     """
 
-    texts: Sequence[str] | Sequence[Int64Array]
+    texts: Sequence[str] | Sequence[Pair] | Sequence[Int64Array]
+    outputs: tuple[OutputName, ...] = ()
+    """What is asked for, all from one pass; none: what the model is made for."""
     prompt: str | None = None
     """Literal text put before each text."""
     prompt_name: str | None = None
     """The name of one of the card's prompts. At most one of `prompt` and `prompt_name` is given."""
+    input_type: InputType | None = None
+    """Whether the texts are queries or documents."""
+    instruction: str | None = None
+    """What a reranker with a template is told to judge; None: the template's own."""
     dimensions: int | None = None
     normalize: bool | None = None
+    """Of vectors: whether they are divided by their Euclidean norm."""
+    activate: bool | None = None
+    """Of scores: whether the card's activation is applied."""
     truncate: Truncate | None = None
     max_tokens: int | None = None
     """A limit per text below that of the model."""
+    late_chunking: bool = False
+    """The texts are consecutive parts of one document, run in one pass; each part's vector is pooled from its own tokens."""
+    split_long: bool = False
+    """A text that is too long is run in parts; its vector is their mean, weighted by their tokens."""
     priority: int = 0
     """Lower numbers run first (as in vLLM)."""
     deadline: float = inf
@@ -78,15 +100,22 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seq:
-    """One tokenised text: the unit that is scheduled and packed."""
+    """One tokenised text, or pair: the unit that is scheduled and packed."""
 
     ids: Int32Array
     index: int
-    """Position of the text in its request."""
+    """Position among the seqs of its request."""
     prompt_tokens: int = 0
     """Leading tokens that pooling leaves out (models with include_prompt=False)."""
     type_id: int = 0
+    second: int = 0
+    """Where the second text of a pair begins, if its tokens have a type of their own (type_id + 1); 0: nowhere."""
+    num_keys: int = 0
+    """Only so many leading tokens are attended to, by all; 0: every token is."""
+    is_query: bool = False
     truncated: bool = False
+    spans_S2: Int32Array | None = None
+    """Ranges of tokens, in order, each of which is pooled to a row of its own; None: the text as a whole."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,9 +123,8 @@ class Prepared:
     """A tokenised request and what is to become of it: the one message that goes to an engine."""
 
     seqs: Sequence[Seq]
-    dimensions: int
-    """Width of the vectors asked for."""
-    normalize: bool
+    places: Places
+    """What it asks for, and where each row of the answer lies."""
     num_tokens: int
     num_truncated: int
     received: float
@@ -122,13 +150,65 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Result:
-    """The answer to one request: `vectors_ND` in the order of its texts, float32 and finite."""
+class Ragged:
+    """Rows of several texts one after another: text i has rows offsets_N1[i] to offsets_N1[i + 1]. A sequence of (rows, D)."""
 
-    vectors_ND: Float32Array
+    rows_XD: Float32Array
+    offsets_N1: Int64Array
+
+    def __len__(self) -> int:
+        return self.offsets_N1.size - 1
+
+    def __getitem__(self, index: int) -> Float32Array:
+        index = range(len(self))[index]
+        return self.rows_XD[self.offsets_N1[index] : self.offsets_N1[index + 1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sparse:
+    """Weights of vocabulary entries: text i has entries offsets_N1[i] to offsets_N1[i + 1], by ascending id. A sequence of
+    (ids, weights)."""
+
+    ids_X: Int32Array
+    weights_X: Float32Array
+    offsets_N1: Int64Array
+
+    def __len__(self) -> int:
+        return self.offsets_N1.size - 1
+
+    def __getitem__(self, index: int) -> tuple[Int32Array, Float32Array]:
+        index = range(len(self))[index]
+        entries = slice(int(self.offsets_N1[index]), int(self.offsets_N1[index + 1]))
+        return self.ids_X[entries], self.weights_X[entries]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outputs:
+    """What was asked for, in the order of the texts, float32 and finite; None is what was not."""
+
+    dense: Float32Array | None = None
+    """(N, D)"""
+    sparse: Sparse | None = None
+    multi_vector: Ragged | None = None
+    scores: Float32Array | None = None
+    """(N, C)"""
+    token_scores: Ragged | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """The answer to one request."""
+
+    outputs: Outputs
     num_tokens: int
     num_truncated: int
     timings: Timings
+
+    @property
+    def dense(self) -> Float32Array:
+        """The dense vectors, of a request that asked for them."""
+        assert self.outputs.dense is not None
+        return self.outputs.dense
 
 
 class AsyncEmbedder(Protocol):

@@ -2,43 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.batch import Batch
 from whimbrel.errors import WhimbrelError
-from whimbrel.types import Float32Array, Int32Array, Prepared, Result, Seq, Timings
+from whimbrel.outputs import Collected, Wanted, assemble, guessed_bytes, joined, ranges
+from whimbrel.types import Float32Array, Int32Array, OutputName, Prepared, Result, Seq, Sparse, Timings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collection:
+    """What a batch gave: which rows are whose, and the rows."""
+
+    wanted: Mapping[OutputName, Wanted]
+    outputs: Mapping[OutputName, Collected]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
-    """A request on its way: where its vectors go, and what is left to do."""
+    """A request on its way: where its outputs go, and what is left to do."""
 
     future: Future[Result]
     prepared: Prepared
-    vectors_ND: Float32Array
-    """Nothing is written here any more once the Future is done."""
+    memory: NDArray[np.uint8]
+    """Of the outputs, as `prepared.places` divides it. Nothing is written here any more once the Future is done."""
     tag: object = None
     """Whatever the owner of a recorder wants to know a job by."""
     queue: float = -1.0
     """Seconds until its first seq was taken; negative until then."""
     compute: float = 0.0
     waiting: int = field(init=False)
-    """Texts not collected yet."""
+    """Seqs not collected yet."""
+    arrays: dict[OutputName, Float32Array] = field(init=False)
+    pieces: dict[int, tuple[Int32Array, Float32Array]] = field(init=False)
+    """By seq: what has no place in `memory`."""
 
     def __post_init__(self) -> None:
         self.waiting = len(self.prepared.seqs)
+        self.arrays = self.prepared.places.arrays(self.memory)
+        self.pieces = {}
 
     @property
     def num_bytes(self) -> int:
-        """Of its ids and its vectors, about."""
-        return self.prepared.num_tokens * np.dtype(np.int32).itemsize + self.vectors_ND.nbytes
+        """Of its ids and its outputs, about."""
+        ids = self.prepared.num_tokens * np.dtype(np.int32).itemsize
+        return ids + self.memory.nbytes + guessed_bytes(self.prepared.places) * len(self.prepared.seqs)
+
+    def write(self, batch: Collection, rows: NDArray[np.integer], indexes: NDArray[np.integer]) -> None:
+        """Take over what a batch gave: its seqs `rows` are the job's seqs `indexes`."""
+        for name, array_PD in self.arrays.items():
+            place = self.prepared.places.by_name[name]
+            offsets_B1 = batch.wanted[name].offsets_B1
+            source = ranges(offsets_B1[rows], offsets_B1[rows + 1])
+            target = ranges(place.offsets_N1[indexes], place.offsets_N1[indexes + 1])
+            array_PD[target] = cast(Float32Array, batch.outputs[name])[source, : place.ask.width]
+        if (unplaced := self.prepared.places.unplaced) is not None:
+            entries = cast(Sparse, batch.outputs[unplaced.name])
+            for row, index in zip(batch.wanted[unplaced.name].offsets_B1[rows].tolist(), indexes.tolist(), strict=True):
+                self.pieces[index] = entries[row]
 
     def resolve(self) -> None:
         """Answer; the job is nobody else's any more."""
@@ -46,7 +74,9 @@ class Job:
         total = perf_counter() - prepared.received
         timings = Timings(prepared.tokenize, max(0.0, self.queue), self.compute, total)
         if self.future.set_running_or_notify_cancel():
-            self.future.set_result(Result(self.vectors_ND, prepared.num_tokens, prepared.num_truncated, timings))
+            entries = joined(self.pieces) if prepared.places.unplaced is not None else None
+            outputs = assemble(prepared.places, self.arrays, entries)
+            self.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings))
 
     def fail(self, error: WhimbrelError) -> None:
         """Answer with an error; the job is nobody else's any more."""
@@ -85,15 +115,11 @@ class AnyRunner(Protocol):
         ...
 
     def launch(
-        self,
-        batch: Batch,
-        dimensions_B: Int32Array,
-        normalize_B: NDArray[np.bool_],
-        between_layers: Callable[[], None] | None = None,
+        self, batch: Batch, wanted: Mapping[OutputName, Wanted], between_layers: Callable[[], None] | None = None
     ) -> Any:
         """Run a batch, or give it to the device. Raises MemoryError if there is no room for it."""
         ...
 
-    def collect(self, pending: Any) -> Float32Array:
-        """Wait for what `launch` returned: vectors in the order of the batch's seqs. Raises MemoryError as `launch`."""
+    def collect(self, pending: Any) -> Mapping[OutputName, Collected]:
+        """Wait for what `launch` returned: the rows that were wanted. Raises MemoryError as `launch`."""
         ...

@@ -71,7 +71,7 @@ def same(answer: httpx2.Response, expected: Float32Array) -> None:
 
 
 def by_ids(engine: Engine, *rows: list[int]) -> Float32Array:
-    return engine.run(Request([np.array(row, np.int64) for row in rows])).vectors_ND
+    return engine.run(Request([np.array(row, np.int64) for row in rows])).dense
 
 
 # Nothing, little, much

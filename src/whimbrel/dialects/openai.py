@@ -128,6 +128,7 @@ def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
     limit = None if sent.truncate_prompt_tokens == -1 else sent.truncate_prompt_tokens
     return sent, Request(
         _texts(sent.input),
+        ("dense",),
         prompt=sent.prompt,
         prompt_name=sent.prompt_name,
         dimensions=sent.dimensions,
@@ -140,7 +141,7 @@ def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
 
 def write_result(sent: EmbeddingsRequest, result: Result, model: str) -> bytes:
     """The answer; its floats are printed from the array's memory."""
-    vectors: Any = to_base64(result.vectors_ND) if sent.encoding_format == "base64" else result.vectors_ND
+    vectors: Any = to_base64(result.dense) if sent.encoding_format == "base64" else result.dense
     return to_json({
         "object": "list",
         "data": [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)],

@@ -88,7 +88,6 @@ class Transformer:
             for i, layer in enumerate(spec.layers)
         ]
         self._final = self._norm(names.final, spec.hidden_size)
-        weights.finish(names.unused)
         del self._weights
 
     def __call__(

@@ -39,8 +39,10 @@ class Weights:
         sha256: str | None = None,
         allow_pickle: bool = False,
     ) -> None:
-        self._folder = folder / path
-        self._file = f"{path}/{_SINGLE}" if path else _SINGLE
+        """`path` is a folder in `folder`, or a .pt file of tensors there."""
+        self._single_pickle = Path(path).name if path.endswith(".pt") else ""
+        self._folder = folder / path if not self._single_pickle else (folder / path).parent
+        self._file = path if self._single_pickle else f"{path}/{_SINGLE}" if path else _SINGLE
         self._allow_pickle = allow_pickle
         self._prefixes = prefixes
         self._stack = ExitStack()
@@ -100,6 +102,9 @@ class Weights:
                 raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=file) from None
 
     def _files(self) -> list[str]:
+        if self._single_pickle:
+            self._pickled = _unpickle(find_file(self._folder, self._single_pickle))
+            return []
         if (self._folder / _SINGLE).exists():
             return [_SINGLE]
         if (self._folder / _INDEX).exists():
@@ -121,10 +126,10 @@ def _unpickle(path: Path) -> dict[str, Tensor]:
         loaded: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:  # torch raises many kinds, and tells how to read it unsafely
         raise CheckpointError(
-            "is not a pickle of tensors and nothing else; save the model again as safetensors.", file=_PICKLE
+            "is not a pickle of tensors and nothing else; save the model again as safetensors.", file=path.name
         ) from None
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in cast(dict[str, object], loaded).values()):
-        raise CheckpointError("holds something else than tensors by name.", file=_PICKLE)
+        raise CheckpointError("holds something else than tensors by name.", file=path.name)
     return cast(dict[str, Tensor], loaded)
 
 

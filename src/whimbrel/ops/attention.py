@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,10 +27,12 @@ class Layout:
 
     cu_seqlens: Tensor
     """B + 1 offsets, int32, on the device."""
-    runs: Sequence[tuple[int, int, int]]
-    """(first token, number of seqs, length) of neighbouring seqs of equal length."""
+    runs: Sequence[tuple[int, int, int, int]]
+    """(first token, number of seqs, length, number of keys) of neighbouring seqs that are equal in both."""
     num_tokens: int
     max_seqlen: int
+    num_keys_B: Tensor | None = None
+    """How many leading tokens of each seq are attended to, int32, on the device; None: all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +46,7 @@ class Scores:
     """A token sees so many before it, and unless it is causal as many after. None: all."""
     softcap: float | None = None
     bias: Callable[[int, int, int], Tensor] | None = None
-    """(first, last, L) -> what is added to the scores of a seq's queries `first` to `last`, (N, last - first, L) in float32."""
+    """(first, last, K) -> what is added to the scores of these queries and the first K keys, (N, last - first, K), float32."""
 
     @property
     def plain(self) -> bool:
@@ -68,16 +71,17 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, sc
     out_RNH[layout.num_tokens :] = 0
     products = v_RKH.dtype == torch.bfloat16 and not v_RKH.is_cuda and scores.plain and num_heads == v_RKH.shape[1]
     floats: tuple[Tensor, Tensor, Tensor] | None = None
-    for start, count, length in layout.runs:
+    for start, count, length, keys in layout.runs:
         rows = slice(start, start + count * length)
         out_BLNH = out_RNH[rows].view(count, length, num_heads, width)
-        if products and length in _PRODUCT_LENGTHS:
+        if products and keys == length in _PRODUCT_LENGTHS:
             for i, out_LNH in enumerate(out_BLNH):
                 seq = slice(start + i * length, start + (i + 1) * length)
                 out_LNH.copy_(_products(q_RNH[seq], k_RKH[seq], v_RKH[seq], scores.scale))
             continue
         floats = floats or (_in_float32(q_RNH), _in_float32(k_RKH), _in_float32(v_RKH))  # once for all runs
         q, k, v = (x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in floats)
+        k, v = k[:, :, :keys], v[:, :, :keys]
         attended_BNLH = _sdpa(q, k, v, scores) if scores.softcap is None else _capped(q, k, v, scores, scores.softcap)
         out_BLNH.copy_(attended_BNLH[..., :width].transpose(1, 2))
     return out_RNH.view(num_rows, num_heads * width)
@@ -91,15 +95,15 @@ def _in_float32(x_RNH: Tensor) -> Tensor:
 
 def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores) -> Tensor:
     """Seqs of equal length -> (B, N, L, H). With a mask all is made contiguous: SDPA's bits would depend on the batch."""
-    length = q_BNLH.shape[2]
-    causal = scores.causal and scores.window is None and scores.bias is None
+    length, keys = q_BNLH.shape[2], k_BKLH.shape[2]
+    causal = scores.causal and scores.window is None and scores.bias is None and keys == length
     if not causal and not scores.plain:
         q_BNLH, k_BKLH, v_BKLH = q_BNLH.contiguous(), k_BKLH.contiguous(), v_BKLH.contiguous()
     step = _QUERIES_AT_A_TIME if scores.bias is not None and length > 2 * _QUERIES_AT_A_TIME else length
     parts = [
         F.scaled_dot_product_attention(
             q_BNLH[:, :, first : first + step], k_BKLH, v_BKLH,
-            attn_mask=None if causal else _mask(scores, first, min(first + step, length), length, q_BNLH.device),
+            attn_mask=None if causal else _mask(scores, first, min(first + step, length), keys, q_BNLH.device),
             is_causal=causal and length > 1,
             scale=scores.scale,
             enable_gqa=q_BNLH.shape[1] != k_BKLH.shape[1],
@@ -109,20 +113,19 @@ def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores) -> Ten
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
-def _mask(scores: Scores, first: int, last: int, length: int, device: torch.device) -> Tensor | None:
-    """What is added to the scores of queries `first` to `last` of a seq, (1 or N, last - first, L); None: nothing."""
-    if scores.plain or (scores.causal and length == 1 and scores.bias is None):
+def _mask(scores: Scores, first: int, last: int, num_keys: int, device: torch.device) -> Tensor | None:
+    """What is added to the scores of queries `first` to `last` of a seq, (1 or N, last - first, keys); None: nothing."""
+    if scores.plain or (scores.causal and num_keys == 1 and scores.bias is None):
         return None
-    bias = None if scores.bias is None else scores.bias(first, last, length)
+    bias = None if scores.bias is None else scores.bias(first, last, num_keys)
     if not scores.causal and scores.window is None:
         return bias
-    keys = torch.arange(length, device=device)
-    ahead_QL = keys[None, :] - keys[first:last, None]
-    hidden_QL = ahead_QL > 0 if scores.causal else torch.zeros_like(ahead_QL, dtype=torch.bool)
+    ahead_QK = torch.arange(num_keys, device=device)[None, :] - torch.arange(first, last, device=device)[:, None]
+    hidden_QK = ahead_QK > 0 if scores.causal else torch.zeros_like(ahead_QK, dtype=torch.bool)
     if scores.window is not None:
-        hidden_QL |= ahead_QL.abs() > scores.window
-    base = torch.zeros(1, *hidden_QL.shape, device=device) if bias is None else bias
-    return base.masked_fill(hidden_QL, -torch.inf)
+        hidden_QK |= ahead_QK.abs() > scores.window
+    base = torch.zeros(1, *hidden_QK.shape, device=device) if bias is None else bias
+    return base.masked_fill(hidden_QK, -torch.inf)
 
 
 def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores, cap: float) -> Tensor:
@@ -131,15 +134,16 @@ def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores, cap:
     Keys are filled up to a multiple of 16, since torch's vectorised tanh treats what is left over with other bits.
     """
     num_heads, length = q_BNLH.shape[1:3]
+    keys = k_BKLH.shape[2]
     shared = num_heads // k_BKLH.shape[1]
-    k, v = (F.pad(x, (0, 0, 0, -length % 16)).repeat_interleave(shared, dim=1) for x in (k_BKLH, v_BKLH))
+    k, v = (F.pad(x, (0, 0, 0, -keys % 16)).repeat_interleave(shared, dim=1) for x in (k_BKLH, v_BKLH))
     parts: list[Tensor] = []
     for first in range(0, length, _QUERIES_AT_A_TIME):
         last = min(length, first + _QUERIES_AT_A_TIME)
         scores_BNQL = cap * torch.tanh(q_BNLH[:, :, first:last] @ k.transpose(-1, -2) * (scores.scale / cap))
-        scores_BNQL[..., length:] = -torch.inf
-        if (mask := _mask(scores, first, last, length, q_BNLH.device)) is not None:
-            scores_BNQL[..., :length] += mask
+        scores_BNQL[..., keys:] = -torch.inf
+        if (mask := _mask(scores, first, last, keys, q_BNLH.device)) is not None:
+            scores_BNQL[..., :keys] += mask
         parts.append(scores_BNQL.softmax(-1) @ v)
     return torch.cat(parts, dim=2)
 
@@ -170,6 +174,7 @@ def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, 
         scale=scores.scale,
         window_size=(before, 0 if scores.causal else before),
         enable_gqa=num_heads != k.shape[1],
+        seqused_k=layout.num_keys_B,
     )  # fmt: skip
     assert isinstance(out_TNH, Tensor)
     out_RD = v_RKH.new_zeros(num_rows, num_heads * width)
@@ -181,16 +186,18 @@ def attend_reference(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout
     """The formula itself, seq by seq in float32."""
     num_rows, num_heads, width = q_RNH.shape
     out_RNH = torch.zeros(num_rows, num_heads, width)
-    for start, end in pairwise(layout.cu_seqlens.numpy(force=True)):
+    offsets = layout.cu_seqlens.numpy(force=True)
+    num_keys = np.diff(offsets) if layout.num_keys_B is None else layout.num_keys_B.numpy(force=True)
+    for seq, (start, end) in enumerate(pairwise(offsets)):
         q, k, v = (x[start:end].float() for x in (q_RNH, k_RKH, v_RKH))
-        k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
+        k, v = (x[: num_keys[seq]].repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
         scores_NQK = torch.einsum("qnh,knh->nqk", q, k) * scores.scale
         if scores.softcap is not None:
             scores_NQK = scores.softcap * torch.tanh(scores_NQK / scores.softcap)
         if scores.bias is not None:
-            scores_NQK = scores_NQK + scores.bias(0, end - start, end - start)
+            scores_NQK = scores_NQK + scores.bias(0, end - start, num_keys[seq])
         for query in range(end - start):
-            for key in range(end - start):
+            for key in range(num_keys[seq]):
                 too_far = scores.window is not None and abs(key - query) > scores.window
                 if too_far or (scores.causal and key > query):
                     scores_NQK[:, query, key] = -torch.inf

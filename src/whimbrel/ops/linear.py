@@ -72,10 +72,10 @@ class Linear:
             out = torch.ops.mkldnn._linear_pointwise(x_RI, self._weight, self._bias, name, [], algorithm)
         else:
             out = F.linear(x_RI, self._weight, self._bias)
-        return _in_whole_blocks(self._after, out)
+        return in_whole_blocks(self._after, out)
 
 
-def _in_whole_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
+def in_whole_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
     """activation(x), on a multiple of 32 elements: torch's vectorised loops treat what is left over with other bits."""
     num_rows, width = x_RO.shape
     if num_rows * width % 32 == 0:

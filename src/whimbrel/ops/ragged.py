@@ -1,4 +1,4 @@
-"""Reductions over the seqs of a flat tensor, once for the whole batch. Sums run in token order, so a seq's result does
+"""Reductions over ranges of a flat tensor, once for the whole batch. Sums run in token order, so a row does
 not depend on what else is in the batch."""
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def segment_reduce(x_TD: Tensor, starts_B: Tensor, cu_seqlens: Tensor, how: Literal["sum", "max"]) -> Tensor:
-    """Reduce tokens starts_B[i] to cu_seqlens[i + 1] of each seq i -> (B, D), in float32.
+def segment_reduce(x_TD: Tensor, starts_P: Tensor, ends_P: Tensor, how: Literal["sum", "max"]) -> Tensor:
+    """Reduce tokens starts_P[i] to ends_P[i] for each i -> (P, D), in float32. The ranges are in order and apart.
 
     An empty range gives 0 for "sum" and -inf for "max".
     """
-    bounds = torch.stack((cu_seqlens[:-1], starts_B), dim=1).flatten()
-    offsets = torch.cat((bounds, cu_seqlens[-1:]))
+    offsets = torch.cat((starts_P.new_zeros(1), torch.stack((starts_P, ends_P), dim=1).flatten()))
     return torch.segment_reduce(x_TD.float(), how, offsets=offsets.long(), axis=0)[1::2]
 
 
-def normalize(x_BD: Tensor) -> Tensor:
+def normalize(x_PD: Tensor) -> Tensor:
     """Rows divided by their Euclidean norm; a row of zeros stays zero."""
-    return F.normalize(x_BD, dim=-1)
+    return F.normalize(x_PD, dim=-1)
 
 
-def cut(x_BD: Tensor, dimensions_B: Tensor) -> Tensor:
-    """Zero all but the first dimensions_B[i] columns of row i.
+def cut(x_PD: Tensor, widths_P: Tensor) -> Tensor:
+    """Zero all but the first widths_P[i] columns of row i.
 
     Zeroed at full width rather than sliced, so that one batch may mix widths and a row's norm has the same bits in all.
     """
-    columns = torch.arange(x_BD.shape[1], device=x_BD.device)
-    return x_BD.masked_fill(columns >= dimensions_B[:, None], 0.0)
+    columns = torch.arange(x_PD.shape[1], device=x_PD.device)
+    return x_PD.masked_fill(columns >= widths_P[:, None], 0.0)

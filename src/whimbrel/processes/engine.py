@@ -13,7 +13,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,6 +26,7 @@ import numpy as np
 from whimbrel import logs, metrics
 from whimbrel.engine import Engine
 from whimbrel.errors import CheckpointError, ComputeError, SetupError, Unavailable, WhimbrelError
+from whimbrel.outputs import Ask, place
 from whimbrel.processes.channel import BrokenLine, Line
 from whimbrel.processes.lifeline import LINE_BROKEN, control_socket, end_process, raise_file_limit
 from whimbrel.processes.messages import (
@@ -43,9 +43,10 @@ from whimbrel.processes.messages import (
     ToEngine,
     failed,
 )
-from whimbrel.processes.shared import Board, align, map_memory, vectors_at
+from whimbrel.processes.seqs import num_ints, pack_entries, unpack_seqs
+from whimbrel.processes.shared import Board, align, bytes_at, map_memory
 from whimbrel.trace import level
-from whimbrel.types import Prepared, Result, Seq
+from whimbrel.types import Prepared, Result
 from whimbrel.work import Work
 
 _log = logging.getLogger("whimbrel")
@@ -134,19 +135,41 @@ class WorkerLine:
         if message.segment_bytes:
             self._segments[message.segment] = map_memory(self._line.take_fd(), message.segment_bytes)
         segment = self._segments[message.segment] if message.segment else None
-        prepared, end = _prepared(message, segment)
+        prepared = self._prepared(message, message.arrays if segment is None else segment)
+        size = prepared.places.num_bytes
+        if segment is None:
+            memory = np.empty(size, np.uint8)
+        else:
+            used = 4 * num_ints(message.num_seqs, message.num_tokens, message.num_spans)
+            memory = bytes_at(segment, align(used), size)
         try:
-            out = None if segment is None else vectors_at(segment, align(end), message.num_seqs, message.dimensions)
             future = self._engine.submit_prepared(
-                prepared, out=out, tag=Origin(self._worker, message.uid), admitted=message.admitted
+                prepared, out=memory, tag=Origin(self._worker, message.uid), admitted=message.admitted
             )
         except WhimbrelError as error:
             self._fail(message.uid, error)
             return
         self._futures[message.uid] = future
-        future.add_done_callback(partial(self._answer, message.uid, inline=segment is None))
+        inline = memory.data if segment is None else _NOTHING
+        future.add_done_callback(partial(self._answer, message.uid, inline, prepared.places.unplaced is not None))
 
-    def _answer(self, uid: int, future: Future[Result], *, inline: bool) -> None:
+    def _prepared(self, message: Submit, source: memoryview | mmap) -> Prepared:
+        """The request, its arrays still where they lie."""
+        seqs = unpack_seqs(source, message.num_seqs, message.num_tokens, message.num_spans)
+        return Prepared(
+            seqs,
+            place(self._engine.card, seqs, [Ask(*ask) for ask in message.asks]),
+            num_tokens=message.num_tokens,
+            num_truncated=message.num_truncated,
+            received=message.received,
+            tokenize=message.tokenize,
+            priority=message.priority,
+            deadline=message.deadline,
+            owner=message.owner,
+            suspects=message.suspects,
+        )
+
+    def _answer(self, uid: int, inline: memoryview, has_entries: bool, future: Future[Result]) -> None:
         self._futures.pop(uid, None)
         if future.cancelled():
             self._line.send(failed(uid, ComputeError("cancelled.")))
@@ -155,39 +178,15 @@ class WorkerLine:
             self._fail(uid, known)
         else:
             result = future.result()
-            vectors = result.vectors_ND.data.cast("B") if inline else _NOTHING
-            self._line.send(Answer(uid, vectors, result.timings.queue, result.timings.compute))
+            entries = _NOTHING
+            if has_entries and result.outputs.sparse is not None:
+                entries = memoryview(pack_entries(result.outputs.sparse))
+            self._line.send(Answer(uid, inline, entries, result.timings.queue, result.timings.compute))
 
     def _fail(self, uid: int, error: WhimbrelError) -> None:
         if isinstance(error, Unavailable) and not _stopping.is_set():
             end_process(70)  # the engine is broken: another life of it answers
         self._line.send(failed(uid, error))
-
-
-def _prepared(message: Submit, segment: mmap | None) -> tuple[Prepared, int]:
-    """The request, its arrays still where they lie, and the byte after them."""
-    source = message.arrays if segment is None else segment
-    lengths = np.frombuffer(source, np.int32, message.num_seqs)
-    ids = np.frombuffer(source, np.int32, int(lengths.sum()), lengths.nbytes)
-    ends: list[int] = np.cumsum(lengths).tolist()
-    seqs: Sequence[Seq] = [
-        Seq(ids[start:end], index, message.prompt_tokens, message.type_id)
-        for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
-    ]
-    prepared = Prepared(
-        seqs,
-        dimensions=message.dimensions,
-        normalize=message.normalize,
-        num_tokens=message.num_tokens,
-        num_truncated=message.num_truncated,
-        received=message.received,
-        tokenize=message.tokenize,
-        priority=message.priority,
-        deadline=message.deadline,
-        owner=message.owner,
-        suspects=message.suspects,
-    )
-    return prepared, lengths.nbytes + ids.nbytes
 
 
 def _beat(engine: Engine, board: Board) -> None:

@@ -14,6 +14,7 @@ from whimbrel.errors import Overloaded, Unavailable, WhimbrelError
 from whimbrel.logs import LogOptions
 from whimbrel.plan import Options, Plan
 from whimbrel.server.options import GuardOptions
+from whimbrel.types import OutputName
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
@@ -24,7 +25,7 @@ class _Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Submit(_Message):
-    """A tokenised request. Its arrays lie in `segment`, or in `arrays` if that is 0: int32 of the lengths, then the ids."""
+    """A tokenised request. Its arrays (`seqs`) lie in `segment`, or in `arrays` if that is 0."""
 
     uid: int
     segment: int
@@ -32,10 +33,9 @@ class Submit(_Message):
     """Size of a segment that is new, whose descriptor comes with this message; 0 if the engine has it already."""
     arrays: memoryview
     num_seqs: int
-    prompt_tokens: int
-    type_id: int
-    dimensions: int
-    normalize: bool
+    num_spans: int
+    asks: list[tuple[OutputName, int, bool]]
+    """Output, width and whether it is finished."""
     num_tokens: int
     num_truncated: int
     received: float
@@ -61,10 +61,12 @@ class Drop(_Message):
 
 
 class Answer(_Message):
-    """The vectors, in the request's segment or in `vectors`, and the timings."""
+    """The outputs, in the request's segment or in `memory`; what has no place there in `entries`; and the timings."""
 
     uid: int
-    vectors: memoryview
+    memory: memoryview
+    entries: memoryview
+    """int64 of the offsets, int32 of the ids, float32 of the weights; or nothing."""
     queue: float
     compute: float
 

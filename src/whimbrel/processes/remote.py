@@ -25,6 +25,7 @@ from whimbrel.admission import Queue, check, check_bound
 from whimbrel.card import Card
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
 from whimbrel.frontend import AsyncFrontend, Frontend
+from whimbrel.outputs import assemble, joined
 from whimbrel.plan import Plan
 from whimbrel.processes.channel import BrokenLine
 from whimbrel.processes.messages import Down
@@ -100,8 +101,9 @@ class RemoteEngine:
             self._preparing_tokens -= tokens
         self._learn(request, prepared)
         if not prepared.seqs:
-            empty = np.empty((0, prepared.dimensions), np.float32)
-            return Result(empty, 0, 0, Timings(tokenize=prepared.tokenize, total=perf_counter() - prepared.received))
+            arrays = prepared.places.arrays(np.empty(0, np.uint8))
+            outputs = assemble(prepared.places, arrays, None if prepared.places.unplaced is None else joined({}))
+            return Result(outputs, 0, 0, Timings(tokenize=prepared.tokenize, total=perf_counter() - prepared.received))
         pending = Pending(prepared, asyncio.get_running_loop().create_future())
         self._dispatch(pending)
         try:

@@ -8,13 +8,15 @@ import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from whimbrel.errors import WhimbrelError
+from whimbrel.outputs import assemble
 from whimbrel.processes.channel import AsyncLine, BrokenLine
 from whimbrel.processes.messages import Answer, Cancel, Down, Drop, Failed, FromEngine, Submit, error_of
+from whimbrel.processes.seqs import count_spans, num_ints, pack_seqs, unpack_entries
 from whimbrel.processes.shared import Board, Segment, SegmentPool, align
 from whimbrel.types import Prepared, Result, Timings
 
@@ -85,25 +87,22 @@ class Replica:
         prepared = pending.prepared
         self._next += 1
         uid = self._next
-        arrays = _arrays(prepared)
-        result_bytes = len(prepared.seqs) * prepared.dimensions * 4
+        arrays = pack_seqs(prepared.seqs)
+        result_bytes = prepared.places.num_bytes
         segment = None
         if max(arrays.nbytes, result_bytes) > _SHARED_BYTES:
             segment = self._pool.take(align(arrays.nbytes) + result_bytes)
         fd = segment.take_fd() if segment is not None else None
         if segment is not None:
             np.frombuffer(segment.memory, np.int32, arrays.size)[:] = arrays
-        first = prepared.seqs[0]
         message = Submit(
             uid=uid,
             segment=segment.number if segment is not None else 0,
             segment_bytes=segment.size if segment is not None and fd is not None else 0,
             arrays=_NOTHING if segment is not None else arrays.data.cast("B"),
             num_seqs=len(prepared.seqs),
-            prompt_tokens=first.prompt_tokens,
-            type_id=first.type_id,
-            dimensions=prepared.dimensions,
-            normalize=prepared.normalize,
+            num_spans=count_spans(prepared.seqs),
+            asks=[(ask.name, ask.width, ask.finished) for ask in prepared.places.asks],
             num_tokens=prepared.num_tokens,
             num_truncated=prepared.num_truncated,
             received=prepared.received,
@@ -141,26 +140,20 @@ class Replica:
 
     def _answer(self, pending: Pending, message: Answer) -> None:
         prepared = pending.prepared
-        shape = len(prepared.seqs), prepared.dimensions
+        places = prepared.places
         if pending.segment is None:
-            vectors = np.frombuffer(message.vectors, np.float32).reshape(shape)
+            memory = np.frombuffer(message.memory, np.uint8)
         else:
-            offset = align(_num_ints(prepared) * 4)
-            vectors = self._pool.lend(pending.segment, offset, *shape)
+            num_seqs, num_spans = len(prepared.seqs), count_spans(prepared.seqs)
+            memory = self._pool.lend(
+                pending.segment, align(4 * num_ints(num_seqs, prepared.num_tokens, num_spans)), places.num_bytes
+            )
+        entries = None if places.unplaced is None else unpack_entries(message.entries, len(prepared.seqs))
+        outputs = assemble(places, places.arrays(memory), entries)
         total = perf_counter() - prepared.received
         timings = Timings(prepared.tokenize, message.queue, message.compute, total)
         if not pending.future.done():
-            pending.future.set_result(Result(vectors, prepared.num_tokens, prepared.num_truncated, timings))
-
-
-def _num_ints(prepared: Prepared) -> int:
-    return len(prepared.seqs) + prepared.num_tokens
-
-
-def _arrays(prepared: Prepared) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """The lengths, then the ids."""
-    lengths = np.fromiter((seq.ids.size for seq in prepared.seqs), np.int32, len(prepared.seqs))
-    return np.concatenate([lengths, *(seq.ids for seq in prepared.seqs)], dtype=np.int32)
+            pending.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings))
 
 
 def fail(pending: Pending, error: WhimbrelError) -> None:

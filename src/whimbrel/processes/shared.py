@@ -19,8 +19,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.types import Float32Array
-
 _ALIGN: Final = 64
 _LEAST: Final = 2**16
 _MAX_FREE: Final = 2**26
@@ -53,9 +51,9 @@ def align(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-def vectors_at(memory: mmap.mmap, offset: int, num_seqs: int, dimensions: int) -> Float32Array:
-    """The result array that lies in a segment."""
-    return np.frombuffer(memory, np.float32, num_seqs * dimensions, offset).reshape(num_seqs, dimensions)
+def bytes_at(memory: mmap.mmap, offset: int, size: int) -> NDArray[np.uint8]:
+    """A part of a segment."""
+    return np.frombuffer(memory, np.uint8, size, offset)
 
 
 @dataclass(slots=True, eq=False)
@@ -138,11 +136,11 @@ class SegmentPool:
             numbers.append(self._dropped.popleft())
         return numbers
 
-    def lend(self, segment: Segment, offset: int, num_seqs: int, dimensions: int) -> Float32Array:
-        """The result array in a segment, which comes back to the pool when the last view of the array is gone."""
-        flat = np.frombuffer(segment.memory, np.float32, num_seqs * dimensions, offset)
-        weakref.finalize(flat, self.give_back, segment).atexit = False
-        return flat.reshape(num_seqs, dimensions)
+    def lend(self, segment: Segment, offset: int, size: int) -> NDArray[np.uint8]:
+        """A part of a segment, which comes back to the pool when the last view of it is gone."""
+        part = bytes_at(segment.memory, offset, size)
+        weakref.finalize(part, self.give_back, segment).atexit = False
+        return part
 
 
 _HEADER: Final = np.dtype([("beat", "f8"), ("queued", "i8"), ("small", "i8"), ("rate", "f8")])

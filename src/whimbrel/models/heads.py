@@ -1,0 +1,55 @@
+"""The layers after a transformer, loaded: rows in, rows out, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from whimbrel.card import Dense, Head, LayerNorm
+from whimbrel.models.weights import Weights
+from whimbrel.ops.linear import Linear
+from whimbrel.ops.norms import layer_norm
+from whimbrel.ops.ragged import normalize
+
+HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
+"""(R, in) -> (R, out); R is such that ops.linear.round_rows keeps it."""
+
+
+def load_head(head: Head, folder: Path, main: Weights, device: torch.device) -> HeadFunction:
+    """Load one head of the checkpoint in `folder`, whose transformer's weights are `main`. Raises CheckpointError."""
+    if not isinstance(head, Dense | LayerNorm):
+        return normalize
+    load = _dense if isinstance(head, Dense) else _layer_norm
+    if head.source is None:
+        return load(head, main, device)  # pyright: ignore[reportArgumentType]
+    with Weights(folder, path=head.source, allow_pickle=True) as weights:
+        loaded = load(head, weights, device)  # pyright: ignore[reportArgumentType]
+        weights.finish()
+    return loaded
+
+
+def _dense(head: Dense, weights: Weights, device: torch.device) -> HeadFunction:
+    rows, columns = head.out_features, head.in_features
+    weight = weights.take(_named(head.name, "weight"), rows, columns).to(device)
+    bias = weights.take(_named(head.name, "bias"), rows).to(device) if head.bias else None
+    linear = Linear(weight, bias, head.activation)
+    if not head.residual:
+        return linear
+    if rows == columns:
+        return lambda x_RI: linear(x_RI) + x_RI
+    project = Linear(weights.take("residual.weight", rows, columns).to(device), None)
+    return lambda x_RI: linear(x_RI) + project(x_RI)
+
+
+def _layer_norm(head: LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:
+    weight = weights.take(_named(head.name, "weight"), head.dimension).to(device)
+    bias = weights.take(_named(head.name, "bias"), head.dimension).to(device) if head.bias else None
+    return lambda x_RD: layer_norm(x_RD, weight, bias, head.eps)
+
+
+def _named(name: str, part: str) -> str:
+    return f"{name}.{part}" if name else part

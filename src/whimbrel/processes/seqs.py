@@ -1,0 +1,80 @@
+"""Seqs as an array of int32, and entries of the vocabulary as bytes: how they travel between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from mmap import mmap
+from typing import Final
+
+import numpy as np
+
+from whimbrel.types import Int32Array, Seq, Sparse
+
+_COLUMNS: Final = 7
+
+
+def num_ints(num_seqs: int, num_tokens: int, num_spans: int) -> int:
+    """Of the array that `pack_seqs` makes."""
+    return _COLUMNS * num_seqs + num_tokens + 2 * num_spans
+
+
+def count_spans(seqs: Sequence[Seq]) -> int:
+    """Spans of all seqs."""
+    return sum(len(seq.spans_S2) for seq in seqs if seq.spans_S2 is not None)
+
+
+def pack_seqs(seqs: Sequence[Seq]) -> Int32Array:
+    """A row of numbers for each seq; then all ids; then all spans."""
+    rows = [
+        (
+            seq.ids.size,
+            seq.prompt_tokens,
+            seq.type_id,
+            seq.second,
+            seq.num_keys,
+            seq.is_query,
+            -1 if seq.spans_S2 is None else len(seq.spans_S2),
+        )
+        for seq in seqs
+    ]
+    spans = [seq.spans_S2.ravel() for seq in seqs if seq.spans_S2 is not None]
+    return np.concatenate([np.array(rows, np.int32).ravel(), *(seq.ids for seq in seqs), *spans], dtype=np.int32)
+
+
+def unpack_seqs(source: memoryview | mmap, num_seqs: int, num_tokens: int, num_spans: int) -> list[Seq]:
+    """What was packed; ids are views of `source`. Raises ValueError if it is too short."""
+    flat = np.frombuffer(source, np.int32, num_ints(num_seqs, num_tokens, num_spans))
+    table = flat[: _COLUMNS * num_seqs].reshape(num_seqs, _COLUMNS)
+    ids = flat[table.size : table.size + num_tokens]
+    spans = flat[table.size + num_tokens :].reshape(-1, 2)
+    starts: list[int] = (np.cumsum(table[:, 0]) - table[:, 0]).tolist()
+    counts = np.maximum(table[:, 6], 0)
+    span_starts: list[int] = (np.cumsum(counts) - counts).tolist()
+    return [
+        Seq(
+            ids[start : start + length],
+            index,
+            prompt_tokens,
+            type_id,
+            second,
+            num_keys,
+            bool(is_query),
+            spans_S2=None if count < 0 else spans[first : first + count],
+        )
+        for index, (start, first, (length, prompt_tokens, type_id, second, num_keys, is_query, count)) in enumerate(
+            zip(starts, span_starts, table.tolist(), strict=True)
+        )
+    ]
+
+
+def pack_entries(sparse: Sparse) -> bytes:
+    """Offsets, ids and weights one after another."""
+    return sparse.offsets_N1.tobytes() + sparse.ids_X.tobytes() + sparse.weights_X.tobytes()
+
+
+def unpack_entries(source: memoryview, num_texts: int) -> Sparse:
+    """What was packed."""
+    offsets = np.frombuffer(source, np.int64, num_texts + 1)
+    count = int(offsets[-1])
+    ids = np.frombuffer(source, np.int32, count, offsets.nbytes)
+    return Sparse(ids, np.frombuffer(source, np.float32, count, offsets.nbytes + ids.nbytes), offsets)

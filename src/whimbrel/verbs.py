@@ -1,0 +1,68 @@
+"""What the arguments of a verb stand for: the same for every kind of engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypedDict, TypeVar, Unpack
+
+from whimbrel.card import Card
+from whimbrel.errors import InvalidRequest
+from whimbrel.types import InputType, OutputName, Request, Truncate, read_prompt, read_truncate
+
+T = TypeVar("T")
+
+
+class TextOptions(TypedDict, total=False):
+    """How texts are encoded."""
+
+    prompt: str | None
+    """The name of one of the card's prompts, or a text with a space or a colon to put before each input. A word that is no
+    prompt's name is refused, as it is more likely a misspelt name. None: that of `input_type`, or the card's default."""
+    input_type: InputType | None
+    """Whether the texts are queries or documents: the card's prompt for these is put before each, if it has one, and models
+    that treat the two differently do so."""
+    dimensions: int | None
+    """Keep the first so many columns (Matryoshka models)."""
+    normalize: bool | None
+    """Divide by the Euclidean norm; None: as the checkpoint does."""
+    truncate: Truncate | bool | None
+    """The end to cut from a text that is too long, "right" or "left", or "never" (also False) to raise TooLong; None (also
+    True): as the checkpoint's tokenizer does."""
+    late_chunking: bool
+    """The texts are consecutive parts of one document, run in one pass; each part's vector is the mean of its own tokens."""
+    split_long: bool
+    """A text that is too long is run in parts; its vector is their mean, weighted by their tokens."""
+
+
+def text_request(
+    card: Card, texts: str | Iterable[str], outputs: Sequence[OutputName], **options: Unpack[TextOptions]
+) -> Request:
+    """The Request that a list of texts and its options stand for. Raises InvalidRequest."""
+    prompt = options.get("prompt")
+    name, text = (prompt, None) if prompt in card.prompts else read_prompt(prompt)
+    return Request(
+        listed(texts),
+        tuple(outputs),
+        prompt=text,
+        prompt_name=name,
+        input_type=options.get("input_type"),
+        dimensions=options.get("dimensions"),
+        normalize=options.get("normalize"),
+        truncate=read_truncate(options.get("truncate")),
+        late_chunking=options.get("late_chunking", False),
+        split_long=options.get("split_long", False),
+    )
+
+
+def listed(texts: str | Iterable[str]) -> list[str]:
+    """A list of texts. Raises InvalidRequest."""
+    try:
+        return [texts] if isinstance(texts, str) else list(texts)
+    except TypeError:
+        raise InvalidRequest(f"must be a string or strings, is {type(texts).__name__}.", param="input") from None
+
+
+def asked(output: T | None) -> T:
+    """An output that was asked for, and so is there."""
+    assert output is not None
+    return output

@@ -1,0 +1,135 @@
+"""Rows of every output: which tokens they are made of and where they lie, against loops over texts and tokens."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whimbrel.batch import pack
+from whimbrel.card import Output
+from whimbrel.outputs import Ask, Places, collected, finite_seqs, place, wanted
+from whimbrel.types import Prepared, Seq, Sparse
+from whimbrel.work import Collection, Job
+
+OUTPUTS = {
+    "dense": Output(6, modes=("mean",), include_prompt=False, finish="normalize"),
+    "multi_vector": Output(4, rows="token", skip_ids=(3, 4), skip_in_queries=False, skip_first=1, finish="normalize"),
+    "sparse": Output(1, rows="entry", skip_ids=(0, 2)),
+    "token_scores": Output(2, rows="token"),
+}
+CARD: Any = SimpleNamespace(outputs=OUTPUTS)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[list[Seq], list[Ask]]:
+    names = draw(st.lists(st.sampled_from(list(OUTPUTS)), min_size=1, unique=True))
+    asks = [Ask(name, draw(st.integers(1, OUTPUTS[name].width)), draw(st.booleans())) for name in names]  # pyright: ignore[reportArgumentType]
+    seqs: list[Seq] = []
+    for index, ids in enumerate(draw(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=9), min_size=1, max_size=4))):
+        ends = sorted(draw(st.lists(st.integers(1, len(ids)), min_size=1, max_size=3, unique=True)))
+        spans = np.array(list(zip([0, *ends[:-1]], ends, strict=True)), np.int32) if draw(st.booleans()) else None
+        prompt_tokens = draw(st.integers(0, 3))
+        seqs.append(Seq(np.array(ids, np.int32), index, prompt_tokens, is_query=draw(st.booleans()), spans_S2=spans))
+    return seqs, asks
+
+
+def value(name: str, ids: list[int]) -> float:
+    """What stands for the row of an output made of these tokens."""
+    return float(sum((at + 1) * (token + 1) for at, token in enumerate(ids)) + 1000 * list(OUTPUTS).index(name))
+
+
+def expected_rows(name: str, seq: Seq) -> list[float]:
+    """The rows of a seq, by a loop."""
+    ids: list[int] = seq.ids.tolist()
+    output = OUTPUTS[name]
+    if output.rows == "text":
+        skipped = seq.prompt_tokens if seq.prompt_tokens < len(ids) else 0
+        spans = [[skipped, len(ids)]] if seq.spans_S2 is None else seq.spans_S2.tolist()
+        return [value(name, ids[start:end]) for start, end in spans]
+    skip = () if seq.is_query and not output.skip_in_queries else output.skip_ids
+    tokens = [token for at, token in enumerate(ids) if token not in skip and at >= output.skip_first]
+    return [value(name, [token]) for token in (sorted(set(tokens)) if output.rows == "entry" else tokens)]
+
+
+@given(st.lists(requests(), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_every_row_of_a_mixed_batch_lands_where_it_belongs(asked: list[tuple[list[Seq], list[Ask]]], random: Any) -> None:
+    jobs = [job(seqs, place(CARD, seqs, asks)) for seqs, asks in asked]
+    work = [(one, seq) for one in jobs for seq in one.prepared.seqs]
+    random.shuffle(work)
+    batch = pack([seq for _, seq in work])
+    order: list[int] = batch.order_B.tolist()
+    wants = wanted(CARD, batch, [work[i][0].prepared.places for i in order])
+    given_rows: dict[Any, Any] = {}
+    for name, each in wants.items():
+        rows = np.array(
+            [value(name, batch.ids_T[start:end].tolist()) for start, end in zip(each.starts_P, each.ends_P, strict=True)]
+        )
+        full = np.repeat(rows.reshape(-1, 1), OUTPUTS[name].width, axis=1).astype(np.float32)
+        given_rows[name] = collected(OUTPUTS[name], each, full)
+    collection = Collection(wants, given_rows)
+    for one in jobs:
+        rows = np.array([row for row, i in enumerate(order) if work[i][0] is one])
+        one.write(collection, rows, np.array([work[order[row]][1].index for row in rows]))
+    for one, (seqs, asks) in zip(jobs, asked, strict=True):
+        for ask in asks:
+            found = one.arrays[ask.name]
+            assert found.shape[1] == ask.width
+            assert found[:, 0].tolist() == [row for seq in seqs for row in expected_rows(ask.name, seq)]
+            offsets = one.prepared.places.by_name[ask.name].offsets_N1
+            assert np.diff(offsets).tolist() == [len(expected_rows(ask.name, seq)) for seq in seqs]
+
+
+def job(seqs: list[Seq], places: Places) -> Job:
+    prepared = Prepared(seqs, places, 1, 0, 0.0, 0.0)
+    return Job(Future(), prepared, np.full(places.num_bytes, 255, np.uint8))
+
+
+def test_each_row_knows_how_it_is_finished_and_cut() -> None:
+    seqs = [Seq(np.array([1, 5, 5, 6], np.int32), 0), Seq(np.array([1, 5], np.int32), 1)]
+    one, other = place(CARD, seqs, [Ask("multi_vector", 4, True)]), place(CARD, seqs, [Ask("multi_vector", 2, False)])
+    each = wanted(CARD, pack(seqs), [one, other])["multi_vector"]
+    assert each.finished_P.tolist() == [True] * 3 + [False]
+    assert each.widths_P is not None
+    assert each.widths_P.tolist() == [4, 4, 4, 2]
+    assert wanted(CARD, pack(seqs), [one, one])["multi_vector"].widths_P is None
+    nothing = wanted(CARD, pack(seqs), [place(CARD, seqs, [Ask("dense", 6, True)])] * 2)
+    assert list(nothing) == ["dense"]
+
+
+def test_weights_over_the_vocabulary_become_entries() -> None:
+    output = Output(5, rows="vocabulary", modes=("max",))
+    card: Any = SimpleNamespace(outputs={"sparse": output})
+    seqs = [Seq(np.array([1, 2], np.int32), 0), Seq(np.array([3], np.int32), 1), Seq(np.array([4], np.int32), 2)]
+    places = place(card, seqs, [Ask("sparse", 5, True)])
+    assert places.num_bytes == 0
+    one = job(seqs, places)
+    wants = wanted(card, pack(seqs), [places] * 3)
+    rows = np.array([[0, 1, 0, 0.5, 0], [0, 0, 0, 0, 0], [0, 0, np.inf, 0, 3]], np.float32)
+    given_rows = collected(output, wants["sparse"], rows)
+    assert finite_seqs(given_rows, wants["sparse"].offsets_B1).tolist() == [True, True, False]
+    one.write(Collection(wants, {"sparse": given_rows}), np.array([0, 1, 2]), np.array([0, 1, 2]))
+    one.resolve()
+    sparse = one.future.result().outputs.sparse
+    assert isinstance(sparse, Sparse)
+    assert len(sparse) == 3
+    assert [(ids.tolist(), weights.tolist()) for ids, weights in sparse] == [
+        ([1, 3], [1, 0.5]),
+        ([], []),
+        ([2, 4], [np.inf, 3]),
+    ]
+
+
+def test_entries_without_weight_are_left_out() -> None:
+    seqs = [Seq(np.array([5, 1, 5], np.int32), 0), Seq(np.array([0, 2], np.int32), 1), Seq(np.array([6], np.int32), 2)]
+    places = place(CARD, seqs, [Ask("sparse", 1, True)])
+    one = job(seqs, places)
+    one.arrays["sparse"][:, 0] = [0, 2, 3]
+    one.resolve()
+    sparse = one.future.result().outputs.sparse
+    assert sparse is not None
+    assert [(ids.tolist(), weights.tolist()) for ids, weights in sparse] == [([5], [2]), ([], []), ([6], [3])]
