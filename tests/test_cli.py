@@ -129,7 +129,7 @@ def test_show(minilm: Path) -> None:
     parts = json.loads(run("show", "--json").stdout)
     assert parts["card"]["outputs"]["dense"]["width"] == 384
     assert parts["plan"]["device"] == "cpu"
-    assert json.loads(run("show", str(minilm), "--json").stdout)["card"]["dimension"] == 384
+    assert json.loads(run("show", str(minilm), "--json").stdout)["card"]["outputs"]["dense"]["width"] == 384
 
 
 def test_show_needs_no_weights(minilm: Path, tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def queued(client: httpx2.Client) -> float:
 def test_info(http_client: httpx2.Client) -> None:
     info = http_client.get("/info").json()
     model = info["models"][0]
-    assert model["card"]["dimension"] == 384
+    assert model["card"]["outputs"]["dense"]["width"] == 384
     assert model["plan"]["max_length"] == 256
     assert model["plan"]["dtype"] in ("bfloat16", "float32")
 
