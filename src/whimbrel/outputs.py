@@ -210,7 +210,7 @@ def _wanted(output: Output, batch: Batch, widths_B: Int32Array, finished_B: NDAr
         origins_P=batch.cu_seqlens[seq_P],
         starts_P=starts_P,
         ends_P=ends_P,
-        widths_P=None if np.isin(widths_B, (0, output.width)).all() else widths_B[seq_P],
+        widths_P=None if ((widths_B == 0) | (widths_B == output.width)).all() else widths_B[seq_P],
         finished_P=finished_B[seq_P],
         groups_G=groups,
     )
