@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from whimbrel.dialects import openai
+from whimbrel.dialects import native, openai
 from whimbrel.errors import WhimbrelError
 from whimbrel.types import Request, Result
 
@@ -40,6 +40,16 @@ ROUTES: Final = (
         request_type=openai.EmbeddingsRequest,
         response_type=openai.EmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
+    ),
+    Route(
+        path="/v1/embed",
+        summary="Any of a model's outputs, all from one pass (Whimbrel's own).",
+        read_request=native.read_request,
+        write_result=native.write_result,
+        write_error=openai.write_error,
+        request_type=native.EmbedRequest,
+        response_type=native.EmbedResponse,
+        example='{"input": ["A whimbrel is a wader."], "encoding_format": "base64"}',
     ),
 )
 """Every POST route; all are served alike."""

@@ -6,24 +6,17 @@ not known are ignored, as other servers do.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
+from whimbrel.dialects.inputs import read_texts, refuse_many
 from whimbrel.dialects.read import decode
-from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError
+from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types import Request, Result, read_truncate
 from whimbrel.wire import to_base64, to_json
-
-MAX_INPUTS: Final = 2048
-MAX_IDS: Final = 2**19
-"""Token ids of a request, all inputs together."""
-_MAX_STRINGS: Final = 100_000
-_IDS: Final = re.compile(rb'(?<!\\)"input"\s*:\s*\[\s*[\[\d-]')
 
 
 class EmbeddingsRequest(msgspec.Struct, frozen=True):
@@ -121,13 +114,13 @@ class ErrorResponse(msgspec.Struct):
 
 def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    _refuse_many(body)
+    refuse_many(body)
     sent = decode(EmbeddingsRequest, body)
     if sent.prompt is not None and sent.prompt_name is not None:
         raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
     limit = None if sent.truncate_prompt_tokens == -1 else sent.truncate_prompt_tokens
     return sent, Request(
-        _texts(sent.input),
+        read_texts(sent.input),
         ("dense",),
         prompt=sent.prompt,
         prompt_name=sent.prompt_name,
@@ -162,39 +155,3 @@ def write_error(error: WhimbrelError) -> bytes:
     """An error as OpenAI's clients expect it."""
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
     return msgspec.json.encode(ErrorResponse(ErrorDetail(str(error), kind, error.param, error.code)))
-
-
-def _refuse_many(body: bytes) -> None:
-    """Before they are decoded, which holds up everybody for a tenth of a second per million."""
-    if len(body) > MAX_IDS and (commas := body.count(b",")) > MAX_IDS and _IDS.search(body):
-        raise TooLarge(f"more than {commas:,} token ids; the limit is {MAX_IDS:,}. Split the request.", param="input")
-    if len(body) > MAX_IDS and (strings := (body.count(b'"') - body.count(b'\\"')) // 2) > _MAX_STRINGS:
-        raise TooLarge(f"about {strings:,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
-
-
-def _texts(sent: str | list[str | int | list[int]]) -> Any:
-    """Texts, or arrays of token ids. A list must be of one kind throughout."""
-    if isinstance(sent, str):
-        return [sent]
-    if not sent:
-        raise InvalidRequest("is an empty list; give at least one text.", param="input")
-    kinds = set(map(type, sent))
-    if len(kinds) > 1:
-        first = type(sent[0])
-        index = next(i for i, item in enumerate(sent) if type(item) is not first)
-        raise InvalidRequest("texts and token ids cannot be mixed in one list.", param=f"input[{index}]")
-    if kinds == {int}:
-        return [_ids(cast(list[int], sent), "input")]
-    if len(sent) > MAX_INPUTS:
-        raise TooLarge(f"{len(sent):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
-    if kinds == {str}:
-        return sent
-    return [_ids(ids, f"input[{i}]") for i, ids in enumerate(cast(list[list[int]], sent))]
-
-
-def _ids(ids: list[int], path: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    try:
-        return np.array(ids, np.int64)
-    except OverflowError:
-        index = next(i for i, value in enumerate(ids) if not -(2**63) <= value < 2**63)
-        raise InvalidRequest(f"token id {ids[index]} is no 64-bit integer.", param=f"{path}[{index}]") from None

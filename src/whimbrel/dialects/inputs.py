@@ -1,0 +1,62 @@
+"""The `input` of a body: texts or token ids, in all the forms that OpenAI's API takes, and not too many of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+
+from whimbrel.errors import InvalidRequest, TooLarge
+
+MAX_INPUTS: Final = 2048
+MAX_IDS: Final = 2**19
+"""Token ids of a request, all inputs together."""
+_MAX_STRINGS: Final = 100_000
+_IDS: Final = re.compile(rb'(?<!\\)"input"\s*:\s*\[\s*[\[\d-]')
+
+
+def refuse_many(body: bytes) -> None:
+    """Before they are decoded, which holds up everybody for a tenth of a second per million."""
+    if len(body) > MAX_IDS and (commas := body.count(b",")) > MAX_IDS and _IDS.search(body):
+        raise TooLarge(f"more than {commas:,} token ids; the limit is {MAX_IDS:,}. Split the request.", param="input")
+    if len(body) > MAX_IDS and (strings := (body.count(b'"') - body.count(b'\\"')) // 2) > _MAX_STRINGS:
+        raise TooLarge(f"about {strings:,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+
+
+def read_texts(sent: str | Sequence[str | int | Sequence[int | str]]) -> Any:
+    """Texts, pairs of texts, or arrays of token ids. A list must be of one kind throughout."""
+    if isinstance(sent, str):
+        return [sent]
+    if not sent:
+        raise InvalidRequest("is an empty list; give at least one text.", param="input")
+    kinds = set(map(type, sent))
+    if len(kinds) > 1:
+        first = type(sent[0])
+        index = next(i for i, item in enumerate(sent) if type(item) is not first)
+        raise InvalidRequest("texts and token ids cannot be mixed in one list.", param=f"input[{index}]")
+    if kinds == {int}:
+        return [_ids(cast(list[int], sent), "input")]
+    if len(sent) > MAX_INPUTS:
+        raise TooLarge(f"{len(sent):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+    if kinds == {str}:
+        return sent
+    rows = cast(list[list[int | str]], sent)
+    if any(str in map(type, row) for row in rows):
+        return [_pair(row, f"input[{i}]") for i, row in enumerate(rows)]
+    return [_ids(cast(list[int], ids), f"input[{i}]") for i, ids in enumerate(rows)]
+
+
+def _pair(row: list[int | str], path: str) -> tuple[str, str]:
+    if len(row) != 2 or not all(isinstance(text, str) for text in row):
+        raise InvalidRequest("a list with a text in it must be a pair of two texts, as all of them must.", param=path)
+    return cast(tuple[str, str], tuple(row))
+
+
+def _ids(ids: list[int], path: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    try:
+        return np.array(ids, np.int64)
+    except OverflowError:
+        index = next(i for i, value in enumerate(ids) if not -(2**63) <= value < 2**63)
+        raise InvalidRequest(f"token id {ids[index]} is no 64-bit integer.", param=f"{path}[{index}]") from None

@@ -1,0 +1,149 @@
+"""Whimbrel's own way to ask: any of a model's outputs, all from one pass. Pure functions over bytes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import pybase64
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from whimbrel.dialects.inputs import read_texts, refuse_many
+from whimbrel.dialects.openai import Usage
+from whimbrel.dialects.read import decode
+from whimbrel.errors import InvalidRequest
+from whimbrel.types import InputType, OutputName, Outputs, Ragged, Request, Result, Sparse, read_truncate
+from whimbrel.wire import to_json
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST /v1/embed."""
+
+    input: Annotated[
+        str | list[str | int | list[int | str]],
+        Meta(
+            description="A text, a list of texts, a list of pairs of texts (query and document), a list of token ids, or a "
+            "list of such lists; at most 2,048 inputs and 524,288 ids. Token ids are taken as they are."
+        ),
+    ]
+    outputs: Annotated[
+        list[OutputName],
+        Meta(description="What is asked for, all from one pass; by default what the model is made for. /info tells all."),
+    ] = []
+    model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"],
+        Meta(description="`float`: JSON numbers. `base64`: the bytes of arrays, little-endian float32 (ids: int32)."),
+    ] = "float"
+    input_type: Annotated[
+        InputType | None,
+        Meta(description="Whether the texts are queries or documents, for models that treat them differently."),
+    ] = None
+    dimensions: Annotated[int | None, Meta(description="Keep the first so many columns of vectors (Matryoshka models).")] = None
+    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
+    prompt: Annotated[str | None, Meta(description="Text put before each text, instead of a named prompt.")] = None
+    instruction: Annotated[str | None, Meta(description="What a reranker with a template is told to judge.")] = None
+    normalize: Annotated[bool | None, Meta(description="Divide vectors by their norm; by default as the model does.")] = None
+    activate: Annotated[bool | None, Meta(description="Apply the activation of scores; by default as the model does.")] = None
+    truncate: Annotated[
+        bool | Literal["right", "left", "never"] | None,
+        Meta(
+            description="Which end of a text that is too long is cut; `false` or `never`: it is an error. By default as "
+            "the model's tokenizer does."
+        ),
+    ] = None
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="A limit of tokens per text below the model's.")
+    ] = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
+        Meta(description="Requests with lower numbers run first; 0 by default."),
+    ] = None
+
+
+class Entries(msgspec.Struct):
+    """Entries of the vocabulary and their weights, by ascending id."""
+
+    ids: Annotated[list[int] | str, Meta(description="JSON numbers, or base64 of little-endian int32.")]
+    weights: Annotated[list[float] | str, Meta(description="JSON numbers, or base64 of little-endian float32.")]
+
+
+class Matrix(msgspec.Struct):
+    """Rows of equal width as bytes."""
+
+    shape: tuple[int, int]
+    data: Annotated[str, Meta(description="base64 of little-endian float32, row by row.")]
+
+
+class EmbedOutputs(msgspec.Struct):
+    """What was asked for, each in the order of the inputs; null is what was not."""
+
+    dense: Annotated[list[list[float]] | list[str] | None, Meta(description="A vector for each input.")] = None
+    sparse: Annotated[list[Entries] | None, Meta(description="Weights of vocabulary entries for each input.")] = None
+    multi_vector: Annotated[
+        list[list[list[float]] | Matrix] | None,
+        Meta(description="For each input a vector for each token that counts."),
+    ] = None
+    scores: Annotated[list[list[float]] | list[str] | None, Meta(description="For each input a score for each class.")] = None
+    token_scores: Annotated[
+        list[list[list[float]] | Matrix] | None, Meta(description="For each input the scores of each token.")
+    ] = None
+
+
+class EmbedResponse(msgspec.Struct):
+    """Answer of POST /v1/embed."""
+
+    outputs: EmbedOutputs
+    model: str
+    usage: Usage
+
+
+def read_request(body: bytes) -> tuple[EmbedRequest, Request]:
+    """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
+    refuse_many(body)
+    sent = decode(EmbedRequest, body)
+    if sent.prompt is not None and sent.prompt_name is not None:
+        raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
+    return sent, Request(
+        read_texts(sent.input),
+        tuple(sent.outputs),
+        prompt=sent.prompt,
+        prompt_name=sent.prompt_name,
+        input_type=sent.input_type,
+        instruction=sent.instruction,
+        dimensions=sent.dimensions,
+        normalize=sent.normalize,
+        activate=sent.activate,
+        truncate=read_truncate(sent.truncate),
+        max_tokens=sent.max_tokens,
+        priority=sent.priority or 0,
+    )
+
+
+def write_result(sent: EmbedRequest, result: Result, model: str) -> bytes:
+    """The answer; numbers are printed from the arrays' memory."""
+    as_text = sent.encoding_format == "base64"
+    outputs = {name: _column(getattr(result.outputs, name), as_text) for name in Outputs.__slots__}
+    return to_json({
+        "outputs": {name: column for name, column in outputs.items() if column is not None},
+        "model": model,
+        "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
+    })  # fmt: skip
+
+
+def _column(output: NDArray[np.float32] | Sparse | Ragged | None, as_text: bool) -> Any:
+    """One output, an item for each input."""
+    if output is None:
+        return None
+    if isinstance(output, Sparse):
+        return [{"ids": _array(ids, as_text), "weights": _array(weights, as_text)} for ids, weights in output]
+    if isinstance(output, Ragged):
+        return [{"shape": rows.shape, "data": _array(rows, True)} if as_text else _array(rows, False) for rows in output]
+    return [_array(row, as_text) for row in output] if as_text else output
+
+
+def _array(array: NDArray[Any], as_text: bool) -> Any:
+    contiguous = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return pybase64.b64encode_as_string(contiguous.data) if as_text else contiguous

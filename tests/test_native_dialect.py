@@ -1,0 +1,91 @@
+"""Whimbrel's own dialect: every output in both forms, and every way a body can be wrong."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from whimbrel.dialects import native
+from whimbrel.errors import InvalidRequest
+from whimbrel.types import Outputs, Ragged, Request, Result, Sparse, Timings
+
+RANDOM = np.random.default_rng(3)
+DENSE = RANDOM.standard_normal((3, 5)).astype(np.float32)
+SPARSE = Sparse(np.array([3, 9, 4], np.int32), np.array([0.5, 2, 1], np.float32), np.array([0, 2, 2, 3]))
+TOKENS = Ragged(RANDOM.standard_normal((4, 2)).astype(np.float32), np.array([0, 1, 1, 4]))
+
+
+def read(**body: Any) -> Request:
+    return native.read_request(orjson.dumps(body))[1]
+
+
+def test_every_field() -> None:
+    body = {"input_type": "query", "outputs": ["dense", "sparse"], "prompt": "", "instruction": "judge", "dimensions": 3}
+    more = {"normalize": True, "activate": False, "truncate": False, "max_tokens": 9, "priority": -1}
+    assert read(input=[["q", "d"], ["q", "e"]], **body, **more) == Request(
+        [("q", "d"), ("q", "e")],
+        ("dense", "sparse"),
+        prompt="",
+        input_type="query",
+        instruction="judge",
+        dimensions=3,
+        normalize=True,
+        activate=False,
+        truncate="never",
+        max_tokens=9,
+        priority=-1,
+    )
+    assert read(input="a") == Request(["a"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, None), ({"input": []}, "input"), ({"input": [["a"]]}, "input[0]"), ({"input": [["a", "b"], ["a", "b", "c"]]}, "input[1]"),
+        ({"input": [["a", 1]]}, "input[0]"), ({"input": [["a", "b"], [1, 2]]}, "input[1]"), ({"input": ["a", ["a", "b"]]}, "input[1]"),
+        ({"input": "a", "outputs": ["dence"]}, "outputs[0]"), ({"input": "a", "outputs": "dense"}, "outputs"),
+        ({"input": "a", "input_type": "passage"}, "input_type"), ({"input": "a", "dimension": 3}, None),
+        ({"input": "a", "prompt": "a ", "prompt_name": "b"}, "prompt"), ({"input": "a", "max_tokens": 0}, "max_tokens"),
+        ({"input": "a", "truncate": "middle"}, "truncate"), ({"input": "a", "encoding_format": "bytes"}, "encoding_format"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        read(**body)
+    assert error.value.param == param
+
+
+def answer(encoding_format: str) -> Any:
+    sent, _ = native.read_request(orjson.dumps({"input": "a", "encoding_format": encoding_format}))
+    outputs = Outputs(dense=DENSE, sparse=SPARSE, multi_vector=TOKENS, scores=DENSE[:, :1].copy())
+    found = orjson.loads(native.write_result(sent, Result(outputs, 11, 0, Timings()), "m"))
+    assert (found["model"], found["usage"]) == ("m", {"prompt_tokens": 11, "total_tokens": 11})
+    assert set(found["outputs"]) == {"dense", "sparse", "multi_vector", "scores"}
+    return found["outputs"]
+
+
+def test_numbers() -> None:
+    found = answer("float")
+    assert np.array_equal(np.array(found["dense"], np.float32), DENSE)
+    assert found["sparse"] == [{"ids": [3, 9], "weights": [0.5, 2]}, {"ids": [], "weights": []}, {"ids": [4], "weights": [1]}]
+    assert [len(rows) for rows in found["multi_vector"]] == [1, 0, 3]
+    assert np.array_equal(np.array(found["multi_vector"][2], np.float32), TOKENS[2])
+    assert np.array_equal(np.array(found["scores"], np.float32), DENSE[:, :1])
+
+
+def test_bytes() -> None:
+    found = answer("base64")
+    assert np.array_equal(np.stack([floats(row) for row in found["dense"]]), DENSE)
+    for text, entries in enumerate(found["sparse"]):
+        assert np.array_equal(np.frombuffer(base64.b64decode(entries["ids"]), "<i4"), SPARSE[text][0])
+        assert np.array_equal(floats(entries["weights"]), SPARSE[text][1])
+    for text, matrix in enumerate(found["multi_vector"]):
+        assert np.array_equal(floats(matrix["data"]).reshape(matrix["shape"]), TOKENS[text])
+
+
+def floats(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), "<f4")
