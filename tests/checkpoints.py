@@ -154,7 +154,8 @@ def sentence_layout(
         "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
     }
     rows = [("Transformer", ""), ("Pooling", "1_Pooling")]
-    size = json.loads((folder / "config.json").read_text())["hidden_size"]
+    config = json.loads((folder / "config.json").read_text())
+    size = config.get("hidden_size") or config["n_embd"]
     write_json(folder / "1_Pooling/config.json", _pooling_config(modes, size, include_prompt, new=new))
     width = size * len(modes)
     for number, head in enumerate(heads, start=2):

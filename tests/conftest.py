@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from parity import WRITTEN, Parity
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.checkpoint import find_checkpoint
+from whimbrel.registry import read_proofs
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -46,6 +48,24 @@ def reference(minilm: Path) -> Any:
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(minilm), device="cpu").encode(TEXTS)
+
+
+@pytest.fixture
+def parity(request: pytest.FixtureRequest) -> Parity:
+    """Compares with a reference and says which models that proves: see parity.py."""
+    return Parity(request.node.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
+    """What a parity test has declared, if it passes, is written or checked."""
+    result = yield
+    if isinstance(parity := pyfuncitem.funcargs.get("parity"), Parity):
+        if WRITTEN in pyfuncitem.config.stash:
+            pyfuncitem.config.stash[WRITTEN].extend(parity.proofs)
+        else:
+            parity.check(read_proofs())
+    return result
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
