@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from parity import TOLERANCE, WRITTEN
-from whimbrel.registry import FILE, Proof, Row, read_proofs, rows
+from whimbrel.registry import FILE, Proof, Row, read_proofs, rows, shown
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src/whimbrel" / FILE
@@ -26,8 +26,8 @@ _INTRODUCTION = f"""\
 Each row is a model whose checkpoint layout a test copies: a small random checkpoint is written to disk with the real model's
 files, names and quirks, and what Whimbrel computes from it is compared with transformers, Sentence Transformers or the
 formula that the model's authors have published, in float32 on a CPU. The difference is the largest one seen, divided by the
-largest number of the reference, one digit, rounded up; a test fails at {TOLERANCE:g} or less. Only all-MiniLM-L6-v2 is
-compared with its real weights.
+largest number of the reference, one digit, rounded up; beyond {shown(TOLERANCE)} at the latest a test fails. all-MiniLM-L6-v2 alone
+is compared with its real weights.
 
 Other models of these families are served too: `whimbrel show MODEL` says what it understands of a checkpoint, and refuses
 what it does not. `whimbrel models` prints this table. It is written by `python tests/models_page.py`.
@@ -39,7 +39,7 @@ _HEAD = ("model", "family", "tasks", "parity test", "largest difference")
 def page(table: Iterable[Row]) -> str:
     """docs/models.md."""
     cells = [
-        (row.model, row.family, ", ".join(row.tasks), ", ".join(f"`{test}`" for test in row.tests), f"{row.difference:.0e}")
+        (row.model, row.family, ", ".join(row.tasks), ", ".join(f"`{test}`" for test in row.tests), shown(row.difference))
         for row in table
     ]
     lines = [_HEAD, ("---",) * len(_HEAD), *cells]

@@ -132,6 +132,17 @@ def test_show(minilm: Path) -> None:
     assert json.loads(run("show", str(minilm), "--json").stdout)["card"]["outputs"]["dense"]["width"] == 384
 
 
+def test_models() -> None:
+    lines = run("models").stdout.decode().splitlines()
+    assert lines[0].split() == ["MODEL", "FAMILY", "TASKS", "DIFFERENCE", "PARITY", "TEST"]
+    found = json.loads(run("models", "--json").stdout)
+    assert [line.split()[:2] for line in lines[1:]] == [[row["model"], row["family"]] for row in found]
+    minilm = next(row for row in found if row["model"] == "sentence-transformers/all-MiniLM-L6-v2")
+    assert minilm["tasks"] == ["dense"]
+    assert minilm["difference"] <= 1e-5
+    assert minilm["tests"] == ["test_minilm.py::test_float32_is_sentence_transformers_to_1e5"]
+
+
 def test_show_needs_no_weights(minilm: Path, tmp_path: Path) -> None:
     shutil.copytree(minilm, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
     assert b"max_length" in run("show", str(tmp_path / "m")).stdout

@@ -1,4 +1,5 @@
-"""Every family, pooling and head against transformers or Sentence Transformers, on random checkpoints in real layouts."""
+"""Every pooling and head against Sentence Transformers, on random checkpoints in both layouts; the layouts of real models
+are in test_layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
@@ -68,25 +69,6 @@ def test_a_padding_token_inside_a_text_keeps_roberta_s_positions(text: str, tmp_
     write_roberta(tmp_path)
     sentence_layout(tmp_path)
     assert_same_as_sentence_transformers(tmp_path, [text, "a"])
-
-
-def test_a_layout_like_multilingual_e5(tmp_path: Path) -> None:
-    """Old layout, XLM-RoBERTa, its own tokenizer class, mean, normalised, two positions fewer than there are rows."""
-    write_xlmr(tmp_path)
-    sentence_layout(tmp_path, max_seq_length=64)
-    edit_json(tmp_path / "config.json", architectures=["XLMRobertaModel"], output_past=True)
-    assert_same_as_sentence_transformers(tmp_path, ["query: birds", "passage: some fly far " * 30])
-
-
-def test_a_layout_like_all_roberta(tmp_path: Path) -> None:
-    """The encoder of a RobertaForMaskedLM, with the masked-language head beside it."""
-    write_roberta(tmp_path)
-    sentence_layout(tmp_path)
-    edit_json(tmp_path / "config.json", architectures=["RobertaForMaskedLM"])
-    weights = {f"roberta.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
-    weights["lm_head.bias"] = torch.zeros(3)
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert_same_as_sentence_transformers(tmp_path)
 
 
 @pytest.mark.parametrize("new", [False, True], ids=["old", "new"])

@@ -31,6 +31,7 @@ def test_import_contracts() -> None:
             "import whimbrel.cli; whimbrel.cli.app(['--help'], standalone_mode=False)",
             [*HEAVY, "numpy", "httpx2", "rich.markdown"],
         ),
+        ("import whimbrel.cli; whimbrel.cli.app(['models'], standalone_mode=False)", [*HEAVY, "numpy", "httpx2"]),
         ("import whimbrel.cli; whimbrel.cli.app(['serve', '--help'], standalone_mode=False)", [*HEAVY, "numpy", "httpx2"]),
     ],
 )

@@ -11,20 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from sentence_transformers import SentenceTransformer
 
 import test_hub_models as hub
 from checkpoints import edit_json, sentence_layout, write_json
 from parity import Parity
-from test_models import DECODER, ROBERTA, SIZES, rows, write
+from test_models import DECODER, LLAMA3, ROBERTA, SIZES, reference, rows, write
 from tokenizer_files import FAMILIES, llama, qwen
 from whimbrel import Engine
 from whimbrel.types import Request
 
 JSON = dict[str, Any]
 
-TEXTS = ["", "a", "The whimbrel flies.", "l'été 雪飛 Ünïcode", "far far away in a year " * 20, "query: birds", "a  b\n\nc <mask> [SEP]"]
+TEXTS = [
+    "", "a", "The whimbrel flies.", "l'été 雪飛 Ünïcode", "far far away in a year " * 20, "query: birds", "a  b\n\nc <mask> [SEP]",
+]  # fmt: skip
 WEB = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
 ARCTIC = "Represent this sentence for searching relevant passages: "
 IDENTITY = "torch.nn.modules.linear.Identity"
@@ -47,8 +48,7 @@ class Layout:
     config: JSON = field(default_factory=dict)
     """What the hub's config.json says in other words than transformers writes today; None: it does not say it."""
     form: str = "Model"
-    max_seq_length: int | None = 40
-    new: bool = False
+    max_seq_length: int = 64
 
 
 OLD = {"gradient_checkpointing": False, "position_embedding_type": "absolute", "use_cache": True, "torch_dtype": "float32"}
@@ -66,9 +66,6 @@ LAYOUTS = {
         ("Snowflake/snowflake-arctic-embed-xs",), "bert", "Bert", FAMILIES["bert"][1], SIZES | PLACES, "cls",
         prompts={"query": ARCTIC}, config=OLD,
     ),
-    "minilm": Layout(
-        ("sentence-transformers/all-MiniLM-L6-v2",), "bert", "Bert", FAMILIES["bert"][1], SIZES | PLACES, "mean", config=OLD,
-    ),
     "e5": Layout(
         ("intfloat/multilingual-e5-small",), "bert", "Bert", FAMILIES["xlm-roberta"][1], SIZES | PLACES, "mean",
         config=OLD | {"tokenizer_class": "XLMRobertaTokenizer"},
@@ -85,6 +82,15 @@ LAYOUTS = {
     "all roberta": Layout(
         ("sentence-transformers/all-roberta-large-v1",), "roberta", "Roberta", FAMILIES["roberta"][1],
         ROBERTA | PLACES | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, "mean", config=OLD, form="ForMaskedLM",
+    ),
+    "camembert": Layout(
+        ("dangvantuan/sentence-camembert-base",), "roberta", "Camembert", FAMILIES["camembert"][1],
+        ROBERTA | PLACES | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, "mean", heads=(), config=OLD,
+    ),
+    "distilbert": Layout(
+        ("sentence-transformers/multi-qa-distilbert-cos-v1",), "distilbert", "DistilBert", FAMILIES["distilbert"][1],
+        {"vocab_size": 900, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 66}, "mean",
+        config={"sinusoidal_pos_embds": False, "tie_weights_": True},
     ),
     "all mpnet": Layout(
         ("sentence-transformers/all-mpnet-base-v2",), "mpnet", "MPNet", FAMILIES["mpnet"][1], ROBERTA | PLACES, "mean",
@@ -128,7 +134,7 @@ def write_layout(folder: Path, layout: Layout) -> None:
     edit_json(folder / "config.json", **layout.config)
     sentence_layout(
         folder, modes=(layout.pooling,), heads=layout.heads, prompts=layout.prompts or None,
-        max_seq_length=layout.max_seq_length, new=layout.new,
+        max_seq_length=layout.max_seq_length,
     )  # fmt: skip
 
 
@@ -149,6 +155,7 @@ def test_dense(layout: str, parity: Parity, tmp_path: Path) -> None:
 OWN_CODE = {
     "nomic-ai/nomic-embed-text-v1": ("nomic", "mean", ()),
     "Snowflake/snowflake-arctic-embed-m-long": ("nomic", "cls", ("Normalize",)),
+    "Alibaba-NLP/gte-base-en-v1.5": ("gte en", "cls", ()),
     "Alibaba-NLP/gte-multilingual-base": ("gte multilingual", "cls", ("Normalize",)),
     "Snowflake/snowflake-arctic-embed-m-v2.0": ("arctic", "cls", ("Normalize",)),
     "jinaai/jina-embeddings-v2-base-en": ("jina v2", "mean", ()),
@@ -157,18 +164,29 @@ OWN_CODE = {
 """Case of test_hub_models, pooling, heads."""
 
 
+def assert_dense(folder: Path, expected: np.ndarray, parity: Parity, model: str) -> None:
+    """Of token ids; all seqs at once, and alone, bit for bit."""
+    with Engine(str(folder), dtype="float32") as engine:
+        together = engine.run(Request(rows())).vectors_ND
+        alone = [engine.run(Request([row])).vectors_ND[0] for row in rows()]
+        parity(together, expected, model, family=engine.card.encoder.family, tasks=["dense"])
+    assert np.array_equal(together, np.stack(alone))
+
+
 @pytest.mark.parametrize("model", OWN_CODE)
-def test_dense_of_models_with_code_of_their_own(model: str, parity: Parity, tmp_path: Path) -> None:
+def test_dense_of_models_with_own_code(model: str, parity: Parity, tmp_path: Path) -> None:
     case, pooling, heads = OWN_CODE[model]
     config, weights = hub.save(tmp_path, case)
     sentence_layout(tmp_path, modes=(pooling,), heads=heads, max_seq_length=120)
-    hidden = hub.expect(case, config, weights)
-    expected = np.stack([one[0] if pooling == "cls" else one.mean(0) for one in hidden])
+    expected = np.stack([one[0] if pooling == "cls" else one.mean(0) for one in hub.expect(case, config, weights)])
     if heads:
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    with Engine(str(tmp_path), dtype="float32") as engine:
-        family = engine.card.encoder.family
-        together = engine.run(Request(rows())).vectors_ND
-        alone = [engine.run(Request([row])).vectors_ND[0] for row in rows()]
-    parity(together, expected, model, family=family, tasks=["dense"])
-    assert np.array_equal(together, np.stack(alone))
+    assert_dense(tmp_path, expected, parity, model)
+
+
+def test_dense_of_llama_nemotron(parity: Parity, tmp_path: Path) -> None:
+    """Its config.json says how it is pooled; there are no modules."""
+    model = write(tmp_path, "Llama", DECODER | {"is_causal": False, "rope_scaling": LLAMA3})
+    hub.write_llama_bidirec(tmp_path)
+    expected = np.stack([one.mean(0) for one in reference(model, rows())])
+    assert_dense(tmp_path, expected, parity, "nvidia/llama-nemotron-embed-1b-v2")

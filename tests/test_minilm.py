@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from parity import Parity
 from texts import AWKWARD, TEXTS
 from whimbrel import Engine
 from whimbrel.types import Request
 
 
-def test_float32_is_sentence_transformers_to_1e5(engine32: Engine, reference: np.ndarray) -> None:
+def test_float32_is_sentence_transformers_to_1e5(engine32: Engine, reference: np.ndarray, parity: Parity) -> None:
     assert len(TEXTS) >= 1000
-    assert np.abs(engine32.embed(TEXTS) - reference).max() <= 1e-5
+    vectors = engine32.embed(TEXTS)
+    assert np.abs(vectors - reference).max() <= 1e-5
+    parity(vectors, reference, "sentence-transformers/all-MiniLM-L6-v2", family="bert", tasks=["dense"])
 
 
 def test_bfloat16_has_the_same_direction(reference: np.ndarray) -> None:

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Unpack
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
-import msgspec
 import typer
 
 from whimbrel.errors import SetupError, WhimbrelError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from whimbrel.card import Card, PoolingMode
-    from whimbrel.engine import Engine
-    from whimbrel.plan import EngineOptions, Plan
+    from whimbrel.card import PoolingMode
+    from whimbrel.plan import Plan
 
 app = typer.Typer(
     name="whimbrel",
@@ -34,7 +29,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-_LINES_AT_ONCE: Final = 2048
 _REQUEST_TOKENS: Final = 2**20
 _QUEUE_BYTES: Final = 2**31
 """Of token ids and vectors that an engine holds for unanswered requests, before it refuses more."""
@@ -57,6 +51,7 @@ MaxBatchTokens = Annotated[int | None, typer.Option(help="Tokens in one batch. [
 PoolingOption = Annotated[
     str | None, typer.Option(help="Only for a checkpoint without modules.json: mean, cls, lasttoken, max, ...")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Matryoshka = Annotated[
     bool, typer.Option("--matryoshka", help="Allow `dimensions` though the checkpoint does not say that it may be cut.")
 ]
@@ -143,7 +138,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP."""
     _need("granian", "torch")
-    from whimbrel import logs
+    from whimbrel import logs, terminal
     from whimbrel import otel as spans
     from whimbrel.plan import Options
     from whimbrel.processes.supervisor import ModelOptions, ServeOptions
@@ -152,7 +147,7 @@ def serve(
 
     if otel:
         spans.check()
-    console = _console()
+    console = terminal.console()
     wanted: list[str | None] = [*models] if models else [None]
     if len(set(wanted)) < len(wanted) and not served_name:
         raise SetupError("a model is named twice.", hint="--replicas gives it several engines; --served-name tells them apart")
@@ -222,11 +217,12 @@ def embed(
 ) -> None:
     """Embed texts without a server: one vector per TEXT, or per line of stdin."""
     _need("torch")
+    from whimbrel import streams, terminal
+
     if not texts and sys.stdin.isatty():
         raise SetupError("nothing to embed.", hint='whimbrel embed "some text", or whimbrel embed < lines.txt')
-    console = _console()
-    engine = _load(
-        console,
+    engine = terminal.load(
+        terminal.console(),
         model,
         device=device,
         dtype=dtype,
@@ -235,12 +231,9 @@ def embed(
         matryoshka=matryoshka,
     )
     with engine:
-        chunks = _chunks(texts or _lines())
+        chunks = streams.chunks(texts or streams.read_lines(sys.stdin.buffer))
         vectors = ((chunk, engine.embed(chunk, prompt=prompt, dimensions=dimensions)) for chunk in chunks)
-        if out is not None and out.suffix.lower() == ".npy":
-            _write_npy(out, (array for _, array in vectors), engine.card.dense.width)
-        else:
-            _write_jsonl(out, vectors)
+        streams.write(out, vectors, dimension=engine.card.dense.width)
 
 
 @app.command()
@@ -253,9 +246,10 @@ def show(
     max_batch_tokens: MaxBatchTokens = None,
     pooling: PoolingOption = None,
     matryoshka: Matryoshka = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a checkpoint says (card) and how it would be run (plan). Loads no weights."""
+    from whimbrel import terminal
     from whimbrel.card_reader import read_card
     from whimbrel.checkpoint import find_checkpoint
     from whimbrel.plan import Options, make_plan
@@ -276,7 +270,15 @@ def show(
             matryoshka=matryoshka,
         )
         plan = make_plan(options, card, probe())
-    _print_card(card, plan, as_json=as_json)
+    terminal.print_card(card, plan, as_json=as_json)
+
+
+@app.command()
+def models(*, as_json: AsJson = False) -> None:
+    """List the models whose layouts tests have proven, and how near their numbers are to the reference's."""
+    from whimbrel import terminal
+
+    terminal.print_models(as_json=as_json)
 
 
 def main() -> None:
@@ -333,105 +335,3 @@ def _pooling(name: str | None) -> PoolingMode | None:
         if mode == name:
             return mode
     raise SetupError(f"no pooling {name!r}.", hint=f"--pooling takes one of: {', '.join(POOLING_MODES)}")
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    class Lasting(Console):
-        """What it tells is not worth ending for, if nobody reads it any more."""
-
-        def on_broken_pipe(self) -> None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-    return Lasting(stderr=True, highlight=False, soft_wrap=True)
-
-
-def _load(console: Console, model: str | None, *, pooling: PoolingMode | None, **options: Unpack[EngineOptions]) -> Engine:
-    """Load an engine, saying each phase and how long it took."""
-    from time import perf_counter
-
-    started = perf_counter()
-    with console.status("starting") as status:
-        phase, since = "importing", started
-
-        def say(what: str) -> None:
-            nonlocal phase, since
-            now = perf_counter()
-            console.print(f"  {phase:<24}{now - since:6.2f} s", style="dim")
-            phase, since = what, now
-            status.update(what)
-            if what == "finding the checkpoint":
-                status.stop()  # the hub shows bars of its own
-            else:
-                status.start()
-
-        from whimbrel.engine import Engine
-
-        engine = Engine(model, pooling=pooling, progress=say, **options)
-        say("")
-    return engine
-
-
-def _lines() -> Iterator[str]:
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise SetupError(f"line {number} of stdin is not valid UTF-8 (byte {error.start}).") from None
-
-
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    for text in texts:
-        chunk.append(text)
-        if len(chunk) == _LINES_AT_ONCE:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _write_npy(path: Path, arrays: Iterator[Any], dimension: int) -> None:
-    import numpy as np
-
-    parts = list(arrays)
-    _writing(path, lambda: np.save(path, np.concatenate(parts) if parts else np.empty((0, dimension), np.float32)))
-
-
-def _write_jsonl(path: Path | None, pairs: Iterator[tuple[list[str], Any]]) -> None:
-    from whimbrel.wire import to_json
-
-    def write() -> None:
-        stream = sys.stdout.buffer if path is None else path.open("wb")
-        with stream:
-            for chunk, vectors in pairs:
-                rows = zip(chunk, vectors, strict=True)
-                stream.write(b"".join(to_json({"text": text, "embedding": vector}) + b"\n" for text, vector in rows))
-                stream.flush()
-
-    _writing(path, write)
-
-
-def _writing(path: Path | None, write: Callable[[], None]) -> None:
-    try:
-        write()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise SetupError(f"cannot write {path or 'stdout'}: {error.strerror or error}.") from None
-
-
-def _print_card(card: Card, plan: Plan | None, *, as_json: bool) -> None:
-    parts: dict[str, dict[str, Any]] = {"card": msgspec.to_builtins(card)}
-    if plan is not None:
-        parts["plan"] = msgspec.to_builtins(plan)
-    if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(parts)) + b"\n")
-        return
-    for title, fields in parts.items():
-        typer.echo(title)
-        for name, value in fields.items():
-            typer.echo(f"  {name:<22}{value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
-    if plan is None:
-        typer.echo("plan\n  (needs PyTorch: pip install 'whimbrel[serve]')")

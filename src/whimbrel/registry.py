@@ -63,6 +63,11 @@ def rows(proofs: Iterable[Proof]) -> list[Row]:
     return table
 
 
+def shown(difference: float) -> str:
+    """In the fewest characters: 3e-7."""
+    return f"{difference:.0e}".replace("e-0", "e-") if difference else "0"
+
+
 def _row(proofs: list[Proof]) -> Row:
     stated = {task for proof in proofs for task in proof.tasks}
     return Row(
