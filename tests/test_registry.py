@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ import pytest
 from models_page import DATA, PAGE, data, page
 from parity import OTHER_FAMILIES, TOLERANCE, Parity, difference, rounded_up
 from whimbrel.models.families import FAMILIES
-from whimbrel.registry import Proof, read_proofs, rows
+from whimbrel.registry import OUTPUTS, Proof, read_proofs, rows
+from whimbrel.types import OutputName
 
 PROOFS = read_proofs()
 
@@ -17,6 +20,10 @@ PROOFS = read_proofs()
 def test_the_files_are_as_the_generator_writes_them() -> None:
     assert data(PROOFS) == DATA.read_bytes(), "run: python tests/models_page.py"
     assert page(rows(PROOFS)) == PAGE.read_text(encoding="utf-8"), "run: python tests/models_page.py"
+
+
+def test_tasks_are_what_a_model_may_give() -> None:
+    assert get_args(OutputName) == OUTPUTS
 
 
 def test_every_row_is_of_a_family_and_near_enough() -> None:

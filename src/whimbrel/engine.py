@@ -22,8 +22,10 @@ from whimbrel import faults
 from whimbrel.card import Card, PoolingMode
 from whimbrel.card_reader import read_card
 from whimbrel.checkpoint import Checkpoint, find_checkpoint
+from whimbrel.errors import NonFinite
 from whimbrel.frontend import AsyncFrontend, Frontend
 from whimbrel.lanes import Lanes
+from whimbrel.models import blame_weights
 from whimbrel.outputs import Ask, place
 from whimbrel.plan import EngineOptions, Options, Plan, make_plan
 from whimbrel.runner import Runner, probe
@@ -178,7 +180,10 @@ class Engine:
         for size in (1, 16, longest):
             seqs = [Seq(ids[:size], index) for index in range(self.plan.num_lanes)]
             prepared = Prepared(seqs, place(self.card, seqs, asks), size * len(seqs), 0, perf_counter(), 0.0)
-            self.submit_prepared(prepared, admitted=True).result()
+            try:
+                self.submit_prepared(prepared, admitted=True).result()
+            except NonFinite:
+                raise blame_weights(self.folder, self.card) from None
         self._lanes.forget_rate()
 
 

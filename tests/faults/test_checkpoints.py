@@ -171,7 +171,7 @@ def test_H11_a_pickled_head_holds_tensors_and_nothing_else(zipped: bool, folder:
     """The only pickle that is read: heads of old models, through torch's weights_only."""
     (folder / "2_Dense/model.safetensors").unlink()
     torch.save({"linear.weight": Bomb(sentinel)}, folder / "2_Dense/pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-    assert refused(folder).file == "pytorch_model.bin"
+    assert refused(folder).file == "2_Dense/pytorch_model.bin"
 
 
 # H12: safetensors
@@ -215,7 +215,7 @@ def test_H12_broken_headers_are_refused_at_no_cost(how: str, path: str, folder: 
     (folder / path / "model.safetensors").write_bytes(BOMBS[how])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     error = refused(folder)
-    assert error.file == "model.safetensors"
+    assert error.file == f"{path}/model.safetensors".lstrip("/")
     assert "cannot be read" in str(error)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB
 
@@ -339,12 +339,12 @@ def test_H12_honest_links_are_followed(arrange: Callable[[Path], Path], folder: 
 def test_G10_a_file_that_was_cut_short_is_named(file: str, keep: float, folder: Path) -> None:
     data = (folder / file).read_bytes()
     (folder / file).write_bytes(data[: int(len(data) * keep)])
-    assert refused(folder).file in (file, Path(file).name)
+    assert refused(folder).file == file
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "2_Dense/model.safetensors", "config.json", "tokenizer.json"])
 def test_G10_a_file_that_is_missing_or_a_folder_is_named(file: str, folder: Path) -> None:
     (folder / file).unlink()
-    assert refused(folder).file in (file, Path(file).name)
+    assert refused(folder).file == file
     (folder / file).mkdir()
-    assert refused(folder).file in (file, Path(file).name)
+    assert refused(folder).file == file

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -40,16 +40,22 @@ class Weights:
         allow_pickle: bool = False,
     ) -> None:
         """`path` is a folder in `folder`, or a .pt file of tensors there."""
-        self._single_pickle = Path(path).name if path.endswith(".pt") else ""
-        self._folder = folder / path if not self._single_pickle else (folder / path).parent
-        self._file = path if self._single_pickle else f"{path}/{_SINGLE}" if path else _SINGLE
+        self._folder = folder
+        self._path = path
         self._allow_pickle = allow_pickle
         self._prefixes = prefixes
         self._stack = ExitStack()
         self._where: dict[str, Any] = {}
         self._taken: set[str] = set()
         self._pickled: dict[str, Tensor] = {}
-        self._open(sha256)
+        self._file_of: dict[str, str] = {}
+        self.file: str = path if path.endswith(".pt") else self._named(_SINGLE)
+        """What lists the tensors, as it is called in the checkpoint."""
+        try:
+            self._open(sha256)
+        except BaseException:
+            self._stack.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -59,18 +65,15 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor called `name`, with or without one of the prefixes, in float32. Raises CheckpointError."""
-        full = self._full(name) or name
-        if full in self._where:
-            tensor = cast(Tensor, self._where[full].get_tensor(full))
-        elif full in self._pickled:
-            tensor = self._pickled[full]
-        else:
-            raise CheckpointError("this tensor is missing.", file=self._file, key=name)
+        full = self._full(name)
+        if full is None:
+            raise CheckpointError("this tensor is missing.", file=self.file, key=name)
+        tensor, file = self._read(full), self._file_of[full]
         self._taken.add(full)
         if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"has shape {list(tensor.shape)}; the config says {list(shape)}.", file=self._file, key=full)
+            raise CheckpointError(f"has shape {list(tensor.shape)}; the config says {list(shape)}.", file=file, key=full)
         if not tensor.is_floating_point():
-            raise CheckpointError(f"has dtype {tensor.dtype}; quantised weights are not supported.", file=self._file, key=full)
+            raise CheckpointError(f"has dtype {tensor.dtype}; quantised weights are not supported.", file=file, key=full)
         return tensor.float()
 
     def has(self, name: str) -> bool:
@@ -79,16 +82,28 @@ class Weights:
 
     def finish(self, unused: Sequence[str] = ()) -> None:
         """Refuse tensors that were not taken and match none of the patterns `unused`."""
-        for name in (self._where.keys() | self._pickled.keys()) - self._taken:
+        for name in self._file_of.keys() - self._taken:
             bare = [name, *(name.removeprefix(prefix) for prefix in self._prefixes)]
             if not any(re.fullmatch(pattern, each) for pattern in unused for each in bare):
                 raise CheckpointError(
-                    "this tensor is not known to Whimbrel, and may change the vectors.", file=self._file, key=name
+                    "this tensor is not known to Whimbrel, and may change the vectors.", file=self._file_of[name], key=name
                 )
+
+    def not_finite(self) -> Iterator[tuple[str, str]]:
+        """File and name of each tensor that holds NaN or infinity. Reads all, one at a time."""
+        for name, file in self._file_of.items():
+            if not self._read(name).float().isfinite().all():
+                yield file, name
+
+    def _read(self, full: str) -> Tensor:
+        return self._pickled[full] if full in self._pickled else cast(Tensor, self._where[full].get_tensor(full))
 
     def _full(self, name: str) -> str | None:
         names = [prefix + name for prefix in ("", *self._prefixes)]
-        return next((each for each in names if each in self._where or each in self._pickled), None)
+        return next((each for each in names if each in self._file_of), None)
+
+    def _named(self, file: str) -> str:
+        return f"{self._path}/{file}" if self._path else file
 
     def _open(self, sha256: str | None) -> None:
         for file in self._files():
@@ -97,39 +112,48 @@ class Weights:
                 _check_sha256(path, sha256, file)
             try:
                 handle = self._stack.enter_context(_open(path))
-                self._where |= dict.fromkeys(handle.keys(), handle)
+                names = cast(list[str], handle.keys())
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=file) from None
+            for name in names:
+                if name in self._file_of:
+                    raise CheckpointError(f"this tensor is in {self._file_of[name]} too.", file=file, key=name)
+                self._where[name], self._file_of[name] = handle, file
 
     def _files(self) -> list[str]:
-        if self._single_pickle:
-            self._pickled = _unpickle(find_file(self._folder, self._single_pickle))
-            return []
-        if (self._folder / _SINGLE).exists():
-            return [_SINGLE]
-        if (self._folder / _INDEX).exists():
-            return _shards(self._folder)
-        pickle = self._folder / _PICKLE
-        if not pickle.exists():
-            raise CheckpointError(f"not found in {self._folder}.", file=self._file)
-        if not self._allow_pickle:
+        """Of safetensors; what is pickled has been read then."""
+        if self.file == self._path:
+            return self._unpickle(self._path)
+        if (self._folder / self.file).exists():
+            return [self.file]
+        index, pickle = self._named(_INDEX), self._named(_PICKLE)
+        if (self._folder / index).exists():
+            self.file = index
+            return [self._named(shard) for shard in _shards(JsonFile.read(self._folder, index))]
+        if (self._folder / pickle).exists() and not self._allow_pickle:
             raise CheckpointError(
                 "only pickled weights are here, which can run code when loaded; save the model again as safetensors.",
-                file=_PICKLE,
+                file=pickle,
             )
-        self._pickled = _unpickle(find_file(self._folder, _PICKLE))
+        return self._unpickle(pickle)
+
+    def _unpickle(self, file: str) -> list[str]:
+        if not (self._folder / file).exists():
+            raise CheckpointError(f"not found in {self._folder}.", file=self.file)
+        self.file, self._pickled = file, _unpickle(find_file(self._folder, file), file)
+        self._file_of = dict.fromkeys(self._pickled, file)
         return []
 
 
-def _unpickle(path: Path) -> dict[str, Tensor]:
+def _unpickle(path: Path, file: str) -> dict[str, Tensor]:
     try:
         loaded: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:  # torch raises many kinds, and tells how to read it unsafely
         raise CheckpointError(
-            "is not a pickle of tensors and nothing else; save the model again as safetensors.", file=path.name
+            "is not a pickle of tensors and nothing else; save the model again as safetensors.", file=file
         ) from None
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in cast(dict[str, object], loaded).values()):
-        raise CheckpointError("holds something else than tensors by name.", file=path.name)
+        raise CheckpointError("holds something else than tensors by name.", file=file)
     return cast(dict[str, Tensor], loaded)
 
 
@@ -137,11 +161,11 @@ def _open(path: Path) -> Any:
     return safe_open(path, framework="pt")
 
 
-def _shards(folder: Path) -> list[str]:
-    names = cast(dict[str, object], JsonFile.read(folder, _INDEX).get("weight_map", dict)).values()
+def _shards(index: JsonFile) -> list[str]:
+    names = cast(dict[str, object], index.get("weight_map", dict)).values()
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{name!r} is no file of this folder.", file=_INDEX, key="weight_map")
+            raise index.error(f"{name!r} is no file of this folder.", "weight_map")
     return sorted(cast(set[str], set(names)))
 
 
