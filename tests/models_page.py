@@ -53,7 +53,7 @@ def data(proofs: Iterable[Proof]) -> bytes:
     return b"[\n" + b",\n".join(b"  " + msgspec.json.encode(proof) for proof in ordered) + b"\n]\n"
 
 
-def _steady(proof: Proof, before: float | None) -> Proof:
+def steady(proof: Proof, before: float | None) -> Proof:
     """The largest difference that was seen, unless it has become much less: each run differs a little."""
     if before is not None and proof.difference < before <= 3 * proof.difference:
         return replace(proof, difference=before)
@@ -83,7 +83,7 @@ def main(paths: list[str]) -> int:
     before = read_proofs()
     old = {(proof.model, proof.test): proof.difference for proof in before}
     kept = [proof for proof in before if paths and proof.test.partition("::")[0] not in collector.files]
-    proofs = [*kept, *(_steady(proof, old.get((proof.model, proof.test))) for proof in collector.proofs)]
+    proofs = [*kept, *(steady(proof, old.get((proof.model, proof.test))) for proof in collector.proofs)]
     DATA.write_bytes(data(proofs))
     PAGE.write_text(page(rows(proofs)), encoding="utf-8")
     return 0

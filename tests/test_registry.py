@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from models_page import DATA, PAGE, data, page
+from models_page import DATA, PAGE, data, page, steady
 from parity import OTHER_FAMILIES, TOLERANCE, Parity, difference, rounded_up
 from whimbrel.models.families import FAMILIES
 from whimbrel.registry import OUTPUTS, Proof, read_proofs, rows
@@ -71,6 +71,14 @@ def test_a_row_adds_up_what_its_tests_prove() -> None:
 )
 def test_differences_are_rounded_up(value: float, expected: float) -> None:
     assert rounded_up(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "kept"),
+    [(None, 3e-7, 3e-7), (5e-7, 3e-7, 5e-7), (5e-7, 6e-7, 6e-7), (5e-6, 3e-7, 3e-7), (1e-7, 0.0, 0.0)],
+)
+def test_a_difference_that_wavers_is_left(before: float | None, now: float, kept: float) -> None:
+    assert steady(Proof("a/b", "bert", ("dense",), "test_a.py::test_1", now), before).difference == kept
 
 
 def test_a_difference_is_relative_to_the_largest_number() -> None:

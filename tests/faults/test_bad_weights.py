@@ -20,6 +20,7 @@ from torch import Tensor
 from checkpoints import edit_json, sentence_layout, write_bert, write_json
 from whimbrel import Engine
 from whimbrel.errors import CheckpointError
+from whimbrel.models.weights import Weights
 
 INDEX = "model.safetensors.index.json"
 WORDS = "embeddings.word_embeddings.weight"
@@ -109,6 +110,19 @@ def test_G10_finite_weights_that_give_infinity_are_refused_too(folder: Path) -> 
     change(folder / "3_LayerNorm/model.safetensors", lambda tensors: tensors["norm.weight"].fill_(3e38))
     error = refused(folder)
     assert str(error) == "config.json: gives NaN or infinity though all its weights are finite."
+
+
+def test_G10_a_head_in_a_pickle_of_its_own_that_is_missing_or_no_pickle_is_named(folder: Path) -> None:
+    for content, says in (
+        (None, "not found"),
+        (b"", "is not a pickle of tensors"),
+        (b"\x80\x04N.", "is not a pickle of tensors"),
+    ):
+        if content is not None:
+            (folder / "linear.pt").write_bytes(content)
+        with pytest.raises(CheckpointError, match=says) as caught, Weights(folder, path="linear.pt", allow_pickle=True):
+            pass
+        assert caught.value.file == "linear.pt"
 
 
 # Shards
