@@ -580,7 +580,7 @@ def write_llama_bidirec(folder: Path, **changes: Any) -> None:
 def test_llama_bidirec_says_how_it_is_pooled(stated: str | None, mode: str, tmp_path: Path) -> None:
     write(tmp_path, "Llama", DECODER)
     write_llama_bidirec(tmp_path, pooling=stated)
-    assert read_card(tmp_path, "m").pooling.modes == (mode,)
+    assert read_card(tmp_path, "m").dense.modes == (mode,)
     with pytest.raises(CheckpointError, match=r"config\.json: pooling"):
         read_card(tmp_path, "m", pooling="mean")
 
