@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from checkpoints import edit_json, sentence_layout, write_bert, write_json
+from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.errors import CheckpointError
 from whimbrel.models.weights import Weights
@@ -45,7 +46,7 @@ def refused(folder: Path, dtype: str = "float32") -> CheckpointError:
     threads = set(threading.enumerate())
     with pytest.raises(CheckpointError) as caught, Engine(str(folder), dtype=dtype):
         pass
-    assert set(threading.enumerate()) <= threads
+    assert wait_for(lambda: set(threading.enumerate()) <= threads)
     return caught.value
 
 
