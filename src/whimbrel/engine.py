@@ -22,10 +22,9 @@ from whimbrel import faults
 from whimbrel.card import Card, PoolingMode
 from whimbrel.card_reader import read_card
 from whimbrel.checkpoint import Checkpoint, find_checkpoint
-from whimbrel.errors import NonFinite
+from whimbrel.errors import CheckpointError, NonFinite
 from whimbrel.frontend import AsyncFrontend, Frontend
 from whimbrel.lanes import Lanes
-from whimbrel.models import blame_weights
 from whimbrel.outputs import Ask, place
 from whimbrel.plan import EngineOptions, Options, Plan, make_plan
 from whimbrel.runner import Runner, probe
@@ -183,7 +182,8 @@ class Engine:
             try:
                 self.submit_prepared(prepared, admitted=True).result()
             except NonFinite:
-                raise blame_weights(self.folder, self.card) from None
+                file = f"{self.card.path}/config.json".lstrip("/")
+                raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None
         self._lanes.forget_rate()
 
 

@@ -76,7 +76,7 @@ SPOILT = [
 
 
 @pytest.mark.parametrize(("file", "name", "value"), SPOILT, ids=str)
-def test_G10_weights_that_are_not_finite_are_found_when_it_warms_up(file: str, name: str, value: float, folder: Path) -> None:
+def test_G10_weights_that_are_not_finite_are_found(file: str, name: str, value: float, folder: Path) -> None:
     spoil(folder / file, name, value)
     for dtype in ("float32", "bfloat16"):
         error = refused(folder, dtype)
@@ -84,18 +84,15 @@ def test_G10_weights_that_are_not_finite_are_found_when_it_warms_up(file: str, n
         assert str(error).endswith("holds NaN or infinity.")
 
 
-def test_G10_some_of_many_that_are_not_finite_are_named(folder: Path) -> None:
+def test_G10_one_word_that_is_not_finite_is_enough(folder: Path) -> None:
+    """No warm-up would have used it."""
+
     def action(tensors: dict[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            if name.startswith("encoder.layer.1."):
-                tensor.fill_(float("nan"))
+        tensors[WORDS][37, 5] = float("nan")
 
     change(folder / "model.safetensors", action)
-    spoil(folder / "2_Dense/model.safetensors", "linear.weight", float("nan"))
     error = refused(folder)
-    assert str(error).endswith(" and others.")
-    assert str(error).count("encoder.layer.1.") == 4
-    assert len(str(error)) < 400
+    assert (error.file, error.key) == ("model.safetensors", WORDS)
 
 
 def test_G10_a_pickled_head_that_is_not_finite_is_named(folder: Path) -> None:

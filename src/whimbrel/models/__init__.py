@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from whimbrel.card import Card, Head, Normalize
-from whimbrel.errors import CheckpointError
+from whimbrel.card import Card, Head
 from whimbrel.models.families import FAMILIES
 from whimbrel.models.heads import HeadFunction, load_head
 from whimbrel.models.transformer import Transformer
@@ -25,19 +24,3 @@ def load_model(
         heads = {head: load_head(head, folder, weights, device) for output in card.outputs.values() for head in output.heads}
         weights.finish(names.unused)
     return model, heads
-
-
-def blame_weights(folder: Path, card: Card) -> CheckpointError:
-    """Why a model that was loaded gives no finite numbers: the tensors that hold others. Reads all weights again."""
-    heads = [head for output in card.outputs.values() for head in output.heads if not isinstance(head, Normalize)]
-    found: list[tuple[str, str]] = []
-    for path in dict.fromkeys([card.path, *(head.source for head in heads if head.source is not None)]):
-        with Weights(folder, path=path, allow_pickle=True) as weights:
-            found += weights.not_finite()
-    if found:
-        file, name = found[0]
-        more = f"; so do {', '.join(name for _, name in found[1:4])}" if len(found) > 1 else ""
-        return CheckpointError(f"holds NaN or infinity{more}{' and others' if len(found) > 4 else ''}.", file=file, key=name)
-    return CheckpointError(
-        "gives NaN or infinity though all its weights are finite.", file=f"{card.path}/config.json".lstrip("/")
-    )
