@@ -84,6 +84,31 @@ NOMIC: Config = {
     "use_xentropy": True,
     "vocab_size": VOCABULARY,
 }
+NOMIC_MOE: Config = NOMIC | {
+    "activation_function": "gelu",
+    "add_pooling_layer": False,
+    "expert_choice_router": False,
+    "ffn_div": 1,
+    "layer_norm_epsilon": 1e-05,
+    "mlp_fc1_bias": True,
+    "mlp_fc2_bias": True,
+    "moe_every_n_layers": 2,
+    "moe_impl": "megablocks",
+    "moe_normalize_expert_weights": False,
+    "moe_resid_pdrop": 0.0,
+    "moe_top_k": 2,
+    "n_inner": 96,
+    "n_layer": 4,
+    "n_positions": 2048,
+    "num_experts": 8,
+    "num_shared_experts": 0,
+    "pad_token_id": 1,
+    "pad_vocab_size_multiple": 64,
+    "qkv_proj_bias": True,
+    "rotary_emb_base": 10000,
+    "router_aux_loss_coef": 0.1,
+    "type_vocab_size": 1,
+}
 NOMIC_TWICE = NOMIC | {
     "head_dim": 12,
     "hidden_act": "silu",
@@ -264,16 +289,38 @@ def inverse_frequencies(theta: float, width: int) -> Tensor:
 def nomic(w: W, c: Config, ids: Tensor) -> Tensor:
     heads, eps = c["n_head"], c["layer_norm_epsilon"]
     turns = inverse_frequencies(c["rotary_emb_base"], int(c["n_embd"] // heads * c["rotary_emb_fraction"]))
-    gate = {"swiglu": F.silu, "geglu": F.gelu, "glu": torch.sigmoid}[c["activation_function"]]
+    gate = {"swiglu": F.silu, "geglu": F.gelu, "glu": torch.sigmoid}.get(c["activation_function"])
     x = norm(w, "emb_ln", embed(w, ids), eps)
     for i in range(c["n_layer"]):
         at = f"encoder.layers.{i}."
         q, k, v = linear(w, at + "attn.Wqkv", x).chunk(3, -1)
         q, k = (rope(part, heads, turns, interleaved=c["rotary_emb_interleaved"]) for part in (q, k))
         x = norm(w, at + "norm1", x + linear(w, at + "attn.out_proj", attention(q, k, v, heads)), eps)
-        y = linear(w, at + "mlp.fc11", x) * gate(linear(w, at + "mlp.fc12", x))
+        if gate is None and has_experts(c, i):
+            x = norm(w, at + "norm2", x + nomic_experts(w, c, at + "mlp.", x), eps)
+            continue
+        y = (
+            F.gelu(linear(w, at + "mlp.fc1", x))
+            if gate is None
+            else linear(w, at + "mlp.fc11", x) * gate(linear(w, at + "mlp.fc12", x))
+        )
         x = norm(w, at + "norm2", x + linear(w, at + "mlp.fc2", y), eps)
     return x
+
+
+def has_experts(c: Config, i: int) -> bool:
+    return c["moe_every_n_layers"] > 0 and i % c["moe_every_n_layers"] == 1
+
+
+def nomic_experts(w: W, c: Config, at: str, x: Tensor) -> Tensor:
+    """Token by token."""
+    weights, experts = F.linear(x, w[at + "router.layer.weight"]).softmax(-1).topk(c["moe_top_k"], -1)
+    up, down = (w[f"{at}experts.mlp.{name}"].view(c["num_experts"], c["n_inner"], c["n_embd"]) for name in ("w1", "w2"))
+    rows = [
+        sum(weight * (F.gelu(row @ up[e].T) @ down[e]) for weight, e in zip(*pair, strict=True))
+        for row, *pair in zip(x, weights, experts, strict=True)
+    ]
+    return torch.stack([torch.as_tensor(row) for row in rows]) + w[at + "experts.bias"]
 
 
 def new(w: W, c: Config, ids: Tensor) -> Tensor:
@@ -365,11 +412,22 @@ def nomic_names(c: Config) -> Shapes:
         at = f"encoder.layers.{i}."
         shapes |= tensors(at + "attn.Wqkv", 3 * d, d, bias=c["qkv_proj_bias"])
         shapes |= tensors(at + "attn.out_proj", d, d, bias=c["qkv_proj_bias"])
+        shapes |= tensors(at + "norm1", d) | tensors(at + "norm2", d)
+        if c["activation_function"] == "gelu":
+            shapes |= nomic_ungated_names(c, at + "mlp.", experts=has_experts(c, i))
+            continue
         shapes |= tensors(at + "mlp.fc11", inner, d, bias=c["mlp_fc1_bias"])
         shapes |= tensors(at + "mlp.fc12", inner, d, bias=c["mlp_fc1_bias"])
         shapes |= tensors(at + "mlp.fc2", d, inner, bias=c["mlp_fc2_bias"])
-        shapes |= tensors(at + "norm1", d) | tensors(at + "norm2", d)
     return shapes
+
+
+def nomic_ungated_names(c: Config, at: str, *, experts: bool) -> Shapes:
+    d, inner, num = c["n_embd"], c["n_inner"], c["num_experts"]
+    if not experts:
+        return tensors(at + "fc1", inner, d) | tensors(at + "fc2", d, inner)
+    shapes: Shapes = {f"{at}router.layer.weight": (num, d), f"{at}experts.bias": (d,)}
+    return shapes | {f"{at}experts.mlp.{name}": (num * inner, d) for name in ("w1", "w2")}
 
 
 def new_names(c: Config) -> Shapes:
@@ -436,6 +494,13 @@ CASES: dict[str, tuple[Config, Names, Formula]] = {
         nomic_names,
         nomic,
     ),
+    "nomic with experts": (NOMIC_MOE, nomic_names, nomic),
+    "nomic with experts in the middle": (
+        NOMIC_MOE | {"moe_every_n_layers": 3, "num_experts": 3, "moe_top_k": 1, "n_inner": 50},
+        nomic_names,
+        nomic,
+    ),
+    "nomic ungated": (NOMIC_MOE | {"moe_every_n_layers": 0, "num_experts": 0}, nomic_names, nomic),
     "gte multilingual": (NEW, new_names, new),
     "gte of a larger model": (NEW | {"architectures": ["NewForTokenClassification"]}, new_names, new),
     "gte en": (
@@ -532,7 +597,7 @@ def test_a_gpu_gives_the_same(case: str, dtype: torch.dtype, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("case", "change"),
     [("nomic", {"rotary_emb_base": 10000}), ("nomic", {"rotary_emb_interleaved": True}), ("nomic", {"rotary_emb_fraction": 0.5}),
-     ("nomic", {"activation_function": "geglu"}), ("nomic", {"layer_norm_epsilon": 0.1}), ("arctic", {"rope_theta": 10000}),
+     ("nomic", {"activation_function": "geglu"}), ("nomic", {"layer_norm_epsilon": 0.1}), ("nomic with experts", {"moe_top_k": 1}), ("arctic", {"rope_theta": 10000}),
      ("gte multilingual", {"rope_scaling": None}), ("gte multilingual", {"rope_scaling": {"type": "ntk", "factor": 2.0}}),
      ("gte multilingual", {"hidden_act": "relu"}), ("jina v2", {"feed_forward_type": "reglu"}), ("jina v2", {"num_attention_heads": 6}),
      ("jina v2 for code", {"feed_forward_type": "reglu"}), ("jina v2 ungated", {"hidden_act": "relu"}),
@@ -633,9 +698,16 @@ def test_every_tensor_is_asked_for(case: str, tmp_path: Path) -> None:
 # What is refused
 
 WRONG: list[tuple[str, Config, str]] = [
-    ("nomic", {"num_experts": 8, "moe_every_n_layers": 2, "moe_top_k": 2}, "num_experts: is 8; mixtures of experts"),
-    ("nomic", {"moe_every_n_layers": 2}, "moe_every_n_layers: is 2; mixtures of experts"),
-    ("nomic", {"activation_function": "gelu"}, "activation_function"),
+    ("nomic", {"num_experts": 8, "moe_every_n_layers": 2, "moe_top_k": 2}, "activation_function: a mixture of gated experts"),
+    ("nomic", {"moe_every_n_layers": 2}, "moe_every_n_layers: is 2, with 1 of 0 experts"),
+    ("nomic with experts", {"moe_every_n_layers": 1}, "moe_every_n_layers: is 1"),
+    ("nomic with experts", {"moe_every_n_layers": 0}, "moe_every_n_layers: is 0"),
+    ("nomic with experts", {"moe_top_k": 9}, "moe_every_n_layers: is 2, with 9 of 8 experts"),
+    ("nomic with experts", {"num_shared_experts": 1}, "num_shared_experts"),
+    ("nomic with experts", {"moe_normalize_expert_weights": True}, "moe_normalize_expert_weights"),
+    ("nomic with experts", {"expert_choice_router": True}, "expert_choice_router"),
+    ("nomic with experts", {"ffn_div": 2}, "ffn_div"),
+    ("nomic", {"activation_function": "relu"}, "activation_function"),
     ("nomic", {"prenorm": True}, "prenorm"),
     ("nomic", {"use_rms_norm": True}, "use_rms_norm"),
     ("nomic", {"causal": True}, "causal"),
@@ -671,7 +743,7 @@ WRONG: list[tuple[str, Config, str]] = [
     ("jina v2", {"position_embedding_type": "absolute"}, "position_embedding_type"),
     ("jina v2", {"feed_forward_type": "swiglu"}, "feed_forward_type"),
     ("jina v2", {"type_vocab_size": 0}, "type_vocab_size"),
-    ("jina v3 without adapters", {"lora_adaptations": ["retrieval.query"]}, "lora_adaptations: this checkpoint holds an adapter"),
+    ("jina v3 without adapters", {"lora_adaptations": ["retrieval.query"]}, "load_trained_adapters"),
     ("jina v3 without adapters", {"load_trained_adapters": True}, "load_trained_adapters"),
     ("jina v3 without adapters", {"task_instructions": {"retrieval.query": "Represent: "}}, "task_instructions"),
     ("jina v3 without adapters", {"truncate_dim": 512}, "truncate_dim"),
@@ -727,5 +799,5 @@ def test_adapters_in_the_weights_are_refused(case: str, tmp_path: Path) -> None:
     weights[f"{layer}.parametrizations.weight.0.lora_B"] = torch.zeros(2, 144, 4)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     card = read_card(tmp_path, "m", pooling="mean")
-    with pytest.raises(CheckpointError, match=rf"model\.safetensors: {layer}\.weight"):
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: {layer}\.parametrizations\.weight\.0"):
         load_model(tmp_path, card, device=torch.device("cpu"), dtype=torch.float32)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -118,13 +120,18 @@ def loaded(folder: Path, dtype: torch.dtype, device: str, pooling: Any, written:
 
 
 def hidden(
-    folder: Path, ids: list[NDArray[np.int32]], dtype: torch.dtype = torch.float32, device: str = "cpu", pooling: Any = "mean"
+    folder: Path,
+    ids: list[NDArray[np.int32]],
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    pooling: Any = "mean",
+    adapters: Sequence[int] = (),
 ) -> list[Any]:
     """Hidden states of each seq, from one ragged batch."""
     written = tuple(file.stat().st_mtime_ns for file in sorted(folder.iterdir()))
     card, model = loaded(folder, dtype, device, pooling, written)
     batch = pack(
-        [Seq(row, i) for i, row in enumerate(ids)],
+        [Seq(row, i, adapter=adapters[i] if adapters else -1) for i, row in enumerate(ids)],
         position_offset=card.encoder.position_offset,
         pad_id=card.encoder.pad_id,
     )
@@ -135,6 +142,8 @@ def hidden(
     def filled(values: NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(np.pad(values, (0, num_rows - values.size))).to(device)
 
+    if adapters:
+        layout = replace(layout, adapters_R=filled(np.repeat(batch.adapters_B, lengths)))
     with torch.inference_mode():
         out = model(
             filled(batch.ids_T), filled(batch.positions_T), torch.zeros(num_rows, dtype=torch.int32, device=device), layout

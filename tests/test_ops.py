@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from whimbrel.batch import runs
 from whimbrel.card import Activation
+from whimbrel.ops import attention
 from whimbrel.ops.attention import Layout, Scores, attend, attend_reference
-from whimbrel.ops.linear import ACTIVATIONS, Linear, round_rows
+from whimbrel.ops.linear import ACTIVATIONS, Linear, LowRank, round_rows
 from whimbrel.ops.ragged import cut, normalize, segment_reduce
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -175,3 +177,45 @@ def test_cut_and_normalize_mix_widths() -> None:
         assert torch.allclose(out[row, :width], x[row, :width] / x[row, :width].norm())
         assert not out[row, width:].any()
     assert not normalize(torch.zeros(2, 4)).any()
+
+
+@pytest.mark.parametrize("what", ["window", "biased", "capped causal window"])
+def test_layers_that_mask_alike_share_masks(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made once for a batch; those that would take much memory are not kept, and nothing changes."""
+    made: list[int] = []
+    make = attention._mask
+    monkeypatch.setattr(attention, "_mask", lambda *args: made.append(1) or make(*args))
+    lengths = [520, 40, 40, 17]
+    qkv = torch.randn(round_rows(sum(lengths)), 12, 16).split((4, 4, 4), dim=1)
+    layout, scores = make_layout(lengths), [Scores(0.3, **SCORES[what]) for _ in range(3)]
+    found = [attend(*qkv, layout, each) for each in scores]
+    num_masks = len(made)
+    assert num_masks == len(layout.masks) < 3 * num_masks
+    attend(*qkv, layout, replace(scores[0], window=3))
+    assert len(made) == 2 * num_masks
+    monkeypatch.setattr(attention, "_MAX_MASK_ELEMENTS", 4 * 40 * 40)
+    layout = make_layout(lengths)
+    assert all(torch.equal(attend(*qkv, layout, each), found[0]) for each in (*scores, scores[0]))
+    assert sum(mask.numel() for mask in layout.masks.values()) <= 4 * 40 * 40
+    assert len(made) > 3 * num_masks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["gelu", "identity"])
+def test_low_rank_additions_in_any_company(activation: Activation, dtype: torch.dtype) -> None:
+    """Two adapters of rank 3, three rows without; a row has the same bits beside any others."""
+    torch.manual_seed(3)
+    a, b = torch.randn(2, 3, 48) / 7, torch.randn(2, 80, 3)
+    weight, bias = torch.randn(80, 48) / 7, torch.randn(80)
+    down, up = F.pad(a.reshape(6, 48), (0, 0, 0, 10)).to(dtype), F.pad(torch.cat([b[0], b[1]], dim=1), (0, 10)).to(dtype)
+    linear = Linear(weight.to(dtype), bias.to(dtype), activation, LowRank(down, up))
+    x, adapters = torch.randn(64, 48).to(dtype), torch.arange(64) % 3 - 1
+    foreign = adapters[:, None] != torch.arange(16) // 3
+    found = linear(x, foreign)
+    merged = torch.stack([weight, *(weight + b @ a)])[adapters + 1]
+    expected = ACTIVATIONS[activation](torch.einsum("roi,ri->ro", merged, x.float()) + bias)
+    assert (found.float() - expected).abs().max() <= (1e-5 if dtype == torch.float32 else 0.1)
+    order = torch.randperm(64)
+    assert torch.equal(linear(x[order], foreign[order]), found[order])
+    assert torch.equal(linear(x[16:32], foreign[16:32]), found[16:32])
+    assert torch.equal(linear(x)[adapters < 0], found[adapters < 0])

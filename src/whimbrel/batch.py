@@ -33,6 +33,8 @@ class Batch:
     is_query_B: NDArray[np.bool_]
     spans_B: list[Int32Array | None] | None
     """Ranges of tokens of each seq, each pooled to a row of its own; None where no seq has such."""
+    adapters_B: Int32Array
+    """Which of the model's adapters each seq uses; -1: none."""
 
     @property
     def num_tokens(self) -> int:
@@ -56,10 +58,10 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
     lengths = given_lengths[order]
     cu_seqlens = np.concatenate((np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)))
     ids = np.concatenate([seq.ids for seq in ordered])
-    table_B5 = np.array(
-        [(seq.prompt_tokens, seq.type_id, seq.second, seq.num_keys, seq.is_query) for seq in ordered], np.int32
-    ).reshape(-1, 5)
-    prompt_tokens, type_ids, seconds, num_keys, is_query = np.ascontiguousarray(table_B5.T)
+    table_B6 = np.array(
+        [(seq.prompt_tokens, seq.type_id, seq.second, seq.num_keys, seq.is_query, seq.adapter) for seq in ordered], np.int32
+    ).reshape(-1, 6)
+    prompt_tokens, type_ids, seconds, num_keys, is_query, adapters = np.ascontiguousarray(table_B6.T)
     return Batch(
         order_B=order,
         ids_T=ids,
@@ -70,6 +72,7 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
         num_keys_B=np.where(num_keys > 0, num_keys, lengths).astype(np.int32),
         is_query_B=is_query.astype(np.bool_),
         spans_B=[seq.spans_S2 for seq in ordered] if any(seq.spans_S2 is not None for seq in ordered) else None,
+        adapters_B=adapters,
     )
 
 

@@ -39,6 +39,8 @@ class Layer:
     window: int | None = None
     """How far a token sees: so many tokens before it, and unless the model is causal as many after. None: all."""
     rotary: Rotary | None = None
+    num_experts: int = 0
+    """MLPs among which each token has a choice; 0: there is one, for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Encoder:
     norm_bias: bool = True
     gated: bool = False
     """activation(gate) * up, or activation(up)."""
+    experts_per_token: int = 0
     qkv_bias: bool = True
     out_bias: bool = True
     up_bias: bool = True
@@ -84,6 +87,13 @@ class Encoder:
     """What queries times keys are multiplied by; None: 1 / sqrt(head width)."""
     softcap: float | None = None
     """Scores become softcap * tanh(scores / softcap)."""
+    adapters: tuple[str, ...] = ()
+    """Names of low-rank additions to the weights, one of which a text may ask for: weight + adapter_scale * B @ A."""
+    adapter_rank: int = 0
+    """Rows of A."""
+    adapter_scale: float = 0.0
+    adapter_paths: tuple[str, ...] = ()
+    """The folder of each adapter; none: all lie among the weights."""
 
     def __post_init__(self) -> None:
         fill = object.__setattr__
@@ -218,6 +228,8 @@ class Card:
     tokenizer: TokenizerCard
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     default_prompt_name: str | None = None
+    default_adapter: str | None = None
+    """That of texts for which none is named."""
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
     similarity: str | None = None
@@ -237,6 +249,14 @@ class Card:
         """The name of the prompt for such texts, by the conventions of Sentence Transformers; else of the default prompt."""
         names = {"query": ("query",), "document": ("document", "passage", "corpus"), None: ()}[input_type]
         return next((name for name in names if name in self.prompts), self.default_prompt_name)
+
+    def adapter(self, prompt_name: str | None) -> int:
+        """Number of the adapter for a request: that which the prompt asked for is called after, else the default; -1: none.
+
+        A default prompt chooses no adapter: Sentence Transformers then puts the text before the input and nothing else.
+        """
+        name = prompt_name if prompt_name in self.encoder.adapters else self.default_adapter
+        return -1 if name is None else self.encoder.adapters.index(name)
 
     def prompt_text(self, name: str) -> str:
         """The text of the prompt called `name`. Raises InvalidRequest with the names there are."""

@@ -27,6 +27,7 @@ from whimbrel.card import (
     Output,
     PoolingMode,
 )
+from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.config_reader import read_encoder, stated_pooling
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file, read_json
@@ -50,7 +51,7 @@ _LEGACY_POOLING: Final[Mapping[str, PoolingMode]] = {  # in the order in which t
     "pooling_mode_lasttoken": "lasttoken",
 }
 
-_MODULES: Final[Mapping[str, str]] = {
+_KNOWN_MODULES: Final[Mapping[str, str]] = {
     "sentence_transformers.models.Transformer": "Transformer",
     "sentence_transformers.models.Pooling": "Pooling",
     "sentence_transformers.models.Dense": "Dense",
@@ -65,6 +66,10 @@ _MODULES: Final[Mapping[str, str]] = {
     "sentence_transformers.sentence_transformer.modules.normalize.Normalize": "Normalize",
     "sentence_transformers.sentence_transformer.modules.dropout.Dropout": "Dropout",
 }
+
+_WITH_TASKS: Final = "custom_st.Transformer"
+"""The Transformer of jina-embeddings-v3, which chooses an adapter by the task. What it does is done natively."""
+_MODULES: Final[Mapping[str, str]] = {**_KNOWN_MODULES, _WITH_TASKS: _WITH_TASKS}
 
 _TRANSFORMER_FILES: Final = (
     "sentence_bert_config.json",
@@ -108,9 +113,15 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     path = rows[0][1]
     root = folder / path
     config = JsonFile.read(root, "config.json")
-    encoder = read_encoder(config)
+    encoder = read_adapter_folders(root, read_encoder(config))
     dense = _pipeline(folder, rows[1:], encoder.hidden_size, pooling)
-    transformer = _transformer(root)
+    has_tasks = rows[0][0] == _WITH_TASKS
+    if has_tasks and not encoder.adapters:
+        message = (
+            f"{_WITH_TASKS!r} is code of the checkpoint's own, which is not run; known is that of jina-embeddings-v3 only."
+        )
+        raise CheckpointError(message, file="modules.json", key="type")
+    transformer = _transformer(root, has_tasks=has_tasks)
     tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
     sentence = _sentence_transformers(folder)
     widths = _matryoshka_dimensions(config, dense.width)
@@ -121,8 +132,11 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
         outputs={"dense": dense},
         max_length=_max_length(encoder, transformer, tokenizer),
         tokenizer=read_tokenizer(root, config, tokenizer, lowercase=transformer.get("do_lower_case", bool, False)),
-        prompts=sentence.get("prompts", dict, {}),
+        prompts=read_instructions(config, encoder.adapters, sentence)
+        if encoder.adapters
+        else sentence.get("prompts", dict, {}),
         default_prompt_name=sentence.data.get("default_prompt_name"),
+        default_adapter=read_default_adapter(transformer, encoder.adapters) if has_tasks else None,
         matryoshka=config.get("is_matryoshka", bool, False) or bool(widths),
         matryoshka_dimensions=widths,
         similarity=sentence.data.get("similarity_fn_name"),
@@ -166,7 +180,7 @@ def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, s
     rows = [row for row in rows if row[0] != "Dropout"]
     for _, path in rows:
         find_file(folder, path)
-    kinds = [kind for kind, _ in rows]
+    kinds = ["Transformer" if kind == _WITH_TASKS else kind for kind, _ in rows]
     if kinds[:2] != ["Transformer", "Pooling"] or "Transformer" in kinds[1:] or "Pooling" in kinds[2:]:
         raise CheckpointError(f"must begin with one Transformer and one Pooling, is {kinds}.", file=file)
     return rows
@@ -174,7 +188,8 @@ def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, s
 
 def _module_row(row: JsonFile) -> tuple[str, str]:
     row.refuse_unknown({"idx", "name", "path", "type", "kwargs"})
-    row.refuse_other({"kwargs": ([], {}, None)})
+    arguments = ["task"] if row.data.get("type") == _WITH_TASKS else None
+    row.refuse_other({"kwargs": (arguments, [], {}, None)})
     path = row.get("path", str)
     if path.startswith(("/", "\\")) or ".." in Path(path).parts:
         raise row.error(f"{path!r} leads out of the checkpoint's folder.", "path")
@@ -261,11 +276,12 @@ _HEADS: Final[Mapping[str, Callable[[Path, str, int], Head]]] = {
 }
 
 
-def _transformer(folder: Path) -> JsonFile:
+def _transformer(folder: Path, *, has_tasks: bool) -> JsonFile:
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
+    fixed = {key: values for key, values in _FIXED_TRANSFORMER.items() if not (has_tasks and key == "model_args")}
     config.refuse_unknown(_FIXED_TRANSFORMER, {"max_seq_length", "do_lower_case", "unpad_inputs"})
-    config.refuse_other(_FIXED_TRANSFORMER)
+    config.refuse_other(fixed)
     return config
 
 

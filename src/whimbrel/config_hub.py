@@ -2,7 +2,7 @@
 
 What the code computes is done natively; the code itself is never run. Sources, all on the hub:
 
-- nomic-ai/nomic-bert-2048, modeling_hf_nomic_bert.py (nomic-embed-text-v1 and v1.5, snowflake-arctic-embed-m-long);
+- nomic-ai/nomic-bert-2048, modeling_hf_nomic_bert.py (nomic-embed-text-v1, v1.5 and v2-moe, snowflake-arctic-embed-m-long);
 - jinaai/jina-bert-implementation and jinaai/jina-bert-v2-qk-post-norm, modeling_bert.py (jina-embeddings-v2);
 - jinaai/xlm-roberta-flash-implementation, modeling_xlm_roberta.py and modeling_lora.py (jina-embeddings-v3, jina-colbert-v2).
 """
@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from whimbrel.card import Activation, Encoder, Layer, Rotary
+from whimbrel.config_adapters import read_stacked_adapters
 from whimbrel.config_parts import ACTIVATIONS, accept_own_code, read_sizes, read_types
 from whimbrel.json_file import JsonFile
 
@@ -22,13 +23,16 @@ from whimbrel.json_file import JsonFile
 _NOMIC_INERT: Final = """
     attn_pdrop dense_seq_output embd_pdrop fused_bias_fc fused_dropout_add_ln last_layer_subset max_position_embeddings n_ctx
     parallel_block_tied_norm reorder_and_upcast_attn resid_pdrop use_flash_attn use_xentropy
-    expert_choice_router ffn_div moe_impl moe_normalize_expert_weights moe_resid_pdrop moe_top_k num_shared_experts
-    router_aux_loss_coef
+    moe_impl moe_resid_pdrop router_aux_loss_coef
 """.split()
 
 _NOMIC_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "causal": (False, None),
+    "expert_choice_router": (False, None),
+    "ffn_div": (1, None),
+    "moe_normalize_expert_weights": (False, None),
     "norm_mlp": (False, None),
+    "num_shared_experts": (0, None),
     "parallel_block": (False, None),
     "prenorm": (False, None),
     "rotary_emb_scale_base": (None,),
@@ -42,9 +46,8 @@ _GATES: Final[Mapping[str, Activation]] = {"swiglu": "silu", "geglu": "gelu", "g
 
 
 def read_nomic(config: JsonFile) -> Encoder:
-    """Nomic's BERT: post-norm, rotary positions, a gated MLP."""
+    """Nomic's BERT: post-norm, rotary positions, gated MLPs, or others and in some layers a mixture of experts."""
     accept_own_code(config)
-    _refuse_experts(config)
     config.ignore(*_NOMIC_INERT)
     config.refuse_other(_NOMIC_FIXED)
     width, num_heads = config.positive("n_embd"), config.positive("n_head")
@@ -53,20 +56,27 @@ def read_nomic(config: JsonFile) -> Encoder:
     rotary = _nomic_rotary(config, width // num_heads)
     multiple = config.positive("pad_vocab_size_multiple", 1)
     bias = config.get("qkv_proj_bias", bool, True)
+    gated = config.data.get("activation_function") != "gelu"
+    layer = Layer(rotary=rotary)
+    every, experts = _nomic_experts(config, gated=gated)
     encoder = Encoder(
-        family="nomic_bert",
+        family="nomic_bert" if gated else "nomic_bert_ungated",
         vocab_size=_rounded(config.positive("vocab_size"), multiple),
         hidden_size=width,
-        intermediate_size=_rounded(config.positive("n_inner", 8 * width // 3), 256),
-        layers=(Layer(rotary=rotary),) * config.positive("n_layer"),
+        intermediate_size=_rounded(config.positive("n_inner", 8 * width // 3), 256) if gated else config.positive("n_inner"),
+        layers=tuple(
+            replace(layer, num_experts=experts) if every and i % every == 1 else layer
+            for i in range(config.positive("n_layer"))
+        ),
         num_heads=num_heads,
         max_positions=_nomic_positions(config),
         pad_id=config.get("pad_token_id", int, 0),
         type_vocab_size=read_types(config, 2),
         norm_eps=config.get("layer_norm_epsilon", float, 1e-5),
-        activation=config.choice("activation_function", _GATES),
+        activation=config.choice("activation_function", {**_GATES, "gelu": "gelu"}),
         positions="rotary",
-        gated=True,
+        gated=gated,
+        experts_per_token=config.positive("moe_top_k", 1) if experts else 0,
         qkv_bias=bias,
         out_bias=bias,
         up_bias=config.get("mlp_fc1_bias", bool, True),
@@ -76,10 +86,17 @@ def read_nomic(config: JsonFile) -> Encoder:
     return encoder
 
 
-def _refuse_experts(config: JsonFile) -> None:
-    for key in ("num_experts", "moe_every_n_layers"):
-        if count := config.get(key, int, 0):
-            raise config.error(f"is {count}; mixtures of experts are not supported.", key)
+def _nomic_experts(config: JsonFile, *, gated: bool) -> tuple[int, int]:
+    """(n, experts): the second of every n layers has so many; 0, 0: none has."""
+    every, experts = config.get("moe_every_n_layers", int, 0), config.get("num_experts", int, 0)
+    top = config.get("moe_top_k", int, 1)
+    if every == 0 and experts == 0:
+        return 0, 0
+    if every < 2 or not 1 <= top <= experts:
+        raise config.error(f"is {every}, with {top} of {experts} experts; this is not supported.", "moe_every_n_layers")
+    if gated:
+        raise config.error("a mixture of gated experts is not supported.", "activation_function")
+    return every, experts
 
 
 def _nomic_rotary(config: JsonFile, head_width: int) -> Rotary:
@@ -147,22 +164,18 @@ def read_jina_bert(config: JsonFile) -> Encoder:
 
 # Jina's XLM-RoBERTa with rotary positions
 
-_WITHOUT_ADAPTERS: Final[Mapping[str, tuple[object, ...]]] = {
-    "position_embedding_type": ("rotary",),
-    "load_trained_adapters": (False, None),
-    "task_instructions": (None, {}),
-    "truncate_dim": (None,),
-}
+_JINA_FIXED: Final[Mapping[str, tuple[object, ...]]] = {"position_embedding_type": ("rotary",), "truncate_dim": (None,)}
 _GELUS: Final[Mapping[str, Activation]] = {name: value for name, value in ACTIVATIONS.items() if value in ("gelu", "gelu_tanh")}
 
 
 def read_jina_roberta(config: JsonFile, family: str = "jina_embeddings_v3") -> Encoder:
-    """XLM-RoBERTa with rotary positions, without adapters."""
+    """XLM-RoBERTa with rotary positions, and with adapters or without."""
     accept_own_code(config)
-    if config.get("lora_adaptations", list, []):
-        raise config.error("this checkpoint holds an adapter for each task; adapters are not supported.", "lora_adaptations")
-    config.refuse_other(_WITHOUT_ADAPTERS)
-    config.ignore("emb_pooler", "lora_alpha", "lora_dropout_p", "lora_main_params_trainable", "lora_rank", "use_reentrant")
+    config.refuse_other(_JINA_FIXED)
+    adapters = read_stacked_adapters(config)
+    if adapters and family != "jina_embeddings_v3":
+        raise config.error("adapters are supported for jina-embeddings-v3 only.", "lora_adaptations")
+    config.ignore("emb_pooler", "lora_dropout_p", "lora_main_params_trainable", "use_reentrant")
     config.get("use_flash_attn", bool, True)
     sizes, theta = read_sizes(config), config.get("rotary_emb_base", float, 10_000.0)
     if theta <= 0 or sizes["head_width"] % 2:
@@ -177,4 +190,5 @@ def read_jina_roberta(config: JsonFile, family: str = "jina_embeddings_v3") -> E
         norm_eps=config.get("layer_norm_eps", float, 1e-5),
         activation=config.choice("hidden_act", _GELUS, "gelu"),
         positions="rotary",
+        **adapters,
     )

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from whimbrel.card import Encoder, Layer, PoolingMode
+from whimbrel.config_adapters import name_adapter_folders
 from whimbrel.config_hub import read_jina_bert, read_jina_roberta, read_nomic
 from whimbrel.config_parts import (
     ACTIVATIONS,
@@ -192,6 +193,20 @@ def _rotary_bert(config: JsonFile, family: str, *, theta: float, types: int, gat
     )
 
 
+def _jina_v3(config: JsonFile) -> Encoder:
+    """As transformers has it. It knows nothing of some keys of the code on the hub, which are still there: they must agree."""
+    encoder = _rotary_bert(config, "jina_embeddings_v3", theta=20_000.0, types=1, gated=False, biases=True)
+    rotary = encoder.layers[0].rotary
+    config.refuse_other(
+        {
+            "position_embedding_type": ("rotary", None),
+            "rotary_emb_base": (rotary.theta if rotary else None, None),
+            "truncate_dim": (None,),
+        }
+    )
+    return replace(encoder, **name_adapter_folders(config))
+
+
 def _modernbert(config: JsonFile) -> Encoder:
     config.ignore(*_MODERNBERT_INERT)
     sizes = read_sizes(config)
@@ -347,6 +362,7 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Bert": ("bert", ("Model", "ForMaskedLM", "ForPreTraining"), _bert),
     "Roberta": ("roberta", ("Model", "ForMaskedLM"), _ROBERTA),
     "XLMRoberta": ("xlm-roberta", ("Model", "ForMaskedLM"), _xlm_roberta),
+    "XLMRobertaLoRA": ("xlm-roberta", ("",), read_jina_roberta),
     "ColBERTJinaRoberta": ("xlm-roberta", ("Model",), partial(read_jina_roberta, family="jina_colbert")),
     "Camembert": ("camembert", ("Model", "ForMaskedLM"), _ROBERTA),
     "DistilBert": ("distilbert", ("Model", "ForMaskedLM"), _distilbert),
@@ -359,7 +375,7 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "JinaEmbeddingsV3": (
         "jina_embeddings_v3",
         ("Model", "ForMaskedLM"),
-        partial(_rotary_bert, family="jina_embeddings_v3", theta=20_000.0, types=1, gated=False, biases=True),
+        _jina_v3,
     ),
     "ModernBert": ("modernbert", ("Model", "ForMaskedLM"), _modernbert),
     "Llama": ("llama", ("Model", "ForCausalLM"), _LLAMA),

@@ -176,8 +176,9 @@ class Engine:
         longest = min(self.plan.max_length, self.plan.max_batch_tokens)
         ids = np.full(longest, self.card.encoder.pad_id, np.int32)
         asks = [Ask(name, output.width, True) for name, output in self.card.outputs.items()]
+        ways = len(self.card.encoder.adapters) + 1
         for size in (1, 16, longest):
-            seqs = [Seq(ids[:size], index) for index in range(self.plan.num_lanes)]
+            seqs = [Seq(ids[:size], index, adapter=index % ways - 1) for index in range(max(self.plan.num_lanes, ways))]
             prepared = Prepared(seqs, place(self.card, seqs, asks), size * len(seqs), 0, perf_counter(), 0.0)
             try:
                 self.submit_prepared(prepared, admitted=True).result()

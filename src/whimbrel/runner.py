@@ -138,6 +138,9 @@ class Runner:
             batch.num_tokens,
             int(lengths.max()),
             num_keys_B,
+            adapters_R=self._put(_fill(np.repeat(batch.adapters_B, lengths), round_rows(batch.num_tokens)))
+            if (batch.adapters_B >= 0).any()
+            else None,
         )
 
     def _rows(self, wanted: Wanted) -> Rows:

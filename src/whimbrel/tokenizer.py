@@ -71,7 +71,8 @@ class Tokenizer:
             prompt = self._prompt(request)
             rows = self._encode_texts(_check_texts(cast(Sequence[object], request.texts)), prompt)
             prompt_tokens = 0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt)
-        return [self._seq(ids, index, prompt_tokens, max_length, truncate) for index, ids in enumerate(rows)]
+        adapter = self._card.adapter(request.prompt_name)
+        return [self._seq(ids, index, prompt_tokens, max_length, truncate, adapter=adapter) for index, ids in enumerate(rows)]
 
     @property
     def _least_length(self) -> int:
@@ -136,7 +137,9 @@ class Tokenizer:
                 )
         return [ids.astype(np.int32) for ids in texts]
 
-    def _seq(self, ids: Int32Array, index: int, prompt_tokens: int, max_length: int, truncate: Truncate) -> Seq:
+    def _seq(
+        self, ids: Int32Array, index: int, prompt_tokens: int, max_length: int, truncate: Truncate, *, adapter: int
+    ) -> Seq:
         """Cut `ids` to the limit, keeping the special tokens around them; token ids that came without are cut as they are."""
         if ids.size == 0:
             raise InvalidRequest("the text has no tokens.", param=f"input[{index}]")
@@ -154,7 +157,7 @@ class Tokenizer:
             room = max_length - prefix.size - suffix.size
             body = body[:room] if truncate == "right" else body[body.size - room :]
             ids = np.concatenate((prefix, body, suffix))
-        return Seq(ids, index, prompt_tokens, self._type_id, truncated=cut)
+        return Seq(ids, index, prompt_tokens, self._type_id, truncated=cut, adapter=adapter)
 
 
 def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:

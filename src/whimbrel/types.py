@@ -116,6 +116,8 @@ class Seq:
     truncated: bool = False
     spans_S2: Int32Array | None = None
     """Ranges of tokens, in order, each of which is pooled to a row of its own; None: the text as a whole."""
+    adapter: int = -1
+    """Which of the model's adapters is added to its weights; -1: none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal, TypeAlias, cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,23 @@ class Names:
     first_attention_in: bool = True
     """Whether the first layer has `attention_in` too."""
     final: str | None = None
+    router: str | None = None
+    """Who says which experts a token goes through,"""
+    experts: str | None = None
+    """and what their names begin with."""
+    adapters: Names | None = None
+    """What adapters in folders of their own call the parts that they add to."""
     twin: Names | None = None
     """Where two codes read the same config: the other one's names, which a checkpoint has that lacks `down`."""
+
+    def at(self, part: Part, i: int) -> list[str]:
+        """The names of a part in layer i."""
+        found = cast(str | tuple[str, ...], getattr(self, part))
+        return [name.format(i=i) for name in ((found,) if isinstance(found, str) else found)]
+
+
+Part: TypeAlias = Literal["words", "types", "qkv", "out", "up", "down"]
+"""What adapters may add to."""
 
 
 def _bert_layers(prefix: str) -> dict[str, str | tuple[str, ...]]:
@@ -118,14 +133,31 @@ _NOMIC: Final = Names(
     unused=(*_TASK_HEADS, r"rotary_emb\..*"),
 )
 
-_JINA_V3: Final = replace(
+_JINA_COLBERT: Final = replace(
     _NOMIC,
     prefixes=("roberta.",),
     qkv=("encoder.layers.{i}.mixer.Wqkv",),
     out="encoder.layers.{i}.mixer.out_proj",
     up=("encoder.layers.{i}.mlp.fc1",),
     down="encoder.layers.{i}.mlp.fc2",
+    unused=(*_NOMIC.unused, r"linear\.weight"),
 )
+
+_JINA_ADAPTERS: Final = replace(
+    _JINA_COLBERT,
+    prefixes=("roberta.", "base_model.model.", "base_model.model.roberta."),
+    qkv=tuple(f"encoder.layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
+    unused=(r"pooler\.dense\..*",),
+    twin=replace(
+        _JINA_COLBERT,
+        qkv=tuple(f"layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
+        out="layers.{i}.self_attn.o_proj",
+        up=("layers.{i}.mlp.fc1",),
+        down="layers.{i}.mlp.fc2",
+        unused=(r"pooler\.dense\..*",),
+    ),
+)
+_JINA_V3: Final = replace(_JINA_COLBERT, unused=_NOMIC.unused, adapters=_JINA_ADAPTERS)
 
 _GTE: Final = Names(
     prefixes=("new.", "gte."),
@@ -214,10 +246,16 @@ FAMILIES: Final[Mapping[str, Names]] = {
     "distilbert": _DISTILBERT,
     "mpnet": _MPNET,
     "nomic_bert": _NOMIC,
+    "nomic_bert_ungated": replace(
+        _NOMIC,
+        up=("encoder.layers.{i}.mlp.fc1",),
+        router="encoder.layers.{i}.mlp.router.layer",
+        experts="encoder.layers.{i}.mlp.experts",
+    ),
     "jina_bert": _JINA_BERT,
     "jina_bert_ungated": replace(_BERT, positions=None),
     "jina_embeddings_v3": _JINA_V3,
-    "jina_colbert": replace(_JINA_V3, unused=(*_JINA_V3.unused, r"linear\.weight")),
+    "jina_colbert": _JINA_COLBERT,
     "gte": _GTE,
     "modernbert": _MODERNBERT,
     "llama": _LLAMA,

@@ -9,7 +9,6 @@ jinaai/jina-bert-implementation, and jinaai/jina-bert-v2-qk-post-norm for those 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -19,7 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.card import Encoder, Layer, Rotary
-from whimbrel.models.families import FAMILIES, Names
+from whimbrel.models.adapters import Adapters
+from whimbrel.models.biases import Bias, alibi, relative
+from whimbrel.models.experts import load_experts
+from whimbrel.models.families import FAMILIES, Names, Part
 from whimbrel.models.weights import Weights
 from whimbrel.ops.attention import Layout, Scores, attend
 from whimbrel.ops.linear import ACTIVATIONS, Linear
@@ -27,7 +29,8 @@ from whimbrel.ops.norms import layer_norm, rms_norm
 from whimbrel.ops.rotary import frequencies, turn
 
 _Norm: TypeAlias = Callable[[Tensor], Tensor]
-_Bias: TypeAlias = Callable[[int, int, int], Tensor]
+_Mlp: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+"""Takes rows in the model's dtype, and what is foreign to them, as `Linear` does."""
 _Angles: TypeAlias = tuple[Tensor, Tensor, bool]
 """Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
 
@@ -40,9 +43,7 @@ def _same(x: Tensor) -> Tensor:
 class _Layer:
     qkv: Linear
     out: Linear
-    up: Linear
-    """Up to the inner width; gate and up at once if gated."""
-    down: Linear
+    mlp: _Mlp
     attention_in: _Norm
     attention_out: _Norm
     attention_inner_sum: _Norm | None
@@ -66,11 +67,15 @@ class Transformer:
         self._weights = weights
         self._device = device
         self._dtype = dtype
+        self._adapters = Adapters(spec, self._names, weights, device=device, dtype=dtype)
+        self._columns_K = self._adapters.columns()
         names, width = self._names, spec.embedding_size
-        self._words = self._table(names.words, spec.vocab_size, width).to(dtype)
+        self._words = self._table(names.words, spec.vocab_size, width, dtype)
+        self._adapted_words = self._adapters.table("words", spec.vocab_size, width)
         learned = spec.max_positions + spec.position_offset
         self._positions = self._table(names.positions, learned, width) if names.positions else None
         self._types = self._table(names.types, spec.type_vocab_size, width) if names.types and spec.type_vocab_size else None
+        self._adapted_types = None if self._types is None else self._adapters.table("types", spec.type_vocab_size, width)
         self._embedding_norm = self._norm(names.embedding_norm, width)
         self._projection = (
             None
@@ -88,7 +93,8 @@ class Transformer:
             for i, layer in enumerate(spec.layers)
         ]
         self._final = self._norm(names.final, spec.hidden_size)
-        del self._weights
+        self._adapters.finish()
+        del self._weights, self._adapters
 
     def __call__(
         self,
@@ -99,36 +105,46 @@ class Transformer:
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
         """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""
-        x_RD = self._embed(ids_R, positions_R, type_ids_R)
+        foreign_RK = self._foreign(layout)
+        x_RD = self._embed(ids_R, positions_R, type_ids_R, foreign_RK)
         angles = [_angles(positions_R, *rotary) for rotary in self._rotaries]
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
-            attended = self._attend(
-                layer, layer.attention_in(x_RD), layout, angles[layer.rotary] if layer.rotary >= 0 else None
-            )
-            attended = layer.attention_out(attended)
+            turns = angles[layer.rotary] if layer.rotary >= 0 else None
+            attended = layer.attention_out(self._attend(layer, layer.attention_in(x_RD), layout, turns, foreign_RK))
             if layer.attention_inner_sum is not None:
                 attended = layer.attention_inner_sum(x_RD + attended)
             x_RD = layer.attention_sum(x_RD + attended)
-            x_RD = layer.mlp_sum(x_RD + layer.mlp_out(self._mlp(layer, layer.mlp_in(x_RD))))
+            x_RD = layer.mlp_sum(x_RD + layer.mlp_out(layer.mlp(layer.mlp_in(x_RD).to(self._dtype), foreign_RK)))
         return self._final(x_RD)
 
-    def _embed(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor) -> Tensor:
+    def _foreign(self, layout: Layout) -> Tensor | None:
+        """Which columns of the adapters' lower products are not of a row's own adapter; None: there is none at work."""
+        if layout.adapters_R is None or self._columns_K is None:
+            return None
+        return layout.adapters_R[:, None] != self._columns_K
+
+    def _embed(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, foreign_RK: Tensor | None) -> Tensor:
         x_RD = F.embedding(ids_R, self._words).float()
+        if self._adapted_words is not None and foreign_RK is not None:
+            x_RD += self._adapted_words(ids_R, foreign_RK)
         if self._spec.embedding_scale != 1.0:
             x_RD *= self._spec.embedding_scale
         if self._positions is not None:
             x_RD += F.embedding(positions_R, self._positions)
         if self._types is not None:
             x_RD += F.embedding(type_ids_R, self._types)
+        if self._adapted_types is not None and foreign_RK is not None:
+            x_RD += self._adapted_types(type_ids_R, foreign_RK)
         x_RD = self._embedding_norm(x_RD)
         return x_RD if self._projection is None else self._projection(x_RD.to(self._dtype)).float()
 
-    def _attend(self, layer: _Layer, x_RD: Tensor, layout: Layout, angles: _Angles | None) -> Tensor:
+    def _attend(self, layer: _Layer, x_RD: Tensor, layout: Layout, angles: _Angles | None, foreign_RK: Tensor | None) -> Tensor:
         spec = self._spec
         heads = spec.num_heads + spec.num_kv_heads
-        qkv_RNH = layer.qkv(x_RD.to(self._dtype)).view(x_RD.shape[0], heads + spec.num_kv_heads, spec.head_width)
+        qkv_RD = layer.qkv(x_RD.to(self._dtype), foreign_RK)
+        qkv_RNH = qkv_RD.view(x_RD.shape[0], heads + spec.num_kv_heads, spec.head_width)
         qk_RNH, v_RKH = qkv_RNH[:, :heads], qkv_RNH[:, heads:]
         if layer.head_norm is not None:
             qk_RNH = layer.head_norm(qk_RNH.float())
@@ -136,33 +152,21 @@ class Transformer:
             cos, sin, interleaved = angles
             qk_RNH = turn(qk_RNH, cos, sin, interleaved=interleaved)
         q_RNH, k_RKH = qk_RNH[:, : spec.num_heads], qk_RNH[:, spec.num_heads :]
-        return layer.out(attend(q_RNH, k_RKH, v_RKH, layout, layer.scores))
-
-    def _mlp(self, layer: _Layer, x_RD: Tensor) -> Tensor:
-        x = layer.up(x_RD.to(self._dtype))
-        if self._spec.gated:
-            gate, up = x.chunk(2, dim=-1)
-            x = ACTIVATIONS[self._spec.activation](gate) * up
-        return layer.down(x)
+        return layer.out(attend(q_RNH, k_RKH, v_RKH, layout, layer.scores), foreign_RK)
 
     # Loading
 
-    def _layer(self, i: int, layer: Layer, bias: _Bias | None, rotary: int) -> _Layer:
+    def _layer(self, i: int, layer: Layer, bias: Bias | None, rotary: int) -> _Layer:
         spec, names, width = self._spec, self._names, self._spec.hidden_size
         queries, keys = spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width
-        qkv_rows = (queries, keys, keys) if len(names.qkv) == 3 else (queries + 2 * keys,)
 
         def norm(name: str | None) -> _Norm:
             return self._norm(name and name.format(i=i), width)
 
-        def linear(parts: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool) -> Linear:
-            return Linear(*self._join([part.format(i=i) for part in parts], rows, columns, bias=bias))
-
         return _Layer(
-            qkv=linear(names.qkv, qkv_rows, width, spec.qkv_bias),
-            out=linear((names.out,), (width,), queries, spec.out_bias),
-            up=self._up([part.format(i=i) for part in names.up]),
-            down=linear((names.down,), (width,), spec.intermediate_size, spec.down_bias),
+            qkv=self._linear("qkv", i, (queries, keys, keys), width, bias=spec.qkv_bias),
+            out=self._linear("out", i, (width,), queries, bias=spec.out_bias),
+            mlp=self._experts(i, layer.num_experts) if layer.num_experts else self._mlp(i),
             attention_in=norm(names.attention_in if i > 0 or names.first_attention_in else None),
             attention_out=norm(names.attention_out),
             attention_inner_sum=norm(names.attention_inner_sum) if names.attention_inner_sum else None,
@@ -181,11 +185,37 @@ class Transformer:
             rotary=rotary,
         )
 
-    def _up(self, parts: Sequence[str]) -> Linear:
+    def _linear(self, part: Part, i: int, rows: tuple[int, ...], columns: int, *, bias: bool) -> Linear:
+        low_rank = self._adapters.linear(part, i, rows, columns)
+        names = self._names.at(part, i)
+        weight, biases = self._join(names, rows if len(names) == len(rows) else (sum(rows),), columns, bias=bias)
+        return Linear(weight, biases, low_rank=low_rank)
+
+    def _mlp(self, i: int) -> _Mlp:
+        spec, up = self._spec, self._up(i)
+        down = self._linear("down", i, (spec.hidden_size,), spec.intermediate_size, bias=spec.down_bias)
+
+        def mlp(x_RD: Tensor, foreign_RK: Tensor | None) -> Tensor:
+            x = up(x_RD, foreign_RK)
+            if spec.gated:
+                gate, x = x.chunk(2, dim=-1)
+                x = ACTIVATIONS[spec.activation](gate) * x
+            return down(x, foreign_RK)
+
+        return mlp
+
+    def _experts(self, i: int, num_experts: int) -> _Mlp:
+        router, at = ((name or "").format(i=i) for name in (self._names.router, self._names.experts))
+        experts = load_experts(self._spec, self._weights, (router, at), num_experts, device=self._device, dtype=self._dtype)
+        return lambda x_RD, _: experts(x_RD)
+
+    def _up(self, i: int) -> Linear:
         spec = self._spec
-        inner = spec.intermediate_size
+        inner, parts = spec.intermediate_size, self._names.at("up", i)
         if not spec.gated:
-            return Linear(*self._join(parts, (inner,), spec.hidden_size, bias=spec.up_bias), spec.activation)
+            low_rank = self._adapters.linear("up", i, (inner,), spec.hidden_size)
+            weight, bias = self._join(parts, (inner,), spec.hidden_size, bias=spec.up_bias)
+            return Linear(weight, bias, spec.activation, low_rank)
         weight, bias = self._join(
             parts, (inner, inner) if len(parts) == 2 else (2 * inner,), spec.hidden_size, bias=spec.up_bias
         )
@@ -202,8 +232,8 @@ class Transformer:
         biases = torch.cat([self._weights.take(f"{part}.bias", n) for part, n in zip(parts, rows, strict=True)])
         return weight.to(self._device, self._dtype), biases.to(self._device, self._dtype)
 
-    def _table(self, name: str, rows: int, width: int) -> Tensor:
-        return self._weights.take(f"{name}.weight", rows, width).to(self._device)
+    def _table(self, name: str, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._weights.take(f"{name}.weight", rows, width).to(dtype).to(self._device)
 
     def _norm(self, name: str | None, width: int) -> _Norm:
         if name is None:
@@ -245,20 +275,13 @@ class Transformer:
 
         return norm
 
-    def _bias(self) -> _Bias | None:
+    def _bias(self) -> Bias | None:
         """What is added to scores for the distance of query and key."""
         spec = self._spec
         if spec.positions == "alibi":
-            slopes_N11 = alibi_slopes(spec.num_heads).to(self._device)[:, None, None]
-            return lambda first, last, length: -slopes_N11 * _distances(first, last, length, self._device).abs()
+            return alibi(spec.num_heads, self._device)
         if spec.positions == "relative":
-            table_BN = self._table(self._names.relative or "", spec.num_buckets, spec.num_heads)
-
-            def bias(first: int, last: int, length: int) -> Tensor:
-                distances = _distances(first, last, length, self._device)
-                return table_BN[_buckets(distances, spec.num_buckets)].permute(2, 0, 1)
-
-            return bias
+            return relative(self._table(self._names.relative or "", spec.num_buckets, spec.num_heads))
         return None
 
 
@@ -273,28 +296,3 @@ def _names_in(weights: Weights, family: str) -> Names:
     if names.twin is not None and not weights.has(f"{names.down.format(i=0)}.weight"):
         return names.twin
     return names
-
-
-def _distances(first: int, last: int, length: int, device: torch.device) -> Tensor:
-    """Position of the key less that of the query, (last - first, L), for the queries from `first` to `last`."""
-    return torch.arange(length, device=device)[None, :] - torch.arange(first, last, device=device)[:, None]
-
-
-def _buckets(distances: Tensor, num_buckets: int) -> Tensor:
-    """Small distances have a bucket each, larger ones share by their logarithm, up to 128. The upper half is for keys ahead."""
-    half = num_buckets // 2
-    exact = half // 2
-    far = distances.abs()
-    log = torch.log(far.float().clamp(min=1) / exact) / math.log(128 / exact) * (half - exact)
-    bucket = torch.where(far < exact, far, (exact + log.long()).clamp(max=half - 1))
-    return bucket + (distances > 0) * half
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """One slope per head: a geometric sequence; beyond the last power of two, every other slope of the next sequence."""
-    power = 2 ** math.floor(math.log2(num_heads))
-    start = 2 ** (-8 / power)
-    slopes = [start ** (n + 1) for n in range(power)]
-    start = 2 ** (-4 / power)
-    slopes += [start ** (2 * n + 1) for n in range(num_heads - power)]
-    return torch.tensor(slopes)

@@ -38,8 +38,9 @@ class Weights:
         prefixes: Sequence[str] = (),
         sha256: str | None = None,
         allow_pickle: bool = False,
+        single: str = _SINGLE,
     ) -> None:
-        """`path` is a folder in `folder`, or a .pt file of tensors there."""
+        """`path` is a folder in `folder`, or a .pt file of tensors there. `single` is the file there, if it has no shards."""
         self._folder = folder
         self._path = path
         self._allow_pickle = allow_pickle
@@ -49,7 +50,7 @@ class Weights:
         self._taken: set[str] = set()
         self._pickled: dict[str, Tensor] = {}
         self._file_of: dict[str, str] = {}
-        self.file: str = path if path.endswith(".pt") else self._named(_SINGLE)
+        self.file: str = path if path.endswith(".pt") else self._named(single)
         """What lists the tensors, as it is called in the checkpoint."""
         try:
             self._open(sha256)
@@ -83,6 +84,10 @@ class Weights:
         """Whether there is a tensor called `name`, with or without one of the prefixes."""
         return self._full(name) is not None
 
+    def beside(self, path: str, file: str, prefixes: Sequence[str]) -> Weights:
+        """The tensors of a file in a folder in this one. They are closed with these."""
+        return self._stack.enter_context(Weights(self._folder, path=self._named(path), prefixes=prefixes, single=file))
+
     def finish(self, unused: Sequence[str] = ()) -> None:
         """Refuse tensors that were not taken and match none of the patterns `unused`."""
         for name in self._file_of.keys() - self._taken:
@@ -96,7 +101,7 @@ class Weights:
         return self._pickled[full] if full in self._pickled else cast(Tensor, self._where[full].get_tensor(full))
 
     def _full(self, name: str) -> str | None:
-        names = [prefix + name for prefix in ("", *self._prefixes)]
+        names = [prefix + each for each in (name, _parametrized(name)) for prefix in ("", *self._prefixes)]
         return next((each for each in names if each in self._file_of), None)
 
     def _named(self, file: str) -> str:
@@ -140,6 +145,11 @@ class Weights:
         self.file, self._pickled = file, _unpickle(find_file(self._folder, file), file)
         self._file_of = dict.fromkeys(self._pickled, file)
         return []
+
+
+def _parametrized(name: str) -> str:
+    """What torch calls a weight to which a parametrization, as an adapter is one, has been added."""
+    return f"{name.removesuffix('.weight')}.parametrizations.weight.original" if name.endswith(".weight") else name
 
 
 def _unpickle(path: Path, file: str) -> dict[str, Tensor]:

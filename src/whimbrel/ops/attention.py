@@ -11,9 +11,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -33,6 +33,10 @@ class Layout:
     max_seqlen: int
     num_keys_B: Tensor | None = None
     """How many leading tokens of each seq are attended to, int32, on the device; None: all."""
+    adapters_R: Tensor | None = None
+    """Which of the model's adapters each row uses, on the device, -1 for none; None: no row uses any."""
+    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict[tuple[object, ...], Tensor])
+    """What `_mask` made for this batch: layers that mask alike share it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +58,12 @@ class Scores:
         return not self.causal and self.window is None and self.softcap is None and self.bias is None
 
 
+_Masks: TypeAlias = dict[tuple[object, ...], Tensor]
+
 _PRODUCT_LENGTHS: Final = range(97, 512)
 _QUERIES_AT_A_TIME: Final = 256
+_MAX_MASK_ELEMENTS: Final = 2**26
+"""So many elements of masks are kept for the layers to come, which is 256 MB; what is larger is made anew by each layer."""
 
 
 def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, scores: Scores) -> Tensor:
@@ -82,7 +90,9 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, sc
         floats = floats or (_in_float32(q_RNH), _in_float32(k_RKH), _in_float32(v_RKH))  # once for all runs
         q, k, v = (x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in floats)
         k, v = k[:, :, :keys], v[:, :, :keys]
-        attended_BNLH = _sdpa(q, k, v, scores) if scores.softcap is None else _capped(q, k, v, scores, scores.softcap)
+        attended_BNLH = (
+            _sdpa(q, k, v, scores, layout.masks) if scores.softcap is None else _capped(q, k, v, scores, layout.masks)
+        )
         out_BLNH.copy_(attended_BNLH[..., :width].transpose(1, 2))
     return out_RNH.view(num_rows, num_heads * width)
 
@@ -93,7 +103,7 @@ def _in_float32(x_RNH: Tensor) -> Tensor:
     return F.pad(x_RNH.float(), (0, missing)) if missing else x_RNH.float()
 
 
-def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores) -> Tensor:
+def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores, masks: _Masks) -> Tensor:
     """Seqs of equal length -> (B, N, L, H). With a mask all is made contiguous: SDPA's bits would depend on the batch."""
     length, keys = q_BNLH.shape[2], k_BKLH.shape[2]
     causal = scores.causal and scores.window is None and scores.bias is None and keys == length
@@ -103,7 +113,7 @@ def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores) -> Ten
     parts = [
         F.scaled_dot_product_attention(
             q_BNLH[:, :, first : first + step], k_BKLH, v_BKLH,
-            attn_mask=None if causal else _mask(scores, first, min(first + step, length), keys, q_BNLH.device),
+            attn_mask=None if causal else _kept_mask(masks, scores, (first, min(first + step, length), keys), q_BNLH.device),
             is_causal=causal and length > 1,
             scale=scores.scale,
             enable_gqa=q_BNLH.shape[1] != k_BKLH.shape[1],
@@ -111,6 +121,19 @@ def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores) -> Ten
         for first in range(0, length, step)
     ]  # fmt: skip
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _kept_mask(masks: _Masks, scores: Scores, place: tuple[int, int, int], device: torch.device) -> Tensor | None:
+    """What `_mask` gives, made once for all layers that mask alike, unless those of all queries of the seq are too large."""
+    key = (scores.causal, scores.window, scores.bias, place)
+    if (kept := masks.get(key)) is not None:
+        return kept
+    mask = _mask(scores, *place, device)
+    if mask is not None:
+        whole, kept_so_far = mask.shape[0] * mask.shape[2] ** 2, sum(each.numel() for each in masks.values())
+        if max(whole, kept_so_far + mask.numel()) <= _MAX_MASK_ELEMENTS:
+            masks[key] = mask
+    return mask
 
 
 def _mask(scores: Scores, first: int, last: int, num_keys: int, device: torch.device) -> Tensor | None:
@@ -128,11 +151,13 @@ def _mask(scores: Scores, first: int, last: int, num_keys: int, device: torch.de
     return base.masked_fill(hidden_QK, -torch.inf)
 
 
-def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores, cap: float) -> Tensor:
+def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores, masks: _Masks) -> Tensor:
     """Scores through cap * tanh(scores / cap) -> (B, N, L, H).
 
     Keys are filled up to a multiple of 16, since torch's vectorised tanh treats what is left over with other bits.
     """
+    cap = scores.softcap
+    assert cap is not None
     num_heads, length = q_BNLH.shape[1:3]
     keys = k_BKLH.shape[2]
     shared = num_heads // k_BKLH.shape[1]
@@ -142,7 +167,7 @@ def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores, cap:
         last = min(length, first + _QUERIES_AT_A_TIME)
         scores_BNQL = cap * torch.tanh(q_BNLH[:, :, first:last] @ k.transpose(-1, -2) * (scores.scale / cap))
         scores_BNQL[..., keys:] = -torch.inf
-        if (mask := _mask(scores, first, last, keys, q_BNLH.device)) is not None:
+        if (mask := _kept_mask(masks, scores, (first, last, keys), q_BNLH.device)) is not None:
             scores_BNQL[..., :keys] += mask
         parts.append(scores_BNQL.softmax(-1) @ v)
     return torch.cat(parts, dim=2)

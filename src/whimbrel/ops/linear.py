@@ -56,23 +56,58 @@ def prepacked_supported(device: torch.device) -> bool:
 
 
 class Linear:
-    """activation(x @ weight.T + bias) for x of (R, in): weight (out, in) and bias (out) in the dtype of x."""
+    """activation(x @ weight.T + bias) for x of (R, in): weight (out, in) and bias (out) in the dtype of x.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation = "identity") -> None:
+    `low_rank` is what adapters add to the product. It is added where a call says which rows are `foreign` to which; the
+    activation is then never fused, so that a row has the same bits beside rows with adapters and without.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation = "identity", low_rank: LowRank | None = None
+    ) -> None:
         self._bias = bias
         self._prepacked = prepacked_supported(weight.device)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 512) if self._prepacked else weight
-        fused = _EPILOGUES.get(activation) if self._prepacked else None
+        self._low_rank = low_rank
+        fused = _EPILOGUES.get(activation) if self._prepacked and low_rank is None else None
         self._epilogue = fused or _EPILOGUES["identity"]
         self._after = ACTIVATIONS["identity" if fused else activation]
 
-    def __call__(self, x_RI: Tensor) -> Tensor:
+    def __call__(self, x_RI: Tensor, foreign_RK: Tensor | None = None) -> Tensor:
         if self._prepacked:
             name, algorithm = self._epilogue
             out = torch.ops.mkldnn._linear_pointwise(x_RI, self._weight, self._bias, name, [], algorithm)
         else:
             out = F.linear(x_RI, self._weight, self._bias)
+        if self._low_rank is not None and foreign_RK is not None:
+            out += self._low_rank(x_RI, foreign_RK)
         return in_whole_blocks(self._after, out)
+
+
+class LowRank:
+    """What low-rank adapters add to the product of a linear layer or to the rows of a table: x A' B'.
+
+    The matrices of all adapters lie side by side: K columns of x A' are the adapters' ranks one after another, and those of
+    adapters that are not a row's own are set to 0 before they are multiplied with B. So one product serves rows of all
+    adapters in any order, costs what a single adapter of rank K would, and gives a row the same bits in any company.
+    `up` is B, (out, parts * K), with the adapters' scale in it. `down` is A, (parts * K, in), of a linear layer; of a table it
+    is the rows, (entries, K). Source of the formula: LoRA, arXiv:2106.09685.
+    """
+
+    def __init__(self, down: Tensor, up: Tensor, *, table: bool = False) -> None:
+        self._table = down if table else None
+        self._down = None if table else Linear(down, None)
+        self._up = Linear(up, None)
+
+    def __call__(self, x: Tensor, foreign_RK: Tensor) -> Tensor:
+        """x: (R, in), or the entries (R) of a table. `foreign_RK` is true where column k is not of row r's adapter."""
+        if self._down is not None:
+            low_RK = self._down(x)
+        else:
+            assert self._table is not None
+            low_RK = F.embedding(x, self._table)
+        low_RPK = low_RK.view(*foreign_RK.shape[:1], -1, foreign_RK.shape[1])
+        return self._up(low_RPK.masked_fill(foreign_RK[:, None], 0).view(low_RK.shape))
 
 
 def in_whole_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 
 from whimbrel.types import Int32Array, Seq, Sparse
 
-_COLUMNS: Final = 7
+_COLUMNS: Final = 8
 
 
 def num_ints(num_seqs: int, num_tokens: int, num_spans: int) -> int:
@@ -34,6 +34,7 @@ def pack_seqs(seqs: Sequence[Seq]) -> Int32Array:
             seq.num_keys,
             seq.is_query,
             -1 if seq.spans_S2 is None else len(seq.spans_S2),
+            seq.adapter,
         )
         for seq in seqs
     ]
@@ -60,8 +61,9 @@ def unpack_seqs(source: memoryview | mmap, num_seqs: int, num_tokens: int, num_s
             num_keys,
             bool(is_query),
             spans_S2=None if count < 0 else spans[first : first + count],
+            adapter=adapter,
         )
-        for index, (start, first, (length, prompt_tokens, type_id, second, num_keys, is_query, count)) in enumerate(
+        for index, (start, first, (length, prompt_tokens, type_id, second, num_keys, is_query, count, adapter)) in enumerate(
             zip(starts, span_starts, table.tolist(), strict=True)
         )
     ]
