@@ -779,7 +779,6 @@ def test_what_is_not_supported_is_refused(case: str, change: Config, says: str, 
         ("Qwen2", DECODER),
         ("Qwen3", DECODER | {"head_dim": 16, "is_causal": False}),
         ("Gemma3Text", DECODER | {"head_dim": 16}),
-        ("Ernie", SIZES),
     ],
 )
 def test_other_checkpoints_with_code_of_their_own_are_refused(name: str, config: Config, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ PIECE_PAIRS = ("llama", "mistral", "gemma3_text")
 BYTE_PAIRS = ("roberta", "modernbert", *QWENS)
 CLASSES = (*WORDPIECES, *UNIGRAMS, *PIECE_PAIRS, *BYTE_PAIRS)
 """A family of each class; the others' classes are theirs."""
+FALLBACKS = ("albert", "gpt2")
+"""Families of classes that only the fallback's models have."""
 
 ANY: list[tuple[JSON, JSON]] = [
     ({"tokenizer_class": GONE}, {}),
@@ -193,6 +195,15 @@ DISAGREEMENTS: list[tuple[str, JSON, JSON]] = [
     *((family, {"legacy": legacy}, {}) for family in PIECE_PAIRS for legacy in (True, False, None, GONE)),
     *((family, {"unk_token": "</s>" if family in ("llama", "mistral") else "<eos>"}, {}) for family in PIECE_PAIRS),
     *((family, {}, {"pre_tokenizer": METASPACE}) for family in PIECE_PAIRS),
+    *((family, config, tokenizer) for family in FALLBACKS for config, tokenizer in (({"tokenizer_class": GONE}, {}), ({}, {"normalizer": LOWER}), ({}, LEFT))),
+    *((family, {}, {"post_processor": processor}) for family in FALLBACKS for processor in (None, BARE_TEMPLATE)),
+    *((family, {"add_prefix_space": add}, {}) for family in FALLBACKS for add in (True, False)),
+    *((family, {"bos_token": None, "pad_token": GONE}, {"padding": PADDING}) for family in FALLBACKS),
+    *((family, BARE | {"mask_token": "<new>"}, {"pre_tokenizer": METASPACE}) for family in FALLBACKS),
+    ("albert", {"do_lower_case": False}, model("albert", unk_id=0)),
+    ("albert", {"cls_token": "n", "sep_token": "<unk>"}, {"post_processor": None}),
+    ("gpt2", {}, model("gpt2", ignore_merges=True)),
+    ("phi3", {"tokenizer_class": "GPT2Tokenizer"}, {}),
 ]  # fmt: skip
 
 
@@ -279,14 +290,16 @@ def test_truncation_keeps_what_stands_around_a_text(side: str, family: str, tmp_
 
 
 def test_every_family_has_the_class_that_transformers_implies() -> None:
-    for model_type, _, _ in config_reader._FORMS.values():
+    others = tokenizer_reader._IMPLIED.keys() | tokenizer_reader._FORCED
+    for model_type in {model_type for model_type, _, _ in config_reader._FORMS.values()} | others:
         name = auto.TOKENIZER_MAPPING_NAMES.get(model_type, "TokenizersBackend")
         kinds = tokenizer_reader._IMPLIED | tokenizer_reader._FORCED
         if model_type in ("new", "llama_bidirec"):  # transformers does not know them: their class must be stated
             assert model_type not in kinds
             continue
         assert kinds[model_type] == tokenizer_reader._TOKENIZER_CLASSES[name], model_type
-        forced = model_type in auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS or model_type == "mistral"
+        alone = auto.TOKENIZER_MAPPING_NAMES.get(model_type) == "TokenizersBackend"
+        forced = model_type in auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS or alone
         assert (model_type in tokenizer_reader._FORCED) == forced
 
 
@@ -299,8 +312,11 @@ def test_names_of_classes_are_those_of_transformers(name: str) -> None:
 
 
 REFUSED: list[tuple[str, JSON, JSON, JSON, str]] = [
+    ("albert", {"keep_accents": True}, {}, {}, "tokenizer_config.json: keep_accents: "),
+    ("albert", {"add_prefix_space": None}, {}, {}, "tokenizer_config.json: add_prefix_space: "),
+    ("gpt2", {"add_prefix_space": None}, {}, {}, "tokenizer_config.json: add_prefix_space: "),
     ("bert", {"tokenizer_class": "T5Tokenizer"}, {}, {}, "tokenizer_config.json: tokenizer_class: "),
-    ("qwen3", {"tokenizer_class": GONE}, {}, {"tokenizer_class": "GPT2Tokenizer"}, "config.json: tokenizer_class: "),
+    ("qwen3", {"tokenizer_class": GONE}, {}, {"tokenizer_class": "CohereTokenizer"}, "config.json: tokenizer_class: "),
     ("qwen2", {"auto_map": {"AutoTokenizer": ["a.B", None]}}, {}, {}, "tokenizer_config.json: auto_map: "),
     ("mistral", {"fix_mistral_regex": True}, {}, {}, "tokenizer_config.json: fix_mistral_regex: "),
     ("llama", {"init_inputs": ["x"]}, {}, {}, "tokenizer_config.json: init_inputs: "),

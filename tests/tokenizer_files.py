@@ -127,6 +127,21 @@ def camembert() -> tuple[JSON, JSON]:
     return _files(tokenizer, "CamembertTokenizer", FAIRSEQ, additional_special_tokens=extra)
 
 
+def albert() -> tuple[JSON, JSON]:
+    special = ("<pad>", "<unk>", "[CLS]", "[SEP]")
+    tokenizer = _with_pieces([(piece, 0.0) for piece in special])
+    tokenizer.add_special_tokens(list(special))
+    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"'), normalizers.NFKD(), normalizers.StripAccents()]
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Lowercase(), tokenizer.normalizer])
+    tokenizer.add_special_tokens([AddedToken("[MASK]", lstrip=True, normalized=False)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    roles = {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "sep_token": "[SEP]", "pad_token": "<pad>"}
+    roles |= {"cls_token": "[CLS]", "mask_token": "[MASK]"}
+    return _files(tokenizer, "AlbertTokenizer", roles, do_lower_case=True, keep_accents=False, remove_space=True)
+
+
 @cache  # training is not the same twice
 def _bytes_bpe(words: str) -> str:
     tokenizer = Tokenizer(models.BPE())
@@ -150,6 +165,20 @@ def roberta() -> tuple[JSON, JSON]:
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False)
     return _files(tokenizer, "RobertaTokenizer", FAIRSEQ, add_prefix_space=False)
+
+
+def gpt2(*, ends: bool = False) -> tuple[JSON, JSON]:
+    """Plain byte pairs, as OLMo 2's and Granite's; `ends`: <|endoftext|> after a text."""
+    tokenizer = Tokenizer.from_str(_bytes_bpe(""))
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    end = ("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))
+    tokenizer.post_processor = (
+        processors.TemplateProcessing(single=f"$A {end[0]}", pair=f"$A {end[0]} $B:1 {end[0]}:1", special_tokens=[end])
+        if ends
+        else processors.ByteLevel(trim_offsets=True)
+    )
+    roles = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), end[0])
+    return _files(tokenizer, "GPT2Tokenizer", roles, add_prefix_space=False)
 
 
 def modernbert() -> tuple[JSON, JSON]:
@@ -275,6 +304,10 @@ FAMILIES: dict[str, tuple[str, tuple[JSON, JSON]]] = {
     "qwen3": ("Qwen3", qwen(suffix=True)),
     "gemma2": ("Gemma2", gemma()),
     "gemma3_text": ("Gemma3Text", gemma()),
+    "albert": ("Albert", albert()),
+    "gpt2": ("GPT2", gpt2()),
+    "olmo2": ("Olmo2", gpt2(ends=True)),
+    "phi3": ("Phi3", llama()),
 }
 
 
@@ -290,7 +323,9 @@ def write(folder: Path, family: str, config: JSON | None = None, tokenizer: JSON
         sizes |= {"dim": 48, "n_layers": 1, "n_heads": 4, "hidden_dim": 96}
         for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
             del sizes[key]
-    if family in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"):
+    if family == "gpt2":
+        sizes = {"n_embd": 48, "n_layer": 1, "n_head": 4, "n_positions": 60, "vocab_size": 2000, "pad_token_id": 1}
+    if family in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "phi3"):
         sizes["num_key_value_heads"] = 4
     settings = getattr(transformers, f"{name}Config")(**sizes, architectures=[f"{name}Model"]).to_dict()
     write_json(folder / "config.json", _changed(settings, model))

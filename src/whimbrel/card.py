@@ -48,7 +48,8 @@ class Encoder:
     """A transformer that turns tokens into hidden states, as config.json describes it. Bidirectional or causal."""
 
     family: str
-    """Whose names the weights have: a row of models/families.py."""
+    """Whose names the weights have: a row of models/families.py. "hf": transformers runs it and reads config.json itself, and
+    of what follows only sizes of the tables, positions, padding and width are said here."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -175,8 +176,10 @@ class Output:
 
 TokenizerClass: TypeAlias = Literal[
     "tokenizer.json",
+    "AlbertTokenizer",
     "BertTokenizer",
     "CamembertTokenizer",
+    "GPT2Tokenizer",
     "GemmaTokenizer",
     "LlamaTokenizer",
     "MPNetTokenizer",

@@ -7,13 +7,14 @@ nvidia/llama-nemotron-embed-1b-v2, and modeling_qwen.py of gte-Qwen2. More of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from whimbrel.card import Encoder, Layer, PoolingMode
 from whimbrel.config_adapters import name_adapter_folders
+from whimbrel.config_fallback import is_offered, read_fallback, undeclared_keys
 from whimbrel.config_hub import read_jina_bert, read_jina_roberta, read_nomic
 from whimbrel.config_parts import (
     ACTIVATIONS,
@@ -66,6 +67,9 @@ _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
 def read_encoder(config: JsonFile) -> Encoder:
     """The transformer that config.json describes. Raises CheckpointError."""
     names = cast(list[object], config.get("architectures", list))
+    if not _is_native(config, names) and is_offered(config, names):
+        config.refuse_other(_FIXED)
+        return _checked(config, read_fallback(config))
     if not all(isinstance(name, str) and name in _ARCHITECTURES for name in names):
         refuse_own_code(config)
     rows = [config.lookup("architectures", name, _ARCHITECTURES) for name in names]
@@ -78,6 +82,20 @@ def read_encoder(config: JsonFile) -> Encoder:
     refuse_own_code(config)
     config.refuse_other(_FIXED)
     config.refuse_unread(_INERT)
+    return _checked(config, encoder)
+
+
+def refuse_undeclared(config: JsonFile, declared: Collection[str]) -> None:
+    """Refuse keys of a fallback's config that transformers' class does not declare, and of which nothing else is known."""
+    config.refuse_unknown(_INERT, _FIXED, undeclared_keys(config), declared)
+
+
+def _is_native(config: JsonFile, names: list[object]) -> bool:
+    """Whether Whimbrel has the family, though perhaps not with these heads."""
+    return config.data.get("model_type") in _MODEL_TYPES or any(name in _ARCHITECTURES for name in names)
+
+
+def _checked(config: JsonFile, encoder: Encoder) -> Encoder:
     if not 0 <= encoder.pad_id < encoder.vocab_size:
         raise config.error(f"{encoder.pad_id} is outside the vocabulary of {encoder.vocab_size}.", "pad_token_id")
     if encoder.num_heads % encoder.num_kv_heads:
@@ -389,3 +407,4 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
 _ARCHITECTURES: Final[Mapping[str, tuple[str, _Reader]]] = {
     stem + ending: (model_type, reader) for stem, (model_type, endings, reader) in _FORMS.items() for ending in endings
 }
+_MODEL_TYPES: Final = frozenset(model_type for model_type, _, _ in _FORMS.values())

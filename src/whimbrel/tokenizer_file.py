@@ -26,8 +26,18 @@ _FAIRSEQ: Final = {
 }  # fmt: skip
 _DEFAULT_TOKENS: Final[Mapping[TokenizerClass, Mapping[str, str]]] = {
     "tokenizer.json": {},
+    "AlbertTokenizer": {
+        "bos": "[CLS]",
+        "eos": "[SEP]",
+        "unk": "<unk>",
+        "sep": "[SEP]",
+        "pad": "<pad>",
+        "cls": "[CLS]",
+        "mask": "[MASK]",
+    },
     "BertTokenizer": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
     "CamembertTokenizer": _FAIRSEQ,
+    "GPT2Tokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
     "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
     "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
     "MPNetTokenizer": _FAIRSEQ | {"unk": "[UNK]"},
@@ -117,17 +127,16 @@ def _roberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
     return {
         "model": _model(file, "BPE", _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}),
         "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": True},
+        "pre_tokenizer": _bytes(add_prefix_space=add_prefix_space),
         "post_processor": _roberta_processing(tokens, add_prefix_space=add_prefix_space),
     }
 
 
 def _xlm_roberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
-    scheme = "never" if card.add_prefix_space is False else "always"
     return {
         "model": _model(file, "Unigram", {"unk_id": 3, "byte_fallback": False}),
         "normalizer": _charsmap(file.get("normalizer")),
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _metaspace(scheme, split=True)]},
+        "pre_tokenizer": _unigram_words(card),
         "post_processor": _template("bos", "eos", tokens),
     }
 
@@ -137,6 +146,26 @@ def _camembert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
     built = _xlm_roberta(file, card, tokens)
     built["model"]["unk_id"] = next((i for i, (token, _) in enumerate(built["model"]["vocab"]) if token == unk), 0)
     return built
+
+
+def _albert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+    quotes = [{"type": "Replace", "pattern": {"String": quote}, "content": '"'} for quote in ("``", "''")]
+    steps: list[JSON | None] = [*quotes, {"type": "NFKD"}, {"type": "StripAccents"}]
+    steps += [{"type": "Lowercase"} if card.do_lower_case else None, _charsmap(file.get("normalizer"))]
+    return {
+        "model": _model(file, "Unigram", {"unk_id": 1, "byte_fallback": False}),
+        "normalizer": {"type": "Sequence", "normalizers": [step for step in steps if step is not None]},
+        "pre_tokenizer": _unigram_words(card),
+        "post_processor": file.get("post_processor") or _template("cls", "sep", tokens, second=1),
+    }
+
+
+def _gpt2(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
+    return {
+        "model": _model(file, "BPE", _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}),
+        "normalizer": None,
+        "pre_tokenizer": _bytes(add_prefix_space=bool(card.add_prefix_space)),
+    }
 
 
 def _qwen2(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
@@ -169,8 +198,10 @@ def _gemma(file: JSON, _: TokenizerCard, tokens: _Tokens) -> JSON:
 
 
 _BUILDERS: Final[Mapping[TokenizerClass, _Builder]] = {
+    "AlbertTokenizer": _albert,
     "BertTokenizer": _bert,
     "CamembertTokenizer": _camembert,
+    "GPT2Tokenizer": _gpt2,
     "GemmaTokenizer": _gemma,
     "LlamaTokenizer": _llama,
     "MPNetTokenizer": _mpnet,
@@ -195,6 +226,15 @@ def _model(file: JSON, kind: str, fields: JSON) -> JSON:
     return file["model"] | {"type": kind} | fields
 
 
+def _bytes(*, add_prefix_space: bool) -> JSON:
+    return {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": True}
+
+
+def _unigram_words(card: TokenizerCard) -> JSON:
+    scheme = "never" if card.add_prefix_space is False else "always"
+    return {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _metaspace(scheme, split=True)]}
+
+
 def _metaspace(scheme: str, *, split: bool) -> JSON:
     return {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme, "split": split}
 
@@ -209,18 +249,19 @@ def _roberta_processing(tokens: _Tokens, *, add_prefix_space: bool) -> JSON:
     }
 
 
-def _template(first: str, last: str, tokens: _Tokens) -> JSON:
-    """The token of role `first` before and of role `last` after a text, all of token type 0."""
+def _template(first: str, last: str, tokens: _Tokens, *, second: int = 0) -> JSON:
+    """The token of role `first` before and of role `last` after a text, of token type 0; `second`: that of a second text."""
     special = {
         tokens.name(role): {"id": tokens.name(role), "ids": [tokens.id(role)], "tokens": [tokens.name(role)]}
         for role in (first, last)
     }
-    begin, end = ({"SpecialToken": {"id": tokens.name(role), "type_id": 0}} for role in (first, last))
-    text, second = ({"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B"))
+    begin = {"SpecialToken": {"id": tokens.name(first), "type_id": 0}}
+    end, last_end = ({"SpecialToken": {"id": tokens.name(last), "type_id": number}} for number in (0, second))
+    text, more = ({"Sequence": {"id": name, "type_id": number}} for name, number in (("A", 0), ("B", second)))
     return {
         "type": "TemplateProcessing",
         "single": [begin, text, end],
-        "pair": [begin, text, end, second, end],
+        "pair": [begin, text, end, more, last_end],
         "special_tokens": special,
     }
 
@@ -243,7 +284,8 @@ def _vocabulary(file: JSON) -> Mapping[str, int]:
 def _special_tokens(file: JSON, card: TokenizerCard) -> Mapping[str, AddedToken]:
     """Role -> token, in the order in which they get ids: those stated, or else those of the class."""
     kind = card.tokenizer_class
-    padding = {"pad": file["padding"]["pad_token"]} if file.get("padding") else {}
+    takes_padding = bool(file.get("padding")) and kind != "GPT2Tokenizer"  # whose own default is none at all
+    padding = {"pad": file["padding"]["pad_token"]} if takes_padding else {}
     defaults = {role: {"content": token, "special": True} for role, token in {**padding, **_DEFAULT_TOKENS[kind]}.items()}
     stated = {**defaults, **card.special_tokens}
     roles = [role for role in _ROLES if role in stated] + [role for role in stated if role not in _ROLES]

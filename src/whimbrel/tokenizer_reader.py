@@ -22,63 +22,91 @@ _INERT_TOKENIZER: Final = frozenset(
     add_bos_token add_eos_token backend chat_template clean_up_tokenization_spaces
     do_basic_tokenize errors from_slow full_tokenizer_file is_local local_files_only
     max_length model_input_names name_or_path never_split pad_to_multiple_of
-    pad_token_type_id padding_side processor_class return_special_tokens_mask sp_model_kwargs spaces_between_special_tokens
+    pad_token_type_id padding_side processor_class remove_space return_special_tokens_mask sp_model_kwargs
+    spaces_between_special_tokens
     special_tokens_map_file stride tokenizer_file tokenizer_type trim_offsets truncation truncation_strategy
     use_default_system_prompt use_fast vocab_file vocab_size
 """.split()
 )
 _USED_TOKENIZER: Final = frozenset(
     """
-    add_prefix_space added_tokens_decoder additional_special_tokens do_lower_case extra_special_tokens legacy max_len
-    model_max_length model_specific_special_tokens split_special_tokens strip_accents tokenize_chinese_chars tokenizer_class
-    truncation_side
+    add_prefix_space added_tokens_decoder additional_special_tokens do_lower_case extra_special_tokens keep_accents legacy
+    max_len model_max_length model_specific_special_tokens split_special_tokens strip_accents tokenize_chinese_chars
+    tokenizer_class truncation_side
 """.split()
 )
 _EXTRA: Final = ("additional_special_tokens", "extra_special_tokens")
 _ROLES: Final = {f"{role}_token": role for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
 _CLASSES: Final[Mapping[str, TokenizerClass]] = {
+    "AlbertTokenizer": "AlbertTokenizer",
     "BertTokenizer": "BertTokenizer",
     "CamembertTokenizer": "CamembertTokenizer",
     "DistilBertTokenizer": "BertTokenizer",
     "ElectraTokenizer": "BertTokenizer",
+    "GPT2Tokenizer": "GPT2Tokenizer",
     "GemmaTokenizer": "GemmaTokenizer",
     "LlamaTokenizer": "LlamaTokenizer",
     "MPNetTokenizer": "MPNetTokenizer",
+    "MobileBertTokenizer": "BertTokenizer",
     "PreTrainedTokenizer": "tokenizer.json",
     "Qwen2Tokenizer": "Qwen2Tokenizer",
     "RobertaTokenizer": "RobertaTokenizer",
     "XLMRobertaTokenizer": "XLMRobertaTokenizer",
 }
 _TOKENIZER_CLASSES: Final[Mapping[str, TokenizerClass]] = {
+    "AlbertTokenizer": "AlbertTokenizer",
     **_CLASSES,
     **{f"{name}Fast": kind for name, kind in _CLASSES.items()},
     "TokenizersBackend": "tokenizer.json",
 }
 _IMPLIED: Final[Mapping[str, TokenizerClass]] = {
+    "albert": "AlbertTokenizer",
     "bert": "BertTokenizer",
     "camembert": "CamembertTokenizer",
+    "data2vec-text": "RobertaTokenizer",
     "distilbert": "BertTokenizer",
     "electra": "BertTokenizer",
+    "ernie": "BertTokenizer",
+    "gemma": "GemmaTokenizer",
     "gemma2": "GemmaTokenizer",
     "gemma3_text": "GemmaTokenizer",
+    "gpt2": "GPT2Tokenizer",
     "gte": "XLMRobertaTokenizer",
     "jina_embeddings_v3": "XLMRobertaTokenizer",
     "llama": "tokenizer.json",
+    "mobilebert": "BertTokenizer",
     "mpnet": "MPNetTokenizer",
     "nomic_bert": "BertTokenizer",
+    "opt": "GPT2Tokenizer",
+    "phi": "GPT2Tokenizer",
+    "qwen2_moe": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
+    "qwen3_moe": "Qwen2Tokenizer",
     "roberta": "RobertaTokenizer",
+    "roberta-prelayernorm": "RobertaTokenizer",
+    "starcoder2": "GPT2Tokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
+    "xmod": "XLMRobertaTokenizer",
 }
 """The class of a model type, where none is stated."""
+_FILE_ALONE: Final = """
+    ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoeshared hyperclovax internlm3
+    iquestcoder mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert modernbert-decoder nemotron
+    olmo2 olmo3 persimmon phi3 phimoe xlm-roberta-xl
+""".split()
 _FORCED: Final[Mapping[str, TokenizerClass]] = {
-    "mistral": "tokenizer.json",
-    "modernbert": "tokenizer.json",
     "qwen2": "Qwen2Tokenizer",
+    **dict.fromkeys(_FILE_ALONE, "tokenizer.json"),
 }
 """The class of a model type, whatever is stated."""
-_NEED_A_SPACE_FLAG: Final = ("CamembertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer")
+_NEED_A_SPACE_FLAG: Final = (
+    "AlbertTokenizer",
+    "CamembertTokenizer",
+    "GPT2Tokenizer",
+    "RobertaTokenizer",
+    "XLMRobertaTokenizer",
+)
 """Classes that do not take a null for add_prefix_space as their default."""
 
 
@@ -88,7 +116,7 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
     `lowercase` is the do_lower_case of Sentence Transformers.
     """
     tokenizer.refuse_unknown(_USED_TOKENIZER, _INERT_TOKENIZER, _ROLES, _own_roles(tokenizer))
-    tokenizer.refuse_other({"split_special_tokens": (False, None)})
+    tokenizer.refuse_other({"split_special_tokens": (False, None), "keep_accents": (False, None)})
     if not (root / "tokenizer.json").exists() and (root / "vocab.txt").exists():
         raise CheckpointError(
             "not found; load and save the tokenizer once with transformers to make it.", file="tokenizer.json"

@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from whimbrel.card import Card, Head
+from whimbrel.config_fallback import FALLBACK
 from whimbrel.models.families import FAMILIES
 from whimbrel.models.heads import HeadFunction, load_head
 from whimbrel.models.transformer import Transformer
 from whimbrel.models.weights import Weights
+from whimbrel.ops.attention import Layout
+
+
+class Model(Protocol):
+    """A loaded model."""
+
+    def __call__(
+        self,
+        ids_R: Tensor,
+        positions_R: Tensor,
+        type_ids_R: Tensor,
+        layout: Layout,
+        between_layers: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""
+        ...
 
 
 def load_model(
     folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype, sha256: str | None = None
-) -> tuple[Transformer, Mapping[Head, HeadFunction]]:
+) -> tuple[Model, Mapping[Head, HeadFunction]]:
     """Load the transformer of the checkpoint in `folder`, and its heads. Raises CheckpointError naming file and tensor."""
+    if card.encoder.family == FALLBACK:
+        from whimbrel.models.hf_load import load_hf
+
+        with Weights(folder, path=card.path, sha256=sha256) as weights:  # refuses pickles, what is damaged or lies elsewhere
+            return load_hf(folder, card, device=device, dtype=dtype), _heads(folder, card, weights, device)
     names = FAMILIES[card.encoder.family]
     with Weights(folder, path=card.path, prefixes=names.prefixes, sha256=sha256) as weights:
         model = Transformer(card.encoder, weights, device=device, dtype=dtype)
-        heads = {head: load_head(head, folder, weights, device) for output in card.outputs.values() for head in output.heads}
+        heads = _heads(folder, card, weights, device)
         weights.finish(names.unused)
     return model, heads
+
+
+def _heads(folder: Path, card: Card, weights: Weights, device: torch.device) -> Mapping[Head, HeadFunction]:
+    return {head: load_head(head, folder, weights, device) for output in card.outputs.values() for head in output.heads}
