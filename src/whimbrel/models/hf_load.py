@@ -25,7 +25,6 @@ from whimbrel.config_reader import refuse_undeclared
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile
 from whimbrel.models.hf import OURS, HFModel, Run, hf
-from whimbrel.models.weights import Weights
 from whimbrel.ops.attention import Layout
 from whimbrel.ops.linear import round_rows
 from whimbrel.types import Int32Array, Seq
@@ -40,7 +39,10 @@ _ROWS: Final = 1024
 
 
 def load_hf(folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype) -> HFModel:
-    """Load the transformer of the checkpoint in `folder`. Raises CheckpointError, also if it cannot be run on ragged rows."""
+    """Load the transformer of the checkpoint in `folder`, whose files of weights have been looked at.
+
+    Raises CheckpointError, also if it cannot be run on ragged rows.
+    """
     source = _Source(folder, card, device)
     checked = _check(source)
     if dtype == torch.float32 and not _is_unfelt(source.config):
@@ -57,12 +59,10 @@ class _Source:
         self.encoder = card.encoder
         self.device = device
         self.has_types = card.encoder.type_vocab_size > 0
-        self._path = card.path
+        self.file = f"{card.path}/model.safetensors" if card.path else "model.safetensors"
         self._root = folder / card.path
         if (self._root / "adapter_config.json").exists():
             raise CheckpointError("adapters are not supported with this architecture.", file="adapter_config.json")
-        with Weights(folder, path=card.path):  # refuses pickles, what is damaged, and what lies elsewhere
-            pass
         file = JsonFile.read(self._root, "config.json")
         self._architecture: str = file.get("architectures", list)[0]
         self.config = self._read_config(file)
@@ -119,8 +119,7 @@ class _Source:
             (extra, "this tensor is not known to transformers, and may change the vectors."),
         ):
             if names:
-                file = f"{self._path}/model.safetensors" if self._path else "model.safetensors"
-                raise CheckpointError(message, file=file, key=min(names))
+                raise CheckpointError(message, file=self.file, key=min(names))
 
     def error(self, message: str, cause: Exception | None = None) -> Exception:
         """What is to be raised for `cause`."""
@@ -149,6 +148,8 @@ def _check(source: _Source) -> HFModel:
         raise source.error(f"of its {num_layers} layers {num_attended} attend through transformers' attention interface.")
     if expected_TD.shape[1] != source.encoder.hidden_size:
         raise source.error(f"its hidden states have width {expected_TD.shape[1]}, not hidden_size.")
+    if not expected_TD.isfinite().all():
+        raise CheckpointError("gives hidden states that are not finite.", file=source.file)
     difference = float((hidden_TD - expected_TD).abs().max() / expected_TD.abs().max())
     if not difference <= _TOLERANCE:
         raise source.error(
