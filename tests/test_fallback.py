@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,16 @@ CASES: dict[str, tuple[str, Config]] = {
     "smollm3": ("SmolLM3", DECODER | {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5}),
     "xmod": ("Xmod", ROBERTA | {"languages": ["en_XX", "de_DE"], "default_language": "de_DE"}),
 }
-FEW = ("albert", "data2vec", "phi3", "phi3 with a window that the check cuts")
+FEW = ("albert", "phi3 with a window that the check cuts")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models are so small that two threads mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -99,7 +109,7 @@ def test_the_encoder_of_a_larger_model(case: str, form: str, tmp_path: Path) -> 
     assert_close(hidden(tmp_path, rows()), reference(model, rows()))
 
 
-@pytest.mark.parametrize("case", ["phi3", "smollm3", "modernbert decoder", "phi3 both ways"])
+@pytest.mark.parametrize("case", ["smollm3", "modernbert decoder", "phi3 both ways"])
 def test_what_the_config_says_matters(case: str, tmp_path: Path) -> None:
     """So that the comparison with transformers is one."""
     write(tmp_path, *CASES[case])
@@ -206,7 +216,7 @@ def test_frequencies_that_depend_on_the_batch(tmp_path: Path) -> None:
      ({"attention_chunk_size": 4}, "attention_chunk_size"),
      ({"architectures": ["ErnieModel"]}, "model_type: ErnieModel goes with model_type 'ernie'"),
      ({"architectures": ["AlbertForSequenceClassification"]}, "architectures: 'AlbertForSequenceClassification' is not"),
-     ({"architectures": ["AlbertModel", "BertModel"]}, "architectures"),
+     ({"architectures": ["AlbertModel", "AlbertForMaskedLM"]}, "architectures: must name one architecture"),
      ({"architectures": ["NoSuchModel"]}, "architectures: 'NoSuchModel' is not supported"),
      ({"architectures": ["NoSuchModel"], "auto_map": {"AutoModel": "x.Y"}}, "auto_map: this checkpoint needs code of its own")],
 )  # fmt: skip

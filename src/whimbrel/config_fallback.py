@@ -96,6 +96,9 @@ def read_fallback(config: JsonFile) -> Encoder:
     model_type = config.get("model_type", str)
     if model_type in _UNPACKABLE:
         raise config.error(f"{model_type} cannot be run in a ragged batch: {_UNPACKABLE[model_type]}.", "model_type")
+    names = cast(list[object], config.get("architectures", list))
+    if len(names) != 1:
+        raise config.error(f"must name one architecture, is {names!r:.80}.", "architectures")
     config.refuse_other(_FIXED)
     for key in ("rope_scaling", "rope_parameters"):
         _refuse_changing(config, key, config.get(key, dict, {}))
