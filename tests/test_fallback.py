@@ -17,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 import test_models
 import tokenizer_files
 from checkpoints import bert_tokenizer, edit_json, sentence_layout, write_json
+from parity import Parity
 from test_models import DECODER, ROBERTA, SIZES, VOCABULARY, YARN, assert_close, hidden, reference, rows, write
 from whimbrel import Engine, config_fallback
 from whimbrel.card_reader import read_card
@@ -207,6 +208,9 @@ def test_frequencies_that_depend_on_the_batch(tmp_path: Path) -> None:
     ("changes", "says"),
     [({"nobody_knows": 1}, "nobody_knows: this key (value 1) is not known"),
      ({"hidden_size": None}, "hidden_size: is missing"),
+     ({"model_type": ["albert"]}, "model_type: must be str"),
+     ({"model_type": None}, "model_type: is missing"),
+     ({"architectures": [["AlbertModel"]]}, "architectures: ['AlbertModel'] is not supported"),
      ({"vocab_size": 500}, "has another shape than the config says"),
      ({"inner_group_num": "many"}, "model_type: transformers refuses this config"),
      ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
@@ -246,7 +250,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     whole = load_file(tmp_path / "model.safetensors")
     whole["embeddings.LayerNorm.weight"][3] = torch.nan
     save_file(whole, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert refusal(tmp_path) == "model.safetensors: gives hidden states that are not finite."
+    assert refusal(tmp_path) == "model.safetensors: embeddings.LayerNorm.weight: holds NaN or infinity."
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -276,8 +280,23 @@ def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # From texts to vectors
 
 
-@pytest.mark.parametrize(("family", "pooling"), [("albert", "mean"), ("olmo2", "lasttoken")])
-def test_vectors_are_those_of_sentence_transformers(family: str, pooling: str, tmp_path: Path) -> None:
+ALBERT_S_OWN = {
+    "down_scale_factor": 1,
+    "gap_size": 0,
+    "net_structure_type": 0,
+    "num_memory_blocks": 0,
+    "torch_dtype": "float32",
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "pooling", "config", "models"),
+    [("albert", "mean", ALBERT_S_OWN, ["sentence-transformers/paraphrase-albert-small-v2"]), ("olmo2", "lasttoken", {}, [])],
+    ids=["albert", "olmo2"],
+)  # fmt: skip
+def test_vectors_are_those_of_sentence_transformers(
+    family: str, pooling: str, config: Config, models: list[str], parity: Parity, tmp_path: Path
+) -> None:
     """Through an engine, with lanes; with the tokenizer of the architecture's class."""
     tokenizer_files.write(tmp_path, family)
     name = tokenizer_files.FAMILIES[family][0]
@@ -287,7 +306,8 @@ def test_vectors_are_those_of_sentence_transformers(family: str, pooling: str, t
     for file in (tmp_path / "model").iterdir():
         file.unlink()
     (tmp_path / "model").rmdir()
-    sentence_layout(tmp_path, modes=(pooling,), max_seq_length=50)
+    edit_json(tmp_path / "config.json", **config)
+    sentence_layout(tmp_path, modes=(pooling,), heads=(), max_seq_length=50)
     texts = ["", "a", "The whimbrel flies.", "Vögel " * 7, "far far away in a year " * 20, "``1, 2''; 3!"]
     texts = texts[family == "olmo2" :]  # which has no token for an empty text
     expected = SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
@@ -302,6 +322,6 @@ def test_vectors_are_those_of_sentence_transformers(family: str, pooling: str, t
             thread.start()
         for thread in threads:
             thread.join()
-    assert np.abs(vectors - expected).max() <= 1e-5
+    parity(vectors, expected, *models, family="fallback", tasks=["dense"])
     assert np.array_equal(vectors, alone)
     assert others == [True] * 4

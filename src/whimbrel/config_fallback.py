@@ -77,7 +77,7 @@ JSON: TypeAlias = dict[str, Any]
 def is_offered(config: JsonFile, names: list[object]) -> bool:
     """Whether transformers has classes of these names that turn tokens into hidden states. Raises CheckpointError where it
     might, and is not installed."""
-    if config.data.get("model_type") in _UNPACKABLE:
+    if config.get("model_type", str, "") in _UNPACKABLE:
         return True  # to be refused with the reason
     if not names or not all(isinstance(name, str) and name.endswith(_ENDINGS) for name in names):
         return False

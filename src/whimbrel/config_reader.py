@@ -92,7 +92,8 @@ def refuse_undeclared(config: JsonFile, declared: Collection[str]) -> None:
 
 def _is_native(config: JsonFile, names: list[object]) -> bool:
     """Whether Whimbrel has the family, though perhaps not with these heads."""
-    return config.data.get("model_type") in _MODEL_TYPES or any(name in _ARCHITECTURES for name in names)
+    model_type = config.get("model_type", str, "")
+    return model_type in _MODEL_TYPES or any(isinstance(name, str) and name in _ARCHITECTURES for name in names)
 
 
 def _checked(config: JsonFile, encoder: Encoder) -> Encoder:

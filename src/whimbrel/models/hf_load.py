@@ -134,6 +134,9 @@ def _check(source: _Source) -> HFModel:
     if _is_unfelt(config):
         config.sliding_window = _WINDOW
     model = source.load(config, torch.float32, "eager")
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise CheckpointError("holds NaN or infinity.", file=source.file, key=name)
     if not model._supports_attention_backend:
         raise source.error("its attention does not pass through transformers' attention interface.")
     if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -148,8 +151,6 @@ def _check(source: _Source) -> HFModel:
         raise source.error(f"of its {num_layers} layers {num_attended} attend through transformers' attention interface.")
     if expected_TD.shape[1] != source.encoder.hidden_size:
         raise source.error(f"its hidden states have width {expected_TD.shape[1]}, not hidden_size.")
-    if not expected_TD.isfinite().all():
-        raise CheckpointError("gives hidden states that are not finite.", file=source.file)
     difference = float((hidden_TD - expected_TD).abs().max() / expected_TD.abs().max())
     if not difference <= _TOLERANCE:
         raise source.error(
