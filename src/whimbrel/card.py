@@ -174,6 +174,16 @@ class Output:
         return (*self.token_head, *self.head)
 
 
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """How an instruction within a text is known; `instruction` finds it."""
+
+    opening: str
+    """What the text begins with, if it has one that is not empty; the instruction and a new line come next."""
+    closing: str
+    """What comes next, or first."""
+
+
 TokenizerClass: TypeAlias = Literal[
     "tokenizer.json",
     "AlbertTokenizer",
@@ -236,6 +246,8 @@ class Card:
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
     similarity: str | None = None
+    instruction: Instruction | None = None
+    """Texts may hold an instruction, and outputs with include_prompt=False are made of what comes after it."""
 
     @property
     def dense(self) -> Output:

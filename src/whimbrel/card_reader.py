@@ -22,13 +22,14 @@ from whimbrel.card import (
     Dense,
     Encoder,
     Head,
+    Instruction,
     LayerNorm,
     Normalize,
     Output,
     PoolingMode,
 )
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
-from whimbrel.config_reader import read_encoder, stated_pooling
+from whimbrel.config_reader import is_gritlm, read_encoder, stated_pooling
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file, read_json
 from whimbrel.tokenizer_reader import read_tokenizer
@@ -81,6 +82,8 @@ _TRANSFORMER_FILES: Final = (
     "sentence_xlnet_config.json",
 )
 
+_GRITLM: Final = Instruction("<|user|>\n", "<|embed|>\n")
+
 _TEXT_ONLY: Final = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 _NOTHING: Final[tuple[object, ...]] = ({}, None)
 _FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
@@ -115,6 +118,9 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     config = JsonFile.read(root, "config.json")
     encoder = read_adapter_folders(root, read_encoder(config))
     dense = _pipeline(folder, rows[1:], encoder.hidden_size, pooling)
+    instruction = _GRITLM if is_gritlm(config) else None
+    if instruction is not None:
+        dense = replace(dense, include_prompt=False, finished=dense.finished or pooling is not None)
     has_tasks = rows[0][0] == _WITH_TASKS
     if has_tasks and not encoder.adapters:
         message = (
@@ -140,6 +146,7 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
         matryoshka=config.get("is_matryoshka", bool, False) or bool(widths),
         matryoshka_dimensions=widths,
         similarity=sentence.data.get("similarity_fn_name"),
+        instruction=instruction,
     )
 
 

@@ -2,7 +2,8 @@
 
 Sources: transformers/models/*/configuration_*.py (5.23), and code on the hub that checkpoints came with: Alibaba-NLP/new-impl
 (gte-multilingual-base, gte-base-en-v1.5, snowflake-arctic-embed-m-v2.0), llama_bidirectional_model.py of
-nvidia/llama-nemotron-embed-1b-v2, and modeling_qwen.py of gte-Qwen2. More of those in `config_hub`.
+nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2, modeling_gritlm7b.py of GritLM/GritLM-7B. More of those in
+`config_hub`.
 """
 
 from __future__ import annotations
@@ -105,8 +106,19 @@ def _checked(config: JsonFile, encoder: Encoder) -> Encoder:
 
 
 def stated_pooling(config: JsonFile) -> PoolingMode | None:
-    """How config.json says that tokens are pooled; only llama_bidirec says it there."""
+    """How config.json says that tokens are pooled: llama_bidirec says it there, and GritLM is known to."""
+    if is_gritlm(config):
+        return "mean"
     return config.choice("pooling", _POOLINGS, "avg") if config.data.get("model_type") == "llama_bidirec" else None
+
+
+def is_gritlm(config: JsonFile) -> bool:
+    """Whether this is GritLM: by the code that it names on the hub, or as it was saved for vLLM."""
+    code: object = config.data.get("auto_map")
+    names = list(cast(dict[str, object], code).values()) if isinstance(code, dict) else []
+    return config.data.get("architectures") == ["GritLM"] or any(
+        isinstance(name, str) and name.rpartition("--")[2].startswith("modeling_gritlm7b.") for name in names
+    )
 
 
 _POOLINGS: Final[Mapping[str, PoolingMode]] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
@@ -279,6 +291,15 @@ def _qwen2(config: JsonFile) -> Encoder:
     return _decoder(config, "llama", theta=10_000.0, qkv_bias=True)
 
 
+def _mistral(config: JsonFile) -> Encoder:
+    """Mistral, and GritLM: for vectors every token sees every other, whatever the window."""
+    encoder = _LLAMA(config)
+    if not is_gritlm(config):
+        return encoder
+    accept_own_code(config)
+    return replace(encoder, causal=False, layers=tuple(replace(layer, window=None) for layer in encoder.layers))
+
+
 def _decoder(config: JsonFile, family: str, *, theta: float, qkv_bias: bool | None = None) -> Encoder:
     """Llama and its kin. `qkv_bias`: whether there is one, where the config does not say."""
     sizes = read_sizes(config)
@@ -399,7 +420,8 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "ModernBert": ("modernbert", ("Model", "ForMaskedLM"), _modernbert),
     "Llama": ("llama", ("Model", "ForCausalLM"), _LLAMA),
     "LlamaBidirectional": ("llama_bidirec", ("Model",), _llama_bidirec),
-    "Mistral": ("mistral", ("Model", "ForCausalLM"), _LLAMA),
+    "Mistral": ("mistral", ("Model", "ForCausalLM"), _mistral),
+    "GritLM": ("mistral", ("",), _mistral),
     "Qwen2": ("qwen2", ("Model", "ForCausalLM"), _qwen2),
     "Qwen3": ("qwen3", ("Model", "ForCausalLM"), _QWEN3),
     "Gemma2": ("gemma2", ("Model", "ForCausalLM"), _gemma2),

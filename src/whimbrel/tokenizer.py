@@ -17,6 +17,7 @@ import tokenizers
 
 from whimbrel.card import Card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
+from whimbrel.instruction import InstructionFinder
 from whimbrel.json_file import JsonFile
 from whimbrel.plan import Plan
 from whimbrel.tokenizer_file import read_as_class
@@ -50,6 +51,9 @@ class Tokenizer:
                 file=_FILE,
             )
         self._prefix, self._suffix, self._type_id = _special_tokens(self._tokenizer, card)
+        self._instruction = (
+            None if card.instruction is None else InstructionFinder(card.instruction, self._tokenizer, self._prefix)
+        )
         if self._max_length < self._least_length:
             raise CheckpointError(f"max length {self._max_length} leaves no room between the special tokens.", file=_FILE)
 
@@ -157,6 +161,8 @@ class Tokenizer:
             room = max_length - prefix.size - suffix.size
             body = body[:room] if truncate == "right" else body[body.size - room :]
             ids = np.concatenate((prefix, body, suffix))
+        if self._instruction is not None:
+            prompt_tokens = max(prompt_tokens, self._instruction.count(ids))
         return Seq(ids, index, prompt_tokens, self._type_id, truncated=cut, adapter=adapter)
 
 
