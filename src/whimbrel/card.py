@@ -202,6 +202,18 @@ AddedToken: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class BareTokens:
+    """Texts have no special tokens around them, and may have no tokens at all."""
+
+    empty_id: int
+    """Stands for a text without any; callers cannot send it."""
+    drop_unknown: bool = False
+    """Tokens that the vocabulary does not have are left out."""
+    cut_characters: bool = False
+    """A text that may be cut is first cut to as many characters as its limit of tokens has at their median length."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizerCard:
     """What the tokenizer's files say beyond tokenizer.json itself; `tokenizer_file` puts it together."""
 
@@ -224,6 +236,8 @@ class TokenizerCard:
     """What added_tokens.json names, in checkpoints whose tokenizer_config.json does not list its added tokens."""
     added_tokens: tuple[AddedToken, ...] | None
     """What tokenizer_config.json adds, with ids and flags; None: it does not say."""
+    bare: BareTokens | None = None
+    """Of models that are mere tables: tokenizer.json is used as it is."""
 
 
 @dataclass(frozen=True, slots=True)

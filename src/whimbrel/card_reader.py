@@ -28,6 +28,7 @@ from whimbrel.card import (
     Output,
     PoolingMode,
 )
+from whimbrel.card_static import is_model2vec, read_static
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.config_reader import is_gritlm, read_encoder, stated_pooling
 from whimbrel.errors import CheckpointError
@@ -53,6 +54,9 @@ _LEGACY_POOLING: Final[Mapping[str, PoolingMode]] = {  # in the order in which t
 }
 
 _KNOWN_MODULES: Final[Mapping[str, str]] = {
+    "sentence_transformers.models.StaticEmbedding": "StaticEmbedding",
+    "sentence_transformers.models.StaticEmbedding.StaticEmbedding": "StaticEmbedding",
+    "sentence_transformers.sentence_transformer.modules.static_embedding.StaticEmbedding": "StaticEmbedding",
     "sentence_transformers.models.Transformer": "Transformer",
     "sentence_transformers.models.Pooling": "Pooling",
     "sentence_transformers.models.Dense": "Dense",
@@ -71,6 +75,8 @@ _KNOWN_MODULES: Final[Mapping[str, str]] = {
 _WITH_TASKS: Final = "custom_st.Transformer"
 """The Transformer of jina-embeddings-v3, which chooses an adapter by the task. What it does is done natively."""
 _MODULES: Final[Mapping[str, str]] = {**_KNOWN_MODULES, _WITH_TASKS: _WITH_TASKS}
+_BEGINNINGS: Final = (["Transformer", "Pooling"], ["StaticEmbedding"])
+_FIRST: Final = ("Transformer", "Pooling", "StaticEmbedding")
 
 _TRANSFORMER_FILES: Final = (
     "sentence_bert_config.json",
@@ -113,6 +119,8 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
     pooling = _pooling_without_modules(folder, pooling)
     rows = _module_rows(folder, pooling)
+    if rows[0][0] == "StaticEmbedding":
+        return _static_card(folder, name, rows)
     path = rows[0][1]
     root = folder / path
     config = JsonFile.read(root, "config.json")
@@ -150,6 +158,26 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     )
 
 
+def _static_card(folder: Path, name: str, rows: list[tuple[str, str]]) -> Card:
+    """The card of a table of vectors."""
+    path = Path(rows[0][1]).as_posix() if Path(rows[0][1]).parts else ""
+    encoder, tokenizer, max_length, normalized = read_static(folder / path)
+    dense = Output(encoder.hidden_size, modes=("mean",), finish="normalize", finished=False)
+    dense = _with_heads(folder, dense, rows[1:])
+    sentence = _sentence_transformers(folder)
+    return Card(
+        name=name,
+        path=path,
+        encoder=encoder,
+        outputs={"dense": dense if normalized is None else replace(dense, finished=normalized)},
+        max_length=max_length,
+        tokenizer=tokenizer,
+        prompts=sentence.get("prompts", dict, {}),
+        default_prompt_name=sentence.data.get("default_prompt_name"),
+        similarity=sentence.data.get("similarity_fn_name"),
+    )
+
+
 def _matryoshka_dimensions(config: JsonFile, dimension: int) -> tuple[int, ...]:
     widths: list[object] = config.get("matryoshka_dimensions", list, [])
     for width in widths:
@@ -173,6 +201,8 @@ def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, s
     """(kind, path) of each module that does something when a model is used: a Transformer, a Pooling, heads."""
     file = "modules.json"
     if not (folder / file).exists():
+        if is_model2vec(folder):
+            return [("StaticEmbedding", "")]
         if pooling is None:
             raise CheckpointError(
                 "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean).", file=file
@@ -188,8 +218,11 @@ def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, s
     for _, path in rows:
         find_file(folder, path)
     kinds = ["Transformer" if kind == _WITH_TASKS else kind for kind, _ in rows]
-    if kinds[:2] != ["Transformer", "Pooling"] or "Transformer" in kinds[1:] or "Pooling" in kinds[2:]:
-        raise CheckpointError(f"must begin with one Transformer and one Pooling, is {kinds}.", file=file)
+    begin = 1 if kinds[:1] == ["StaticEmbedding"] else 2
+    if kinds[:begin] not in _BEGINNINGS or any(kind in _FIRST for kind in kinds[begin:]):
+        raise CheckpointError(
+            f"must begin with one Transformer and one Pooling, or one StaticEmbedding, is {kinds}.", file=file
+        )
     return rows
 
 
@@ -207,10 +240,14 @@ def _pipeline(folder: Path, rows: list[tuple[str, str]], hidden_size: int, pooli
     """What comes after the Transformer: the dense vectors."""
     if pooling is not None:
         return Output(hidden_size, modes=(pooling,), finish="normalize", finished=False)
-    output = _pooling(JsonFile.read(folder, f"{rows[0][1]}/config.json"), hidden_size)
+    return _with_heads(folder, _pooling(JsonFile.read(folder, f"{rows[0][1]}/config.json"), hidden_size), rows[1:])
+
+
+def _with_heads(folder: Path, output: Output, rows: list[tuple[str, str]]) -> Output:
+    """An output with the heads that come after it."""
     width = output.width
     head = list[Head]()
-    for kind, path in rows[1:]:
+    for kind, path in rows:
         head.append(_HEADS[kind](folder, path, width))
         if isinstance(head[-1], Dense):
             width = head[-1].out_features

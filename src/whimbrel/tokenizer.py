@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Final, cast
@@ -50,6 +51,9 @@ class Tokenizer:
                 f"has {vocab_size:,} tokens; the model embeds {card.encoder.vocab_size:,} (config.json: vocab_size).",
                 file=_FILE,
             )
+        self._bare = card.tokenizer.bare
+        self._unknown = _unknown_id(self._tokenizer) if self._bare is not None and self._bare.drop_unknown else None
+        self._median_size = _median_size(self._tokenizer) if self._bare is not None and self._bare.cut_characters else 0
         self._prefix, self._suffix, self._type_id = _special_tokens(self._tokenizer, card)
         self._instruction = (
             None if card.instruction is None else InstructionFinder(card.instruction, self._tokenizer, self._prefix)
@@ -66,17 +70,24 @@ class Tokenizer:
             return []
         max_length = self._request_max_length(request)
         truncate: Truncate = request.truncate or self._card.tokenizer.truncate
-        prompt_tokens = 0
+        prompt_tokens, shortened = 0, frozenset[int]()
         if isinstance(request.texts[0], np.ndarray):
             if request.prompt is not None or request.prompt_name is not None:
                 raise InvalidRequest("a prompt cannot be put before token ids; send text.", param="prompt")
             rows = self._check_ids(cast(Sequence[Int64Array], request.texts))
         else:
             prompt = self._prompt(request)
-            rows = self._encode_texts(_check_texts(cast(Sequence[object], request.texts)), prompt)
+            texts = _check_texts(cast(Sequence[object], request.texts))
+            if self._median_size and truncate != "never":
+                limit = max_length * self._median_size
+                shortened = frozenset(i for i, text in enumerate(texts) if len(prompt) + len(text) > limit)
+                kept = slice(limit) if truncate == "right" else slice(-limit, None)
+                texts, prompt = [(prompt + text)[kept] for text in texts], ""
+            rows = self._encode_texts(texts, prompt)
             prompt_tokens = 0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt)
         adapter = self._card.adapter(request.prompt_name)
-        return [self._seq(ids, index, prompt_tokens, max_length, truncate, adapter=adapter) for index, ids in enumerate(rows)]
+        seqs = [self._seq(ids, index, prompt_tokens, max_length, truncate, adapter=adapter) for index, ids in enumerate(rows)]
+        return [replace(seq, truncated=True) if seq.index in shortened else seq for seq in seqs] if shortened else seqs
 
     @property
     def _least_length(self) -> int:
@@ -116,7 +127,7 @@ class Tokenizer:
         for part in _slices(sizes):
             prompted = [prompt + text for text in texts[part]] if prompt else texts[part]
             try:
-                encodings = self._tokenizer.encode_batch_fast(prompted)
+                encodings = self._tokenizer.encode_batch_fast(prompted, add_special_tokens=self._bare is None)
             except BaseException as error:
                 if not _is_of_the_binding(error):
                     raise
@@ -145,7 +156,7 @@ class Tokenizer:
         self, ids: Int32Array, index: int, prompt_tokens: int, max_length: int, truncate: Truncate, *, adapter: int
     ) -> Seq:
         """Cut `ids` to the limit, keeping the special tokens around them; token ids that came without are cut as they are."""
-        if ids.size == 0:
+        if ids.size == 0 and self._bare is None:
             raise InvalidRequest("the text has no tokens.", param=f"input[{index}]")
         cut = ids.size > max_length
         if cut and truncate == "never":
@@ -163,6 +174,10 @@ class Tokenizer:
             ids = np.concatenate((prefix, body, suffix))
         if self._instruction is not None:
             prompt_tokens = max(prompt_tokens, self._instruction.count(ids))
+        if self._unknown is not None:
+            ids = ids[ids != self._unknown]
+        if ids.size == 0 and self._bare is not None:
+            ids = np.array([self._bare.empty_id], np.int32)
         return Seq(ids, index, prompt_tokens, self._type_id, truncated=cut, adapter=adapter)
 
 
@@ -170,7 +185,8 @@ def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:
     """The checkpoint's tokenizer without the padding and truncation that may be saved in its file."""
     file = JsonFile.read(folder / card.path, _FILE).data
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(read_as_class(file, card.tokenizer, card.encoder.vocab_size)))
+        content = file if card.tokenizer.bare is not None else read_as_class(file, card.tokenizer, card.encoder.vocab_size)
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
         tokenizer.encode(_RARE)
     except CheckpointError:
         raise
@@ -185,6 +201,8 @@ def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:
 
 def _special_tokens(tokenizer: tokenizers.Tokenizer, card: Card) -> tuple[Int32Array, Int32Array, int]:
     """What the post-processor puts before and after a text, and its token type: the same for every text, or refused."""
+    if card.tokenizer.bare is not None:
+        return np.empty(0, np.int32), np.empty(0, np.int32), 0
     found = {_around(tokenizer, probe) for probe in ("a", "the quick brown fox")}
     if len(found) != 1:
         raise CheckpointError("does not put the same tokens around every text.", file=_FILE, key="post_processor")
@@ -193,6 +211,18 @@ def _special_tokens(tokenizer: tokenizers.Tokenizer, card: Card) -> tuple[Int32A
     if card.encoder.type_vocab_size > 1 and (len(set(type_ids)) != 1 or type_id >= card.encoder.type_vocab_size):
         raise CheckpointError(f"gives one text the token types {sorted(type_ids)}.", file=_FILE, key="post_processor")
     return np.array(prefix, np.int32), np.array(suffix, np.int32), type_id
+
+
+def _unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
+    """The token for what the vocabulary does not have, if there is one."""
+    model: dict[str, object] = json.loads(tokenizer.to_str())["model"]
+    name, number = model.get("unk_token"), model.get("unk_id")
+    return tokenizer.token_to_id(name) if isinstance(name, str) else number if isinstance(number, int) else None
+
+
+def _median_size(tokenizer: tokenizers.Tokenizer) -> int:
+    """Characters of a token of the vocabulary."""
+    return int(np.median([len(token) for token in tokenizer.get_vocab()]))
 
 
 def _around(tokenizer: tokenizers.Tokenizer, text: str) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[int]]:

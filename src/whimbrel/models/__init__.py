@@ -13,6 +13,7 @@ from whimbrel.card import Card, Head
 from whimbrel.config_fallback import FALLBACK
 from whimbrel.models.families import FAMILIES
 from whimbrel.models.heads import HeadFunction, load_head
+from whimbrel.models.static import StaticTable
 from whimbrel.models.transformer import Transformer
 from whimbrel.models.weights import Weights
 from whimbrel.ops.attention import Layout
@@ -44,7 +45,11 @@ def load_model(
             return load_hf(folder, card, device=device, dtype=dtype), _heads(folder, card, weights, device)
     names = FAMILIES[card.encoder.family]
     with Weights(folder, path=card.path, prefixes=names.prefixes, sha256=sha256) as weights:
-        model = Transformer(card.encoder, weights, device=device, dtype=dtype)
+        model: Model
+        if card.encoder.family == "static":
+            model = StaticTable(card.encoder, weights, device)
+        else:
+            model = Transformer(card.encoder, weights, device=device, dtype=dtype)
         heads = _heads(folder, card, weights, device)
         weights.finish(names.unused)
     return model, heads

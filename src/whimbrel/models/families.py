@@ -261,5 +261,6 @@ FAMILIES: Final[Mapping[str, Names]] = {
     "llama": _LLAMA,
     "qwen3": _QWEN3,
     "gemma2": _GEMMA2,
+    "static": Names(prefixes=(), words="", qkv=(), out="", up=(), down="", unused=()),
     "gemma3": replace(_GEMMA2, q_norm=_QWEN3.q_norm, k_norm=_QWEN3.k_norm),
 }

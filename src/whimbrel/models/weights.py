@@ -66,11 +66,9 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor called `name`, with or without one of the prefixes, in float32. Raises CheckpointError."""
-        full = self._full(name)
-        if full is None:
-            raise CheckpointError("this tensor is missing.", file=self.file, key=name)
-        tensor, file = self._read(full), self._file_of[full]
-        self._taken.add(full)
+        tensor = self.stored(name)
+        full = self._full(name) or name
+        file = self._file_of[full]
         if tuple(tensor.shape) != shape:
             raise CheckpointError(f"has shape {list(tensor.shape)}; the config says {list(shape)}.", file=file, key=full)
         if not tensor.is_floating_point():
@@ -79,6 +77,14 @@ class Weights:
         if not tensor.sum().isfinite() and not tensor.isfinite().all():  # the sum alone costs a fraction, and overflows rarely
             raise CheckpointError("holds NaN or infinity.", file=file, key=full)
         return tensor
+
+    def stored(self, name: str) -> Tensor:
+        """The same as it is stored, of whatever shape and dtype."""
+        full = self._full(name)
+        if full is None:
+            raise CheckpointError("this tensor is missing.", file=self.file, key=name)
+        self._taken.add(full)
+        return self._read(full)
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor called `name`, with or without one of the prefixes."""

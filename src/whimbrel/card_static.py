@@ -1,0 +1,118 @@
+"""Checkpoints that are nothing but a table of vectors, one per token: Sentence Transformers' StaticEmbedding, and model2vec.
+
+Both say little: a tokenizer.json, which is used as it is, and the tensors. What a table holds is in the header of
+model.safetensors, which is read here without any library. model2vec's checkpoints have a config.json, and treat texts in
+another way: tokens that the vocabulary does not have are dropped, and texts are cut, to `max_length` tokens and first to as
+many characters as so many tokens of the median length have.
+
+Sources: sentence_transformers/sentence_transformer/modules/static_embedding.py (6.2); model2vec/model.py and
+model2vec/persistence/persistence.py (0.10).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from whimbrel.card import BareTokens, Encoder, TokenizerCard
+from whimbrel.errors import CheckpointError
+from whimbrel.json_file import JsonFile, find_file
+
+_WEIGHTS: Final = "model.safetensors"
+_TABLES: Final = ("embedding.weight", "embeddings")
+_MAX_HEADER: Final = 2**24
+UNLIMITED: Final = 2**22
+"""Tokens per text where nothing limits them: more than any text that is taken can have."""
+_MODEL2VEC_LENGTH: Final = 512
+
+# Keys of model2vec's config.json that tell how the table was made, or what the tensors say themselves.
+_INERT: Final = frozenset(
+    """
+    apply_pca apply_zipf architectures embedding_dtype head_config hidden_dim language pooling seq_length sif_coefficient
+    tokenizer_name transformers_version vocabulary_quantization
+""".split()
+)
+
+
+def is_model2vec(root: Path) -> bool:
+    """Whether model2vec has saved what lies in this folder."""
+    return JsonFile.read_optional(root, "config.json").data.get("model_type") == "model2vec"
+
+
+def read_static(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
+    """What lies in a table's folder: (encoder, tokenizer, tokens per text, whether vectors are normalised, if it is said here).
+
+    Raises CheckpointError.
+    """
+    shapes = _shapes(root)
+    name = next((name for name in _TABLES if name in shapes), _TABLES[0])
+    if len(shape := shapes.get(name, [])) != 2 or min(shape) < 1:
+        raise CheckpointError(f"must be a table of vectors, is {shape or 'not there'}.", file=_WEIGHTS, key=name)
+    mapping = shapes.get("mapping", shape)
+    encoder = Encoder(
+        family="static",
+        vocab_size=mapping[0] if mapping else 0,
+        hidden_size=shape[1],
+        intermediate_size=0,
+        layers=(),
+        num_heads=1,
+        max_positions=UNLIMITED,
+        norm_eps=0.0,
+        activation="identity",
+    )
+    tokenizer = JsonFile.read(root, "tokenizer.json")
+    if is_model2vec(root):
+        config = JsonFile.read(root, "config.json")
+        length = config.data.get("max_length", _MODEL2VEC_LENGTH)
+        limit = UNLIMITED if length is None else config.positive("max_length", _MODEL2VEC_LENGTH)
+        normalized = config.get("normalize", bool, False)
+        config.refuse_unread(_INERT, {"max_length", "model_type"})
+        bare = BareTokens(encoder.vocab_size, drop_unknown=True, cut_characters=length is not None)
+        return encoder, _tokenizer("right", bare), limit, normalized
+    limit, side = _truncation(tokenizer)
+    return encoder, _tokenizer(side, BareTokens(encoder.vocab_size)), limit, None
+
+
+def _tokenizer(side: Literal["right", "left"], bare: BareTokens) -> TokenizerCard:
+    """tokenizer.json as it is: no other file counts."""
+    return TokenizerCard(
+        tokenizer_class="tokenizer.json",
+        truncate=side,
+        lowercase=False,
+        do_lower_case=True,
+        strip_accents=None,
+        tokenize_chinese_chars=True,
+        add_prefix_space=None,
+        legacy=False,
+        special_tokens={},
+        extra_tokens=None,
+        legacy_tokens=(),
+        added_tokens=None,
+        bare=bare,
+    )
+
+
+def _truncation(tokenizer: JsonFile) -> tuple[int, Literal["right", "left"]]:
+    """What is saved in tokenizer.json, which Sentence Transformers leaves as it is."""
+    truncation = JsonFile(tokenizer.name, tokenizer.get("truncation", dict, {}))
+    if not truncation.data:
+        return UNLIMITED, "right"
+    truncation.refuse_unknown({"direction", "max_length", "strategy", "stride"})
+    sides: dict[str, Literal["right", "left"]] = {"Right": "right", "Left": "left"}
+    return truncation.positive("max_length"), truncation.choice("direction", sides, "Right")
+
+
+def _shapes(root: Path) -> dict[str, list[int]]:
+    """Of the tensors in model.safetensors: the length of a header, then the header, which is JSON."""
+    try:
+        with find_file(root, _WEIGHTS).open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header: Any = json.loads(file.read(length)) if length <= _MAX_HEADER else None
+        tensors = {name: row for name, row in cast(dict[str, Any], header).items() if name != "__metadata__"}
+        return {name: [int(size) for size in row["shape"]] for name, row in tensors.items()}
+    except FileNotFoundError:
+        raise CheckpointError(f"not found in {root}.", file=_WEIGHTS) from None
+    except (OSError, struct.error, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=_WEIGHTS) from None

@@ -1,0 +1,46 @@
+"""A table of vectors, one for each token, as a model: no layers, and no token knows of another.
+
+Lookups are float32 whatever the plan's dtype: there is nothing to be gained. Tensors as Sentence Transformers' StaticEmbedding
+("embedding.weight") and model2vec ("embeddings", and in newer checkpoints "mapping" and "weights") have them: token i has the
+vector table[mapping[i]] * weights[i].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whimbrel.card import Encoder
+from whimbrel.errors import CheckpointError
+from whimbrel.models.weights import Weights
+from whimbrel.ops.attention import Layout
+
+
+class StaticTable:
+    """A loaded table. One more id than there are tokens stands for texts without any: its vector is zero."""
+
+    def __init__(self, spec: Encoder, weights: Weights, device: torch.device) -> None:
+        name = "embedding.weight" if weights.has("embedding.weight") else "embeddings"
+        table = weights.stored(name)  # whole numbers of a quantised table are taken as they are
+        table = weights.take(name, *table.shape) if table.is_floating_point() else table.float()
+        mapping = weights.stored("mapping").long() if weights.has("mapping") else torch.arange(table.shape[0])
+        if mapping.shape != (spec.vocab_size,) or mapping.min() < 0 or mapping.max() >= table.shape[0]:
+            raise CheckpointError(f"names rows that {name} does not have.", file=weights.file, key="mapping")
+        self._table = F.pad(table, (0, 0, 0, 1)).to(device)
+        self._mapping = F.pad(mapping, (0, 1), value=table.shape[0]).to(device)
+        self._weights = F.pad(weights.take("weights", spec.vocab_size), (0, 1)).to(device) if weights.has("weights") else None
+
+    def __call__(
+        self,
+        ids_R: Tensor,
+        positions_R: Tensor,
+        type_ids_R: Tensor,
+        layout: Layout,
+        between_layers: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """The vectors of the tokens, (R, D) in float32."""
+        x_RD = F.embedding(self._mapping[ids_R], self._table)
+        return x_RD if self._weights is None else x_RD * self._weights[ids_R][:, None]
