@@ -961,7 +961,7 @@ def test_whatever_a_device_says_out_of_memory_is_one_error(model: Any, card: Car
     arguments = batch, dense_wanted(batch)
     emptied: list[bool] = []
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(True))
-    monkeypatch.setattr(loaded, "_model", model)
+    monkeypatch.setattr(loaded, "_models", [model])
     with pytest.raises(MemoryError):
         loaded.launch(*arguments)
     assert not emptied

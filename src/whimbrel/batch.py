@@ -35,6 +35,8 @@ class Batch:
     """Ranges of tokens of each seq, each pooled to a row of its own; None where no seq has such."""
     adapters_B: Int32Array
     """Which of the model's adapters each seq uses; -1: none."""
+    tower: int = 0
+    """Which of the card's towers runs it: all of its seqs have the same."""
 
     @property
     def num_tokens(self) -> int:
@@ -73,6 +75,7 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
         is_query_B=is_query.astype(np.bool_),
         spans_B=[seq.spans_S2 for seq in ordered] if any(seq.spans_S2 is not None for seq in ordered) else None,
         adapters_B=adapters,
+        tower=ordered[0].tower,
     )
 
 

@@ -262,6 +262,21 @@ class Card:
     similarity: str | None = None
     instruction: Instruction | None = None
     """Texts may hold an instruction, and outputs with include_prompt=False are made of what comes after it."""
+    towers: tuple[Card, ...] = ()
+    """Of a model that runs queries and documents in different ways: a card for each. This one is then that for texts of which
+    nothing is said."""
+    tower_of: Mapping[InputType | None, int] = field(default_factory=dict["InputType | None", int])
+
+    def tower_for(self, input_type: InputType | None) -> int:
+        """The number of the tower for such texts. Raises InvalidRequest if there is none."""
+        if not self.towers or input_type in self.tower_of:
+            return self.tower_of.get(input_type, 0)
+        ways = ", ".join(repr(way) for way in self.tower_of if way is not None)
+        raise InvalidRequest(f"this model runs texts in different ways; say which, of: {ways}.", param="input_type")
+
+    def tower(self, number: int) -> Card:
+        """The card of one of the towers."""
+        return self.towers[number] if self.towers else self
 
     @property
     def dense(self) -> Output:

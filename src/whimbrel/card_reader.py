@@ -28,6 +28,7 @@ from whimbrel.card import (
     Output,
     PoolingMode,
 )
+from whimbrel.card_router import Rows, read_router
 from whimbrel.card_static import is_model2vec, read_static
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.config_reader import is_gritlm, read_encoder, stated_pooling
@@ -54,6 +55,9 @@ _LEGACY_POOLING: Final[Mapping[str, PoolingMode]] = {  # in the order in which t
 }
 
 _KNOWN_MODULES: Final[Mapping[str, str]] = {
+    "sentence_transformers.models.Asym": "Router",
+    "sentence_transformers.models.Router": "Router",
+    "sentence_transformers.base.modules.router.Router": "Router",
     "sentence_transformers.models.StaticEmbedding": "StaticEmbedding",
     "sentence_transformers.models.StaticEmbedding.StaticEmbedding": "StaticEmbedding",
     "sentence_transformers.sentence_transformer.modules.static_embedding.StaticEmbedding": "StaticEmbedding",
@@ -76,7 +80,7 @@ _WITH_TASKS: Final = "custom_st.Transformer"
 """The Transformer of jina-embeddings-v3, which chooses an adapter by the task. What it does is done natively."""
 _MODULES: Final[Mapping[str, str]] = {**_KNOWN_MODULES, _WITH_TASKS: _WITH_TASKS}
 _BEGINNINGS: Final = (["Transformer", "Pooling"], ["StaticEmbedding"])
-_FIRST: Final = ("Transformer", "Pooling", "StaticEmbedding")
+_FIRST: Final = ("Transformer", "Pooling", "StaticEmbedding", "Router")
 
 _TRANSFORMER_FILES: Final = (
     "sentence_bert_config.json",
@@ -119,6 +123,21 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
     pooling = _pooling_without_modules(folder, pooling)
     rows = _module_rows(folder, pooling)
+    routers = [i for i, (kind, _) in enumerate(rows) if kind == "Router"]
+    if not routers:
+        return _tower(folder, name, rows, pooling)
+    before, (_, path), after = rows[: routers[0]], rows[routers[0]], rows[routers[0] + 1 :]
+    routes = read_router(folder, path, _MODULES)
+    towers = [_tower(folder, name, [*before, *routes.rows[route], *after], pooling) for route in routes.rows]
+    number = {route: i for i, route in enumerate(routes.rows)}
+    tower_of = {way: number[route] for way, route in routes.route_of.items()}
+    return replace(towers[tower_of.get(None, 0)], towers=tuple(towers), tower_of=tower_of)
+
+
+def _tower(folder: Path, name: str, rows: Rows, pooling: PoolingMode | None) -> Card:
+    """The card of modules that come one after another."""
+    _check_order(folder, rows)
+    rows = [row for row in rows if row[0] != "Dropout"]
     if rows[0][0] == "StaticEmbedding":
         return _static_card(folder, name, rows)
     path = rows[0][1]
@@ -158,7 +177,7 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     )
 
 
-def _static_card(folder: Path, name: str, rows: list[tuple[str, str]]) -> Card:
+def _static_card(folder: Path, name: str, rows: Rows) -> Card:
     """The card of a table of vectors."""
     path = Path(rows[0][1]).as_posix() if Path(rows[0][1]).parts else ""
     encoder, tokenizer, max_length, normalized = read_static(folder / path)
@@ -197,8 +216,8 @@ def _pooling_without_modules(folder: Path, pooling: PoolingMode | None) -> Pooli
     return stated or pooling
 
 
-def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, str]]:
-    """(kind, path) of each module that does something when a model is used: a Transformer, a Pooling, heads."""
+def _module_rows(folder: Path, pooling: PoolingMode | None) -> Rows:
+    """(kind, path) of each module: a Transformer, a Pooling, heads."""
     file = "modules.json"
     if not (folder / file).exists():
         if is_model2vec(folder):
@@ -213,17 +232,20 @@ def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, s
     values = read_json(folder, file)
     if not isinstance(values, list):
         raise CheckpointError("must be a list of objects.", file=file)
-    rows = [_module_row(JsonFile(file, value)) for value in cast(list[object], values)]
-    rows = [row for row in rows if row[0] != "Dropout"]
+    return [_module_row(JsonFile(file, value)) for value in cast(list[object], values)]
+
+
+def _check_order(folder: Path, rows: Rows) -> None:
+    if not (folder / "modules.json").exists():
+        return
     for _, path in rows:
         find_file(folder, path)
-    kinds = ["Transformer" if kind == _WITH_TASKS else kind for kind, _ in rows]
+    kinds = ["Transformer" if kind == _WITH_TASKS else kind for kind, _ in rows if kind != "Dropout"]
     begin = 1 if kinds[:1] == ["StaticEmbedding"] else 2
     if kinds[:begin] not in _BEGINNINGS or any(kind in _FIRST for kind in kinds[begin:]):
         raise CheckpointError(
-            f"must begin with one Transformer and one Pooling, or one StaticEmbedding, is {kinds}.", file=file
+            f"must begin with one Transformer and one Pooling, or one StaticEmbedding, is {kinds}.", file="modules.json"
         )
-    return rows
 
 
 def _module_row(row: JsonFile) -> tuple[str, str]:
@@ -236,14 +258,14 @@ def _module_row(row: JsonFile) -> tuple[str, str]:
     return row.choice("type", _MODULES), path
 
 
-def _pipeline(folder: Path, rows: list[tuple[str, str]], hidden_size: int, pooling: PoolingMode | None) -> Output:
+def _pipeline(folder: Path, rows: Rows, hidden_size: int, pooling: PoolingMode | None) -> Output:
     """What comes after the Transformer: the dense vectors."""
     if pooling is not None:
         return Output(hidden_size, modes=(pooling,), finish="normalize", finished=False)
     return _with_heads(folder, _pooling(JsonFile.read(folder, f"{rows[0][1]}/config.json"), hidden_size), rows[1:])
 
 
-def _with_heads(folder: Path, output: Output, rows: list[tuple[str, str]]) -> Output:
+def _with_heads(folder: Path, output: Output, rows: Rows) -> Output:
     """An output with the heads that come after it."""
     width = output.width
     head = list[Head]()

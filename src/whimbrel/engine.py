@@ -26,7 +26,7 @@ from whimbrel.errors import CheckpointError, NonFinite
 from whimbrel.frontend import AsyncFrontend, Frontend
 from whimbrel.lanes import Lanes
 from whimbrel.outputs import Ask, place
-from whimbrel.plan import EngineOptions, Options, Plan, make_plan
+from whimbrel.plan import EngineOptions, Options, Plan, length_for, make_plan
 from whimbrel.runner import Runner, probe
 from whimbrel.types import Float32Array, OutputName, Outputs, Prepared, Ragged, Request, Result, Seq, Sparse
 from whimbrel.verbs import TextOptions, asked, text_request
@@ -173,18 +173,22 @@ class Engine:
 
     def _warm_up(self) -> None:
         """A short and a long text on every lane, so that the first caller does not pay for first-time work."""
-        longest = min(self.plan.max_length, self.plan.max_batch_tokens)
-        ids = np.full(longest, self.card.encoder.pad_id, np.int32)
-        asks = [Ask(name, output.width, True) for name, output in self.card.outputs.items()]
-        ways = len(self.card.encoder.adapters) + 1
-        for size in (1, 16, longest):
-            seqs = [Seq(ids[:size], index, adapter=index % ways - 1) for index in range(max(self.plan.num_lanes, ways))]
-            prepared = Prepared(seqs, place(self.card, seqs, asks), size * len(seqs), 0, perf_counter(), 0.0)
-            try:
-                self.submit_prepared(prepared, admitted=True).result()
-            except NonFinite:
-                file = f"{self.card.path}/config.json".lstrip("/")
-                raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None
+        for number, tower in enumerate(self.card.towers or (self.card,)):
+            longest = min(length_for(self.plan, self.card, tower), self.plan.max_batch_tokens)
+            ids = np.full(longest, tower.encoder.pad_id, np.int32)
+            asks = [Ask(name, output.width, True) for name, output in tower.outputs.items()]
+            ways = len(tower.encoder.adapters) + 1
+            for size in (1, 16, longest):
+                seqs = [
+                    Seq(ids[:size], index, adapter=index % ways - 1, tower=number)
+                    for index in range(max(self.plan.num_lanes, ways))
+                ]
+                prepared = Prepared(seqs, place(tower, seqs, asks), size * len(seqs), 0, perf_counter(), 0.0)
+                try:
+                    self.submit_prepared(prepared, admitted=True).result()
+                except NonFinite:
+                    file = f"{tower.path}/config.json".lstrip("/")
+                    raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None
         self._lanes.forget_rate()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -14,7 +15,7 @@ from typing import Final
 from whimbrel.card import Card, Output
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from whimbrel.outputs import Ask, place
-from whimbrel.plan import Plan
+from whimbrel.plan import Plan, length_for
 from whimbrel.tokenizer import Tokenizer
 from whimbrel.trace import trace
 from whimbrel.types import OutputName, Prepared, Request
@@ -33,7 +34,10 @@ class Frontend:
     def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
         self._card = card
         self._plan = plan
-        self._tokenizer = Tokenizer(folder, card, plan)
+        self._tokenizers = [
+            Tokenizer(folder, tower, replace(plan, max_length=length_for(plan, card, tower)), tower=number)
+            for number, tower in enumerate(card.towers or (card,))
+        ]
 
     def prepare(self, request: Request, *, received: float | None = None) -> Prepared:
         """Check and tokenise a request. `received` is when it came (perf_counter); by default now.
@@ -41,9 +45,11 @@ class Frontend:
         Raises InvalidRequest, TooLong, TooLarge.
         """
         received = perf_counter() if received is None else received
-        asks = [self._ask(request, name) for name in dict.fromkeys(request.outputs or (next(iter(self._card.outputs)),))]
+        number = self._card.tower_for(request.input_type)
+        card = self._card.tower(number)
+        asks = [self._ask(card, request, name) for name in dict.fromkeys(request.outputs or (next(iter(card.outputs)),))]
         with trace("tokenize") as tokenized:
-            seqs = self._tokenizer.encode(request)
+            seqs = self._tokenizers[number].encode(request)
         num_tokens = sum(seq.ids.size for seq in seqs)
         if num_tokens > self._plan.max_request_tokens:
             raise TooLarge(
@@ -53,7 +59,7 @@ class Frontend:
             )
         return Prepared(
             seqs,
-            place(self._card, seqs, asks),
+            place(card, seqs, asks),
             num_tokens=num_tokens,
             num_truncated=sum(seq.truncated for seq in seqs),
             received=received,
@@ -63,16 +69,16 @@ class Frontend:
             owner=request.owner,
         )
 
-    def _ask(self, request: Request, name: OutputName) -> Ask:
+    def _ask(self, card: Card, request: Request, name: OutputName) -> Ask:
         """What a request asks of an output."""
-        output = self._card.output(name)
+        output = card.output(name)
         wanted = request.normalize if output.finish == "normalize" else request.activate
-        width = self._width(request, output) if name in _VECTORS else output.width
+        width = self._width(card, request, output) if name in _VECTORS else output.width
         return Ask(name, width, output.finished if wanted is None else wanted)
 
-    def _width(self, request: Request, output: Output) -> int:
+    def _width(self, card: Card, request: Request, output: Output) -> int:
         """The width of the vectors asked for."""
-        wanted, full, stated = request.dimensions, output.width, self._card.matryoshka_dimensions
+        wanted, full, stated = request.dimensions, output.width, card.matryoshka_dimensions
         if wanted is None:
             return full
         if type(wanted) is not int:

@@ -30,17 +30,27 @@ from whimbrel.batch import Batch, pack
 from whimbrel.card import Card
 from whimbrel.dispatch import Dispatch
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
-from whimbrel.outputs import Collected, Wanted, finite_seqs, wanted
+from whimbrel.outputs import Wanted, finite_seqs, wanted
 from whimbrel.plan import Plan
 from whimbrel.scheduler import Taken
 from whimbrel.second import SecondOpinion
 from whimbrel.trace import count, observe, trace
-from whimbrel.types import Int32Array, OutputName, Seq, Sparse
+from whimbrel.types import OutputName, Seq, Sparse
 from whimbrel.work import AnyRunner, Collection, Job, Recorder, Work
 
 _log = logging.getLogger("whimbrel")
 
 _BATCHES_PER_LANE: Final = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """The seqs of a batch that one of the model's towers runs: mostly all."""
+
+    work: Work
+    batch: Batch
+    wanted: Mapping[OutputName, Wanted]
+    pending: Any
 
 
 @dataclass(slots=True, eq=False)
@@ -52,9 +62,7 @@ class _Flight:
     """Of its lane, one of which it holds; None between the layers of another batch."""
     slot: int
     started: float
-    order_B: Int32Array
-    wanted: Mapping[OutputName, Wanted]
-    pending: Any
+    parts: list[_Part]
 
 
 class Lanes:
@@ -166,26 +174,38 @@ class Lanes:
         slot = self._recorder.started(taken.work)
         between_layers = partial(self._preempt, taken.priority, slot) if self._preempts and taken.kind == "bulk" else None
         try:
-            with trace("pack"):
-                batch, wants = self._pack(taken.work)
-            pending = self._runner.launch(batch, wants, between_layers)
+            parts = [self._start(work, between_layers) for work in self._by_tower(taken.work)]
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
             self._failed(taken, slot, error)
             self._done(taken, places)
         else:
-            self._launched.put(_Flight(taken, places, slot, started, batch.order_B, wants, pending))
+            self._launched.put(_Flight(taken, places, slot, started, parts))
+
+    def _by_tower(self, work: Work) -> list[Work]:
+        if not self._card.towers:
+            return [work]
+        parts: dict[int, Work] = {}
+        for job, seq in work:
+            parts.setdefault(seq.tower, []).append((job, seq))
+        return list(parts.values())
+
+    def _start(self, work: Work, between_layers: Callable[[], None] | None = None) -> _Part:
+        with trace("pack"):
+            batch, wants = self._pack(work)
+        return _Part(work, batch, wants, self._runner.launch(batch, wants, between_layers))
 
     def _pack(self, work: Work) -> tuple[Batch, dict[OutputName, Wanted]]:
-        encoder = self._card.encoder
+        card = self._card.tower(work[0][1].tower)
+        encoder = card.encoder
         batch = pack([seq for _, seq in work], position_offset=encoder.position_offset, pad_id=encoder.pad_id)
         places: list[int] = batch.order_B.tolist()
-        return batch, wanted(self._card, batch, [work[place][0].prepared.places for place in places])
+        return batch, wanted(card, batch, [work[place][0].prepared.places for place in places])
 
     def _collect(self, flight: _Flight) -> None:
         taken = flight.taken
         try:
             with trace("collect"):
-                given = self._checked(flight.wanted, self._runner.collect(flight.pending))
+                given = [self._checked(self._runner, part) for part in flight.parts]
         except BaseException as error:
             self._failed(taken, flight.slot, error)
             self._done(taken, flight.places)
@@ -195,12 +215,16 @@ class Lanes:
             observe("batch_tokens", num_tokens, model=self._model)
             observe("batch_seqs", len(taken.work), model=self._model)
             self._done(taken, flight.places, num_tokens)
-            self._deliver(flight, given)
+            seconds = perf_counter() - flight.started
+            observe("compute", seconds)
+            for part, rows in zip(flight.parts, given, strict=True):
+                self._deliver(part, rows, seconds)
 
-    def _checked(self, wanted: Mapping[OutputName, Wanted], given: Mapping[OutputName, Collected]) -> Collection:
-        """Raise if a runner does not give what was wanted."""
-        for name, each in wanted.items():
-            rows, output = given[name], self._card.outputs[name]
+    def _checked(self, runner: AnyRunner, part: _Part) -> Collection:
+        """What a runner gives for what it was launched with. Raises if that is not what was wanted."""
+        given, outputs = runner.collect(part.pending), self._card.tower(part.batch.tower).outputs
+        for name, each in part.wanted.items():
+            rows, output = given[name], outputs[name]
             num_rows, width = int(each.offsets_B1[-1]), output.width
             if isinstance(rows, Sparse):
                 right = len(rows) == num_rows
@@ -208,7 +232,7 @@ class Lanes:
                 right = rows.shape == (num_rows, width) and rows.dtype == np.float32
             if not right:
                 raise RuntimeError(f"the runner did not give {num_rows} rows of {width} as {name}")
-        return Collection(wanted, given)
+        return Collection(part.wanted, given)
 
     def _done(self, taken: Taken[Job], places: threading.Semaphore | None, num_tokens: int = 0) -> None:
         self._dispatch.done(taken, num_tokens)
@@ -234,16 +258,14 @@ class Lanes:
         if self._dispatch.claim(job):
             job.fail(_answer(seq, error))
 
-    def _deliver(self, flight: _Flight, given: Collection) -> None:
+    def _deliver(self, part: _Part, given: Collection, seconds: float) -> None:
         """Hand every job its rows; those that are not finite are computed again."""
-        seconds = perf_counter() - flight.started
-        observe("compute", seconds)
-        finite_B: list[bool] = _finite(given, len(flight.taken.work)).tolist()
+        finite_B: list[bool] = _finite(given, len(part.work)).tolist()
         rows: dict[Job, tuple[list[int], list[int]]] = {}
         bad: Work = []
-        places: list[int] = flight.order_B.tolist()
+        places: list[int] = part.batch.order_B.tolist()
         for row, place in enumerate(places):
-            job, seq = flight.taken.work[place]
+            job, seq = part.work[place]
             of_job = rows.setdefault(job, ([], []))
             if finite_B[row]:
                 of_job[0].append(row)
@@ -267,7 +289,7 @@ class Lanes:
         try:
             if runner is not None:
                 batch, wants = self._pack([(job, seq)])
-                given = self._checked(wants, runner.collect(runner.launch(batch, wants)))
+                given = self._checked(runner, _Part([(job, seq)], batch, wants, runner.launch(batch, wants)))
         except BaseException as error:  # whatever it is, the request gets an answer
             _log.error("a text of %d tokens failed in the second runner", seq.ids.size, exc_info=error)
         self._recorder.ended(slot)

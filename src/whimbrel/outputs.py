@@ -94,7 +94,7 @@ def is_unplaced(output: Output) -> bool:
 
 
 def place(card: Card, seqs: Sequence[Seq], asks: Sequence[Ask]) -> Places:
-    """Set memory aside for what these seqs will give."""
+    """Set memory aside for what these seqs will give. `card` is that of their tower."""
     places: dict[OutputName, Place] = {}
     unplaced: Ask | None = None
     start = 0
@@ -178,7 +178,7 @@ class Wanted:
 
 
 def wanted(card: Card, batch: Batch, asked: Sequence[Places]) -> dict[OutputName, Wanted]:
-    """What a batch is to give. `asked` is what the request of each of its seqs asks for."""
+    """What a batch is to give. `card` is that of its tower; `asked` is what the request of each of its seqs asks for."""
     found: dict[OutputName, Wanted] = {}
     for name, output in card.outputs.items():
         asks = [places.ask(name) for places in asked]

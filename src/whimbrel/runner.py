@@ -12,7 +12,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -47,6 +48,7 @@ class Pending:
 
     rows: Mapping[OutputName, Tensor]
     wanted: Mapping[OutputName, Wanted]
+    tower: int
     done: torch.cuda.Event | None
 
 
@@ -78,15 +80,18 @@ class Runner:
 
     def __init__(self, checkpoint: Checkpoint, card: Card, plan: Plan) -> None:
         self._device = torch.device(plan.device)
-        self._card = card
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         if self._copies is None:
             keep_freed_memory()
         with torch.inference_mode():
             dtype: torch.dtype = getattr(torch, plan.dtype)
             folder = checkpoint.folder
-            self._model, heads = load_model(folder, card, device=self._device, dtype=dtype, sha256=checkpoint.sha256)
-            self._pooling = Pooling(card, heads)
+            load = partial(load_model, folder, device=self._device, dtype=dtype, sha256=checkpoint.sha256)
+            self._cards = card.towers or (card,)
+            by_path = {tower.path: replace(tower, towers=card.towers) for tower in self._cards}  # some share a model
+            loaded = {path: load(tower) for path, tower in by_path.items()}
+            self._models = [loaded[tower.path][0] for tower in self._cards]
+            self._poolings = [Pooling(tower, loaded[tower.path][1]) for tower in self._cards]
 
     def enter_lane(self) -> None:
         """Called once by each lane's thread before it launches anything: one intra-op thread per lane.
@@ -116,7 +121,7 @@ class Runner:
         if (done := pending.done) is not None:
             self._in_memory(done.synchronize)
         return {
-            name: collected(self._card.outputs[name], pending.wanted[name], rows_PD.numpy())
+            name: collected(self._cards[pending.tower].outputs[name], pending.wanted[name], rows_PD.numpy())
             for name, rows_PD in pending.rows.items()
         }
 
@@ -126,8 +131,9 @@ class Runner:
         ids_R, positions_R, type_ids_R = (
             self._put(_fill(x, num_rows)) for x in (batch.ids_T, batch.positions_T, batch.type_ids_T)
         )
-        hidden_RD = self._model(ids_R, positions_R, type_ids_R, self._layout(batch), between_layers)
-        return self._copy_back(self._pooling(hidden_RD, {name: self._rows(each) for name, each in wanted.items()}), wanted)
+        hidden_RD = self._models[batch.tower](ids_R, positions_R, type_ids_R, self._layout(batch), between_layers)
+        rows = self._poolings[batch.tower](hidden_RD, {name: self._rows(each) for name, each in wanted.items()})
+        return self._copy_back(rows, wanted, batch.tower)
 
     def _layout(self, batch: Batch) -> Layout:
         lengths = np.diff(batch.cu_seqlens)
@@ -172,9 +178,9 @@ class Runner:
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
-    def _copy_back(self, rows: Mapping[OutputName, Tensor], wanted: Mapping[OutputName, Wanted]) -> Pending:
+    def _copy_back(self, rows: Mapping[OutputName, Tensor], wanted: Mapping[OutputName, Wanted], tower: int) -> Pending:
         if self._copies is None:
-            return Pending(rows, wanted, None)
+            return Pending(rows, wanted, tower, None)
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copies):
             host: dict[OutputName, Tensor] = {}
@@ -184,7 +190,7 @@ class Runner:
                 rows_PD.record_stream(self._copies)
             done = torch.cuda.Event()
             done.record(self._copies)
-        return Pending(host, wanted, done)
+        return Pending(host, wanted, tower, done)
 
 
 def _be_nice() -> None:

@@ -39,7 +39,9 @@ _MAX_CHARACTERS_PER_TOKEN: Final = 32
 class Tokenizer:
     """The tokenizer of one checkpoint. Safe to use from many threads."""
 
-    def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
+    def __init__(self, folder: Path, card: Card, plan: Plan, *, tower: int = 0) -> None:
+        """`tower` is which of a card's towers `card` is that of."""
+        self._tower = tower
         self._card = card
         self._includes_prompt = all(output.include_prompt for output in card.outputs.values())
         self._max_length = plan.max_length
@@ -178,7 +180,7 @@ class Tokenizer:
             ids = ids[ids != self._unknown]
         if ids.size == 0 and self._bare is not None:
             ids = np.array([self._bare.empty_id], np.int32)
-        return Seq(ids, index, prompt_tokens, self._type_id, truncated=cut, adapter=adapter)
+        return Seq(ids, index, prompt_tokens, self._type_id, truncated=cut, adapter=adapter, tower=self._tower)
 
 
 def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:

@@ -118,6 +118,8 @@ class Seq:
     """Ranges of tokens, in order, each of which is pooled to a row of its own; None: the text as a whole."""
     adapter: int = -1
     """Which of the model's adapters is added to its weights; -1: none."""
+    tower: int = 0
+    """Which of the card's towers runs it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -37,7 +37,10 @@ class Model(Protocol):
 def load_model(
     folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype, sha256: str | None = None
 ) -> tuple[Model, Mapping[Head, HeadFunction]]:
-    """Load the transformer of the checkpoint in `folder`, and its heads. Raises CheckpointError naming file and tensor."""
+    """Load the transformer of the checkpoint in `folder`, and its heads, with those of towers that share it.
+
+    Raises CheckpointError naming file and tensor.
+    """
     if card.encoder.family == FALLBACK:
         from whimbrel.models.hf_load import load_hf
 
@@ -56,4 +59,6 @@ def load_model(
 
 
 def _heads(folder: Path, card: Card, weights: Weights, device: torch.device) -> Mapping[Head, HeadFunction]:
-    return {head: load_head(head, folder, weights, device) for output in card.outputs.values() for head in output.heads}
+    sharing = [tower for tower in card.towers if tower.path == card.path] or [card]
+    outputs = [output for tower in sharing for output in tower.outputs.values()]
+    return {head: load_head(head, folder, weights, device) for output in outputs for head in output.heads}

@@ -156,9 +156,10 @@ class WorkerLine:
     def _prepared(self, message: Submit, source: memoryview | mmap) -> Prepared:
         """The request, its arrays still where they lie."""
         seqs = unpack_seqs(source, message.num_seqs, message.num_tokens, message.num_spans)
+        card = self._engine.card.tower(seqs[0].tower)
         return Prepared(
             seqs,
-            place(self._engine.card, seqs, [Ask(*ask) for ask in message.asks]),
+            place(card, seqs, [Ask(*ask) for ask in message.asks]),
             num_tokens=message.num_tokens,
             num_truncated=message.num_truncated,
             received=message.received,

@@ -10,7 +10,7 @@ import numpy as np
 
 from whimbrel.types import Int32Array, Seq, Sparse
 
-_COLUMNS: Final = 8
+_COLUMNS: Final = 9
 
 
 def num_ints(num_seqs: int, num_tokens: int, num_spans: int) -> int:
@@ -35,6 +35,7 @@ def pack_seqs(seqs: Sequence[Seq]) -> Int32Array:
             seq.is_query,
             -1 if seq.spans_S2 is None else len(seq.spans_S2),
             seq.adapter,
+            seq.tower,
         )
         for seq in seqs
     ]
@@ -62,10 +63,13 @@ def unpack_seqs(source: memoryview | mmap, num_seqs: int, num_tokens: int, num_s
             bool(is_query),
             spans_S2=None if count < 0 else spans[first : first + count],
             adapter=adapter,
+            tower=tower,
         )
-        for index, (start, first, (length, prompt_tokens, type_id, second, num_keys, is_query, count, adapter)) in enumerate(
-            zip(starts, span_starts, table.tolist(), strict=True)
-        )
+        for index, (
+            start,
+            first,
+            (length, prompt_tokens, type_id, second, num_keys, is_query, count, adapter, tower),
+        ) in enumerate(zip(starts, span_starts, table.tolist(), strict=True))
     ]
 
 
