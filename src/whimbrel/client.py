@@ -68,13 +68,16 @@ class Client:
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate: Truncate | bool | None = None,
+        late_chunking: bool = False,
+        split_long: bool = False,
     ) -> Float32Array:
         """Vectors of `texts`: float32, (N, D), or (D,) for a single string. At most 2,048 texts.
 
         prompt is the name of one of the model's prompts or, with a space or a colon in it, a text to put before each input;
         the rest as in Engine.embed.
         """
-        options = {"dimensions": dimensions, "normalize": normalize, "truncate": truncate}
+        options: dict[str, Any] = {"dimensions": dimensions, "normalize": normalize, "truncate": truncate}
+        options |= {"late_chunking": late_chunking or None, "split_long": split_long or None}
         body, count = _body(self._model, texts, prompt, options)
         try:
             response = self._http.post("/v1/embeddings", content=body)
@@ -112,9 +115,12 @@ class AsyncClient:
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate: Truncate | bool | None = None,
+        late_chunking: bool = False,
+        split_long: bool = False,
     ) -> Float32Array:
         """As Client.embed."""
-        options = {"dimensions": dimensions, "normalize": normalize, "truncate": truncate}
+        options: dict[str, Any] = {"dimensions": dimensions, "normalize": normalize, "truncate": truncate}
+        options |= {"late_chunking": late_chunking or None, "split_long": split_long or None}
         body, count = _body(self._model, texts, prompt, options)
         try:
             response = await self._http.post("/v1/embeddings", content=body)

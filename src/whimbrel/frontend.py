@@ -6,6 +6,7 @@ Knows card, plan and tokenizer; knows nothing of queues, devices or processes.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Final
 from whimbrel.card import Card, Output
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from whimbrel.outputs import Ask, place
+from whimbrel.parts import Merge
 from whimbrel.plan import Plan, length_for
 from whimbrel.tokenizer import Tokenizer
 from whimbrel.trace import trace
-from whimbrel.types import OutputName, Prepared, Request
+from whimbrel.types import OutputName, Prepared, Request, Seq
 
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
@@ -49,7 +51,7 @@ class Frontend:
         card = self._card.tower(number)
         asks = [self._ask(card, request, name) for name in dict.fromkeys(request.outputs or (next(iter(card.outputs)),))]
         with trace("tokenize") as tokenized:
-            seqs = self._tokenizers[number].encode(request)
+            seqs, merge = self._tokenized(self._tokenizers[number], card, request, asks)
         num_tokens = sum(seq.ids.size for seq in seqs)
         if num_tokens > self._plan.max_request_tokens:
             raise TooLarge(
@@ -67,7 +69,28 @@ class Frontend:
             priority=request.priority,
             deadline=request.deadline,
             owner=request.owner,
+            merge=merge,
         )
+
+    def _tokenized(
+        self, tokenizer: Tokenizer, card: Card, request: Request, asks: Sequence[Ask]
+    ) -> tuple[list[Seq], Merge | None]:
+        """The seqs, and how their vectors become those of the texts."""
+        if not request.late_chunking and not request.split_long:
+            return tokenizer.encode(request), None
+        param = "late_chunking" if request.late_chunking else "split_long"
+        if request.late_chunking and request.split_long:
+            raise InvalidRequest("cannot go with split_long: it runs all texts in one pass.", param=param)
+        if [ask.name for ask in asks] != ["dense"]:
+            raise InvalidRequest("is for dense vectors alone.", param=param)
+        if not request.late_chunking:
+            seqs, offsets_N1, weights_S = tokenizer.encode_split(request)
+            return seqs, Merge(offsets_N1, weights_S, asks[0].finished) if seqs else None
+        if set(card.dense.modes) != {"mean"}:
+            raise InvalidRequest(
+                f"is for models that pool by the mean; this one by {', '.join(card.dense.modes)}.", param=param
+            )
+        return tokenizer.encode_document(request), None
 
     def _ask(self, card: Card, request: Request, name: OutputName) -> Ask:
         """What a request asks of an output."""

@@ -7,7 +7,7 @@ around it, so one tokenizer, never reconfigured, serves all threads.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -20,9 +20,10 @@ from whimbrel.card import Card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
 from whimbrel.instruction import InstructionFinder
 from whimbrel.json_file import JsonFile
+from whimbrel.parts import common_prefix, spans, split
 from whimbrel.plan import Plan
 from whimbrel.tokenizer_file import read_as_class
-from whimbrel.types import Int32Array, Int64Array, Request, Seq, Truncate
+from whimbrel.types import Float32Array, Int32Array, Int64Array, Request, Seq, Truncate
 
 _FILE: Final = "tokenizer.json"
 
@@ -32,6 +33,8 @@ _RARE: Final = "\U00012000\U0001f9ff"
 MAX_CHARACTERS: Final = 2**20
 """Of one text, prompt included. While it is tokenised a text takes up to some 400 bytes per character; texts are handed over
 in slices of as many characters, so this bounds the memory of any request."""
+_MAX_PARTS: Final = 2**14
+"""Of all texts of a request that are split."""
 _MAX_CHARACTERS_PER_TOKEN: Final = 32
 """A request may have so many times the characters that it may have tokens."""
 
@@ -72,6 +75,82 @@ class Tokenizer:
             return []
         max_length = self._request_max_length(request)
         truncate: Truncate = request.truncate or self._card.tokenizer.truncate
+        rows, prompt_tokens, shortened = self._rows(request, max_length, truncate)
+        adapter = self._card.adapter(request.prompt_name)
+        seqs = [self._seq(ids, index, prompt_tokens, max_length, truncate, adapter=adapter) for index, ids in enumerate(rows)]
+        return [replace(seq, truncated=True) if seq.index in shortened else seq for seq in seqs] if shortened else seqs
+
+    def encode_split(self, request: Request) -> tuple[list[Seq], Int64Array, Float32Array]:
+        """The same of texts that may be too long for the model: (seqs, those of text i are offsets_N1[i] to offsets_N1[i + 1],
+        tokens of each that are its own).
+
+        Each part has the special tokens and what the text begins with: its prompt, or its instruction.
+        """
+        if len(request.texts) == 0:
+            return [], np.zeros(1, np.int64), np.empty(0, np.float32)
+        max_length = self._request_max_length(request)
+        rows, prompt_tokens, _ = self._rows(request, max_length, "never")
+        prompt = "" if isinstance(request.texts[0], np.ndarray) else self._prompt(request)
+        prompt_ids = self._tokenizer.encode(prompt, add_special_tokens=False).ids if prompt else []
+        parts: list[tuple[Int32Array, int]] = []
+        counts: list[int] = []
+        for ids in rows:
+            own = self._without_unknown(ids)
+            before, after = self._shared(own, prompt_ids)
+            if own.size > max_length <= before + after:
+                raise InvalidRequest(f"of {before:,} tokens leaves no room for the text.", param="prompt")
+            pieces = split(own, before, after, max_length)
+            counts.append(len(pieces))
+            parts += pieces
+        if len(parts) > _MAX_PARTS:
+            raise TooLarge(f"the texts have {len(parts):,} parts; the limit is {_MAX_PARTS:,}. Send fewer.", param="input")
+        adapter = self._card.adapter(request.prompt_name)
+        seqs = [
+            self._seq(ids, index, prompt_tokens, max_length, "never", adapter=adapter) for index, (ids, _) in enumerate(parts)
+        ]
+        weights = np.array([max(1, size) for _, size in parts], np.float32)
+        return seqs, np.cumsum([0, *counts], dtype=np.int64), weights
+
+    def encode_document(self, request: Request) -> list[Seq]:
+        """The texts of a request as parts of one document: one seq, with a span for each."""
+        if len(request.texts) == 0:
+            return []
+        max_length = self._request_max_length(request)
+        texts, prompt = _check_texts(cast(Sequence[object], request.texts)), self._prompt(request)
+        ends_N1 = np.cumsum([len(prompt), *map(len, texts)])
+        self._check_sizes([int(ends_N1[-1])])
+        document = prompt + "".join(texts)
+        (encoding,) = self._tokenized(self._tokenizer.encode_batch, [document], texts, prompt)
+        ids, offsets_T2 = np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        if ids.size > max_length:
+            raise TooLong(
+                f"the texts have {ids.size:,} tokens together; the limit is {max_length:,}, and late chunking runs them in one "
+                "pass. Send fewer of them.",
+                param="input",
+            )
+        if self._unknown is not None:
+            ids, offsets_T2 = ids[ids != self._unknown], offsets_T2[ids != self._unknown]
+        first = self._prefix.size
+        spans_S2 = spans(ends_N1, offsets_T2[first : ids.size - self._suffix.size]) + np.int32(first)
+        without = np.flatnonzero(spans_S2[:, 0] == spans_S2[:, 1])
+        if without.size:
+            raise InvalidRequest("this part of the document has no tokens of its own.", param=f"input[{without[0]}]")
+        adapter = self._card.adapter(request.prompt_name)
+        return [Seq(ids, 0, type_id=self._type_id, spans_S2=spans_S2, adapter=adapter, tower=self._tower)]
+
+    def _shared(self, ids: Int32Array, prompt_ids: list[int]) -> tuple[int, int]:
+        """How many tokens before and after a text each of its parts needs too."""
+        prefix, suffix = self._prefix.size, self._suffix.size
+        if not (_starts_with(ids, self._prefix) and _ends_with(ids, self._suffix)):
+            return 0, 0
+        before = prefix + common_prefix(ids[prefix:], prompt_ids)
+        return max(before, self._instruction.count(ids) if self._instruction is not None else 0), suffix
+
+    def _without_unknown(self, ids: Int32Array) -> Int32Array:
+        return ids if self._unknown is None else ids[ids != self._unknown]
+
+    def _rows(self, request: Request, max_length: int, truncate: Truncate) -> tuple[list[Int32Array], int, frozenset[int]]:
+        """(ids of each text, those of the prompt that pooling leaves out, texts whose characters were cut)."""
         prompt_tokens, shortened = 0, frozenset[int]()
         if isinstance(request.texts[0], np.ndarray):
             if request.prompt is not None or request.prompt_name is not None:
@@ -87,9 +166,7 @@ class Tokenizer:
                 texts, prompt = [(prompt + text)[kept] for text in texts], ""
             rows = self._encode_texts(texts, prompt)
             prompt_tokens = 0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt)
-        adapter = self._card.adapter(request.prompt_name)
-        seqs = [self._seq(ids, index, prompt_tokens, max_length, truncate, adapter=adapter) for index, ids in enumerate(rows)]
-        return [replace(seq, truncated=True) if seq.index in shortened else seq for seq in seqs] if shortened else seqs
+        return rows, prompt_tokens, shortened
 
     @property
     def _least_length(self) -> int:
@@ -113,6 +190,26 @@ class Tokenizer:
 
     def _encode_texts(self, texts: Sequence[str], prompt: str) -> list[Int32Array]:
         sizes = [len(prompt) + len(text) for text in texts]
+        self._check_sizes(sizes)
+        rows: list[Int32Array] = []
+        for part in _slices(sizes):
+            prompted = [prompt + text for text in texts[part]] if prompt else texts[part]
+            encodings = self._tokenized(self._tokenizer.encode_batch_fast, prompted, texts, prompt)
+            rows += _split([encoding.ids for encoding in encodings])
+        return rows
+
+    def _tokenized(
+        self, encode: Callable[..., list[tokenizers.Encoding]], prompted: Sequence[str], texts: Sequence[str], prompt: str
+    ) -> list[tokenizers.Encoding]:
+        try:
+            return encode(prompted, add_special_tokens=self._bare is None)
+        except BaseException as error:
+            if not _is_of_the_binding(error):
+                raise
+            raise _culprit(texts, prompt, error) from None
+
+    def _check_sizes(self, sizes: list[int]) -> None:
+        """Of texts in characters, prompts included."""
         if (total := sum(sizes)) > self._max_request_characters:
             raise TooLarge(
                 f"the texts have {total:,} characters, prompts included; the limit is {self._max_request_characters:,}. "
@@ -125,17 +222,6 @@ class Tokenizer:
                     f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it.",
                     param=f"input[{index}]",
                 )
-        rows: list[Int32Array] = []
-        for part in _slices(sizes):
-            prompted = [prompt + text for text in texts[part]] if prompt else texts[part]
-            try:
-                encodings = self._tokenizer.encode_batch_fast(prompted, add_special_tokens=self._bare is None)
-            except BaseException as error:
-                if not _is_of_the_binding(error):
-                    raise
-                raise _culprit(texts, prompt, error) from None
-            rows += _split([encoding.ids for encoding in encodings])
-        return rows
 
     def _count_prompt_tokens(self, prompt: str) -> int:
         """Sentence Transformers' count: the prompt alone, cut to the model's length, except a special token that closes it."""
@@ -176,8 +262,7 @@ class Tokenizer:
             ids = np.concatenate((prefix, body, suffix))
         if self._instruction is not None:
             prompt_tokens = max(prompt_tokens, self._instruction.count(ids))
-        if self._unknown is not None:
-            ids = ids[ids != self._unknown]
+        ids = self._without_unknown(ids)
         if ids.size == 0 and self._bare is not None:
             ids = np.array([self._bare.empty_id], np.int32)
         return Seq(ids, index, prompt_tokens, self._type_id, truncated=cut, adapter=adapter, tower=self._tower)

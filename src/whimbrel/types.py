@@ -18,6 +18,7 @@ from whimbrel.errors import InvalidRequest
 if TYPE_CHECKING:
     from whimbrel.card import Card
     from whimbrel.outputs import Places
+    from whimbrel.parts import Merge
     from whimbrel.plan import Plan
 
 Float32Array: TypeAlias = NDArray[np.float32]
@@ -87,9 +88,11 @@ class Request:
     max_tokens: int | None = None
     """A limit per text below that of the model."""
     late_chunking: bool = False
-    """The texts are consecutive parts of one document, run in one pass; each part's vector is pooled from its own tokens."""
+    """The texts are consecutive parts of one document, run in one pass; each part's vector is the mean of its own tokens.
+
+    They are joined as they are, so a space between them belongs to one. Dense vectors only, of models that pool by the mean."""
     split_long: bool = False
-    """A text that is too long is run in parts; its vector is their mean, weighted by their tokens."""
+    """A text that is too long is run in parts; its vector is their mean, weighted by their tokens. Dense vectors only."""
     priority: int = 0
     """Lower numbers run first (as in vLLM)."""
     deadline: float = inf
@@ -138,8 +141,10 @@ class Prepared:
     priority: int = 0
     deadline: float = inf
     owner: str = ""
+    merge: Merge | None = None
+    """How the vectors of seqs become those of texts, where a text has several; it stays where the request came in."""
     suspects: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Texts that were on the device when an engine died, by index: each may share a batch with so many seqs at most, and runs
+    """Seqs that were on the device when an engine died, by index: each may share a batch with so many seqs at most, and runs
     while nothing else does."""
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from whimbrel.batch import Batch
 from whimbrel.errors import WhimbrelError
 from whimbrel.outputs import Collected, Wanted, assemble, guessed_bytes, joined, ranges
+from whimbrel.parts import located, merged
 from whimbrel.types import Float32Array, Int32Array, OutputName, Prepared, Result, Seq, Sparse, Timings
 
 
@@ -75,13 +76,13 @@ class Job:
         timings = Timings(prepared.tokenize, max(0.0, self.queue), self.compute, total)
         if self.future.set_running_or_notify_cancel():
             entries = joined(self.pieces) if prepared.places.unplaced is not None else None
-            outputs = assemble(prepared.places, self.arrays, entries)
+            outputs = merged(assemble(prepared.places, self.arrays, entries), prepared.merge)
             self.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings))
 
     def fail(self, error: WhimbrelError) -> None:
         """Answer with an error; the job is nobody else's any more."""
         if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
+            self.future.set_exception(located(error, self.prepared.merge))
 
 
 Work: TypeAlias = list[tuple[Job, Seq]]

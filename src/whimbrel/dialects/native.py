@@ -57,6 +57,20 @@ class EmbedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="A limit of tokens per text below the model's.")
     ] = None
+    late_chunking: Annotated[
+        bool,
+        Meta(
+            description="The inputs are consecutive parts of one document (as in Jina's API): they run in one pass, joined as "
+            "they are, and each vector is the mean of its part's tokens. For models that pool by the mean."
+        ),
+    ] = False
+    split_long: Annotated[
+        bool,
+        Meta(
+            description="A text that is too long is not cut but runs in parts; its vector is the mean of theirs, weighted by "
+            "their tokens."
+        ),
+    ] = False
     priority: Annotated[
         Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
         Meta(description="Requests with lower numbers run first; 0 by default."),
@@ -118,6 +132,8 @@ def read_request(body: bytes) -> tuple[EmbedRequest, Request]:
         activate=sent.activate,
         truncate=read_truncate(sent.truncate),
         max_tokens=sent.max_tokens,
+        late_chunking=sent.late_chunking,
+        split_long=sent.split_long,
         priority=sent.priority or 0,
     )
 

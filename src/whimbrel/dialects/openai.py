@@ -50,6 +50,20 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True):
         Annotated[int, Meta(ge=-1)] | None,
         Meta(description="Cut each text to so many tokens; -1: to the model's maximum."),
     ] = None
+    late_chunking: Annotated[
+        bool | None,
+        Meta(
+            description="The inputs are consecutive parts of one document (as in Jina's API): they run in one pass, joined as "
+            "they are, and each vector is the mean of its part's tokens. For models that pool by the mean."
+        ),
+    ] = None
+    split_long: Annotated[
+        bool | None,
+        Meta(
+            description="A text that is too long is not cut but runs in parts; its vector is the mean of theirs, weighted by "
+            "their tokens."
+        ),
+    ] = None
     priority: Annotated[
         Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
         Meta(description="Requests with lower numbers run first; 0 by default (vLLM)."),
@@ -128,6 +142,8 @@ def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
         normalize=sent.normalize,
         truncate=read_truncate(sent.truncate),
         max_tokens=limit,
+        late_chunking=bool(sent.late_chunking),
+        split_long=bool(sent.split_long),
         priority=sent.priority or 0,
     )
 

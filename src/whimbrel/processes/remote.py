@@ -15,7 +15,7 @@ import random
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from math import isinf
+from math import inf, isinf
 from pathlib import Path
 from time import perf_counter
 
@@ -148,7 +148,8 @@ class RemoteEngine:
         """Tokens of a request before it is tokenised, by the number of its characters or ids. What is too long will be cut."""
         ids = bool(request.texts) and isinstance(request.texts[0], np.ndarray)
         rate = 1.0 if ids else self._tokens_per_character
-        return round(sum(min(len(text) * rate, self.plan.max_length) for text in request.texts))
+        limit = inf if request.split_long else self.plan.max_length
+        return round(sum(min(len(text) * rate, limit) for text in request.texts))
 
     def _learn(self, request: Request, prepared: Prepared) -> None:
         """Make the next estimate a better one."""

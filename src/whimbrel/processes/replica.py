@@ -14,6 +14,7 @@ import numpy as np
 
 from whimbrel.errors import WhimbrelError
 from whimbrel.outputs import assemble
+from whimbrel.parts import located, merged
 from whimbrel.processes.channel import AsyncLine, BrokenLine
 from whimbrel.processes.messages import Answer, Cancel, Down, Drop, Failed, FromEngine, Submit, error_of
 from whimbrel.processes.seqs import count_spans, num_ints, pack_seqs, unpack_entries
@@ -149,7 +150,7 @@ class Replica:
                 pending.segment, align(4 * num_ints(num_seqs, prepared.num_tokens, num_spans)), places.num_bytes
             )
         entries = None if places.unplaced is None else unpack_entries(message.entries, len(prepared.seqs))
-        outputs = assemble(places, places.arrays(memory), entries)
+        outputs = merged(assemble(places, places.arrays(memory), entries), prepared.merge)
         total = perf_counter() - prepared.received
         timings = Timings(prepared.tokenize, message.queue, message.compute, total)
         if not pending.future.done():
@@ -158,4 +159,4 @@ class Replica:
 
 def fail(pending: Pending, error: WhimbrelError) -> None:
     if not pending.future.done():
-        pending.future.set_exception(error)
+        pending.future.set_exception(located(error, pending.prepared.merge))
