@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import MistralConfig, MistralForCausalLM, MistralModel, PreTrainedTokenizerFast
 
 from checkpoints import CORPUS, edit_json, sentence_layout
+from parity import Parity
 from whimbrel import Engine
 from whimbrel.card_reader import read_card
 from whimbrel.errors import CheckpointError
@@ -98,15 +99,15 @@ def assert_parity(found: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-def test_the_instruction_is_found_in_the_text(saved: Path) -> None:
+def test_the_instruction_is_found_in_the_text(parity: Parity, saved: Path) -> None:
     titles = [text.removeprefix(TASK) for text in TEXTS]
     expected = encode(saved, titles, TASK)
     with Engine(str(saved), dtype="float32") as engine:
         found = engine.embed(TEXTS)
-        assert_parity(found, expected)
+        parity(found, expected, "GritLM/GritLM-7B", family="llama", tasks=["dense"])
         assert np.array_equal(found, [engine.embed(text) for text in TEXTS])  # ragged equals alone
         assert np.array_equal(found, engine.embed(titles, prompt=TASK))
-        ids = [np.array(row.ids, np.int64) for row in engine.frontend._tokenizer.encode(Request(TEXTS))]
+        ids = [np.array(row.ids, np.int64) for row in engine.frontend._tokenizers[0].encode(Request(TEXTS))]
         assert np.array_equal(found, engine.run(Request(ids, ("dense",))).dense)
 
 
@@ -123,8 +124,8 @@ def test_only_a_mark_before_the_text_counts(saved: Path) -> None:
         assert_parity(engine.embed(texts), encode(saved, texts))
         twice = TASK + "again <|embed|>\n twice\n<|embed|>\n."
         assert_parity(engine.embed([twice]), encode(saved, [twice.removeprefix(TASK)], TASK))
-        bare = engine.frontend._tokenizer._tokenizer.encode(TASK + "bird", add_special_tokens=False).ids
-        (seq,) = engine.frontend._tokenizer.encode(Request([np.array(bare)]))
+        bare = engine.frontend._tokenizers[0]._tokenizer.encode(TASK + "bird", add_special_tokens=False).ids
+        (seq,) = engine.frontend._tokenizers[0].encode(Request([np.array(bare)]))
         assert seq.prompt_tokens == 0
 
 
@@ -146,9 +147,10 @@ def test_marks_are_not_found_across_ids(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["vllm", "saved again", "sentence transformers"])
-def test_other_layouts(layout: str, folder: Path) -> None:
+def test_other_layouts(layout: str, parity: Parity, folder: Path) -> None:
     expected = encode(folder, TITLES, TASK)
-    if layout == "vllm":  # parasail-ai/GritLM-7B-vllm
+    models = ["parasail-ai/GritLM-7B-vllm"] if layout == "vllm" else []
+    if layout == "vllm":
         edit_json(folder / "config.json", architectures=["GritLM"], auto_map=None)
     elif layout == "saved again":  # by transformers, as a model whose code is on the hub
         code = {part: f"GritLM/GritLM-7B--{name}" for part, name in CODE.items()}
@@ -159,7 +161,7 @@ def test_other_layouts(layout: str, folder: Path) -> None:
     else:
         sentence_layout(folder, include_prompt=False, max_seq_length=512)
     with Engine(str(folder), dtype="float32") as engine:
-        assert_parity(engine.embed([TASK + title for title in TITLES]), expected)
+        parity(engine.embed([TASK + title for title in TITLES]), expected, *models, family="llama", tasks=["dense"])
 
 
 def test_it_can_be_left_unnormalised(saved: Path) -> None:

@@ -25,7 +25,15 @@ def read(**body: Any) -> Request:
 
 def test_every_field() -> None:
     body = {"input_type": "query", "outputs": ["dense", "sparse"], "prompt": "", "instruction": "judge", "dimensions": 3}
-    more = {"normalize": True, "activate": False, "truncate": False, "max_tokens": 9, "priority": -1}
+    more = {
+        "normalize": True,
+        "activate": False,
+        "truncate": False,
+        "max_tokens": 9,
+        "priority": -1,
+        "late_chunking": True,
+        "split_long": True,
+    }
     assert read(input=[["q", "d"], ["q", "e"]], **body, **more) == Request(
         [("q", "d"), ("q", "e")],
         ("dense", "sparse"),
@@ -38,6 +46,8 @@ def test_every_field() -> None:
         truncate="never",
         max_tokens=9,
         priority=-1,
+        late_chunking=True,
+        split_long=True,
     )
     assert read(input="a") == Request(["a"])
 

@@ -39,6 +39,9 @@ def test_every_field() -> None:
     sent, request = openai.read_request(orjson.dumps({"input": "a", "prompt_name": "query", "truncate": "left", **body}))
     assert (sent.model, sent.encoding_format) == ("m", "base64")
     assert request == Request(["a"], ("dense",), prompt_name="query", dimensions=7, normalize=False, truncate="left")
+    for field in ("late_chunking", "split_long"):
+        _, request = openai.read_request(orjson.dumps({"input": "a", field: True}))
+        assert request == Request(["a"], ("dense",), **{field: True})
 
 
 @pytest.mark.parametrize(

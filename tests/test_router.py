@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Router, StaticEmbedding, Transformer
 
 from checkpoints import bert_tokenizer, edit_json, write_bert, write_json, write_xlmr
-from whimbrel import Engine
+from serving import Server
+from whimbrel import Client, Engine
 from whimbrel.card_reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.runner import Runner
@@ -139,6 +141,24 @@ def test_a_shared_model_is_loaded_once(saved: Callable[[str], Path]) -> None:
         with Engine(str(saved(form))) as engine:
             first, second = engine._lanes._runner._models  # pyright: ignore
             assert (first is second) == shared
+
+
+def test_in_processes_of_their_own(saved: Callable[[str], Path]) -> None:
+    """What a text is, and what becomes of its parts, is known where it came in and where it runs."""
+    folder, many = str(saved("poolings")), ["bird " * 100, "a", "far away in a year " * 60]
+    with Engine(folder, dtype="float32") as engine, Server(folder, "--dtype", "float32", "--workers", "1") as server:
+        for options in ({"input_type": "query"}, {"input_type": "document"}, {"split_long": True}, {}):
+            expected = engine.embed(many, **options)
+            answer = httpx2.post(f"{server.url}/v1/embed", json={"input": many, **options}, timeout=30)
+            assert np.array_equal(np.array(answer.json()["outputs"]["dense"], np.float32), expected)
+        late = {"input_type": "document", "late_chunking": True}
+        parts = ["The whimbrel", " flies.", " A bird"]
+        answer = httpx2.post(f"{server.url}/v1/embed", json={"input": parts, **late}, timeout=30)
+        assert np.array_equal(np.array(answer.json()["outputs"]["dense"], np.float32), engine.embed(parts, **late))
+        with Client(server.url) as client:
+            assert np.array_equal(client.embed(many, split_long=True), engine.embed(many, split_long=True))
+            with pytest.raises(InvalidRequest, match="pool by the mean"):
+                client.embed(parts, late_chunking=True)
 
 
 def test_limits_are_those_of_each_model(saved: Callable[[str], Path]) -> None:
