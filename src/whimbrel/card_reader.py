@@ -28,7 +28,7 @@ from whimbrel.card import (
     Output,
     PoolingMode,
 )
-from whimbrel.card_router import Rows, read_router
+from whimbrel.card_router import Rows, module_kind, read_router
 from whimbrel.card_static import is_model2vec, read_static
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.config_reader import is_gritlm, read_encoder, stated_pooling
@@ -255,7 +255,7 @@ def _module_row(row: JsonFile) -> tuple[str, str]:
     path = row.get("path", str)
     if path.startswith(("/", "\\")) or ".." in Path(path).parts:
         raise row.error(f"{path!r} leads out of the checkpoint's folder.", "path")
-    return row.choice("type", _MODULES), path
+    return module_kind(row, "type", row.data.get("type"), _MODULES), path
 
 
 def _pipeline(folder: Path, rows: Rows, hidden_size: int, pooling: PoolingMode | None) -> Output:

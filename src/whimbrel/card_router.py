@@ -39,10 +39,8 @@ def read_router(folder: Path, path: str, modules: Mapping[str, str]) -> Routes:
     name = next((name for name in _FILES if (folder / path / name).exists()), _FILES[0])
     config = JsonFile.read(folder, f"{path}/{name}" if path else name)
     config.refuse_unknown({"types", "structure", "parameters"})
-    kinds = {
-        module: config.lookup("types", kind, modules)
-        for module, kind in cast(dict[str, object], config.get("types", dict)).items()
-    }
+    types = cast(dict[str, object], config.get("types", dict))
+    kinds = {module: module_kind(config, "types", kind, modules) for module, kind in types.items()}
     rows = dict[str, Rows]()
     for route, names in cast(dict[str, object], config.get("structure", dict)).items():
         if not isinstance(names, list) or any(name not in kinds for name in cast(list[object], names)):
@@ -54,6 +52,13 @@ def read_router(folder: Path, path: str, modules: Mapping[str, str]) -> Routes:
     if unreachable := rows.keys() - set(route_of.values()):
         raise config.error(f"no query and no document takes the route {min(unreachable)!r}.", "structure")
     return Routes(rows, route_of)
+
+
+def module_kind(file: JsonFile, key: str, value: object, modules: Mapping[str, str]) -> str:
+    """The kind of a module whose class is `value`. Says of classes that are not supported which kinds are, not all their names."""
+    if isinstance(value, str) and value in modules:
+        return modules[value]
+    raise file.error(f"{value!r:.80} is not supported; supported: {', '.join(dict.fromkeys(modules.values()))}.", key)
 
 
 def _path(config: JsonFile, path: str, name: str) -> str:
