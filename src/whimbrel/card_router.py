@@ -55,7 +55,7 @@ def read_router(folder: Path, path: str, modules: Mapping[str, str]) -> Routes:
 
 
 def module_kind(file: JsonFile, key: str, value: object, modules: Mapping[str, str]) -> str:
-    """The kind of a module whose class is `value`. Says of classes that are not supported which kinds are, not all their names."""
+    """The kind of a module whose class is `value`. Raises CheckpointError, which names kinds, not all classes."""
     if isinstance(value, str) and value in modules:
         return modules[value]
     raise file.error(f"{value!r:.80} is not supported; supported: {', '.join(dict.fromkeys(modules.values()))}.", key)
