@@ -217,6 +217,28 @@ class TokenizerCard:
 
 
 @dataclass(frozen=True, slots=True)
+class Expansion:
+    """Tokens that a short query is filled up with. Each gives a vector, and attends to what the query has itself."""
+
+    token_id: int
+    length: int
+    """Tokens of a query that has been filled up."""
+    attended: bool
+    """Whether they are attended to as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How texts of one input type become tokens, where queries and documents do so in ways of their own."""
+
+    max_length: int
+    """Tokens, all that is put around a text included; a request may set another limit."""
+    marker_id: int | None = None
+    """This token comes after the first one."""
+    expansion: Expansion | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """Everything the checkpoint says that changes a vector."""
 
@@ -236,6 +258,8 @@ class Card:
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
     similarity: str | None = None
+    forms: Mapping[InputType, Form] = field(default_factory=dict[InputType, Form])
+    """Of models that treat queries and documents differently: then every request says which its texts are."""
 
     @property
     def dense(self) -> Output:

@@ -27,6 +27,7 @@ from whimbrel.card import (
     Output,
     PoolingMode,
 )
+from whimbrel.card_multi_vector import find_layout, read_multi_vector
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.config_reader import read_encoder, stated_pooling
 from whimbrel.errors import CheckpointError
@@ -108,6 +109,8 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     """
     if not (folder / "modules.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
+    if (layout := find_layout(folder)) is not None:
+        return read_multi_vector(folder, name, layout, pooling=pooling)
     pooling = _pooling_without_modules(folder, pooling)
     rows = _module_rows(folder, pooling)
     path = rows[0][1]

@@ -67,6 +67,8 @@ _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
 def read_encoder(config: JsonFile) -> Encoder:
     """The transformer that config.json describes. Raises CheckpointError."""
     names = cast(list[object], config.get("architectures", list))
+    if names == ["HF_ColBERT"]:
+        names = [_wrapped(config)]
     if not _is_native(config, names) and is_offered(config, names):
         config.refuse_other(_FIXED)
         return _checked(config, read_fallback(config))
@@ -102,6 +104,13 @@ def _checked(config: JsonFile, encoder: Encoder) -> Encoder:
     if encoder.num_heads % encoder.num_kv_heads:
         raise config.error(f"{encoder.num_kv_heads} does not divide {encoder.num_heads} heads.", "num_key_value_heads")
     return encoder
+
+
+def _wrapped(config: JsonFile) -> str:
+    """The architecture that Stanford's ColBERT wraps."""
+    if config.data.get("position_embedding_type") == "rotary":
+        return "ColBERTJinaRobertaModel"
+    return config.choice("model_type", {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"})
 
 
 def stated_pooling(config: JsonFile) -> PoolingMode | None:

@@ -15,8 +15,9 @@ from typing import Final, cast
 import numpy as np
 import tokenizers
 
-from whimbrel.card import Card
+from whimbrel.card import Card, Form
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
+from whimbrel.forms import give_form, is_fixed
 from whimbrel.json_file import JsonFile
 from whimbrel.plan import Plan
 from whimbrel.tokenizer_file import read_as_class
@@ -50,8 +51,12 @@ class Tokenizer:
                 file=_FILE,
             )
         self._prefix, self._suffix, self._type_id = _special_tokens(self._tokenizer, card)
-        if self._max_length < self._least_length:
-            raise CheckpointError(f"max length {self._max_length} leaves no room between the special tokens.", file=_FILE)
+        for form in (None, *card.forms.values()):
+            least, usual, _ = self._lengths(form)
+            if usual < least:
+                raise CheckpointError(f"max length {usual} leaves no room between the special tokens.", file=_FILE)
+        if self._prefix.size != 1 and any(form.marker_id is not None for form in card.forms.values()):
+            raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)
 
     def encode(self, request: Request) -> list[Seq]:
         """Tokenise all texts of a request.
@@ -60,10 +65,12 @@ class Tokenizer:
         """
         if len(request.texts) == 0:
             return []
-        max_length = self._request_max_length(request)
+        form = self._form(request)
+        max_length = self._request_max_length(request, form)
         truncate: Truncate = request.truncate or self._card.tokenizer.truncate
         prompt_tokens = 0
-        if isinstance(request.texts[0], np.ndarray):
+        given_ids = isinstance(request.texts[0], np.ndarray)
+        if given_ids:
             if request.prompt is not None or request.prompt_name is not None:
                 raise InvalidRequest("a prompt cannot be put before token ids; send text.", param="prompt")
             rows = self._check_ids(cast(Sequence[Int64Array], request.texts))
@@ -71,19 +78,45 @@ class Tokenizer:
             prompt = self._prompt(request)
             rows = self._encode_texts(_check_texts(cast(Sequence[object], request.texts)), prompt)
             prompt_tokens = 0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt)
+        if form is not None and form.marker_id is not None and not given_ids:
+            max_length -= 1
         adapter = self._card.adapter(request.prompt_name)
-        return [self._seq(ids, index, prompt_tokens, max_length, truncate, adapter=adapter) for index, ids in enumerate(rows)]
+        seqs = [self._seq(ids, index, prompt_tokens, max_length, truncate, adapter=adapter) for index, ids in enumerate(rows)]
+        if form is None:
+            return seqs
+        is_query = request.input_type == "query"
+        return [give_form(seq, None if given_ids else form, is_query=is_query) for seq in seqs]
+
+    def _form(self, request: Request) -> Form | None:
+        forms = self._card.forms
+        if forms and request.input_type not in forms:
+            raise InvalidRequest(
+                'this model treats queries and documents differently; say input_type="query" or "document".',
+                param="input_type",
+            )
+        return None if request.input_type is None else forms.get(request.input_type)
 
     @property
     def _least_length(self) -> int:
         return self._prefix.size + self._suffix.size + 1
 
-    def _request_max_length(self, request: Request) -> int:
+    def _lengths(self, form: Form | None) -> tuple[int, int, int]:
+        """Tokens that a text may have: the least that may be asked for, as many as it has if nothing is, and the most."""
+        least, most = self._least_length, self._max_length
+        if form is None:
+            return least, most, most
+        least += form.marker_id is not None
+        if form.expansion is not None:
+            least = max(least, form.expansion.length)
+        return least, min(form.max_length, most), form.max_length if is_fixed(form) else most
+
+    def _request_max_length(self, request: Request, form: Form | None) -> int:
+        least, usual, most = self._lengths(form)
         if request.max_tokens is None:
-            return self._max_length
-        if not self._least_length <= request.max_tokens <= self._max_length:
+            return usual
+        if not least <= request.max_tokens <= most:
             raise InvalidRequest(
-                f"{request.max_tokens:,} tokens per text; this model takes {self._least_length} to {self._max_length:,}.",
+                f"{request.max_tokens:,} tokens per text; this model takes {least} to {most:,}.",
                 param="truncate_prompt_tokens",
             )
         return request.max_tokens

@@ -76,6 +76,14 @@ def read_as_class(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
     return built
 
 
+def read_vocabulary(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[Mapping[str, int], Mapping[str, str]]:
+    """(token -> id, added tokens included; role -> special token) of the tokenizer that `read_as_class` makes."""
+    names = _special_tokens(file, card)
+    added = _added_tokens(file, card, names.values(), vocab_size)
+    ids = {**_vocabulary(file), **{token["content"]: token["id"] for token in added}}
+    return ids, {role: token["content"] for role, token in names.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Tokens:
     """What a class needs to know of its special tokens."""

@@ -85,7 +85,7 @@ class Request:
     """Of scores: whether the card's activation is applied."""
     truncate: Truncate | None = None
     max_tokens: int | None = None
-    """A limit per text below that of the model."""
+    """A limit per text below that of the model; of late-interaction models, in place of the usual one of such texts."""
     late_chunking: bool = False
     """The texts are consecutive parts of one document, run in one pass; each part's vector is pooled from its own tokens."""
     split_long: bool = False

@@ -28,6 +28,8 @@ class TextOptions(TypedDict, total=False):
     truncate: Truncate | bool | None
     """The end to cut from a text that is too long, "right" or "left", or "never" (also False) to raise TooLong; None (also
     True): as the checkpoint's tokenizer does."""
+    max_tokens: int | None
+    """A limit per text. Below that of the model; or, of late-interaction models, in place of the usual one of such texts."""
     late_chunking: bool
     """The texts are consecutive parts of one document, run in one pass; each part's vector is the mean of its own tokens."""
     split_long: bool
@@ -49,6 +51,7 @@ def text_request(
         dimensions=options.get("dimensions"),
         normalize=options.get("normalize"),
         truncate=read_truncate(options.get("truncate")),
+        max_tokens=options.get("max_tokens"),
         late_chunking=options.get("late_chunking", False),
         split_long=options.get("split_long", False),
     )
