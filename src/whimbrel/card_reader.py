@@ -17,31 +17,21 @@ from typing import Final, cast
 
 from whimbrel.card import (
     POOLING_MODES,
-    Activation,
     Card,
     Dense,
-    Encoder,
     Head,
     LayerNorm,
     Normalize,
     Output,
     PoolingMode,
 )
+from whimbrel.card_modules import level_names, read_dense, read_matryoshka, read_max_length
 from whimbrel.card_multi_vector import find_layout, read_multi_vector
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.config_reader import read_encoder, stated_pooling
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file, read_json
 from whimbrel.tokenizer_reader import read_tokenizer
-
-_DENSE_ACTIVATIONS: Final[Mapping[str, Activation]] = {
-    "torch.nn.modules.linear.Identity": "identity",
-    "torch.nn.modules.activation.Tanh": "tanh",
-    "torch.nn.modules.activation.ReLU": "relu",
-    "torch.nn.modules.activation.GELU": "gelu",
-    "torch.nn.modules.activation.SiLU": "silu",
-    "torch.nn.modules.activation.Sigmoid": "sigmoid",
-}
 
 _LEGACY_POOLING: Final[Mapping[str, PoolingMode]] = {  # in the order in which the modes are concatenated
     "pooling_mode_cls_token": "cls",
@@ -127,13 +117,13 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     transformer = _transformer(root, has_tasks=has_tasks)
     tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
     sentence = _sentence_transformers(folder)
-    widths = _matryoshka_dimensions(config, dense.width)
+    widths = read_matryoshka(config, dense.width)
     return Card(
         name=name,
         path=path,
         encoder=encoder,
         outputs={"dense": dense},
-        max_length=_max_length(encoder, transformer, tokenizer),
+        max_length=read_max_length(encoder, transformer, tokenizer),
         tokenizer=read_tokenizer(root, config, tokenizer, lowercase=transformer.get("do_lower_case", bool, False)),
         prompts=read_instructions(config, encoder.adapters, sentence)
         if encoder.adapters
@@ -144,14 +134,6 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
         matryoshka_dimensions=widths,
         similarity=sentence.data.get("similarity_fn_name"),
     )
-
-
-def _matryoshka_dimensions(config: JsonFile, dimension: int) -> tuple[int, ...]:
-    widths: list[object] = config.get("matryoshka_dimensions", list, [])
-    for width in widths:
-        if type(width) is not int or not 1 <= width <= dimension:
-            raise config.error(f"{width!r} is no width from 1 to {dimension}.", "matryoshka_dimensions")
-    return tuple(cast(list[int], widths))
 
 
 def _pooling_without_modules(folder: Path, pooling: PoolingMode | None) -> PoolingMode | None:
@@ -235,23 +217,6 @@ def _pooling(config: JsonFile, hidden_size: int) -> Output:
     return Output(len(modes) * size, modes=modes, include_prompt=include_prompt, finish="normalize")
 
 
-def _dense(folder: Path, path: str, size: int) -> Dense:
-    config = JsonFile.read(folder, f"{path}/config.json")
-    config.refuse_unknown({"in_features", "out_features", "bias", "activation_function", "use_residual"}, _SENTENCE_LEVEL)
-    config.refuse_other(_SENTENCE_LEVEL)
-    if (in_features := config.positive("in_features")) != size:
-        raise config.error(f"{in_features} is not the width {size} of what comes before.", "in_features")
-    return Dense(
-        path,
-        "linear",
-        in_features=in_features,
-        out_features=config.positive("out_features"),
-        bias=config.get("bias", bool, True),
-        activation=config.choice("activation_function", _DENSE_ACTIVATIONS, "torch.nn.modules.activation.Tanh"),
-        residual=config.get("use_residual", bool, False),
-    )
-
-
 def _layer_norm(folder: Path, path: str, size: int) -> LayerNorm:
     config = JsonFile.read(folder, f"{path}/config.json")
     config.refuse_unknown({"dimension"})
@@ -262,18 +227,13 @@ def _layer_norm(folder: Path, path: str, size: int) -> LayerNorm:
 
 def _normalize(folder: Path, path: str, _: int) -> Normalize:
     config = JsonFile.read_optional(folder, f"{path}/config.json")
-    config.refuse_unknown(_SENTENCE_LEVEL)
-    config.refuse_other(_SENTENCE_LEVEL)
+    config.refuse_unknown(level_names("sentence_embedding"))
+    config.refuse_other(level_names("sentence_embedding"))
     return Normalize()
 
 
-_SENTENCE_LEVEL: Final[Mapping[str, tuple[object, ...]]] = {
-    "module_input_name": ("sentence_embedding", None),
-    "module_output_name": ("sentence_embedding", None),
-}
-
 _HEADS: Final[Mapping[str, Callable[[Path, str, int], Head]]] = {
-    "Dense": _dense,
+    "Dense": read_dense,
     "LayerNorm": _layer_norm,
     "Normalize": _normalize,
 }
@@ -302,15 +262,3 @@ def _sentence_transformers(folder: Path) -> JsonFile:
         raise config.error(f"{default!r} is not among the prompts {list(prompts)}.", "default_prompt_name")
     config.refuse_other({"similarity_fn_name": ("cosine", "dot", "euclidean", "manhattan", None)})
     return config
-
-
-def _max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile) -> int:
-    """Sentence Transformers' rule, and never more than there are positions for."""
-    if transformer.data.get("max_seq_length") is not None:
-        stated = transformer.positive("max_seq_length")
-    else:
-        key = "model_max_length" if "model_max_length" in tokenizer.data else "max_len"
-        stated = tokenizer.get(key, float, float(encoder.max_positions))
-        if stated < 1:
-            raise tokenizer.error(f"must be positive, is {stated}.", key)
-    return int(min(stated, encoder.max_positions))
