@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from checkpoints import edit_json, write_json
 from late_models import write_pylate, write_sentence_transformers, write_stanford
+from whimbrel.card import Layer
+from whimbrel.card_parts import read_expansion
 from whimbrel.card_reader import read_card
 from whimbrel.errors import CheckpointError
+from whimbrel.json_file import JsonFile
 
 FIXED = {"strategy": "fixed", "attend": False, "token": None, "length": 16}
 CASES: dict[str, Callable[[Path], None]] = {
@@ -102,3 +107,21 @@ def test_modules_that_are_not_there_or_not_known(checkpoint: Callable[[str], Pat
     (folder / "artifact.metadata").unlink()
     with pytest.raises(CheckpointError, match=r"artifact\.metadata: not found"):
         read_card(folder, "m")
+
+
+def test_tokens_that_are_not_attended_to_need_a_model_that_sees_both_ways(checkpoint: Callable[[str], Path]) -> None:
+    encoder = read_card(checkpoint("stanford"), "m").encoder
+    file = JsonFile("f.json", {})
+    for one, fits in (
+        (encoder, True),
+        (replace(encoder, causal=True), False),
+        (replace(encoder, layers=(Layer(window=11),)), True),
+        (replace(encoder, layers=(Layer(window=10),)), False),
+    ):
+        base: Any = SimpleNamespace(encoder=one)
+        assert read_expansion(base, file, ("length", "attend"), 12, token_id=4, attended=True).attended
+        if fits:
+            assert not read_expansion(base, file, ("length", "attend"), 12, token_id=4, attended=False).attended
+        else:
+            with pytest.raises(CheckpointError, match=r"f\.json: attend: .* 12 tokens"):
+                read_expansion(base, file, ("length", "attend"), 12, token_id=4, attended=False)

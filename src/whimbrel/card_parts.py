@@ -88,8 +88,8 @@ def read_expansion(
     sees_all = encoder.layers and not encoder.causal and min(windows, default=length) >= length - 1
     if not attended and not sees_all:
         raise file.error(
-            "tokens that fill up a query and are not attended to are not supported in a model that is causal, that transformers "
-            f"runs, or whose window is narrower than the {length:,} tokens of a query: some might see nothing.",
+            "tokens that fill up a query and are not attended to are not supported in a model that is causal, that "
+            f"transformers runs, or whose window is narrower than the {length:,} tokens of a query: some might see nothing.",
             keys[1],
         )
     return Expansion(token_id, length, attended)

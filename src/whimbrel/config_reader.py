@@ -68,7 +68,7 @@ def read_encoder(config: JsonFile) -> Encoder:
     """The transformer that config.json describes. Raises CheckpointError."""
     names = cast(list[object], config.get("architectures", list))
     if names == ["HF_ColBERT"]:
-        names = [_wrapped(config)]
+        names = list[object]([_wrapped(config)])
     if not _is_native(config, names) and is_offered(config, names):
         config.refuse_other(_FIXED)
         return _checked(config, read_fallback(config))

@@ -160,10 +160,15 @@ def _described(card: Card, plan: Plan) -> dict[str, str]:
     return {
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
-        "max length": f"{plan.max_length:,} tokens",
+        "max length": f"{_usual_lengths(card, plan)}{plan.max_length:,} tokens",
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
     }
+
+
+def _usual_lengths(card: Card, plan: Plan) -> str:
+    """Of queries and documents, where a request that says nothing has less than the most."""
+    return "".join(f"{min(form.max_length, plan.max_length):,} of a {kind}, " for kind, form in card.forms.items())
 
 
 def _shape(output: Output, plan: Plan) -> str:

@@ -54,7 +54,7 @@ class Tokenizer:
         for form in (None, *card.forms.values()):
             least, usual, _ = self._lengths(form)
             if usual < least:
-                raise CheckpointError(f"max length {usual} leaves no room between the special tokens.", file=_FILE)
+                raise CheckpointError(f"max length {usual} leaves no room: every text has {least} tokens or more.", file=_FILE)
         if self._prefix.size != 1 and any(form.marker_id is not None for form in card.forms.values()):
             raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)
 

@@ -55,7 +55,10 @@ class EmbedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = None
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="A limit of tokens per text below the model's.")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="A limit of tokens per text below the model's; of late-interaction models, in place of the usual one."
+        ),
     ] = None
     priority: Annotated[
         Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
