@@ -167,6 +167,11 @@ class Output:
     """in queries too."""
     skip_first: int = 0
     """So many leading tokens give no row, whatever they are."""
+    keep_ids: tuple[int, ...] = ()
+    """If any are named, no other tokens give a row: the tags at the end of each step of a solution."""
+    padding_id: int | None = None
+    """Tokens of this id at the end of a text do not count, padding or not; a text of nothing else ends with its first token.
+    So transformers finds the last token that a decoder's classes come from."""
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -210,6 +215,8 @@ class TokenizerCard:
     """Role ("cls", "sep", ..., or a name of the model's own) -> token, or None where null is stated."""
     extra_tokens: tuple[AddedToken, ...] | None
     """More special tokens, without a role; None: it does not say."""
+    second_type: bool
+    """Whether the tokens of a pair's second text have a type of their own, if there are types."""
     legacy_tokens: tuple[str, ...]
     """What added_tokens.json names, in checkpoints whose tokenizer_config.json does not list its added tokens."""
     added_tokens: tuple[AddedToken, ...] | None
@@ -257,6 +264,8 @@ class Card:
     """That of texts for which none is named."""
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    """The names of the columns of `scores` and `token_scores`, of a checkpoint with classes."""
     similarity: str | None = None
     forms: Mapping[InputType, Form] = field(default_factory=dict[InputType, Form])
     """Of models that treat queries and documents differently: then every request says which its texts are."""

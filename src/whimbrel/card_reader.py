@@ -25,6 +25,7 @@ from whimbrel.card import (
     Output,
     PoolingMode,
 )
+from whimbrel.card_classes import FIXED_TRANSFORMER, is_cross_encoder, names_classes, note_keys, read_classes
 from whimbrel.card_modules import level_names, read_dense, read_matryoshka, read_max_length
 from whimbrel.card_multi_vector import find_layout, read_multi_vector
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
@@ -32,6 +33,7 @@ from whimbrel.config_reader import read_encoder, stated_pooling
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file, read_json
 from whimbrel.tokenizer_reader import read_tokenizer
+from whimbrel.types import OutputName
 
 _LEGACY_POOLING: Final[Mapping[str, PoolingMode]] = {  # in the order in which the modes are concatenated
     "pooling_mode_cls_token": "cls",
@@ -106,23 +108,30 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     path = rows[0][1]
     root = folder / path
     config = JsonFile.read(root, "config.json")
+    has_classes = len(rows) == 1 and pooling is None
+    if has_classes:
+        note_keys(config)
     encoder = read_adapter_folders(root, read_encoder(config))
-    dense = _pipeline(folder, rows[1:], encoder.hidden_size, pooling)
     has_tasks = rows[0][0] == _WITH_TASKS
     if has_tasks and not encoder.adapters:
         message = (
             f"{_WITH_TASKS!r} is code of the checkpoint's own, which is not run; known is that of jina-embeddings-v3 only."
         )
         raise CheckpointError(message, file="modules.json", key="type")
-    transformer = _transformer(root, has_tasks=has_tasks)
+    transformer = _transformer(root, has_tasks=has_tasks, cross_encoder=has_classes and _has_modules(folder))
     tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
-    sentence = _sentence_transformers(folder)
-    widths = read_matryoshka(config, dense.width)
+    sentence = _sentence_transformers(folder, "CrossEncoder" if has_classes else "SentenceTransformer")
+    if has_classes:
+        outputs, labels = read_classes(root, config, encoder, sentence)
+    else:
+        outputs, labels = _dense_alone(_pipeline(folder, rows[1:], encoder.hidden_size, pooling)), ()
+    widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
     return Card(
         name=name,
         path=path,
         encoder=encoder,
-        outputs={"dense": dense},
+        outputs=outputs,
+        labels=labels,
         max_length=read_max_length(encoder, transformer, tokenizer),
         tokenizer=read_tokenizer(root, config, tokenizer, lowercase=transformer.get("do_lower_case", bool, False)),
         prompts=read_instructions(config, encoder.adapters, sentence)
@@ -136,9 +145,13 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     )
 
 
+def _dense_alone(dense: Output) -> Mapping[OutputName, Output]:
+    return {"dense": dense}
+
+
 def _pooling_without_modules(folder: Path, pooling: PoolingMode | None) -> PoolingMode | None:
     """What config.json says of the pooling, where modules.json cannot; else what the user says."""
-    if (folder / "modules.json").exists():
+    if _has_modules(folder):
         return pooling
     config = JsonFile.read(folder, "config.json")
     stated = stated_pooling(config)
@@ -150,8 +163,8 @@ def _pooling_without_modules(folder: Path, pooling: PoolingMode | None) -> Pooli
 def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, str]]:
     """(kind, path) of each module that does something when a model is used: a Transformer, a Pooling, heads."""
     file = "modules.json"
-    if not (folder / file).exists():
-        if pooling is None:
+    if not _has_modules(folder):
+        if pooling is None and not names_classes(JsonFile.read(folder, "config.json")):
             raise CheckpointError(
                 "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean).", file=file
             )
@@ -166,9 +179,15 @@ def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, s
     for _, path in rows:
         find_file(folder, path)
     kinds = ["Transformer" if kind == _WITH_TASKS else kind for kind, _ in rows]
+    if kinds == ["Transformer"] and is_cross_encoder(folder / rows[0][1]):
+        return rows
     if kinds[:2] != ["Transformer", "Pooling"] or "Transformer" in kinds[1:] or "Pooling" in kinds[2:]:
         raise CheckpointError(f"must begin with one Transformer and one Pooling, is {kinds}.", file=file)
     return rows
+
+
+def _has_modules(folder: Path) -> bool:
+    return (folder / "modules.json").exists()
 
 
 def _module_row(row: JsonFile) -> tuple[str, str]:
@@ -239,20 +258,22 @@ _HEADS: Final[Mapping[str, Callable[[Path, str, int], Head]]] = {
 }
 
 
-def _transformer(folder: Path, *, has_tasks: bool) -> JsonFile:
+def _transformer(folder: Path, *, has_tasks: bool, cross_encoder: bool) -> JsonFile:
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
-    fixed = {key: values for key, values in _FIXED_TRANSFORMER.items() if not (has_tasks and key == "model_args")}
-    config.refuse_unknown(_FIXED_TRANSFORMER, {"max_seq_length", "do_lower_case", "unpad_inputs"})
+    stated = {**_FIXED_TRANSFORMER, **FIXED_TRANSFORMER} if cross_encoder else _FIXED_TRANSFORMER
+    fixed = {key: values for key, values in stated.items() if not (has_tasks and key == "model_args")}
+    config.refuse_unknown(stated, {"max_seq_length", "do_lower_case", "unpad_inputs"})
     config.refuse_other(fixed)
     return config
 
 
-def _sentence_transformers(folder: Path) -> JsonFile:
+def _sentence_transformers(folder: Path, kind: str) -> JsonFile:
     config = JsonFile.read_optional(folder, "config_sentence_transformers.json")
     used = {"prompts", "default_prompt_name", "similarity_fn_name"}
-    config.refuse_unknown(used, {"__version__", "model_type", "requirements", "truncate_dim"})
-    config.refuse_other({"model_type": ("SentenceTransformer", None), "truncate_dim": (None,)})
+    own = {"activation_fn", "keep_in_fp32_modules"} if kind == "CrossEncoder" else set[str]()
+    config.refuse_unknown(used, own, {"__version__", "model_type", "requirements", "truncate_dim"})
+    config.refuse_other({"model_type": (kind, None), "truncate_dim": (None,)})
     prompts: dict[str, object] = config.get("prompts", dict, {})
     for name, text in prompts.items():
         if not isinstance(text, str):

@@ -74,12 +74,15 @@ def read_encoder(config: JsonFile) -> Encoder:
         return _checked(config, read_fallback(config))
     if not all(isinstance(name, str) and name in _ARCHITECTURES for name in names):
         refuse_own_code(config)
-    rows = [config.lookup("architectures", name, _ARCHITECTURES) for name in names]
+    rows = [_form(config, name) for name in names]
     if len(set(rows)) != 1:
         raise config.error(f"must name one architecture, is {names!r:.80}.", "architectures")
     model_type, reader = rows[0]
-    config.get("model_type", str)
-    config.refuse_other({"model_type": (model_type,)})
+    if "use_flash_attn" in config.data and not config.data.get("model_type"):
+        config.ignore("model_type")  # jina-reranker-v2 states none
+    else:
+        config.get("model_type", str)
+        config.refuse_other({"model_type": (model_type,)})
     encoder = reader(config)
     refuse_own_code(config)
     config.refuse_other(_FIXED)
@@ -111,6 +114,15 @@ def _wrapped(config: JsonFile) -> str:
     if config.data.get("position_embedding_type") == "rotary":
         return "ColBERTJinaRobertaModel"
     return config.choice("model_type", {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"})
+
+
+def _form(config: JsonFile, name: object) -> tuple[str, _Reader]:
+    """The model type and the reader of an architecture. An error names what there is of its family, or the families."""
+    if isinstance(name, str) and name in _ARCHITECTURES:
+        return _ARCHITECTURES[name]
+    stems = [stem for stem in _FORMS if isinstance(name, str) and name.startswith(f"{stem}For")]
+    known = [stem + ending for stem in stems for ending in _FORMS[stem][1]] or [f"{stem}..." for stem in _FORMS]
+    raise config.error(f"{name!r:.80} is not supported; supported: {', '.join(known)}.", "architectures")
 
 
 def stated_pooling(config: JsonFile) -> PoolingMode | None:
@@ -173,7 +185,16 @@ def _distilbert(config: JsonFile) -> Encoder:
 
 
 def _xlm_roberta(config: JsonFile) -> Encoder:
-    return read_jina_roberta(config) if config.data.get("position_embedding_type") == "rotary" else _ROBERTA(config)
+    if config.data.get("position_embedding_type") == "rotary":
+        return read_jina_roberta(config)
+    return _jina_reranker(config) if "use_flash_attn" in config.data else _ROBERTA(config)
+
+
+def _jina_reranker(config: JsonFile) -> Encoder:
+    """XLM-RoBERTa in the code that jina-embeddings-v3 came with too, with learned positions."""
+    accept_own_code(config)
+    config.get("use_flash_attn", bool, True)
+    return _bert(config, "jina_reranker", after_padding=True)
 
 
 def _nomic(config: JsonFile) -> Encoder:
@@ -282,8 +303,9 @@ def _llama_bidirec(config: JsonFile) -> Encoder:
 
 
 def _qwen2(config: JsonFile) -> Encoder:
-    """The code that gte-Qwen2 came with differs in what `is_causal` says."""
-    if config.data.get("is_causal") is False:
+    """The code that gte-Qwen2 came with differs in what `is_causal` says, that of reward models in the layers of the head."""
+    names = cast(list[str], config.get("architectures", list))
+    if config.data.get("is_causal") is False or any(name.endswith("RewardModel") for name in names):
         accept_own_code(config)
     return _decoder(config, "llama", theta=10_000.0, qkv_bias=True)
 
@@ -386,33 +408,35 @@ _ROBERTA: Final = partial(_bert, family="roberta", after_padding=True)
 _LLAMA: Final = partial(_decoder, family="llama", theta=10_000.0)
 _QWEN3: Final = partial(_decoder, family="qwen3", theta=10_000.0)
 
+_CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
+_REWARDS: Final = ("ForRewardModel", "ForProcessRewardModel")
 _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
-    "Bert": ("bert", ("Model", "ForMaskedLM", "ForPreTraining"), _bert),
-    "Roberta": ("roberta", ("Model", "ForMaskedLM"), _ROBERTA),
-    "XLMRoberta": ("xlm-roberta", ("Model", "ForMaskedLM"), _xlm_roberta),
+    "Bert": ("bert", ("Model", "ForMaskedLM", "ForPreTraining", *_CLASSES), _bert),
+    "Roberta": ("roberta", ("Model", "ForMaskedLM", *_CLASSES), _ROBERTA),
+    "XLMRoberta": ("xlm-roberta", ("Model", "ForMaskedLM", *_CLASSES), _xlm_roberta),
     "XLMRobertaLoRA": ("xlm-roberta", ("",), read_jina_roberta),
     "ColBERTJinaRoberta": ("xlm-roberta", ("Model",), partial(read_jina_roberta, family="jina_colbert")),
-    "Camembert": ("camembert", ("Model", "ForMaskedLM"), _ROBERTA),
-    "DistilBert": ("distilbert", ("Model", "ForMaskedLM"), _distilbert),
-    "Electra": ("electra", ("Model", "ForPreTraining", "ForMaskedLM"), _electra),
-    "MPNet": ("mpnet", ("Model", "ForMaskedLM"), _mpnet),
-    "NomicBert": ("nomic_bert", ("Model", "ForMaskedLM", "ForPreTraining"), _nomic),
-    "New": ("new", ("Model", "ForMaskedLM", "ForTokenClassification"), partial(_gte, theta=10_000.0)),
-    "Gte": ("gte", ("Model", "ForMaskedLM"), partial(_gte, theta=160_000.0)),
-    "JinaBert": ("bert", ("Model", "ForMaskedLM"), read_jina_bert),
+    "Camembert": ("camembert", ("Model", "ForMaskedLM", *_CLASSES), _ROBERTA),
+    "DistilBert": ("distilbert", ("Model", "ForMaskedLM", *_CLASSES), _distilbert),
+    "Electra": ("electra", ("Model", "ForPreTraining", "ForMaskedLM", *_CLASSES), _electra),
+    "MPNet": ("mpnet", ("Model", "ForMaskedLM", *_CLASSES), _mpnet),
+    "NomicBert": ("nomic_bert", ("Model", "ForMaskedLM", "ForPreTraining", *_CLASSES), _nomic),
+    "New": ("new", ("Model", "ForMaskedLM", *_CLASSES), partial(_gte, theta=10_000.0)),
+    "Gte": ("gte", ("Model", "ForMaskedLM", *_CLASSES), partial(_gte, theta=160_000.0)),
+    "JinaBert": ("bert", ("Model", "ForMaskedLM", *_CLASSES), read_jina_bert),
     "JinaEmbeddingsV3": (
         "jina_embeddings_v3",
-        ("Model", "ForMaskedLM"),
+        ("Model", "ForMaskedLM", *_CLASSES),
         _jina_v3,
     ),
-    "ModernBert": ("modernbert", ("Model", "ForMaskedLM"), _modernbert),
-    "Llama": ("llama", ("Model", "ForCausalLM"), _LLAMA),
+    "ModernBert": ("modernbert", ("Model", "ForMaskedLM", *_CLASSES), _modernbert),
+    "Llama": ("llama", ("Model", "ForCausalLM", *_CLASSES), _LLAMA),
     "LlamaBidirectional": ("llama_bidirec", ("Model",), _llama_bidirec),
-    "Mistral": ("mistral", ("Model", "ForCausalLM"), _LLAMA),
-    "Qwen2": ("qwen2", ("Model", "ForCausalLM"), _qwen2),
-    "Qwen3": ("qwen3", ("Model", "ForCausalLM"), _QWEN3),
-    "Gemma2": ("gemma2", ("Model", "ForCausalLM"), _gemma2),
-    "Gemma3": ("gemma3_text", ("TextModel", "ForCausalLM"), _gemma3),
+    "Mistral": ("mistral", ("Model", "ForCausalLM", *_CLASSES), _LLAMA),
+    "Qwen2": ("qwen2", ("Model", "ForCausalLM", *_CLASSES, *_REWARDS), _qwen2),
+    "Qwen3": ("qwen3", ("Model", "ForCausalLM", *_CLASSES), _QWEN3),
+    "Gemma2": ("gemma2", ("Model", "ForCausalLM", *_CLASSES), _gemma2),
+    "Gemma3": ("gemma3_text", ("TextModel", "ForCausalLM", "TextForSequenceClassification"), _gemma3),
 }
 _ARCHITECTURES: Final[Mapping[str, tuple[str, _Reader]]] = {
     stem + ending: (model_type, reader) for stem, (model_type, endings, reader) in _FORMS.items() for ending in endings

@@ -17,7 +17,7 @@ from whimbrel.outputs import Ask, place
 from whimbrel.plan import Plan
 from whimbrel.tokenizer import Tokenizer
 from whimbrel.trace import trace
-from whimbrel.types import OutputName, Prepared, Request
+from whimbrel.types import Int64Array, OutputName, Pair, Prepared, Request
 
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
@@ -43,7 +43,7 @@ class Frontend:
         received = perf_counter() if received is None else received
         asks = [self._ask(request, name) for name in dict.fromkeys(request.outputs or (next(iter(self._card.outputs)),))]
         with trace("tokenize") as tokenized:
-            seqs = self._tokenizer.encode(request)
+            seqs, spans = self._tokenizer.locate(request) if request.locate else (self._tokenizer.encode(request), None)
         num_tokens = sum(seq.ids.size for seq in seqs)
         if num_tokens > self._plan.max_request_tokens:
             raise TooLarge(
@@ -61,6 +61,7 @@ class Frontend:
             priority=request.priority,
             deadline=request.deadline,
             owner=request.owner,
+            spans=spans,
         )
 
     def _ask(self, request: Request, name: OutputName) -> Ask:
@@ -124,8 +125,13 @@ class AsyncFrontend:
         self._threads.shutdown()
 
 
+def size(text: str | Pair | Int64Array) -> int:
+    """Characters of a text or of a pair, or ids."""
+    return len(text[0]) + len(text[1]) if isinstance(text, tuple) else len(text)
+
+
 def _is_small(request: Request) -> bool:
     try:
-        return len(request.texts) <= _INLINE_TEXTS and sum(map(len, request.texts)) <= _INLINE_CHARACTERS
+        return len(request.texts) <= _INLINE_TEXTS and sum(map(size, request.texts)) <= _INLINE_CHARACTERS
     except TypeError:  # one is no text, and refused at once
         return True

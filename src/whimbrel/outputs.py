@@ -138,7 +138,7 @@ def kept(
     output: Output, ids_T: Int32Array, cu_seqlens: NDArray[np.integer], is_query_B: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Which tokens give a row."""
-    kept_T = np.ones(ids_T.size, np.bool_)
+    kept_T = np.isin(ids_T, np.array(output.keep_ids, np.int32)) if output.keep_ids else np.ones(ids_T.size, np.bool_)
     if output.skip_ids:
         kept_T &= ~np.isin(ids_T, np.array(output.skip_ids, np.int32))
         if not output.skip_in_queries:
@@ -222,6 +222,8 @@ def _text_rows(output: Output, batch: Batch, asked_B: NDArray[np.bool_]) -> tupl
     if not output.include_prompt:
         left_out = batch.prompt_tokens_B
         starts_B = starts_B + np.where(left_out < ends_B - starts_B, left_out, 0)
+    if output.padding_id is not None:
+        ends_B = _ends_before_padding(batch, output.padding_id)
     if batch.spans_B is None:
         rows = np.flatnonzero(asked_B).astype(np.int32)
         return rows, starts_B[rows], ends_B[rows]
@@ -233,6 +235,13 @@ def _text_rows(output: Output, batch: Batch, asked_B: NDArray[np.bool_]) -> tupl
     rows = np.repeat(np.arange(batch.num_seqs, dtype=np.int32), counts)
     flat_P2 = np.concatenate(spans_P2)[asked_B[rows]]
     return rows[asked_B[rows]], flat_P2[:, 0], flat_P2[:, 1]
+
+
+def _ends_before_padding(batch: Batch, padding_id: int) -> Int32Array:
+    """One after the last token of each seq that is no padding; after the first token, if all are."""
+    places_T = np.where(batch.ids_T == padding_id, 0, np.arange(batch.num_tokens, dtype=np.int32))
+    starts_B = batch.cu_seqlens[:-1]
+    return np.maximum(np.maximum.reduceat(places_T, starts_B), starts_B) + 1
 
 
 def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> Int64Array:

@@ -1,4 +1,4 @@
-"""Request -> [Seq]. Knows prompts, special tokens and truncation; knows nothing of batches.
+"""Request -> [Seq]. Knows prompts, special tokens, pairs and truncation; knows nothing of batches.
 
 Texts go through the tokenizer many at a time, whole; what is too long is cut here, between the special tokens that stand
 around it, so one tokenizer, never reconfigured, serves all threads.
@@ -16,12 +16,14 @@ import numpy as np
 import tokenizers
 
 from whimbrel.card import Card, Form
-from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
+from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge
 from whimbrel.forms import give_form, is_fixed
 from whimbrel.json_file import JsonFile
+from whimbrel.pairs import PairTemplate, check_pairs, cut, find_template, too_long
 from whimbrel.plan import Plan
+from whimbrel.token_spans import find_spans, unknown_id
 from whimbrel.tokenizer_file import read_as_class
-from whimbrel.types import Int32Array, Int64Array, Request, Seq, Truncate
+from whimbrel.types import Int32Array, Int64Array, Pair, Request, Seq, TokenSpans, Truncate
 
 _FILE: Final = "tokenizer.json"
 
@@ -51,6 +53,8 @@ class Tokenizer:
                 file=_FILE,
             )
         self._prefix, self._suffix, self._type_id = _special_tokens(self._tokenizer, card)
+        self._pairs = self._pair_template() if "scores" in card.outputs else None
+        self._unknown_id = unknown_id(self._tokenizer, card.tokenizer)
         for form in (None, *card.forms.values()):
             least, usual, _ = self._lengths(form)
             if usual < least:
@@ -65,6 +69,8 @@ class Tokenizer:
         """
         if len(request.texts) == 0:
             return []
+        if isinstance(request.texts[0], tuple):
+            return self._encode_pairs(request)
         form = self._form(request)
         max_length = self._request_max_length(request, form)
         truncate: Truncate = request.truncate or self._card.tokenizer.truncate
@@ -96,6 +102,48 @@ class Tokenizer:
             )
         return None if request.input_type is None else forms.get(request.input_type)
 
+    def locate(self, request: Request) -> tuple[list[Seq], list[TokenSpans]]:
+        """As `encode`, of texts; and which characters their tokens are of, those of a prompt not counted."""
+        texts, prompt = _check_texts(cast(Sequence[object], request.texts)), self._prompt(request)
+        max_length, truncate = self._request_max_length(request), request.truncate or self._card.tokenizer.truncate
+        adapter = self._card.adapter(request.prompt_name)
+        seqs: list[Seq] = []
+        spans: list[TokenSpans] = []
+        for encodings in self._encodings(texts, prompt, range(len(texts)), located=True):
+            for encoding in encodings:
+                ids = np.array(encoding.ids, np.int32)
+                seqs.append(self._seq(ids, len(seqs), 0, max_length, truncate, adapter=adapter))
+                places = self._kept(ids, max_length, truncate)
+                spans.append(find_spans(self._tokenizer, encoding, texts[len(spans)], prompt, self._unknown_id)[places])
+        return seqs, spans
+
+    def _pair_template(self) -> PairTemplate | None:
+        second_type = self._card.tokenizer.second_type
+        return find_template(self._tokenizer, self._card.encoder.type_vocab_size if second_type else 0)
+
+    def _encode_pairs(self, request: Request) -> list[Seq]:
+        template = self._pairs
+        if template is None:
+            raise InvalidRequest("this model takes texts, not pairs of texts.", param="input[0]")
+        pairs, prompt = check_pairs(cast(Sequence[object], request.texts)), self._prompt(request)
+        if prompt:
+            pairs = [(prompt + first, second) for first, second in pairs]
+        ids = self._encode_once(pairs)
+        max_length = self._request_max_length(request, pair=template.num_special + 2)
+        truncate: Truncate = request.truncate or self._card.tokenizer.truncate
+        return [
+            template.seq(ids[first], ids[second], index, max_length, truncate) for index, (first, second) in enumerate(pairs)
+        ]
+
+    def _encode_once(self, pairs: Sequence[Pair]) -> dict[str, Int32Array]:
+        """The ids of each text, without special tokens; one that is in many pairs is tokenised once."""
+        found: dict[str, int] = {}
+        for index, pair in enumerate(pairs):
+            for text in pair:
+                found.setdefault(text, index)
+        texts = list(found)
+        return dict(zip(texts, self._encode_texts(texts, "", list(found.values()), special=False), strict=True))
+
     @property
     def _least_length(self) -> int:
         return self._prefix.size + self._suffix.size + 1
@@ -110,16 +158,16 @@ class Tokenizer:
             least = max(least, form.expansion.length)
         return least, min(form.max_length, most), form.max_length if is_fixed(form) else most
 
-    def _request_max_length(self, request: Request, form: Form | None) -> int:
+    def _request_max_length(self, request: Request, form: Form | None = None, *, pair: int = 0) -> int:
+        """`pair`: the least that a pair has."""
         least, usual, most = self._lengths(form)
-        if request.max_tokens is None:
-            return usual
-        if not least <= request.max_tokens <= most:
+        least, wanted = max(least, pair), usual if request.max_tokens is None else request.max_tokens
+        if not least <= wanted <= most:
             raise InvalidRequest(
-                f"{request.max_tokens:,} tokens per text; this model takes {least} to {most:,}.",
+                f"{wanted:,} tokens per text; this model takes {least} to {most:,}.",
                 param="truncate_prompt_tokens",
             )
-        return request.max_tokens
+        return wanted
 
     def _prompt(self, request: Request) -> str:
         if request.prompt is not None:
@@ -127,7 +175,18 @@ class Tokenizer:
         name = request.prompt_name or self._card.prompt_for(request.input_type)
         return "" if name is None else self._card.prompt_text(name)
 
-    def _encode_texts(self, texts: Sequence[str], prompt: str) -> list[Int32Array]:
+    def _encode_texts(
+        self, texts: Sequence[str], prompt: str, inputs: Sequence[int] | None = None, *, special: bool = True
+    ) -> list[Int32Array]:
+        """The ids of each text; `inputs` are the places in the request that errors name."""
+        inputs = range(len(texts)) if inputs is None else inputs
+        slices = self._encodings(texts, prompt, inputs, special=special)
+        return [row for encodings in slices for row in _split([encoding.ids for encoding in encodings])]
+
+    def _encodings(
+        self, texts: Sequence[str], prompt: str, inputs: Sequence[int], *, special: bool = True, located: bool = False
+    ) -> Iterator[list[tokenizers.Encoding]]:
+        """Slice by slice; only if they are to be `located` do encodings know which characters their tokens are of."""
         sizes = [len(prompt) + len(text) for text in texts]
         if (total := sum(sizes)) > self._max_request_characters:
             raise TooLarge(
@@ -139,19 +198,18 @@ class Tokenizer:
             if size > MAX_CHARACTERS:
                 raise TooLarge(
                     f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it.",
-                    param=f"input[{index}]",
+                    param=f"input[{inputs[index]}]",
                 )
-        rows: list[Int32Array] = []
+        encode = self._tokenizer.encode_batch if located else self._tokenizer.encode_batch_fast
         for part in _slices(sizes):
             prompted = [prompt + text for text in texts[part]] if prompt else texts[part]
             try:
-                encodings = self._tokenizer.encode_batch_fast(prompted)
+                encodings = encode(prompted, add_special_tokens=special)
             except BaseException as error:
                 if not _is_of_the_binding(error):
                     raise
-                raise _culprit(texts, prompt, error) from None
-            rows += _split([encoding.ids for encoding in encodings])
-        return rows
+                raise _culprit(texts, prompt, inputs, error) from None
+            yield encodings
 
     def _count_prompt_tokens(self, prompt: str) -> int:
         """Sentence Transformers' count: the prompt alone, cut to the model's length, except a special token that closes it."""
@@ -176,21 +234,23 @@ class Tokenizer:
         """Cut `ids` to the limit, keeping the special tokens around them; token ids that came without are cut as they are."""
         if ids.size == 0:
             raise InvalidRequest("the text has no tokens.", param=f"input[{index}]")
-        cut = ids.size > max_length
-        if cut and truncate == "never":
-            raise TooLong(
-                f'the text has {ids.size:,} tokens; the limit is {max_length:,}. Pass truncate="right" to cut it.',
-                param=f"input[{index}]",
-            )
-        if cut:
-            prefix, suffix = self._prefix, self._suffix
-            if not (_starts_with(ids, prefix) and _ends_with(ids, suffix)):
-                prefix = suffix = ids[:0]
-            body = ids[prefix.size : ids.size - suffix.size]
-            room = max_length - prefix.size - suffix.size
-            body = body[:room] if truncate == "right" else body[body.size - room :]
-            ids = np.concatenate((prefix, body, suffix))
-        return Seq(ids, index, prompt_tokens, self._type_id, truncated=cut, adapter=adapter)
+        truncated = ids.size > max_length
+        if truncated and truncate == "never":
+            raise too_long("text", ids.size, max_length, index)
+        left = ids[self._kept(ids, max_length, truncate)]
+        return Seq(left, index, prompt_tokens, self._type_id, truncated=truncated, adapter=adapter)
+
+    def _kept(self, ids: Int32Array, max_length: int, truncate: Truncate) -> slice | Int32Array:
+        """Which tokens are left of a text, the special tokens around it among them."""
+        if ids.size <= max_length:
+            return slice(None)
+        prefix, suffix = self._prefix.size, self._suffix.size
+        if not (_starts_with(ids, self._prefix) and _ends_with(ids, self._suffix)):
+            prefix = suffix = 0
+        places = np.arange(ids.size, dtype=np.int32)
+        body = places[prefix : ids.size - suffix]
+        body = cut(body, max_length - prefix - suffix, truncate)
+        return np.concatenate((places[:prefix], body, places[ids.size - suffix :]))
 
 
 def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:
@@ -279,8 +339,8 @@ def _is_of_the_binding(error: BaseException) -> bool:
     return isinstance(error, TypeError | ValueError) or type(error) is Exception or type(error).__name__ == "PanicException"
 
 
-def _culprit(texts: Sequence[str], prompt: str, error: BaseException) -> InvalidRequest:
-    named = [("prompt", prompt), *((f"input[{index}]", text) for index, text in enumerate(texts))]
+def _culprit(texts: Sequence[str], prompt: str, inputs: Sequence[int], error: BaseException) -> InvalidRequest:
+    named = [("prompt", prompt), *((f"input[{index}]", text) for index, text in zip(inputs, texts, strict=True))]
     for param, text in named:
         try:
             text.encode()

@@ -36,12 +36,22 @@ class TextOptions(TypedDict, total=False):
     """A text that is too long is run in parts; its vector is their mean, weighted by their tokens."""
 
 
+class ScoreOptions(TypedDict, total=False):
+    """How texts and pairs are scored."""
+
+    prompt: str | None
+    """As of TextOptions; put before each text, before the query of a pair."""
+    activate: bool | None
+    """Whether the checkpoint's activation is applied; False: logits. None: as the checkpoint does."""
+    truncate: Truncate | bool | None
+    """As of TextOptions. Of a pair that is too long, the longer text is cut first."""
+
+
 def text_request(
     card: Card, texts: str | Iterable[str], outputs: Sequence[OutputName], **options: Unpack[TextOptions]
 ) -> Request:
     """The Request that a list of texts and its options stand for. Raises InvalidRequest."""
-    prompt = options.get("prompt")
-    name, text = (prompt, None) if prompt in card.prompts else read_prompt(prompt)
+    name, text = named_prompt(card, options.get("prompt"))
     return Request(
         listed(texts),
         tuple(outputs),
@@ -57,12 +67,17 @@ def text_request(
     )
 
 
-def listed(texts: str | Iterable[str]) -> list[str]:
+def named_prompt(card: Card, prompt: str | None) -> tuple[str | None, str | None]:
+    """(name, text) of a prompt that is given by either. Raises InvalidRequest."""
+    return (prompt, None) if prompt in card.prompts else read_prompt(prompt)
+
+
+def listed(texts: str | Iterable[T], param: str = "input") -> list[str] | list[T]:
     """A list of texts. Raises InvalidRequest."""
     try:
         return [texts] if isinstance(texts, str) else list(texts)
     except TypeError:
-        raise InvalidRequest(f"must be a string or strings, is {type(texts).__name__}.", param="input") from None
+        raise InvalidRequest(f"must be a string or strings, is {type(texts).__name__}.", param=param) from None
 
 
 def asked(output: T | None) -> T:

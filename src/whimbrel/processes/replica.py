@@ -153,7 +153,7 @@ class Replica:
         total = perf_counter() - prepared.received
         timings = Timings(prepared.tokenize, message.queue, message.compute, total)
         if not pending.future.done():
-            pending.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings))
+            pending.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.spans))
 
 
 def fail(pending: Pending, error: WhimbrelError) -> None:
