@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from whimbrel.errors import InvalidRequest
+from whimbrel.templates import Template
 from whimbrel.types import InputType, OutputName
 
 Activation: TypeAlias = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid", "identity"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
+
+RerankerName: TypeAlias = Literal["qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank"]
+RERANKERS: Final[tuple[RerankerName, ...]] = ("qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank")
+"""Conventions of rerankers, which their files do not name: see card_rerankers."""
 
 NormKind: TypeAlias = Literal["layer", "rms", "rms_plus_one"]
 """LayerNorm; RMSNorm; RMSNorm whose weights are stored less one, as Gemma's."""
@@ -130,11 +135,30 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogits:
+    """The logit of a token of the vocabulary as the next one, less that of another: rows of the table of output embeddings."""
+
+    name: str
+    """Of the table, without ".weight"; it lies among the transformer's weights."""
+    vocab_size: int
+    in_features: int
+    true_id: int
+    false_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """Division by a number."""
+
+    divisor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Normalize:
     """Division by the Euclidean norm."""
 
 
-Head: TypeAlias = Dense | LayerNorm | Normalize
+Head: TypeAlias = Dense | LayerNorm | Normalize | TokenLogits | Quotient
 
 Finish: TypeAlias = Literal["normalize", "sigmoid", "softmax", "identity"]
 """What is done to a row at last, if a request does not say otherwise."""
@@ -269,6 +293,8 @@ class Card:
     similarity: str | None = None
     forms: Mapping[InputType, Form] = field(default_factory=dict[InputType, Form])
     """Of models that treat queries and documents differently: then every request says which its texts are."""
+    template: Template | None = None
+    """Into what a pair is put; None: pairs are pairs."""
 
     @property
     def dense(self) -> Output:

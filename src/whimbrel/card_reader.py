@@ -24,10 +24,12 @@ from whimbrel.card import (
     Normalize,
     Output,
     PoolingMode,
+    RerankerName,
 )
 from whimbrel.card_classes import FIXED_TRANSFORMER, is_cross_encoder, names_classes, note_keys, read_classes
 from whimbrel.card_modules import level_names, read_dense, read_matryoshka, read_max_length
 from whimbrel.card_multi_vector import find_layout, read_multi_vector
+from whimbrel.card_rerankers import is_reranker, read_reranker
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.config_reader import read_encoder, stated_pooling
 from whimbrel.errors import CheckpointError
@@ -93,14 +95,18 @@ _FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
-def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) -> Card:
+def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None, reranker: RerankerName | None = None) -> Card:
     """Read the card of the checkpoint in `folder`. `name` is what the model is called.
 
-    `pooling` is what the user says of a checkpoint without modules.json, whose pooling is not written anywhere.
-    Raises CheckpointError for anything missing, malformed or not supported.
+    `pooling` is what the user says of a checkpoint without modules.json, whose pooling is not written anywhere; `reranker`, by
+    which convention it judges pairs. Raises CheckpointError for anything missing, malformed or not supported.
     """
     if not (folder / "modules.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
+    if pooling is None and is_reranker(folder, name, reranker):
+        return _reranker_card(folder, name, reranker)
+    if reranker is not None:
+        raise CheckpointError("is for models that judge pairs; leave out --pooling or --reranker.", file="modules.json")
     if (layout := find_layout(folder)) is not None:
         return read_multi_vector(folder, name, layout, pooling=pooling)
     pooling = _pooling_without_modules(folder, pooling)
@@ -110,6 +116,8 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     config = JsonFile.read(root, "config.json")
     has_classes = len(rows) == 1 and pooling is None
     if has_classes:
+        if config.data.get("model_type") == "llama_bidirec":
+            raise config.error("does not say how a pair is put to it; say --reranker nemotron.", "architectures")
         note_keys(config)
     encoder = read_adapter_folders(root, read_encoder(config))
     has_tasks = rows[0][0] == _WITH_TASKS
@@ -147,6 +155,25 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
 
 def _dense_alone(dense: Output) -> Mapping[OutputName, Output]:
     return {"dense": dense}
+
+
+def _reranker_card(folder: Path, name: str, stated: RerankerName | None) -> Card:
+    """The card of a language model that judges pairs."""
+    config = JsonFile.read(folder, "config.json")
+    tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
+    reranker = read_reranker(folder, name, config, tokenizer, stated)
+    max_length = read_max_length(reranker.encoder, JsonFile.read_optional(folder, _TRANSFORMER_FILES[0]), tokenizer)
+    return Card(
+        name=name,
+        path="",
+        encoder=reranker.encoder,
+        outputs={"scores": reranker.output},
+        max_length=min(max_length, reranker.max_length or max_length),
+        tokenizer=read_tokenizer(folder, config, tokenizer, lowercase=False),
+        prompts=reranker.prompts,
+        default_prompt_name=reranker.default_prompt_name,
+        template=reranker.template,
+    )
 
 
 def _pooling_without_modules(folder: Path, pooling: PoolingMode | None) -> PoolingMode | None:

@@ -350,6 +350,20 @@ def _windows(config: JsonFile, num_layers: int) -> list[int | None]:
     return [width - 1 if kind == SLIDING else None for kind in kinds]
 
 
+def _gemma1(config: JsonFile) -> Encoder:
+    """A `hidden_act` of "gelu" stands for the tanh form."""
+    config.positive("head_dim")
+    config.refuse_other({"hidden_activation": ("gelu_pytorch_tanh", None)})
+    decoder = _decoder(config, "gemma", theta=10_000.0)
+    return replace(
+        decoder,
+        embedding_scale=decoder.hidden_size**0.5,
+        causal=not config.get("use_bidirectional_attention", bool, False),
+        norm="rms_plus_one",
+        activation=config.choice("hidden_act", dict(ACTIVATIONS, gelu="gelu_tanh"), "gelu"),
+    )
+
+
 def _gemma2(config: JsonFile) -> Encoder:
     sizes = read_sizes(config)
     num_layers = len(sizes["layers"])
@@ -431,10 +445,11 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     ),
     "ModernBert": ("modernbert", ("Model", "ForMaskedLM", *_CLASSES), _modernbert),
     "Llama": ("llama", ("Model", "ForCausalLM", *_CLASSES), _LLAMA),
-    "LlamaBidirectional": ("llama_bidirec", ("Model",), _llama_bidirec),
+    "LlamaBidirectional": ("llama_bidirec", ("Model", "ForSequenceClassification"), _llama_bidirec),
     "Mistral": ("mistral", ("Model", "ForCausalLM", *_CLASSES), _LLAMA),
     "Qwen2": ("qwen2", ("Model", "ForCausalLM", *_CLASSES, *_REWARDS), _qwen2),
     "Qwen3": ("qwen3", ("Model", "ForCausalLM", *_CLASSES), _QWEN3),
+    "Gemma": ("gemma", ("Model", "ForCausalLM", *_CLASSES), _gemma1),
     "Gemma2": ("gemma2", ("Model", "ForCausalLM", *_CLASSES), _gemma2),
     "Gemma3": ("gemma3_text", ("TextModel", "ForCausalLM", "TextForSequenceClassification"), _gemma3),
 }

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel import faults, scoring
-from whimbrel.card import Card, PoolingMode
+from whimbrel.card import Card, PoolingMode, RerankerName
 from whimbrel.card_reader import read_card
 from whimbrel.checkpoint import Checkpoint, find_checkpoint
 from whimbrel.entities import Aggregation
@@ -60,9 +60,10 @@ class Engine:
     """A model, loaded and running in this process. Safe to call from many threads; use it as a context manager.
 
     `model` is a folder or a hub id; None is the packaged all-MiniLM-L6-v2. `pooling` is needed for a checkpoint that does not
-    say how its tokens are pooled. The other options are those of `Options`. On a CPU, PyTorch's operations use one thread each
-    in the engine's threads and in threads started later. An engine that is not closed keeps its threads and its weights until
-    the process ends; it does not survive a fork. Raises SetupError or CheckpointError.
+    say how its tokens are pooled, `reranker` for one that judges pairs and does not say how. The other options are those of
+    `Options`. On a CPU, PyTorch's operations use one thread each in the engine's threads and in threads started later. An
+    engine that is not closed keeps its threads and its weights until the process ends; it does not survive a fork. Raises
+    SetupError or CheckpointError.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Engine:
         model: str | None = None,
         *,
         pooling: PoolingMode | None = None,
+        reranker: RerankerName | None = None,
         progress: Progress = _say_nothing,
         recorder: Callable[[Engine], Recorder] | None = None,
         **options: Unpack[EngineOptions],
@@ -78,7 +80,7 @@ class Engine:
         progress("finding the checkpoint")
         checkpoint = find_checkpoint(model)
         progress("reading the card")
-        self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling)
+        self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling, reranker=reranker)
         self.plan: Plan = make_plan(Options(**options), self.card, probe())
         self.folder = checkpoint.folder
         self.frontend = Frontend(checkpoint.folder, self.card, self.plan)
@@ -249,12 +251,13 @@ class AsyncEngine:
         model: str | Engine | None = None,
         *,
         pooling: PoolingMode | None = None,
+        reranker: RerankerName | None = None,
         progress: Progress = _say_nothing,
         **options: Unpack[EngineOptions],
     ) -> None:
         """`model` as for Engine, or an Engine that is loaded already, which is then closed with this one."""
         loaded = isinstance(model, Engine)
-        self._engine = model if loaded else Engine(model, pooling=pooling, progress=progress, **options)
+        self._engine = model if loaded else Engine(model, pooling=pooling, reranker=reranker, progress=progress, **options)
         self._frontend = AsyncFrontend(self._engine.frontend)
 
     @property

@@ -15,6 +15,7 @@ from whimbrel.card import Card, Output
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from whimbrel.outputs import Ask, place
 from whimbrel.plan import Plan
+from whimbrel.template_tokenizer import TemplateTokenizer
 from whimbrel.tokenizer import Tokenizer
 from whimbrel.trace import trace
 from whimbrel.types import Int64Array, OutputName, Pair, Prepared, Request
@@ -33,7 +34,7 @@ class Frontend:
     def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
         self._card = card
         self._plan = plan
-        self._tokenizer = Tokenizer(folder, card, plan)
+        self._tokenizer = TemplateTokenizer(folder, card, plan) if card.template else Tokenizer(folder, card, plan)
 
     def prepare(self, request: Request, *, received: float | None = None) -> Prepared:
         """Check and tokenise a request. `received` is when it came (perf_counter); by default now.

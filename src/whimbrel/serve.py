@@ -47,7 +47,7 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
     def ready(planned: list[Planned]) -> None:
         shown.ready()
         models = [
-            (read_card(Path(each.folder), each.card_name, pooling=model.pooling), each.plan)
+            (read_card(Path(each.folder), each.card_name, pooling=model.pooling, reranker=model.reranker), each.plan)
             for each, model in zip(planned, options.models, strict=True)
         ]
         _banner(console, models, options, f"http://{_url_host(address)}:{port}")

@@ -169,6 +169,16 @@ class Tokenizer:
             )
         return wanted
 
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The tokenizer itself, which is not to be changed."""
+        return self._tokenizer
+
+    @property
+    def around(self) -> tuple[Int32Array, Int32Array]:
+        """What stands before and after every text."""
+        return self._prefix, self._suffix
+
     def _prompt(self, request: Request) -> str:
         if request.prompt is not None:
             return request.prompt
@@ -188,6 +198,20 @@ class Tokenizer:
     ) -> Iterator[list[tokenizers.Encoding]]:
         """Slice by slice; only if they are to be `located` do encodings know which characters their tokens are of."""
         sizes = [len(prompt) + len(text) for text in texts]
+        self.check_sizes(sizes, inputs)
+        encode = self._tokenizer.encode_batch if located else self._tokenizer.encode_batch_fast
+        for part in _slices(sizes):
+            prompted = [prompt + text for text in texts[part]] if prompt else texts[part]
+            try:
+                encodings = encode(prompted, add_special_tokens=special)
+            except BaseException as error:
+                if not _is_of_the_binding(error):
+                    raise
+                raise _culprit(texts, prompt, inputs, error) from None
+            yield encodings
+
+    def check_sizes(self, sizes: Sequence[int], inputs: Sequence[int]) -> None:
+        """Refuse texts of so many characters, at these places of a request, if that is too much. Raises TooLarge."""
         if (total := sum(sizes)) > self._max_request_characters:
             raise TooLarge(
                 f"the texts have {total:,} characters, prompts included; the limit is {self._max_request_characters:,}. "
@@ -200,16 +224,6 @@ class Tokenizer:
                     f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it.",
                     param=f"input[{inputs[index]}]",
                 )
-        encode = self._tokenizer.encode_batch if located else self._tokenizer.encode_batch_fast
-        for part in _slices(sizes):
-            prompted = [prompt + text for text in texts[part]] if prompt else texts[part]
-            try:
-                encodings = encode(prompted, add_special_tokens=special)
-            except BaseException as error:
-                if not _is_of_the_binding(error):
-                    raise
-                raise _culprit(texts, prompt, inputs, error) from None
-            yield encodings
 
     def _count_prompt_tokens(self, prompt: str) -> int:
         """Sentence Transformers' count: the prompt alone, cut to the model's length, except a special token that closes it."""
@@ -251,6 +265,31 @@ class Tokenizer:
         body = places[prefix : ids.size - suffix]
         body = cut(body, max_length - prefix - suffix, truncate)
         return np.concatenate((places[:prefix], body, places[ids.size - suffix :]))
+
+
+def request_max_length(request: Request, least: int, most: int) -> int:
+    """The limit of a request's texts. Raises InvalidRequest."""
+    if request.max_tokens is None:
+        return most
+    if not least <= request.max_tokens <= most:
+        raise InvalidRequest(
+            f"{request.max_tokens:,} tokens per text; this model takes {least} to {most:,}.", param="truncate_prompt_tokens"
+        )
+    return request.max_tokens
+
+
+def encode_bare(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[Int32Array]:
+    """The ids of texts with nothing around them. Raises InvalidRequest."""
+    rows: list[Int32Array] = []
+    for part in _slices([len(text) for text in texts]) if texts else ():
+        try:
+            encodings = tokenizer.encode_batch_fast(texts[part], add_special_tokens=False)
+        except BaseException as error:
+            if not _is_of_the_binding(error):
+                raise
+            raise _culprit(texts, "", range(len(texts)), error) from None
+        rows += _split([encoding.ids for encoding in encodings])
+    return rows
 
 
 def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:

@@ -262,6 +262,7 @@ FAMILIES: Final[Mapping[str, Names]] = {
     "modernbert": _MODERNBERT,
     "llama": _LLAMA,
     "qwen3": _QWEN3,
+    "gemma": _LLAMA,
     "gemma2": _GEMMA2,
     "gemma3": replace(_GEMMA2, q_norm=_QWEN3.q_norm, k_norm=_QWEN3.k_norm),
 }

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from whimbrel.card import Dense, Head, LayerNorm
+from whimbrel.card import Dense, Head, LayerNorm, Quotient, TokenLogits
 from whimbrel.models.weights import Weights
 from whimbrel.ops.linear import Linear
 from whimbrel.ops.norms import layer_norm
@@ -21,6 +21,10 @@ HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 def load_head(head: Head, folder: Path, main: Weights, device: torch.device) -> HeadFunction:
     """Load one head of the checkpoint in `folder`, whose transformer's weights are `main`. Raises CheckpointError."""
+    if isinstance(head, TokenLogits):
+        return _token_logits(head, main, device)
+    if isinstance(head, Quotient):
+        return lambda x_RD: x_RD / head.divisor
     if not isinstance(head, Dense | LayerNorm):
         return normalize
     load = _dense if isinstance(head, Dense) else _layer_norm
@@ -49,6 +53,13 @@ def _layer_norm(head: LayerNorm, weights: Weights, device: torch.device) -> Head
     weight = weights.take(_named(head.name, "weight"), head.dimension).to(device)
     bias = weights.take(_named(head.name, "bias"), head.dimension).to(device) if head.bias else None
     return lambda x_RD: layer_norm(x_RD, weight, bias, head.eps)
+
+
+def _token_logits(head: TokenLogits, weights: Weights, device: torch.device) -> HeadFunction:
+    ids = [head.true_id] if head.false_id is None else [head.true_id, head.false_id]
+    rows_KD = weights.take_rows(f"{head.name}.weight", ids, head.vocab_size, head.in_features)
+    weight = rows_KD[:1] if head.false_id is None else rows_KD[:1] - rows_KD[1:]
+    return Linear(weight.to(device), None)
 
 
 def _named(name: str, part: str) -> str:

@@ -215,6 +215,7 @@ def _load(control: Line[ControlEngine], load: Load) -> tuple[Engine, Recorder]:
     engine = Engine(
         load.model,
         pooling=load.pooling,
+        reranker=load.reranker,
         progress=lambda phase: control.send(Phase(phase)),
         recorder=planned,
         **asdict(load.options),

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from whimbrel.card import PoolingMode
+from whimbrel.card import PoolingMode, RerankerName
 from whimbrel.errors import Overloaded, Unavailable, WhimbrelError
 from whimbrel.logs import LogOptions
 from whimbrel.plan import Options, Plan
@@ -93,6 +93,7 @@ class Load(_Message):
     name: str
     """Of the process, e.g. "engine-0-0"."""
     logs: LogOptions
+    reranker: RerankerName | None = None
 
 
 class Phase(_Message):
@@ -159,6 +160,7 @@ class Model(_Message):
     folder: str
     card_name: str
     plan: Plan
+    reranker: RerankerName | None = None
 
 
 class Up(_Message):
