@@ -49,6 +49,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "qwen3": ("Qwen3", DECODER | {"head_dim": 16}, bert_tokenizer, "PreTrainedTokenizerFast"),
     "llama": ("Llama", DECODER, bert_tokenizer, "PreTrainedTokenizerFast"),
     "mistral": ("Mistral", DECODER, bert_tokenizer, "PreTrainedTokenizerFast"),
+    "gemma": ("Gemma", DECODER | {"head_dim": 16}, bert_tokenizer, "PreTrainedTokenizerFast"),
     "gemma2": ("Gemma2", DECODER | {"head_dim": 16}, bert_tokenizer, "PreTrainedTokenizerFast"),
     "gemma3": ("Gemma3Text", DECODER | {"head_dim": 16}, bert_tokenizer, "PreTrainedTokenizerFast"),
 }

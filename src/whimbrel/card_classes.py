@@ -66,12 +66,13 @@ _OF_TEXTS: Final[Mapping[str, _Layers]] = {
     "modernbert": _Layers("classifier"),
     "llama": _SCORE,
     "qwen3": _SCORE,
+    "gemma": _SCORE,
     "gemma2": _SCORE,
     "gemma3": _SCORE,
 }
 """By family."""
-_DECODERS: Final = ("llama", "qwen3", "gemma2", "gemma3")
-_PADDING: Final = {"gemma2": 0, "gemma3": 0}
+_DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3")
+_PADDING: Final = {"gemma": 0, "gemma2": 0, "gemma3": 0}
 """Padding ids that a config need not state."""
 
 _ACTIVATION: Final[Mapping[str, Finish]] = {
