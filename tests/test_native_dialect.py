@@ -25,7 +25,7 @@ def read(**body: Any) -> Request:
 
 def test_every_field() -> None:
     body = {"input_type": "query", "outputs": ["dense", "sparse"], "prompt": "", "instruction": "judge", "dimensions": 3}
-    more = {"normalize": True, "activate": False, "truncate": False, "max_tokens": 9, "priority": -1}
+    more = {"normalize": True, "activate": False, "truncate": False, "max_tokens": 9, "max_active_dims": 4, "priority": -1}
     assert read(input=[["q", "d"], ["q", "e"]], **body, **more) == Request(
         [("q", "d"), ("q", "e")],
         ("dense", "sparse"),
@@ -35,6 +35,7 @@ def test_every_field() -> None:
         dimensions=3,
         normalize=True,
         activate=False,
+        max_active_dims=4,
         truncate="never",
         max_tokens=9,
         priority=-1,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from whimbrel.batch import pack
 from whimbrel.card import Output
-from whimbrel.outputs import Ask, Places, collected, finite_seqs, place, wanted
+from whimbrel.outputs import Ask, Places, collected, finite_seqs, joined, largest, place, wanted
 from whimbrel.types import Prepared, Seq, Sparse
 from whimbrel.work import Collection, Job
 
@@ -129,6 +129,17 @@ def test_weights_over_the_vocabulary_become_entries() -> None:
         ([], []),
         ([2, 4], [np.inf, 3]),
     ]
+
+
+@given(st.lists(st.lists(st.sampled_from([-2.0, -1.0, 0.5, 1.0, 2.0]), max_size=6), max_size=5), st.integers(1, 7))
+def test_the_largest_entries(texts: list[list[float]], max_entries: int) -> None:
+    pieces = {i: (np.arange(len(text), dtype=np.int32) * 3, np.array(text, np.float32)) for i, text in enumerate(texts)}
+    found = largest(joined(pieces), max_entries)
+    assert len(found) == len(texts)
+    for text, (ids, weights) in zip(texts, found, strict=True):
+        kept = sorted(sorted(range(len(text)), key=lambda i: -abs(text[i]))[:max_entries])
+        assert ids.tolist() == [3 * i for i in kept]
+        assert weights.tolist() == [text[i] for i in kept]
 
 
 def test_entries_without_weight_are_left_out() -> None:

@@ -13,6 +13,10 @@ from whimbrel.types import InputType, OutputName
 Activation: TypeAlias = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid", "identity"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+StatedPooling: TypeAlias = PoolingMode | Literal["splade"]
+"""What a user may say of a checkpoint that does not say it: how tokens are pooled, or that its language-modelling head makes
+weights of vocabulary entries."""
+STATED_POOLINGS: Final[tuple[StatedPooling, ...]] = (*POOLING_MODES, "splade")
 
 
 RerankerName: TypeAlias = Literal["qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank"]
@@ -158,7 +162,40 @@ class Normalize:
     """Division by the Euclidean norm."""
 
 
-Head: TypeAlias = Dense | LayerNorm | Normalize | TokenLogits | Quotient
+@dataclass(frozen=True, slots=True)
+class SparseCode:
+    """The encoder of a sparse autoencoder: the k largest latents, if they are positive; all others are 0."""
+
+    source: str
+    """The folder of its weights."""
+    in_features: int
+    out_features: int
+    k: int
+    normalize: bool = False
+    """Whether each row is first freed of its mean and divided by its standard deviation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The decoder of a masked-language-model head, pooled: tokens become one row over the whole vocabulary (SPLADE)."""
+
+    weight: str
+    """The tensor's name, among those of the transformer."""
+    table: str | None
+    """The table of words, which stands in for a weight that is not there; None: there must be one."""
+    biases: tuple[str, ...]
+    """Names of the bias, of which the first that is there is taken; none: it has no bias."""
+    in_features: int
+    out_features: int
+    strategy: Literal["max", "sum"] = "max"
+    """What becomes of an entry's scores from all tokens of a text."""
+    num_logs: int = 1
+    """How often log(1 + x) is taken of scores, after negative ones have become 0."""
+    source: None = None
+    """Its tensors lie among the transformer's."""
+
+
+Head: TypeAlias = Dense | LayerNorm | Normalize | TokenLogits | Quotient | SparseCode | Vocabulary
 
 Finish: TypeAlias = Literal["normalize", "sigmoid", "softmax", "identity"]
 """What is done to a row at last, if a request does not say otherwise."""
@@ -181,7 +218,11 @@ class Output:
     """How the tokens of a text become one row: modes are concatenated in this order."""
     include_prompt: bool = True
     token_head: tuple[Head, ...] = ()
+    vocabulary: Vocabulary | None = None
+    """What makes one row over the vocabulary of a text's tokens, in place of `modes`."""
     head: tuple[Head, ...] = ()
+    max_entries: int = 0
+    """So many entries a text keeps, the largest; 0: all."""
     finish: Finish = "identity"
     finished: bool = True
     """Whether rows are finished where a request does not say."""
@@ -200,7 +241,7 @@ class Output:
     @property
     def heads(self) -> tuple[Head, ...]:
         """All of them."""
-        return (*self.token_head, *self.head)
+        return (*self.token_head, *([self.vocabulary] if self.vocabulary else []), *self.head)
 
 
 TokenizerClass: TypeAlias = Literal[

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 
-from whimbrel.card import Card, Dense, Expansion, Form, Normalize, Output, PoolingMode
+from whimbrel.card import Card, Dense, Expansion, Form, Normalize, Output, StatedPooling
 from whimbrel.card_colbert import DIMENSIONS, PYLATE_KEYS, read_pylate, read_stanford
 from whimbrel.card_modules import (
     read_matryoshka,
@@ -84,7 +84,7 @@ def _has_dense(folder: Path) -> bool:
     return any(isinstance(kind, str) and _TYPES.get(kind) == "Dense" for kind in types)
 
 
-def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: PoolingMode | None) -> Card:
+def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: StatedPooling | None) -> Card:
     """The card of a checkpoint that has this layout. `pooling` is what the user says, out of place here."""
     if pooling is not None:
         raise CheckpointError("says that each token gives a vector; leave out --pooling.", file="config.json")

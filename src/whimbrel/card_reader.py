@@ -19,17 +19,20 @@ from whimbrel.card import (
     POOLING_MODES,
     Card,
     Dense,
+    Encoder,
     Head,
     LayerNorm,
     Normalize,
     Output,
     PoolingMode,
     RerankerName,
+    StatedPooling,
 )
 from whimbrel.card_classes import FIXED_TRANSFORMER, is_cross_encoder, names_classes, note_keys, read_classes
 from whimbrel.card_modules import level_names, read_dense, read_matryoshka, read_max_length
 from whimbrel.card_multi_vector import find_layout, read_multi_vector
 from whimbrel.card_rerankers import is_reranker, read_reranker
+from whimbrel.card_sparse import FILL_MASK, SPARSE_MODULES, read_m3, read_sparse_code, read_splade
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.config_reader import read_encoder, stated_pooling
 from whimbrel.errors import CheckpointError
@@ -60,6 +63,7 @@ _KNOWN_MODULES: Final[Mapping[str, str]] = {
     "sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm": "LayerNorm",
     "sentence_transformers.sentence_transformer.modules.normalize.Normalize": "Normalize",
     "sentence_transformers.sentence_transformer.modules.dropout.Dropout": "Dropout",
+    **SPARSE_MODULES,
 }
 
 _WITH_TASKS: Final = "custom_st.Transformer"
@@ -95,7 +99,7 @@ _FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
-def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None, reranker: RerankerName | None = None) -> Card:
+def read_card(folder: Path, name: str, *, pooling: StatedPooling | None = None, reranker: RerankerName | None = None) -> Card:
     """Read the card of the checkpoint in `folder`. `name` is what the model is called.
 
     `pooling` is what the user says of a checkpoint without modules.json, whose pooling is not written anywhere; `reranker`, by
@@ -126,13 +130,18 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None, re
             f"{_WITH_TASKS!r} is code of the checkpoint's own, which is not run; known is that of jina-embeddings-v3 only."
         )
         raise CheckpointError(message, file="modules.json", key="type")
-    transformer = _transformer(root, has_tasks=has_tasks, cross_encoder=has_classes and _has_modules(folder))
+    transformer = _transformer(root, rows, cross_encoder=has_classes and _has_modules(folder))
     tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
-    sentence = _sentence_transformers(folder, "CrossEncoder" if has_classes else "SentenceTransformer")
+    is_sparse = rows[-1][0] in SPARSE_MODULES.values()
+    sentence = _sentence_transformers(
+        folder, "CrossEncoder" if has_classes else "SparseEncoder" if is_sparse else "SentenceTransformer"
+    )
+    tokenizer_card = read_tokenizer(root, config, tokenizer, lowercase=transformer.get("do_lower_case", bool, False))
     if has_classes:
         outputs, labels = read_classes(root, config, encoder, sentence)
     else:
-        outputs, labels = _dense_alone(_pipeline(folder, rows[1:], encoder.hidden_size, pooling)), ()
+        found = _outputs(folder, rows, config, encoder, pooling=pooling, max_entries=_max_entries(sentence))
+        outputs, labels = (found | read_m3(root, encoder, tokenizer_card) if "dense" in found else found), ()
     widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
     return Card(
         name=name,
@@ -141,7 +150,7 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None, re
         outputs=outputs,
         labels=labels,
         max_length=read_max_length(encoder, transformer, tokenizer),
-        tokenizer=read_tokenizer(root, config, tokenizer, lowercase=transformer.get("do_lower_case", bool, False)),
+        tokenizer=tokenizer_card,
         prompts=read_instructions(config, encoder.adapters, sentence)
         if encoder.adapters
         else sentence.get("prompts", dict, {}),
@@ -153,8 +162,9 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None, re
     )
 
 
-def _dense_alone(dense: Output) -> Mapping[OutputName, Output]:
-    return {"dense": dense}
+def _max_entries(sentence: JsonFile) -> int:
+    """Of a sparse vector, as the checkpoint says; 0: it does not."""
+    return sentence.positive("max_active_dims") if sentence.data.get("max_active_dims") is not None else 0
 
 
 def _reranker_card(folder: Path, name: str, stated: RerankerName | None) -> Card:
@@ -176,7 +186,7 @@ def _reranker_card(folder: Path, name: str, stated: RerankerName | None) -> Card
     )
 
 
-def _pooling_without_modules(folder: Path, pooling: PoolingMode | None) -> PoolingMode | None:
+def _pooling_without_modules(folder: Path, pooling: StatedPooling | None) -> StatedPooling | None:
     """What config.json says of the pooling, where modules.json cannot; else what the user says."""
     if _has_modules(folder):
         return pooling
@@ -187,13 +197,14 @@ def _pooling_without_modules(folder: Path, pooling: PoolingMode | None) -> Pooli
     return stated or pooling
 
 
-def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, str]]:
+def _module_rows(folder: Path, pooling: StatedPooling | None) -> list[tuple[str, str]]:
     """(kind, path) of each module that does something when a model is used: a Transformer, a Pooling, heads."""
     file = "modules.json"
     if not _has_modules(folder):
         if pooling is None and not names_classes(JsonFile.read(folder, "config.json")):
             raise CheckpointError(
-                "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean).", file=file
+                "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean, or splade).",
+                file=file,
             )
         return [("Transformer", "")]
     if pooling is not None:
@@ -208,7 +219,9 @@ def _module_rows(folder: Path, pooling: PoolingMode | None) -> list[tuple[str, s
     kinds = ["Transformer" if kind == _WITH_TASKS else kind for kind, _ in rows]
     if kinds == ["Transformer"] and is_cross_encoder(folder / rows[0][1]):
         return rows
-    if kinds[:2] != ["Transformer", "Pooling"] or "Transformer" in kinds[1:] or "Pooling" in kinds[2:]:
+    heads = kinds[2:-1] if kinds[-1:] == ["SparseAutoEncoder"] else kinds[2:]
+    is_pipeline = kinds[:2] == ["Transformer", "Pooling"] and all(kind in _HEADS for kind in heads)
+    if not is_pipeline and (kinds[:1] not in (["Transformer"], ["MLMTransformer"]) or kinds[1:] != ["SpladePooling"]):
         raise CheckpointError(f"must begin with one Transformer and one Pooling, is {kinds}.", file=file)
     return rows
 
@@ -227,14 +240,38 @@ def _module_row(row: JsonFile) -> tuple[str, str]:
     return row.choice("type", _MODULES), path
 
 
-def _pipeline(folder: Path, rows: list[tuple[str, str]], hidden_size: int, pooling: PoolingMode | None) -> Output:
-    """What comes after the Transformer: the dense vectors."""
+def _outputs(
+    folder: Path,
+    rows: list[tuple[str, str]],
+    config: JsonFile,
+    encoder: Encoder,
+    *,
+    pooling: StatedPooling | None,
+    max_entries: int,
+) -> dict[OutputName, Output]:
+    """What comes after the Transformer. `max_entries` of a sparse vector; 0: not stated."""
+    if pooling == "splade":
+        return {"sparse": read_splade(config, encoder, JsonFile("", {}), max_entries)}
     if pooling is not None:
-        return Output(hidden_size, modes=(pooling,), finish="normalize", finished=False)
-    output = _pooling(JsonFile.read(folder, f"{rows[0][1]}/config.json"), hidden_size)
+        return {"dense": Output(encoder.hidden_size, modes=(pooling,), finish="normalize", finished=False)}
+    config_of_next = JsonFile.read(folder, f"{rows[1][1]}/config.json")
+    if rows[1][0] == "SpladePooling":
+        return {"sparse": read_splade(config, encoder, config_of_next, max_entries)}
+    return _dense_or_code(folder, _pooling(config_of_next, encoder.hidden_size), rows[2:], max_entries)
+
+
+def _dense_or_code(folder: Path, output: Output, rows: list[tuple[str, str]], max_entries: int) -> dict[OutputName, Output]:
+    """What `output` and the heads after it give: dense vectors, or sparse ones if a sparse autoencoder comes last."""
+    if rows and rows[-1][0] == "SparseAutoEncoder":
+        return {"sparse": read_sparse_code(folder, rows[-1][1], _with_heads(folder, output, rows[:-1]), max_entries)}
+    return {"dense": _with_heads(folder, output, rows)}
+
+
+def _with_heads(folder: Path, output: Output, rows: list[tuple[str, str]]) -> Output:
+    """An output with the heads that come after it."""
     width = output.width
     head = list[Head]()
-    for kind, path in rows[1:]:
+    for kind, path in rows:
         head.append(_HEADS[kind](folder, path, width))
         if isinstance(head[-1], Dense):
             width = head[-1].out_features
@@ -285,22 +322,30 @@ _HEADS: Final[Mapping[str, Callable[[Path, str, int], Head]]] = {
 }
 
 
-def _transformer(folder: Path, *, has_tasks: bool, cross_encoder: bool) -> JsonFile:
+def _transformer(folder: Path, rows: list[tuple[str, str]], *, cross_encoder: bool) -> JsonFile:
+    """Its own configuration. `rows` are the modules."""
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
-    stated = {**_FIXED_TRANSFORMER, **FIXED_TRANSFORMER} if cross_encoder else _FIXED_TRANSFORMER
+    has_tasks, fills_masks = rows[0][0] == _WITH_TASKS, rows[-1][0] == "SpladePooling"
+    more: Mapping[str, tuple[object, ...]] = FIXED_TRANSFORMER if cross_encoder else FILL_MASK if fills_masks else {}
+    stated = {**_FIXED_TRANSFORMER, **more}
     fixed = {key: values for key, values in stated.items() if not (has_tasks and key == "model_args")}
     config.refuse_unknown(stated, {"max_seq_length", "do_lower_case", "unpad_inputs"})
     config.refuse_other(fixed)
+    if fills_masks and rows[0][0] == "Transformer":
+        config.get("transformer_task", str)
     return config
 
 
 def _sentence_transformers(folder: Path, kind: str) -> JsonFile:
+    """What is said of the model as a whole, which is of this kind."""
     config = JsonFile.read_optional(folder, "config_sentence_transformers.json")
-    used = {"prompts", "default_prompt_name", "similarity_fn_name"}
+    used = {"prompts", "default_prompt_name", "similarity_fn_name", "max_active_dims"}
     own = {"activation_fn", "keep_in_fp32_modules"} if kind == "CrossEncoder" else set[str]()
     config.refuse_unknown(used, own, {"__version__", "model_type", "requirements", "truncate_dim"})
     config.refuse_other({"model_type": (kind, None), "truncate_dim": (None,)})
+    if kind != "SparseEncoder":
+        config.refuse_other({"max_active_dims": (None,)})
     prompts: dict[str, object] = config.get("prompts", dict, {})
     for name, text in prompts.items():
         if not isinstance(text, str):

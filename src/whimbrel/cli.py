@@ -17,7 +17,7 @@ import typer
 from whimbrel.errors import SetupError, WhimbrelError
 
 if TYPE_CHECKING:
-    from whimbrel.card import PoolingMode, RerankerName
+    from whimbrel.card import RerankerName, StatedPooling
     from whimbrel.plan import Plan
 
 app = typer.Typer(
@@ -49,7 +49,7 @@ MaxLength = Annotated[
 ]
 MaxBatchTokens = Annotated[int | None, typer.Option(help="Tokens in one batch. [default: 512 per core, 16384 on a GPU]")]
 PoolingOption = Annotated[
-    str | None, typer.Option(help="Only for a checkpoint without modules.json: mean, cls, lasttoken, max, ...")
+    str | None, typer.Option(help="Only for a checkpoint without modules.json: mean, cls, lasttoken, max, ..., splade.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RerankerOption = Annotated[
@@ -335,15 +335,15 @@ def _need(*packages: str) -> None:
         raise SetupError(f"this command needs {' and '.join(missing)}.", hint="pip install 'whimbrel[serve]'")
 
 
-def _pooling(name: str | None) -> PoolingMode | None:
-    from whimbrel.card import POOLING_MODES
+def _pooling(name: str | None) -> StatedPooling | None:
+    from whimbrel.card import STATED_POOLINGS
 
     if name is None:
         return None
-    for mode in POOLING_MODES:
+    for mode in STATED_POOLINGS:
         if mode == name:
             return mode
-    raise SetupError(f"no pooling {name!r}.", hint=f"--pooling takes one of: {', '.join(POOLING_MODES)}")
+    raise SetupError(f"no pooling {name!r}.", hint=f"--pooling takes one of: {', '.join(STATED_POOLINGS)}")
 
 
 def _reranker(name: str | None) -> RerankerName | None:

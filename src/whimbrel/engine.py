@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel import faults, scoring
-from whimbrel.card import Card, PoolingMode, RerankerName
+from whimbrel.card import Card, RerankerName, StatedPooling
 from whimbrel.card_reader import read_card
 from whimbrel.checkpoint import Checkpoint, find_checkpoint
 from whimbrel.entities import Aggregation
@@ -70,7 +70,7 @@ class Engine:
         self,
         model: str | None = None,
         *,
-        pooling: PoolingMode | None = None,
+        pooling: StatedPooling | None = None,
         reranker: RerankerName | None = None,
         progress: Progress = _say_nothing,
         recorder: Callable[[Engine], Recorder] | None = None,
@@ -250,7 +250,7 @@ class AsyncEngine:
         self,
         model: str | Engine | None = None,
         *,
-        pooling: PoolingMode | None = None,
+        pooling: StatedPooling | None = None,
         reranker: RerankerName | None = None,
         progress: Progress = _say_nothing,
         **options: Unpack[EngineOptions],

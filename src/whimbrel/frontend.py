@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from whimbrel.card import Card, Output
+from whimbrel.card import Card, Output, SparseCode
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from whimbrel.outputs import Ask, place
 from whimbrel.plan import Plan
@@ -70,7 +70,20 @@ class Frontend:
         output = self._card.output(name)
         wanted = request.normalize if output.finish == "normalize" else request.activate
         width = self._width(request, output) if name in _VECTORS else output.width
-        return Ask(name, width, output.finished if wanted is None else wanted)
+        entries = self._max_entries(request, output) if name == "sparse" else 0
+        return Ask(name, width, output.finished if wanted is None else wanted, entries)
+
+    def _max_entries(self, request: Request, output: Output) -> int:
+        """So many entries are kept; 0: all."""
+        wanted = request.max_active_dims
+        if wanted is None:
+            return output.max_entries
+        if type(wanted) is not int or wanted < 1:
+            raise InvalidRequest(f"must be a positive integer, is {wanted!r}.", param="max_active_dims")
+        for head in output.head:
+            if isinstance(head, SparseCode) and wanted > head.k:
+                raise InvalidRequest(f"{wanted:,} are asked for; this model gives {head.k:,}.", param="max_active_dims")
+        return wanted
 
     def _width(self, request: Request, output: Output) -> int:
         """The width of the vectors asked for."""

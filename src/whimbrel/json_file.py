@@ -14,6 +14,8 @@ from whimbrel.errors import CheckpointError
 T = TypeVar("T")
 
 _REQUIRED: Final[Any] = object()
+_MAX_NAMES: Final = 800
+"""Characters of what might stand in a value's place, for an error to name it."""
 
 
 def find_file(folder: Path, file: str) -> Path:

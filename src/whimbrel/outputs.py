@@ -36,6 +36,8 @@ class Ask:
     width: int
     """Columns, the first of what the output has."""
     finished: bool
+    max_entries: int = 0
+    """So many entries a text keeps, the largest; 0: all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,6 +177,8 @@ class Wanted:
     finished_P: NDArray[np.bool_]
     groups_G: Int64Array | None = None
     """Of entries: where those begin that are tokens of one entry; offsets_B1 counts the entries."""
+    tokens_X: Int32Array | None = None
+    """Of rows over the vocabulary: their tokens, one row's after another."""
 
 
 def wanted(card: Card, batch: Batch, asked: Sequence[Places]) -> dict[OutputName, Wanted]:
@@ -213,6 +217,7 @@ def _wanted(output: Output, batch: Batch, widths_B: Int32Array, finished_B: NDAr
         widths_P=None if ((widths_B == 0) | (widths_B == output.width)).all() else widths_B[seq_P],
         finished_P=finished_B[seq_P],
         groups_G=groups,
+        tokens_X=None if output.vocabulary is None else ranges(starts_P, ends_P).astype(np.int32),
     )
 
 
@@ -286,11 +291,24 @@ def assemble(places: Places, arrays: Mapping[OutputName, Float32Array], entries:
     sparse = entries
     if "sparse" in places.by_name:
         sparse = _without_zeros(places.by_name["sparse"], arrays["sparse"])
+    if sparse is not None and (ask := places.ask("sparse")) is not None and ask.max_entries:
+        sparse = largest(sparse, ask.max_entries)
     multi_vector, token_scores = (
         Ragged(arrays[name], places.by_name[name].offsets_N1) if name in arrays else None
         for name in ("multi_vector", "token_scores")
     )
     return Outputs(arrays.get("dense"), sparse, multi_vector, arrays.get("scores"), token_scores)
+
+
+def largest(sparse: Sparse, max_entries: int) -> Sparse:
+    """So many entries of each text, those furthest from 0; of equals, those of lower ids."""
+    counts = np.diff(sparse.offsets_N1)
+    if not counts.size or counts.max() <= max_entries:
+        return sparse
+    text_X = np.repeat(np.arange(counts.size), counts)
+    order = np.lexsort((-np.abs(sparse.weights_X), text_X))  # stable, and ids ascend
+    kept = np.sort(order[np.arange(text_X.size) - sparse.offsets_N1[text_X] < max_entries])
+    return Sparse(sparse.ids_X[kept], sparse.weights_X[kept], _offsets(np.minimum(counts, max_entries)))
 
 
 def joined(pieces: Mapping[int, tuple[Int32Array, Float32Array]]) -> Sparse:

@@ -83,6 +83,8 @@ class Request:
     """Of vectors: whether they are divided by their Euclidean norm."""
     activate: bool | None = None
     """Of scores: whether the card's activation is applied."""
+    max_active_dims: int | None = None
+    """Of sparse vectors: so many entries are kept, the largest."""
     truncate: Truncate | None = None
     max_tokens: int | None = None
     """A limit per text below that of the model; of late-interaction models, in place of the usual one of such texts."""

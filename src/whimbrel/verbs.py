@@ -25,6 +25,8 @@ class TextOptions(TypedDict, total=False):
     """Keep the first so many columns (Matryoshka models)."""
     normalize: bool | None
     """Divide by the Euclidean norm; None: as the checkpoint does."""
+    max_active_dims: int | None
+    """Keep so many entries of a sparse vector, the largest; None: as many as the checkpoint says, or all."""
     truncate: Truncate | bool | None
     """The end to cut from a text that is too long, "right" or "left", or "never" (also False) to raise TooLong; None (also
     True): as the checkpoint's tokenizer does."""
@@ -60,6 +62,7 @@ def text_request(
         input_type=options.get("input_type"),
         dimensions=options.get("dimensions"),
         normalize=options.get("normalize"),
+        max_active_dims=options.get("max_active_dims"),
         truncate=read_truncate(options.get("truncate")),
         max_tokens=options.get("max_tokens"),
         late_chunking=options.get("late_chunking", False),

@@ -47,6 +47,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instruction: Annotated[str | None, Meta(description="What a reranker with a template is told to judge.")] = None
     normalize: Annotated[bool | None, Meta(description="Divide vectors by their norm; by default as the model does.")] = None
     activate: Annotated[bool | None, Meta(description="Apply the activation of scores; by default as the model does.")] = None
+    max_active_dims: Annotated[int | None, Meta(description="Keep so many entries of a sparse vector, the largest.")] = None
     truncate: Annotated[
         bool | Literal["right", "left", "never"] | None,
         Meta(
@@ -119,6 +120,7 @@ def read_request(body: bytes) -> tuple[EmbedRequest, Request]:
         dimensions=sent.dimensions,
         normalize=sent.normalize,
         activate=sent.activate,
+        max_active_dims=sent.max_active_dims,
         truncate=read_truncate(sent.truncate),
         max_tokens=sent.max_tokens,
         priority=sent.priority or 0,

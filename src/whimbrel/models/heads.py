@@ -9,7 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from whimbrel.card import Dense, Head, LayerNorm, Quotient, TokenLogits
+from whimbrel.card import Dense, Head, LayerNorm, Quotient, SparseCode, TokenLogits, Vocabulary
+from whimbrel.models.vocabulary import load_sparse_code, load_vocabulary
 from whimbrel.models.weights import Weights
 from whimbrel.ops.linear import Linear
 from whimbrel.ops.norms import layer_norm
@@ -17,10 +18,19 @@ from whimbrel.ops.ragged import normalize
 
 HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
 """(R, in) -> (R, out); R is such that ops.linear.round_rows keeps it."""
+LoadedHead: TypeAlias = Callable[..., Tensor]
+"""A HeadFunction; of a Vocabulary, a `Decoder`."""
 
 
-def load_head(head: Head, folder: Path, main: Weights, device: torch.device) -> HeadFunction:
-    """Load one head of the checkpoint in `folder`, whose transformer's weights are `main`. Raises CheckpointError."""
+def load_head(head: Head, folder: Path, main: Weights, device: torch.device, dtype: torch.dtype) -> LoadedHead:
+    """Load one head of the checkpoint in `folder`, whose transformer's weights are `main`. Raises CheckpointError.
+
+    `dtype` is that of the one head that is as large as a transformer's tables.
+    """
+    if isinstance(head, Vocabulary):
+        return load_vocabulary(head, main, device, dtype)
+    if isinstance(head, SparseCode):
+        return load_sparse_code(head, folder, device)
     if isinstance(head, TokenLogits):
         return _token_logits(head, main, device)
     if isinstance(head, Quotient):

@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from whimbrel import metrics
-from whimbrel.card import PoolingMode, RerankerName
+from whimbrel.card import RerankerName, StatedPooling
 from whimbrel.errors import SetupError
 from whimbrel.logs import LogOptions
 from whimbrel.plan import Options
@@ -68,7 +68,7 @@ class ModelOptions:
     """One model that is to be served."""
 
     model: str | None
-    pooling: PoolingMode | None
+    pooling: StatedPooling | None
     options: Options
     reranker: RerankerName | None = None
 
