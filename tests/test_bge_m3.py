@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from checkpoints import sentence_layout, write_xlmr
+from parity import Parity
 from test_sparse import rows, splade_layout, write_splade
 from whimbrel import Engine
 from whimbrel.card_reader import read_card
@@ -71,21 +72,20 @@ def reference(folder: Path, heads: dict[str, torch.Tensor], texts: list[str]) ->
 
 
 @pytest.mark.parametrize("width", [48, 20])
-def test_as_flag_embedding_has_it(width: int, tmp_path: Path) -> None:
+def test_as_flag_embedding_has_it(width: int, parity: Parity, tmp_path: Path) -> None:
     heads = write_m3(tmp_path, width=width)
     with Engine(str(tmp_path), dtype="float32") as engine:
         got = engine.encode(TEXTS, ALL)
     assert got.dense is not None
     assert got.sparse is not None
     assert got.multi_vector is not None
-    scale = max(float(np.abs(weights).max(initial=0)) for _, weights in got.sparse)
-    for index, (dense, lexical, vectors) in enumerate(reference(tmp_path, heads, TEXTS)):
-        assert np.abs(got.dense[index] - dense).max() <= 1e-5
-        ids, weights = got.sparse[index]
-        assert ids.tolist() == sorted(lexical)
-        assert np.abs(weights - [lexical[token] for token in sorted(lexical)]).max(initial=0) <= 1e-5 * scale
-        assert got.multi_vector[index].shape == vectors.shape
-        assert np.abs(got.multi_vector[index] - vectors).max() <= 1e-5
+    dense, lexical, vectors = zip(*reference(tmp_path, heads, TEXTS), strict=True)
+    models = ("BAAI/bge-m3",) if width == 48 else ()
+    parity(got.dense, np.stack(dense), *models, family="roberta", tasks=["dense"])
+    assert [ids.tolist() for ids, _ in got.sparse] == [sorted(weights) for weights in lexical]
+    expected = [[weights[token] for token in sorted(weights)] for weights in lexical]
+    parity([weights for _, weights in got.sparse], expected, *models, family="roberta", tasks=["sparse"])
+    parity(list(got.multi_vector), vectors, *models, family="roberta", tasks=["multi_vector"])
 
 
 def same(one: Outputs, other: Outputs, names: tuple[OutputName, ...]) -> None:

@@ -16,6 +16,7 @@ from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from checkpoints import edit_json, sentence_layout, write_bert, write_json
+from parity import Parity
 from test_models import CASES, write
 from whimbrel import Engine
 from whimbrel.card_reader import read_card
@@ -82,17 +83,20 @@ def rows(sparse: Sparse, width: int) -> NDArray[np.float32]:
     return found
 
 
-def assert_same(folder: Path, texts: list[str] = TEXTS, pooling: Any = None, **options: Any) -> NDArray[np.float32]:
+def assert_same(
+    folder: Path, parity: Parity | None = None, models: tuple[str, ...] = (), **options: Any
+) -> NDArray[np.float32]:
     """As Sentence Transformers has it, and the same bits alone as together."""
     model = SparseEncoder(str(folder), device="cpu")
     names = {"prompt_name": options["prompt"]} if "prompt" in options else {}
     limit = {"max_active_dims": options["max_active_dims"]} if "max_active_dims" in options else {}
-    expected = model.encode(texts, convert_to_sparse_tensor=False, **names, **limit).numpy()
-    with Engine(str(folder), dtype="float32", pooling=pooling) as engine:
-        sparse = engine.sparse(texts, **options)
-        alone = [engine.sparse(text, **options)[0] for text in texts]
+    expected = model.encode(TEXTS, convert_to_sparse_tensor=False, **names, **limit).numpy()
+    with Engine(str(folder), dtype="float32") as engine:
+        sparse = engine.sparse(TEXTS, **options)
+        alone = [engine.sparse(text, **options)[0] for text in TEXTS]
+        family = engine.card.encoder.family
     found = rows(sparse, expected.shape[1])
-    assert np.abs(found - expected).max() <= 1e-5 * float(np.abs(expected).max())
+    (parity or Parity(""))(found, expected, *models, family=family, tasks=["sparse"])
     for (ids, weights), (ids_alone, weights_alone) in zip(sparse, alone, strict=True):
         assert np.array_equal(ids, ids_alone)
         assert np.array_equal(weights, weights_alone)
@@ -104,13 +108,21 @@ HEADS = [
     "modernbert with biases",
 ]  # fmt: skip
 """Whose masked-language-model heads are known."""
+MODELS = {
+    "bert": ("naver/splade-cocondenser-ensembledistil", "naver/splade-v3", "prithivida/Splade_PP_en_v1"),
+    "distilbert": ("naver/splade-v3-distilbert", "opensearch-project/opensearch-neural-sparse-encoding-v2-distill"),
+}
+"""In the older layout."""
 
 
-@pytest.mark.parametrize(("case", "new"), [("bert", True), *((case, number % 2 == 1) for number, case in enumerate(HEADS))])
-def test_splade(case: str, new: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "new"), [("bert", True), *((case, case not in MODELS and number % 2 == 1) for number, case in enumerate(HEADS))]
+)
+def test_splade(case: str, new: bool, parity: Parity, tmp_path: Path) -> None:
     write_splade(tmp_path, case)
     splade_layout(tmp_path, new=new)
-    assert 0.02 < (assert_same(tmp_path) > 0).mean() < 0.98
+    found = assert_same(tmp_path, parity, () if new else MODELS.get(case, ()))
+    assert 0.02 < (found > 0).mean() < 0.98
 
 
 @pytest.mark.gpu
