@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from whimbrel.card import Dense, Head, LayerNorm, Quotient, SparseCode, TokenLogits, Vocabulary
+from whimbrel.card import Dense, Head, LayerNorm, Normalize, Quotient, SparseCode, TokenLogits, Vocabulary
 from whimbrel.models.vocabulary import load_sparse_code, load_vocabulary
 from whimbrel.models.weights import Weights
 from whimbrel.ops.linear import Linear
@@ -27,23 +27,37 @@ def load_head(head: Head, folder: Path, main: Weights, device: torch.device, dty
 
     `dtype` is that of the one head that is as large as a transformer's tables.
     """
-    if isinstance(head, Vocabulary):
-        return load_vocabulary(head, main, device, dtype)
-    if isinstance(head, SparseCode):
-        return load_sparse_code(head, folder, device)
-    if isinstance(head, TokenLogits):
-        return _token_logits(head, main, device)
-    if isinstance(head, Quotient):
-        return lambda x_RD: x_RD / head.divisor
-    if not isinstance(head, Dense | LayerNorm):
-        return normalize
-    load = _dense if isinstance(head, Dense) else _layer_norm
+    match head:
+        case Vocabulary():
+            loaded = load_vocabulary(head, main, device, dtype)
+        case SparseCode():
+            loaded = load_sparse_code(head, folder, device)
+        case TokenLogits():
+            loaded = _token_logits(head, main, device)
+        case Quotient():
+            loaded = _quotient(head)
+        case Dense() | LayerNorm():
+            loaded = _layer(head, folder, main, device)
+        case Normalize():
+            loaded = normalize
+    return loaded
+
+
+def _layer(head: Dense | LayerNorm, folder: Path, main: Weights, device: torch.device) -> HeadFunction:
     if head.source is None:
-        return load(head, main, device)  # pyright: ignore[reportArgumentType]
+        return _load_layer(head, main, device)
     with Weights(folder, path=head.source, allow_pickle=True) as weights:
-        loaded = load(head, weights, device)  # pyright: ignore[reportArgumentType]
+        loaded = _load_layer(head, weights, device)
         weights.finish()
     return loaded
+
+
+def _load_layer(head: Dense | LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:
+    return _dense(head, weights, device) if isinstance(head, Dense) else _layer_norm(head, weights, device)
+
+
+def _quotient(head: Quotient) -> HeadFunction:
+    return lambda x_RD: x_RD / head.divisor
 
 
 def _dense(head: Dense, weights: Weights, device: torch.device) -> HeadFunction:
