@@ -70,7 +70,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("config.json", "attention_window", {"attention_window": 8}),
     ("config.json", "auto_map", {"auto_map": {"AutoModel": "modeling_x.X"}}),
     ("config.json", "architectures", {"architectures": ["T5EncoderModel"]}),
-    ("config.json", "architectures", {"architectures": ["BertForSequenceClassification"]}),
+    ("config.json", "architectures", {"architectures": ["BertForQuestionAnswering"]}),
     ("config.json", "architectures", {"architectures": None}),
     ("config.json", "architectures", {"architectures": "BertModel"}),
     ("config.json", "model_type", {"model_type": "roberta"}),

@@ -35,7 +35,6 @@ CASES: dict[str, tuple[str, Config]] = {
     "data2vec": ("Data2VecText", ROBERTA),
     "ernie": ("Ernie", SIZES | {"use_task_id": True}),
     "eurobert": ("EuroBert", DECODER | {"mask_token_id": 4}),
-    "gemma": ("Gemma", DECODER | {"head_dim": 16}),
     "gpt2": ("GPT2", GPT2 | {"bos_token_id": 2, "eos_token_id": 2}),
     "granite": (
         "Granite",

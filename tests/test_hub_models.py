@@ -738,7 +738,7 @@ WRONG: list[tuple[str, Config, str]] = [
     ("gte multilingual", {"unpad_inputs": "yes"}, "unpad_inputs"),
     ("gte multilingual", {"architectures": ["NewModel", "BertModel"]}, "architectures"),
     ("gte multilingual", {"architectures": [["NewModel"]]}, "auto_map: this checkpoint needs code of its own; custom code is not run"),
-    ("gte multilingual", {"architectures": ["NewForSequenceClassification"]}, "auto_map"),
+    ("gte multilingual", {"architectures": ["NewForQuestionAnswering"]}, "auto_map"),
     ("gte multilingual", {"model_type": "gte"}, "model_type"),
     ("jina v2", {"position_embedding_type": "absolute"}, "position_embedding_type"),
     ("jina v2", {"feed_forward_type": "swiglu"}, "feed_forward_type"),

@@ -78,6 +78,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with yarn and biases": ("Llama", DECODER | {"rope_scaling": YARN, "attention_bias": True, "mlp_bias": True}),
     "llama stretched": ("Llama", DECODER | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "llama of one key": ("Llama", DECODER | {"num_key_value_heads": 1}),
+    "gemma both ways": ("Gemma", DECODER | {"head_dim": 16, "attention_bias": True, "use_bidirectional_attention": True}),
     "gemma2": ("Gemma2", DECODER | {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 24}),
     "gemma2 without a cap": ("Gemma2", DECODER | {"head_dim": 12, "sliding_window": 5, "attn_logit_softcapping": None}),
     "gemma3": ("Gemma3Text", DECODER | {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 7}),

@@ -18,7 +18,7 @@ from whimbrel.card import Activation
 from whimbrel.ops import attention
 from whimbrel.ops.attention import Layout, Scores, attend, attend_reference
 from whimbrel.ops.linear import ACTIVATIONS, Linear, LowRank, round_rows
-from whimbrel.ops.ragged import cut, normalize, segment_reduce
+from whimbrel.ops.ragged import cut, neighbours_max, normalize, segment_reduce
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -156,6 +156,19 @@ def test_round_rows_makes_few_sizes_and_little_waste(rows: int) -> None:
 def test_round_rows_bounds_the_number_of_sizes() -> None:
     assert len({round_rows(rows) for rows in range(1, 513)}) == 32
     assert len({round_rows(rows) for rows in range(513, 8193)}) <= 64
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_neighbours_max(dtype: torch.dtype, device: str) -> None:
+    lengths = [7, 7, 7, 1, 1, 0, 12, 7]
+    x = torch.randn(50, 33, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[3, 5] = torch.nan
+    out = neighbours_max(x.to(device), torch.tensor(lengths, device=device)).cpu()
+    assert out.dtype == dtype
+    for row, part in zip(out, x[: sum(lengths)].split(lengths), strict=True):
+        expected = part.amax(0) if len(part) else torch.full((33,), -torch.inf, dtype=dtype)
+        assert torch.equal(row.nan_to_num(nan=9.0), expected.nan_to_num(nan=9.0))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from whimbrel.batch import pack
 from whimbrel.card import Output
-from whimbrel.outputs import Ask, Places, collected, finite_seqs, place, wanted
+from whimbrel.outputs import Ask, Places, collected, finite_seqs, joined, largest, place, wanted
 from whimbrel.types import Prepared, Seq, Sparse
 from whimbrel.work import Collection, Job
 
@@ -20,7 +20,8 @@ OUTPUTS = {
     "dense": Output(6, modes=("mean",), include_prompt=False, finish="normalize"),
     "multi_vector": Output(4, rows="token", skip_ids=(3, 4), skip_in_queries=False, skip_first=1, finish="normalize"),
     "sparse": Output(1, rows="entry", skip_ids=(0, 2)),
-    "token_scores": Output(2, rows="token"),
+    "scores": Output(3, modes=("lasttoken",), padding_id=3),
+    "token_scores": Output(2, rows="token", keep_ids=(2, 5)),
 }
 CARD: Any = SimpleNamespace(outputs=OUTPUTS)
 
@@ -47,12 +48,18 @@ def expected_rows(name: str, seq: Seq) -> list[float]:
     """The rows of a seq, by a loop."""
     ids: list[int] = seq.ids.tolist()
     output = OUTPUTS[name]
+    if name == "scores":
+        while len(ids) > 1 and ids[-1] == output.padding_id and seq.spans_S2 is None:
+            ids.pop()
+        spans = [[0, len(ids)]] if seq.spans_S2 is None else seq.spans_S2.tolist()
+        return [value(name, ids[start:end]) for start, end in spans]
     if output.rows == "text":
         skipped = seq.prompt_tokens if seq.prompt_tokens < len(ids) else 0
         spans = [[skipped, len(ids)]] if seq.spans_S2 is None else seq.spans_S2.tolist()
         return [value(name, ids[start:end]) for start, end in spans]
     skip = () if seq.is_query and not output.skip_in_queries else output.skip_ids
     tokens = [token for at, token in enumerate(ids) if token not in skip and at >= output.skip_first]
+    tokens = [token for token in tokens if not output.keep_ids or token in output.keep_ids]
     return [value(name, [token]) for token in (sorted(set(tokens)) if output.rows == "entry" else tokens)]
 
 
@@ -122,6 +129,17 @@ def test_weights_over_the_vocabulary_become_entries() -> None:
         ([], []),
         ([2, 4], [np.inf, 3]),
     ]
+
+
+@given(st.lists(st.lists(st.sampled_from([-2.0, -1.0, 0.5, 1.0, 2.0]), max_size=6), max_size=5), st.integers(1, 7))
+def test_the_largest_entries(texts: list[list[float]], max_entries: int) -> None:
+    pieces = {i: (np.arange(len(text), dtype=np.int32) * 3, np.array(text, np.float32)) for i, text in enumerate(texts)}
+    found = largest(joined(pieces), max_entries)
+    assert len(found) == len(texts)
+    for text, (ids, weights) in zip(texts, found, strict=True):
+        kept = sorted(sorted(range(len(text)), key=lambda i: -abs(text[i]))[:max_entries])
+        assert ids.tolist() == [3 * i for i in kept]
+        assert weights.tolist() == [text[i] for i in kept]
 
 
 def test_entries_without_weight_are_left_out() -> None:

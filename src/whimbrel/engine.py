@@ -13,25 +13,42 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Self, TypeAlias, Unpack
+from typing import Self, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel import faults
-from whimbrel.card import Card, PoolingMode
+from whimbrel import faults, scoring
+from whimbrel.card import Card, RerankerName, StatedPooling
 from whimbrel.card_reader import read_card
 from whimbrel.checkpoint import Checkpoint, find_checkpoint
+from whimbrel.entities import Aggregation
 from whimbrel.errors import CheckpointError, NonFinite
 from whimbrel.frontend import AsyncFrontend, Frontend
 from whimbrel.lanes import Lanes
 from whimbrel.outputs import Ask, place
 from whimbrel.plan import EngineOptions, Options, Plan, length_for, make_plan
 from whimbrel.runner import Runner, probe
-from whimbrel.types import Float32Array, OutputName, Outputs, Prepared, Ragged, Request, Result, Seq, Sparse
-from whimbrel.verbs import TextOptions, asked, text_request
+from whimbrel.scoring import Question
+from whimbrel.types import (
+    Classes,
+    Entity,
+    Float32Array,
+    OutputName,
+    Outputs,
+    Pair,
+    Prepared,
+    Ragged,
+    Ranked,
+    Request,
+    Result,
+    Seq,
+    Sparse,
+)
+from whimbrel.verbs import ScoreOptions, TextOptions, asked, text_request
 from whimbrel.work import AnyRunner, Job, Recorder
 
+T = TypeVar("T")
 Progress: TypeAlias = Callable[[str], None]
 """Called with the name of each phase of loading as it begins."""
 
@@ -43,16 +60,18 @@ class Engine:
     """A model, loaded and running in this process. Safe to call from many threads; use it as a context manager.
 
     `model` is a folder or a hub id; None is the packaged all-MiniLM-L6-v2. `pooling` is needed for a checkpoint that does not
-    say how its tokens are pooled. The other options are those of `Options`. On a CPU, PyTorch's operations use one thread each
-    in the engine's threads and in threads started later. An engine that is not closed keeps its threads and its weights until
-    the process ends; it does not survive a fork. Raises SetupError or CheckpointError.
+    say how its tokens are pooled, `reranker` for one that judges pairs and does not say how. The other options are those of
+    `Options`. On a CPU, PyTorch's operations use one thread each in the engine's threads and in threads started later. An
+    engine that is not closed keeps its threads and its weights until the process ends; it does not survive a fork. Raises
+    SetupError or CheckpointError.
     """
 
     def __init__(
         self,
         model: str | None = None,
         *,
-        pooling: PoolingMode | None = None,
+        pooling: StatedPooling | None = None,
+        reranker: RerankerName | None = None,
         progress: Progress = _say_nothing,
         recorder: Callable[[Engine], Recorder] | None = None,
         **options: Unpack[EngineOptions],
@@ -61,7 +80,7 @@ class Engine:
         progress("finding the checkpoint")
         checkpoint = find_checkpoint(model)
         progress("reading the card")
-        self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling)
+        self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling, reranker=reranker)
         self.plan: Plan = make_plan(Options(**options), self.card, probe())
         self.folder = checkpoint.folder
         self.frontend = Frontend(checkpoint.folder, self.card, self.plan)
@@ -100,6 +119,34 @@ class Engine:
         The options are those of TextOptions. A single string is a list of one.
         """
         return self.run(text_request(self.card, texts, outputs, **options)).outputs
+
+    def score(
+        self, queries: str | Iterable[str], documents: str | Iterable[str], **options: Unpack[ScoreOptions]
+    ) -> Float32Array:
+        """How well documents answer queries: float32, (N,), or (N, C) of a model with C classes.
+
+        One query goes with each document; else there are as many queries as documents. The options are those of ScoreOptions.
+        """
+        return self._answer(scoring.score(self.card, queries, documents, **options))
+
+    def rerank(
+        self, query: str, documents: Iterable[str], *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+    ) -> list[Ranked]:
+        """The places of documents and their scores, the best first. The options are those of ScoreOptions."""
+        return self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))
+
+    def classify(self, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Classes:
+        """The classes of texts or of pairs; a single string is a list of one. The options are those of ScoreOptions."""
+        return self._answer(scoring.classify(self.card, texts, **options))
+
+    def token_classify(
+        self, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
+    ) -> list[list[Entity]]:
+        """The entities in each of `texts`; a single string is a list of one. The options are those of ScoreOptions."""
+        return self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
+
+    def _answer(self, question: Question[T]) -> T:
+        return question.answer(self.run(question.request))
 
     def run(self, request: Request) -> Result:
         """Answer one request; blocks. Interrupted, it drops what has not run yet."""
@@ -207,13 +254,14 @@ class AsyncEngine:
         self,
         model: str | Engine | None = None,
         *,
-        pooling: PoolingMode | None = None,
+        pooling: StatedPooling | None = None,
+        reranker: RerankerName | None = None,
         progress: Progress = _say_nothing,
         **options: Unpack[EngineOptions],
     ) -> None:
         """`model` as for Engine, or an Engine that is loaded already, which is then closed with this one."""
         loaded = isinstance(model, Engine)
-        self._engine = model if loaded else Engine(model, pooling=pooling, progress=progress, **options)
+        self._engine = model if loaded else Engine(model, pooling=pooling, reranker=reranker, progress=progress, **options)
         self._frontend = AsyncFrontend(self._engine.frontend)
 
     @property
@@ -255,6 +303,31 @@ class AsyncEngine:
     ) -> Outputs:
         """As Engine.encode."""
         return (await self.run(text_request(self.card, texts, outputs, **options))).outputs
+
+    async def score(
+        self, queries: str | Iterable[str], documents: str | Iterable[str], **options: Unpack[ScoreOptions]
+    ) -> Float32Array:
+        """As Engine.score."""
+        return await self._answer(scoring.score(self.card, queries, documents, **options))
+
+    async def rerank(
+        self, query: str, documents: Iterable[str], *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+    ) -> list[Ranked]:
+        """As Engine.rerank."""
+        return await self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))
+
+    async def classify(self, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Classes:
+        """As Engine.classify."""
+        return await self._answer(scoring.classify(self.card, texts, **options))
+
+    async def token_classify(
+        self, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
+    ) -> list[list[Entity]]:
+        """As Engine.token_classify."""
+        return await self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
+
+    async def _answer(self, question: Question[T]) -> T:
+        return question.answer(await self.run(question.request))
 
     async def run(self, request: Request) -> Result:
         """Answer one request. Cancelling it drops what has not been computed yet."""

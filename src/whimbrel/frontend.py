@@ -13,14 +13,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from whimbrel.card import Card, Output
+from whimbrel.card import Card, Output, SparseCode
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from whimbrel.outputs import Ask, place
 from whimbrel.parts import Merge
 from whimbrel.plan import Plan, length_for
+from whimbrel.template_tokenizer import TemplateTokenizer
 from whimbrel.tokenizer import Tokenizer
 from whimbrel.trace import trace
-from whimbrel.types import OutputName, Prepared, Request, Seq
+from whimbrel.types import Int64Array, OutputName, Pair, Prepared, Request, Seq, TokenSpans
 
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
@@ -37,7 +38,7 @@ class Frontend:
         self._card = card
         self._plan = plan
         self._tokenizers = [
-            Tokenizer(folder, tower, replace(plan, max_length=length_for(plan, card, tower)), tower=number)
+            self._tokenizer(folder, tower, replace(plan, max_length=length_for(plan, card, tower)), number)
             for number, tower in enumerate(card.towers or (card,))
         ]
 
@@ -51,7 +52,7 @@ class Frontend:
         card = self._card.tower(number)
         asks = [self._ask(card, request, name) for name in dict.fromkeys(request.outputs or (next(iter(card.outputs)),))]
         with trace("tokenize") as tokenized:
-            seqs, merge = self._tokenized(self._tokenizers[number], card, request, asks)
+            seqs, merge, spans = self._tokenized(self._tokenizers[number], card, request, asks)
         num_tokens = sum(seq.ids.size for seq in seqs)
         if num_tokens > self._plan.max_request_tokens:
             raise TooLarge(
@@ -70,18 +71,30 @@ class Frontend:
             deadline=request.deadline,
             owner=request.owner,
             merge=merge,
+            spans=spans,
         )
 
+    def _tokenizer(self, folder: Path, card: Card, plan: Plan, tower: int) -> Tokenizer | TemplateTokenizer:
+        return TemplateTokenizer(folder, card, plan) if card.template else Tokenizer(folder, card, plan, tower=tower)
+
     def _tokenized(
-        self, tokenizer: Tokenizer, card: Card, request: Request, asks: Sequence[Ask]
+        self, tokenizer: Tokenizer | TemplateTokenizer, card: Card, request: Request, asks: Sequence[Ask]
+    ) -> tuple[list[Seq], Merge | None, list[TokenSpans] | None]:
+        """The seqs; how their vectors become those of the texts; and of which characters their tokens are, if that is asked."""
+        if request.late_chunking or request.split_long:
+            return *self._in_parts(tokenizer, card, request, asks), None
+        if request.locate:
+            seqs, spans = tokenizer.locate(request)
+            return seqs, None, spans
+        return tokenizer.encode(request), None, None
+
+    def _in_parts(
+        self, tokenizer: Tokenizer | TemplateTokenizer, card: Card, request: Request, asks: Sequence[Ask]
     ) -> tuple[list[Seq], Merge | None]:
-        """The seqs, and how their vectors become those of the texts."""
-        if not request.late_chunking and not request.split_long:
-            return tokenizer.encode(request), None
         param = "late_chunking" if request.late_chunking else "split_long"
         if request.late_chunking and request.split_long:
             raise InvalidRequest("cannot go with split_long: it runs all texts in one pass.", param=param)
-        if [ask.name for ask in asks] != ["dense"]:
+        if [ask.name for ask in asks] != ["dense"] or isinstance(tokenizer, TemplateTokenizer):
             raise InvalidRequest("is for dense vectors alone.", param=param)
         if not request.late_chunking:
             seqs, offsets_N1, weights_S = tokenizer.encode_split(request)
@@ -97,7 +110,20 @@ class Frontend:
         output = card.output(name)
         wanted = request.normalize if output.finish == "normalize" else request.activate
         width = self._width(card, request, output) if name in _VECTORS else output.width
-        return Ask(name, width, output.finished if wanted is None else wanted)
+        entries = self._max_entries(request, output) if name == "sparse" else 0
+        return Ask(name, width, output.finished if wanted is None else wanted, entries)
+
+    def _max_entries(self, request: Request, output: Output) -> int:
+        """So many entries are kept; 0: all."""
+        wanted = request.max_active_dims
+        if wanted is None:
+            return output.max_entries
+        if type(wanted) is not int or wanted < 1:
+            raise InvalidRequest(f"must be a positive integer, is {wanted!r}.", param="max_active_dims")
+        for head in output.head:
+            if isinstance(head, SparseCode) and wanted > head.k:
+                raise InvalidRequest(f"{wanted:,} are asked for; this model gives {head.k:,}.", param="max_active_dims")
+        return wanted
 
     def _width(self, card: Card, request: Request, output: Output) -> int:
         """The width of the vectors asked for."""
@@ -153,8 +179,13 @@ class AsyncFrontend:
         self._threads.shutdown()
 
 
+def size(text: str | Pair | Int64Array) -> int:
+    """Characters of a text or of a pair, or ids."""
+    return len(text[0]) + len(text[1]) if isinstance(text, tuple) else len(text)
+
+
 def _is_small(request: Request) -> bool:
     try:
-        return len(request.texts) <= _INLINE_TEXTS and sum(map(len, request.texts)) <= _INLINE_CHARACTERS
+        return len(request.texts) <= _INLINE_TEXTS and sum(map(size, request.texts)) <= _INLINE_CHARACTERS
     except TypeError:  # one is no text, and refused at once
         return True

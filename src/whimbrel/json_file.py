@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Final, TypeVar, cast
 
 from whimbrel.errors import CheckpointError
@@ -13,6 +14,8 @@ from whimbrel.errors import CheckpointError
 T = TypeVar("T")
 
 _REQUIRED: Final[Any] = object()
+_MAX_NAMES: Final = 800
+"""Characters of what might stand in a value's place, for an error to name it."""
 
 
 def find_file(folder: Path, file: str) -> Path:
@@ -102,7 +105,8 @@ class JsonFile:
         """What `table` says of `value`, which stands under `key`."""
         if isinstance(value, str) and value in table:
             return table[value]
-        raise self.error(f"{_short(value)} is not supported; supported: {', '.join(table)}.", key)
+        supported = shorten(", ".join(table), 800, placeholder=", ...")
+        raise self.error(f"{_short(value)} is not supported; supported: {supported}.", key)
 
     def refuse_unknown(self, *known: Collection[str]) -> None:
         """Refuse keys that are in none of `known`."""

@@ -36,6 +36,8 @@ class Ask:
     width: int
     """Columns, the first of what the output has."""
     finished: bool
+    max_entries: int = 0
+    """So many entries a text keeps, the largest; 0: all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +140,7 @@ def kept(
     output: Output, ids_T: Int32Array, cu_seqlens: NDArray[np.integer], is_query_B: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Which tokens give a row."""
-    kept_T = np.ones(ids_T.size, np.bool_)
+    kept_T = np.isin(ids_T, np.array(output.keep_ids, np.int32)) if output.keep_ids else np.ones(ids_T.size, np.bool_)
     if output.skip_ids:
         kept_T &= ~np.isin(ids_T, np.array(output.skip_ids, np.int32))
         if not output.skip_in_queries:
@@ -175,6 +177,8 @@ class Wanted:
     finished_P: NDArray[np.bool_]
     groups_G: Int64Array | None = None
     """Of entries: where those begin that are tokens of one entry; offsets_B1 counts the entries."""
+    tokens_X: Int32Array | None = None
+    """Of rows over the vocabulary: their tokens, one row's after another."""
 
 
 def wanted(card: Card, batch: Batch, asked: Sequence[Places]) -> dict[OutputName, Wanted]:
@@ -213,6 +217,7 @@ def _wanted(output: Output, batch: Batch, widths_B: Int32Array, finished_B: NDAr
         widths_P=None if ((widths_B == 0) | (widths_B == output.width)).all() else widths_B[seq_P],
         finished_P=finished_B[seq_P],
         groups_G=groups,
+        tokens_X=None if output.vocabulary is None else ranges(starts_P, ends_P).astype(np.int32),
     )
 
 
@@ -222,6 +227,8 @@ def _text_rows(output: Output, batch: Batch, asked_B: NDArray[np.bool_]) -> tupl
     if not output.include_prompt:
         left_out = batch.prompt_tokens_B
         starts_B = starts_B + np.where(left_out < ends_B - starts_B, left_out, 0)
+    if output.padding_id is not None:
+        ends_B = _ends_before_padding(batch, output.padding_id)
     if batch.spans_B is None:
         rows = np.flatnonzero(asked_B).astype(np.int32)
         return rows, starts_B[rows], ends_B[rows]
@@ -233,6 +240,13 @@ def _text_rows(output: Output, batch: Batch, asked_B: NDArray[np.bool_]) -> tupl
     rows = np.repeat(np.arange(batch.num_seqs, dtype=np.int32), counts)
     flat_P2 = np.concatenate(spans_P2)[asked_B[rows]]
     return rows[asked_B[rows]], flat_P2[:, 0], flat_P2[:, 1]
+
+
+def _ends_before_padding(batch: Batch, padding_id: int) -> Int32Array:
+    """One after the last token of each seq that is no padding; after the first token, if all are."""
+    places_T = np.where(batch.ids_T == padding_id, 0, np.arange(batch.num_tokens, dtype=np.int32))
+    starts_B = batch.cu_seqlens[:-1]
+    return np.maximum(np.maximum.reduceat(places_T, starts_B), starts_B) + 1
 
 
 def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> Int64Array:
@@ -277,11 +291,24 @@ def assemble(places: Places, arrays: Mapping[OutputName, Float32Array], entries:
     sparse = entries
     if "sparse" in places.by_name:
         sparse = _without_zeros(places.by_name["sparse"], arrays["sparse"])
+    if sparse is not None and (ask := places.ask("sparse")) is not None and ask.max_entries:
+        sparse = largest(sparse, ask.max_entries)
     multi_vector, token_scores = (
         Ragged(arrays[name], places.by_name[name].offsets_N1) if name in arrays else None
         for name in ("multi_vector", "token_scores")
     )
     return Outputs(arrays.get("dense"), sparse, multi_vector, arrays.get("scores"), token_scores)
+
+
+def largest(sparse: Sparse, max_entries: int) -> Sparse:
+    """So many entries of each text, those furthest from 0; of equals, those of lower ids."""
+    counts = np.diff(sparse.offsets_N1)
+    if not counts.size or counts.max() <= max_entries:
+        return sparse
+    text_X = np.repeat(np.arange(counts.size), counts)
+    order = np.lexsort((-np.abs(sparse.weights_X), text_X))  # stable, and ids ascend
+    kept = np.sort(order[np.arange(text_X.size) - sparse.offsets_N1[text_X] < max_entries])
+    return Sparse(sparse.ids_X[kept], sparse.weights_X[kept], _offsets(np.minimum(counts, max_entries)))
 
 
 def joined(pieces: Mapping[int, tuple[Int32Array, Float32Array]]) -> Sparse:

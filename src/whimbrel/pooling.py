@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whimbrel.card import Card, Finish, Head, Output, PoolingMode
-from whimbrel.models.heads import HeadFunction
+from whimbrel.models.heads import HeadFunction, LoadedHead
 from whimbrel.ops.linear import in_whole_blocks, round_rows
 from whimbrel.ops.ragged import cut, normalize, segment_reduce
 from whimbrel.types import OutputName
@@ -32,12 +32,14 @@ class Rows:
     finished_P: Tensor
     all_finished: bool | None
     """Whether all are, or none is; None: some."""
+    tokens_R: Tensor | None = None
+    """Of rows over the vocabulary: their tokens, and as many more as linear layers like."""
 
 
 class Pooling:
     """The outputs of one checkpoint."""
 
-    def __init__(self, card: Card, heads: Mapping[Head, HeadFunction]) -> None:
+    def __init__(self, card: Card, heads: Mapping[Head, LoadedHead]) -> None:
         """`heads` are those of all outputs, loaded."""
         self._outputs = {name: _LoadedOutput(output, heads) for name, output in card.outputs.items()}
 
@@ -49,12 +51,15 @@ class Pooling:
 class _LoadedOutput:
     """One output with its heads."""
 
-    def __init__(self, output: Output, heads: Mapping[Head, HeadFunction]) -> None:
+    def __init__(self, output: Output, heads: Mapping[Head, LoadedHead]) -> None:
         self._output = output
-        self._token_head = [heads[head] for head in output.token_head]
-        self._head = [heads[head] for head in output.head]
+        self._token_head: list[HeadFunction] = [heads[head] for head in output.token_head]
+        self._head: list[HeadFunction] = [heads[head] for head in output.head]
+        self._vocabulary = None if output.vocabulary is None else heads[output.vocabulary]
 
     def __call__(self, hidden_RD: Tensor, rows: Rows) -> Tensor:
+        if self._vocabulary is not None:
+            return self._over_vocabulary(self._vocabulary, hidden_RD, rows)
         pools = self._output.modes
         x_PD = self._pooled(hidden_RD, rows) if pools else hidden_RD[rows.starts_P]
         x_PD = _in_whole_rows(x_PD, self._head if pools else [*self._token_head, *self._head])
@@ -64,6 +69,14 @@ class _LoadedOutput:
             return x_PD
         finished_PD = FINISHES[self._output.finish](x_PD)
         return finished_PD if rows.all_finished else torch.where(rows.finished_P[:, None], finished_PD, x_PD)
+
+    def _over_vocabulary(self, decoder: LoadedHead, hidden_RD: Tensor, rows: Rows) -> Tensor:
+        """Tokens of texts that did not ask for it are left out: the decoder costs as much as several layers."""
+        assert rows.tokens_R is not None
+        x_RD = hidden_RD[rows.tokens_R]
+        for head in self._token_head:
+            x_RD = head(x_RD)
+        return decoder(x_RD, rows.ends_P - rows.starts_P)
 
     def _pooled(self, hidden_RD: Tensor, rows: Rows) -> Tensor:
         for head in self._token_head:

@@ -150,7 +150,7 @@ class Runner:
         )
 
     def _rows(self, wanted: Wanted) -> Rows:
-        finished_P = wanted.finished_P
+        finished_P, tokens_X = wanted.finished_P, wanted.tokens_X
         return Rows(
             self._put(wanted.origins_P),
             self._put(wanted.starts_P),
@@ -158,6 +158,7 @@ class Runner:
             None if wanted.widths_P is None else self._put(wanted.widths_P),
             self._put(finished_P),
             bool(finished_P[0]) if finished_P.size and (finished_P == finished_P[0]).all() else None,
+            None if tokens_X is None else self._put(_fill(tokens_X, round_rows(tokens_X.size))),
         )
 
     def _in_memory(self, action: Callable[[], T]) -> T:

@@ -47,7 +47,7 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
     def ready(planned: list[Planned]) -> None:
         shown.ready()
         models = [
-            (read_card(Path(each.folder), each.card_name, pooling=model.pooling), each.plan)
+            (read_card(Path(each.folder), each.card_name, pooling=model.pooling, reranker=model.reranker), each.plan)
             for each, model in zip(planned, options.models, strict=True)
         ]
         _banner(console, models, options, f"http://{_url_host(address)}:{port}")
@@ -160,10 +160,15 @@ def _described(card: Card, plan: Plan) -> dict[str, str]:
     return {
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
-        "max length": f"{plan.max_length:,} tokens",
+        "max length": f"{_usual_lengths(card, plan)}{plan.max_length:,} tokens",
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
     }
+
+
+def _usual_lengths(card: Card, plan: Plan) -> str:
+    """Of queries and documents, where a request that says nothing has less than the most."""
+    return "".join(f"{min(form.max_length, plan.max_length):,} of a {kind}, " for kind, form in card.forms.items())
 
 
 def _shape(output: Output, plan: Plan) -> str:

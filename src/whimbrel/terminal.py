@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from whimbrel.card import Card, PoolingMode
+    from whimbrel.card import Card, StatedPooling
     from whimbrel.engine import Engine
     from whimbrel.plan import EngineOptions, Plan
 
@@ -28,7 +28,7 @@ def console() -> Console:
     return Lasting(stderr=True, highlight=False, soft_wrap=True)
 
 
-def load(console: Console, model: str | None, *, pooling: PoolingMode | None, **options: Unpack[EngineOptions]) -> Engine:
+def load(console: Console, model: str | None, *, pooling: StatedPooling | None, **options: Unpack[EngineOptions]) -> Engine:
     """Load an engine, saying each phase and how long it took."""
     from time import perf_counter
 

@@ -1,4 +1,4 @@
-"""Request -> [Seq]. Knows prompts, special tokens and truncation; knows nothing of batches.
+"""Request -> [Seq]. Knows prompts, special tokens, pairs and truncation; knows nothing of batches.
 
 Texts go through the tokenizer many at a time, whole; what is too long is cut here, between the special tokens that stand
 around it, so one tokenizer, never reconfigured, serves all threads.
@@ -7,7 +7,7 @@ around it, so one tokenizer, never reconfigured, serves all threads.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -16,14 +16,18 @@ from typing import Final, cast
 import numpy as np
 import tokenizers
 
-from whimbrel.card import Card
+from whimbrel.card import Card, Form
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
+from whimbrel.forms import give_form, is_fixed
 from whimbrel.instruction import InstructionFinder
 from whimbrel.json_file import JsonFile
-from whimbrel.parts import common_prefix, spans, split
+from whimbrel.pairs import PairTemplate, check_pairs, cut, find_template, too_long
+from whimbrel.parts import common_prefix, split
+from whimbrel.parts import spans as spans_of_parts
 from whimbrel.plan import Plan
+from whimbrel.token_spans import find_spans, unknown_id
 from whimbrel.tokenizer_file import read_as_class
-from whimbrel.types import Float32Array, Int32Array, Int64Array, Request, Seq, Truncate
+from whimbrel.types import Float32Array, Int32Array, Int64Array, Pair, Request, Seq, TokenSpans, Truncate
 
 _FILE: Final = "tokenizer.json"
 
@@ -63,8 +67,14 @@ class Tokenizer:
         self._instruction = (
             None if card.instruction is None else InstructionFinder(card.instruction, self._tokenizer, self._prefix)
         )
-        if self._max_length < self._least_length:
-            raise CheckpointError(f"max length {self._max_length} leaves no room between the special tokens.", file=_FILE)
+        self._pairs = self._pair_template() if "scores" in card.outputs else None
+        self._unknown_id = unknown_id(self._tokenizer, card.tokenizer)
+        for form in (None, *card.forms.values()):
+            least, usual, _ = self._lengths(form)
+            if usual < least:
+                raise CheckpointError(f"max length {usual} leaves no room: every text has {least} tokens or more.", file=_FILE)
+        if self._prefix.size != 1 and any(form.marker_id is not None for form in card.forms.values()):
+            raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)
 
     def encode(self, request: Request) -> list[Seq]:
         """Tokenise all texts of a request.
@@ -73,12 +83,23 @@ class Tokenizer:
         """
         if len(request.texts) == 0:
             return []
-        max_length = self._request_max_length(request)
+        if isinstance(request.texts[0], tuple):
+            return self._encode_pairs(request)
+        form = self._form(request)
+        max_length = self._request_max_length(request, form)
         truncate: Truncate = request.truncate or self._card.tokenizer.truncate
         rows, prompt_tokens, shortened = self._rows(request, max_length, truncate)
+        given_ids = isinstance(request.texts[0], np.ndarray)
+        if form is not None and form.marker_id is not None and not given_ids:
+            max_length -= 1
         adapter = self._card.adapter(request.prompt_name)
         seqs = [self._seq(ids, index, prompt_tokens, max_length, truncate, adapter=adapter) for index, ids in enumerate(rows)]
-        return [replace(seq, truncated=True) if seq.index in shortened else seq for seq in seqs] if shortened else seqs
+        if shortened:
+            seqs = [replace(seq, truncated=True) if seq.index in shortened else seq for seq in seqs]
+        if form is None:
+            return seqs
+        is_query = request.input_type == "query"
+        return [give_form(seq, None if given_ids else form, is_query=is_query) for seq in seqs]
 
     def encode_split(self, request: Request) -> tuple[list[Seq], Int64Array, Float32Array]:
         """The same of texts that may be too long for the model: (seqs, those of text i are offsets_N1[i] to offsets_N1[i + 1],
@@ -118,9 +139,13 @@ class Tokenizer:
         max_length = self._request_max_length(request)
         texts, prompt = _check_texts(cast(Sequence[object], request.texts)), self._prompt(request)
         ends_N1 = np.cumsum([len(prompt), *map(len, texts)])
-        self._check_sizes([int(ends_N1[-1])])
         document = prompt + "".join(texts)
-        (encoding,) = self._tokenized(self._tokenizer.encode_batch, [document], texts, prompt)
+        try:
+            ((encoding,),) = self._encodings([document], "", [0], located=True)
+        except TooLarge:
+            raise
+        except InvalidRequest as error:
+            raise _culprit(texts, prompt, range(len(texts)), error) from None
         ids, offsets_T2 = np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int64).reshape(-1, 2)
         if ids.size > max_length:
             raise TooLong(
@@ -131,7 +156,7 @@ class Tokenizer:
         if self._unknown is not None:
             ids, offsets_T2 = ids[ids != self._unknown], offsets_T2[ids != self._unknown]
         first = self._prefix.size
-        spans_S2 = spans(ends_N1, offsets_T2[first : ids.size - self._suffix.size]) + np.int32(first)
+        spans_S2 = spans_of_parts(ends_N1, offsets_T2[first : ids.size - self._suffix.size]) + np.int32(first)
         without = np.flatnonzero(spans_S2[:, 0] == spans_S2[:, 1])
         if without.size:
             raise InvalidRequest("this part of the document has no tokens of its own.", param=f"input[{without[0]}]")
@@ -168,19 +193,91 @@ class Tokenizer:
             prompt_tokens = 0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt)
         return rows, prompt_tokens, shortened
 
+    def _form(self, request: Request) -> Form | None:
+        forms = self._card.forms
+        if forms and request.input_type not in forms:
+            raise InvalidRequest(
+                'this model treats queries and documents differently; say input_type="query" or "document".',
+                param="input_type",
+            )
+        return None if request.input_type is None else forms.get(request.input_type)
+
+    def locate(self, request: Request) -> tuple[list[Seq], list[TokenSpans]]:
+        """As `encode`, of texts; and which characters their tokens are of, those of a prompt not counted."""
+        texts, prompt = _check_texts(cast(Sequence[object], request.texts)), self._prompt(request)
+        max_length, truncate = self._request_max_length(request), request.truncate or self._card.tokenizer.truncate
+        adapter = self._card.adapter(request.prompt_name)
+        seqs: list[Seq] = []
+        spans: list[TokenSpans] = []
+        for encodings in self._encodings(texts, prompt, range(len(texts)), located=True):
+            for encoding in encodings:
+                ids = np.array(encoding.ids, np.int32)
+                seqs.append(self._seq(ids, len(seqs), 0, max_length, truncate, adapter=adapter))
+                places = self._kept(ids, max_length, truncate)
+                spans.append(find_spans(self._tokenizer, encoding, texts[len(spans)], prompt, self._unknown_id)[places])
+        return seqs, spans
+
+    def _pair_template(self) -> PairTemplate | None:
+        second_type = self._card.tokenizer.second_type
+        return find_template(self._tokenizer, self._card.encoder.type_vocab_size if second_type else 0)
+
+    def _encode_pairs(self, request: Request) -> list[Seq]:
+        template = self._pairs
+        if template is None:
+            raise InvalidRequest("this model takes texts, not pairs of texts.", param="input[0]")
+        pairs, prompt = check_pairs(cast(Sequence[object], request.texts)), self._prompt(request)
+        if prompt:
+            pairs = [(prompt + first, second) for first, second in pairs]
+        ids = self._encode_once(pairs)
+        max_length = self._request_max_length(request, pair=template.num_special + 2)
+        truncate: Truncate = request.truncate or self._card.tokenizer.truncate
+        return [
+            template.seq(ids[first], ids[second], index, max_length, truncate) for index, (first, second) in enumerate(pairs)
+        ]
+
+    def _encode_once(self, pairs: Sequence[Pair]) -> dict[str, Int32Array]:
+        """The ids of each text, without special tokens; one that is in many pairs is tokenised once."""
+        found: dict[str, int] = {}
+        for index, pair in enumerate(pairs):
+            for text in pair:
+                found.setdefault(text, index)
+        texts = list(found)
+        return dict(zip(texts, self._encode_texts(texts, "", list(found.values()), special=False), strict=True))
+
     @property
     def _least_length(self) -> int:
         return self._prefix.size + self._suffix.size + 1
 
-    def _request_max_length(self, request: Request) -> int:
-        if request.max_tokens is None:
-            return self._max_length
-        if not self._least_length <= request.max_tokens <= self._max_length:
+    def _lengths(self, form: Form | None) -> tuple[int, int, int]:
+        """Tokens that a text may have: the least that may be asked for, as many as it has if nothing is, and the most."""
+        least, most = self._least_length, self._max_length
+        if form is None:
+            return least, most, most
+        least += form.marker_id is not None
+        if form.expansion is not None:
+            least = max(least, form.expansion.length)
+        return least, min(form.max_length, most), form.max_length if is_fixed(form) else most
+
+    def _request_max_length(self, request: Request, form: Form | None = None, *, pair: int = 0) -> int:
+        """`pair`: the least that a pair has."""
+        least, usual, most = self._lengths(form)
+        least, wanted = max(least, pair), usual if request.max_tokens is None else request.max_tokens
+        if not least <= wanted <= most:
             raise InvalidRequest(
-                f"{request.max_tokens:,} tokens per text; this model takes {self._least_length} to {self._max_length:,}.",
+                f"{wanted:,} tokens per text; this model takes {least} to {most:,}.",
                 param="truncate_prompt_tokens",
             )
-        return request.max_tokens
+        return wanted
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The tokenizer itself, which is not to be changed."""
+        return self._tokenizer
+
+    @property
+    def around(self) -> tuple[Int32Array, Int32Array]:
+        """What stands before and after every text."""
+        return self._prefix, self._suffix
 
     def _prompt(self, request: Request) -> str:
         if request.prompt is not None:
@@ -188,28 +285,33 @@ class Tokenizer:
         name = request.prompt_name or self._card.prompt_for(request.input_type)
         return "" if name is None else self._card.prompt_text(name)
 
-    def _encode_texts(self, texts: Sequence[str], prompt: str) -> list[Int32Array]:
+    def _encode_texts(
+        self, texts: Sequence[str], prompt: str, inputs: Sequence[int] | None = None, *, special: bool = True
+    ) -> list[Int32Array]:
+        """The ids of each text; `inputs` are the places in the request that errors name."""
+        inputs = range(len(texts)) if inputs is None else inputs
+        slices = self._encodings(texts, prompt, inputs, special=special)
+        return [row for encodings in slices for row in _split([encoding.ids for encoding in encodings])]
+
+    def _encodings(
+        self, texts: Sequence[str], prompt: str, inputs: Sequence[int], *, special: bool = True, located: bool = False
+    ) -> Iterator[list[tokenizers.Encoding]]:
+        """Slice by slice; only if they are to be `located` do encodings know which characters their tokens are of."""
         sizes = [len(prompt) + len(text) for text in texts]
-        self._check_sizes(sizes)
-        rows: list[Int32Array] = []
+        self.check_sizes(sizes, inputs)
+        encode = self._tokenizer.encode_batch if located else self._tokenizer.encode_batch_fast
         for part in _slices(sizes):
             prompted = [prompt + text for text in texts[part]] if prompt else texts[part]
-            encodings = self._tokenized(self._tokenizer.encode_batch_fast, prompted, texts, prompt)
-            rows += _split([encoding.ids for encoding in encodings])
-        return rows
+            try:
+                encodings = encode(prompted, add_special_tokens=special and self._bare is None)
+            except BaseException as error:
+                if not _is_of_the_binding(error):
+                    raise
+                raise _culprit(texts, prompt, inputs, error) from None
+            yield encodings
 
-    def _tokenized(
-        self, encode: Callable[..., list[tokenizers.Encoding]], prompted: Sequence[str], texts: Sequence[str], prompt: str
-    ) -> list[tokenizers.Encoding]:
-        try:
-            return encode(prompted, add_special_tokens=self._bare is None)
-        except BaseException as error:
-            if not _is_of_the_binding(error):
-                raise
-            raise _culprit(texts, prompt, error) from None
-
-    def _check_sizes(self, sizes: list[int]) -> None:
-        """Of texts in characters, prompts included."""
+    def check_sizes(self, sizes: Sequence[int], inputs: Sequence[int]) -> None:
+        """Refuse texts of so many characters, at these places of a request, if that is too much. Raises TooLarge."""
         if (total := sum(sizes)) > self._max_request_characters:
             raise TooLarge(
                 f"the texts have {total:,} characters, prompts included; the limit is {self._max_request_characters:,}. "
@@ -220,7 +322,7 @@ class Tokenizer:
             if size > MAX_CHARACTERS:
                 raise TooLarge(
                     f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it.",
-                    param=f"input[{index}]",
+                    param=f"input[{inputs[index]}]",
                 )
 
     def _count_prompt_tokens(self, prompt: str) -> int:
@@ -246,26 +348,53 @@ class Tokenizer:
         """Cut `ids` to the limit, keeping the special tokens around them; token ids that came without are cut as they are."""
         if ids.size == 0 and self._bare is None:
             raise InvalidRequest("the text has no tokens.", param=f"input[{index}]")
-        cut = ids.size > max_length
-        if cut and truncate == "never":
-            raise TooLong(
-                f'the text has {ids.size:,} tokens; the limit is {max_length:,}. Pass truncate="right" to cut it.',
-                param=f"input[{index}]",
-            )
-        if cut:
-            prefix, suffix = self._prefix, self._suffix
-            if not (_starts_with(ids, prefix) and _ends_with(ids, suffix)):
-                prefix = suffix = ids[:0]
-            body = ids[prefix.size : ids.size - suffix.size]
-            room = max_length - prefix.size - suffix.size
-            body = body[:room] if truncate == "right" else body[body.size - room :]
-            ids = np.concatenate((prefix, body, suffix))
+        truncated = ids.size > max_length
+        if truncated and truncate == "never":
+            raise too_long("text", ids.size, max_length, index)
+        ids = ids[self._kept(ids, max_length, truncate)]
         if self._instruction is not None:
             prompt_tokens = max(prompt_tokens, self._instruction.count(ids))
         ids = self._without_unknown(ids)
         if ids.size == 0 and self._bare is not None:
             ids = np.array([self._bare.empty_id], np.int32)
-        return Seq(ids, index, prompt_tokens, self._type_id, truncated=cut, adapter=adapter, tower=self._tower)
+        return Seq(ids, index, prompt_tokens, self._type_id, truncated=truncated, adapter=adapter, tower=self._tower)
+
+    def _kept(self, ids: Int32Array, max_length: int, truncate: Truncate) -> slice | Int32Array:
+        """Which tokens are left of a text, the special tokens around it among them."""
+        if ids.size <= max_length:
+            return slice(None)
+        prefix, suffix = self._prefix.size, self._suffix.size
+        if not (_starts_with(ids, self._prefix) and _ends_with(ids, self._suffix)):
+            prefix = suffix = 0
+        places = np.arange(ids.size, dtype=np.int32)
+        body = places[prefix : ids.size - suffix]
+        body = cut(body, max_length - prefix - suffix, truncate)
+        return np.concatenate((places[:prefix], body, places[ids.size - suffix :]))
+
+
+def request_max_length(request: Request, least: int, most: int) -> int:
+    """The limit of a request's texts. Raises InvalidRequest."""
+    if request.max_tokens is None:
+        return most
+    if not least <= request.max_tokens <= most:
+        raise InvalidRequest(
+            f"{request.max_tokens:,} tokens per text; this model takes {least} to {most:,}.", param="truncate_prompt_tokens"
+        )
+    return request.max_tokens
+
+
+def encode_bare(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[Int32Array]:
+    """The ids of texts with nothing around them. Raises InvalidRequest."""
+    rows: list[Int32Array] = []
+    for part in _slices([len(text) for text in texts]) if texts else ():
+        try:
+            encodings = tokenizer.encode_batch_fast(texts[part], add_special_tokens=False)
+        except BaseException as error:
+            if not _is_of_the_binding(error):
+                raise
+            raise _culprit(texts, "", range(len(texts)), error) from None
+        rows += _split([encoding.ids for encoding in encodings])
+    return rows
 
 
 def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:
@@ -369,8 +498,8 @@ def _is_of_the_binding(error: BaseException) -> bool:
     return isinstance(error, TypeError | ValueError) or type(error) is Exception or type(error).__name__ == "PanicException"
 
 
-def _culprit(texts: Sequence[str], prompt: str, error: BaseException) -> InvalidRequest:
-    named = [("prompt", prompt), *((f"input[{index}]", text) for index, text in enumerate(texts))]
+def _culprit(texts: Sequence[str], prompt: str, inputs: Sequence[int], error: BaseException) -> InvalidRequest:
+    named = [("prompt", prompt), *((f"input[{index}]", text) for index, text in zip(inputs, texts, strict=True))]
     for param, text in named:
         try:
             text.encode()

@@ -76,6 +76,14 @@ def read_as_class(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
     return built
 
 
+def read_vocabulary(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[Mapping[str, int], Mapping[str, str]]:
+    """(token -> id, added tokens included; role -> special token) of the tokenizer that `read_as_class` makes."""
+    names = _special_tokens(file, card)
+    added = _added_tokens(file, card, names.values(), vocab_size)
+    ids = {**_vocabulary(file), **{token["content"]: token["id"] for token in added}}
+    return ids, {role: token["content"] for role, token in names.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Tokens:
     """What a class needs to know of its special tokens."""
@@ -114,7 +122,7 @@ def _bert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
             "lowercase": card.do_lower_case,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": _template("cls", "sep", tokens),
+        "post_processor": _template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
 
 
@@ -137,7 +145,7 @@ def _xlm_roberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
         "model": _model(file, "Unigram", {"unk_id": 3, "byte_fallback": False}),
         "normalizer": _charsmap(file.get("normalizer")),
         "pre_tokenizer": _unigram_words(card),
-        "post_processor": _template("bos", "eos", tokens),
+        "post_processor": _template("bos A eos", "bos A eos eos B eos", tokens),
     }
 
 
@@ -156,7 +164,7 @@ def _albert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
         "model": _model(file, "Unigram", {"unk_id": 1, "byte_fallback": False}),
         "normalizer": {"type": "Sequence", "normalizers": [step for step in steps if step is not None]},
         "pre_tokenizer": _unigram_words(card),
-        "post_processor": file.get("post_processor") or _template("cls", "sep", tokens, second=1),
+        "post_processor": file.get("post_processor") or _template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
 
 
@@ -249,21 +257,26 @@ def _roberta_processing(tokens: _Tokens, *, add_prefix_space: bool) -> JSON:
     }
 
 
-def _template(first: str, last: str, tokens: _Tokens, *, second: int = 0) -> JSON:
-    """The token of role `first` before and of role `last` after a text, of token type 0; `second`: that of a second text."""
-    special = {
-        tokens.name(role): {"id": tokens.name(role), "ids": [tokens.id(role)], "tokens": [tokens.name(role)]}
-        for role in (first, last)
-    }
-    begin = {"SpecialToken": {"id": tokens.name(first), "type_id": 0}}
-    end, last_end = ({"SpecialToken": {"id": tokens.name(last), "type_id": number}} for number in (0, second))
-    text, more = ({"Sequence": {"id": name, "type_id": number}} for name, number in (("A", 0), ("B", second)))
+def _template(single: str, pair: str, tokens: _Tokens) -> JSON:
+    """A template is words with a space between: the role of a special token, A or B for a text; each may have :1, its type."""
+    used = sorted({word.partition(":")[0] for word in pair.split()} - {"A", "B"})
     return {
         "type": "TemplateProcessing",
-        "single": [begin, text, end],
-        "pair": [begin, text, end, more, last_end],
-        "special_tokens": special,
+        "single": [_piece(word, tokens) for word in single.split()],
+        "pair": [_piece(word, tokens) for word in pair.split()],
+        "special_tokens": {
+            tokens.name(role): {"id": tokens.name(role), "ids": [tokens.id(role)], "tokens": [tokens.name(role)]}
+            for role in used
+        },
     }
+
+
+def _piece(word: str, tokens: _Tokens) -> JSON:
+    name, _, type_id = word.partition(":")
+    known = {"type_id": int(type_id or 0)}
+    if name in ("A", "B"):
+        return {"Sequence": {"id": name, **known}}
+    return {"SpecialToken": {"id": tokens.name(name), **known}}
 
 
 def _charsmap(normalizer: JSON | None) -> JSON | None:
@@ -279,6 +292,12 @@ def _vocabulary(file: JSON) -> Mapping[str, int]:
         return {row[0]: i for i, row in enumerate(cast(list[Any], vocab))} if isinstance(vocab, list) else {**vocab}
     except (KeyError, TypeError, IndexError):
         raise CheckpointError("holds no vocabulary.", file="tokenizer.json", key="model") from None
+
+
+def unknown_token(card: TokenizerCard) -> str | None:
+    """What stands for what the vocabulary does not have."""
+    stated = card.special_tokens.get("unk", {"content": _DEFAULT_TOKENS[card.tokenizer_class].get("unk")})
+    return None if stated is None else stated["content"]
 
 
 def _special_tokens(file: JSON, card: TokenizerCard) -> Mapping[str, AddedToken]:

@@ -21,7 +21,7 @@ _INERT_TOKENIZER: Final = frozenset(
     """
     add_bos_token add_eos_token backend chat_template clean_up_tokenization_spaces
     do_basic_tokenize errors from_slow full_tokenizer_file is_local local_files_only
-    max_length model_input_names name_or_path never_split pad_to_multiple_of
+    max_length name_or_path never_split pad_to_multiple_of
     pad_token_type_id padding_side processor_class remove_space return_special_tokens_mask sp_model_kwargs
     spaces_between_special_tokens
     special_tokens_map_file stride tokenizer_file tokenizer_type trim_offsets truncation truncation_strategy
@@ -31,8 +31,8 @@ _INERT_TOKENIZER: Final = frozenset(
 _USED_TOKENIZER: Final = frozenset(
     """
     add_prefix_space added_tokens_decoder additional_special_tokens do_lower_case extra_special_tokens keep_accents legacy
-    max_len model_max_length model_specific_special_tokens split_special_tokens strip_accents tokenize_chinese_chars
-    tokenizer_class truncation_side
+    max_len model_input_names model_max_length model_specific_special_tokens split_special_tokens strip_accents
+    tokenize_chinese_chars tokenizer_class truncation_side
 """.split()
 )
 _EXTRA: Final = ("additional_special_tokens", "extra_special_tokens")
@@ -135,6 +135,7 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
         tokenize_chinese_chars=tokenizer.get("tokenize_chinese_chars", bool, True),
         add_prefix_space=_add_prefix_space(tokenizer, kind),
         legacy=tokenizer.get("legacy", bool, False),
+        second_type="token_type_ids" in tokenizer.get("model_input_names", list, ["token_type_ids"]),
         special_tokens=roles,
         extra_tokens=extra,
         legacy_tokens=tuple(JsonFile.read_optional(root, "added_tokens.json").data) if added is None else (),
@@ -144,7 +145,7 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
 
 def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> TokenizerClass:
     """The class that AutoTokenizer takes."""
-    model_type = config.get("model_type", str)
+    model_type = config.get("model_type", str, "")
     if model_type == "mistral" and (root / "tekken.json").exists():
         raise CheckpointError("is not read by Whimbrel; if tokenizer.json says the same, remove it.", file="tekken.json")
     if model_type in _FORCED:

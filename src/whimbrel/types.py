@@ -84,13 +84,17 @@ class Request:
     """Of vectors: whether they are divided by their Euclidean norm."""
     activate: bool | None = None
     """Of scores: whether the card's activation is applied."""
+    max_active_dims: int | None = None
+    """Of sparse vectors: so many entries are kept, the largest."""
     truncate: Truncate | None = None
     max_tokens: int | None = None
-    """A limit per text below that of the model."""
+    """A limit per text below that of the model; of late-interaction models, in place of the usual one of such texts."""
     late_chunking: bool = False
     """The texts are consecutive parts of one document, run in one pass; each part's vector is the mean of its own tokens.
 
     They are joined as they are, so a space between them belongs to one. Dense vectors only, of models that pool by the mean."""
+    locate: bool = False
+    """The answer says which characters each token is of."""
     split_long: bool = False
     """A text that is too long is run in parts; its vector is their mean, weighted by their tokens. Dense vectors only."""
     priority: int = 0
@@ -126,6 +130,20 @@ class Seq:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TokenSpans:
+    """Of which characters of a text its tokens are."""
+
+    chars_T2: Int32Array
+    special_T: NDArray[np.bool_]
+    """Which tokens are none of the text's own: put around it, or of a prompt."""
+    inner_T: NDArray[np.bool_]
+    """Which tokens go on with the word of the token before."""
+
+    def __getitem__(self, places: slice | Int32Array) -> TokenSpans:
+        return TokenSpans(self.chars_T2[places], self.special_T[places], self.inner_T[places])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """A tokenised request and what is to become of it: the one message that goes to an engine."""
 
@@ -143,6 +161,8 @@ class Prepared:
     owner: str = ""
     merge: Merge | None = None
     """How the vectors of seqs become those of texts, where a text has several; it stays where the request came in."""
+    spans: Sequence[TokenSpans] | None = None
+    """Of each text, if the request asked for them; they stay where it was tokenised."""
     suspects: Mapping[int, int] = field(default_factory=dict[int, int])
     """Seqs that were on the device when an engine died, by index: each may share a batch with so many seqs at most, and runs
     while nothing else does."""
@@ -205,6 +225,43 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Classes:
+    """What a classifier says of texts."""
+
+    labels: tuple[str, ...]
+    """The names of the classes."""
+    scores_NC: Float32Array
+    """Of each text and class: probabilities, unless the checkpoint's activation is none, or logits are asked for."""
+
+    @property
+    def best(self) -> list[str]:
+        """The class with the highest score, for each text."""
+        return [self.labels[best] for best in self.scores_NC.argmax(axis=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document among those that were ranked."""
+
+    index: int
+    """Its place among those that were given."""
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A piece of a text, and what it is."""
+
+    label: str
+    score: float
+    start: int
+    """In characters,"""
+    end: int
+    """one after the last."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Result:
     """The answer to one request."""
 
@@ -212,6 +269,8 @@ class Result:
     num_tokens: int
     num_truncated: int
     timings: Timings
+    spans: Sequence[TokenSpans] | None = None
+    """For each text which characters its tokens are of, if the request asked for it."""
 
     @property
     def dense(self) -> Float32Array:

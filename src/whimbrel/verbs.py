@@ -25,21 +25,35 @@ class TextOptions(TypedDict, total=False):
     """Keep the first so many columns (Matryoshka models)."""
     normalize: bool | None
     """Divide by the Euclidean norm; None: as the checkpoint does."""
+    max_active_dims: int | None
+    """Keep so many entries of a sparse vector, the largest; None: as many as the checkpoint says, or all."""
     truncate: Truncate | bool | None
     """The end to cut from a text that is too long, "right" or "left", or "never" (also False) to raise TooLong; None (also
     True): as the checkpoint's tokenizer does."""
+    max_tokens: int | None
+    """A limit per text. Below that of the model; or, of late-interaction models, in place of the usual one of such texts."""
     late_chunking: bool
     """The texts are consecutive parts of one document, run in one pass; each part's vector is the mean of its own tokens."""
     split_long: bool
     """A text that is too long is run in parts; its vector is their mean, weighted by their tokens."""
 
 
+class ScoreOptions(TypedDict, total=False):
+    """How texts and pairs are scored."""
+
+    prompt: str | None
+    """As of TextOptions; put before each text, before the query of a pair."""
+    activate: bool | None
+    """Whether the checkpoint's activation is applied; False: logits. None: as the checkpoint does."""
+    truncate: Truncate | bool | None
+    """As of TextOptions. Of a pair that is too long, the longer text is cut first."""
+
+
 def text_request(
     card: Card, texts: str | Iterable[str], outputs: Sequence[OutputName], **options: Unpack[TextOptions]
 ) -> Request:
     """The Request that a list of texts and its options stand for. Raises InvalidRequest."""
-    prompt = options.get("prompt")
-    name, text = (prompt, None) if prompt in card.prompts else read_prompt(prompt)
+    name, text = named_prompt(card, options.get("prompt"))
     return Request(
         listed(texts),
         tuple(outputs),
@@ -48,18 +62,25 @@ def text_request(
         input_type=options.get("input_type"),
         dimensions=options.get("dimensions"),
         normalize=options.get("normalize"),
+        max_active_dims=options.get("max_active_dims"),
         truncate=read_truncate(options.get("truncate")),
+        max_tokens=options.get("max_tokens"),
         late_chunking=options.get("late_chunking", False),
         split_long=options.get("split_long", False),
     )
 
 
-def listed(texts: str | Iterable[str]) -> list[str]:
+def named_prompt(card: Card, prompt: str | None) -> tuple[str | None, str | None]:
+    """(name, text) of a prompt that is given by either. Raises InvalidRequest."""
+    return (prompt, None) if prompt in card.prompts else read_prompt(prompt)
+
+
+def listed(texts: str | Iterable[T], param: str = "input") -> list[str] | list[T]:
     """A list of texts. Raises InvalidRequest."""
     try:
         return [texts] if isinstance(texts, str) else list(texts)
     except TypeError:
-        raise InvalidRequest(f"must be a string or strings, is {type(texts).__name__}.", param="input") from None
+        raise InvalidRequest(f"must be a string or strings, is {type(texts).__name__}.", param=param) from None
 
 
 def asked(output: T | None) -> T:

@@ -77,7 +77,7 @@ class Job:
         if self.future.set_running_or_notify_cancel():
             entries = joined(self.pieces) if prepared.places.unplaced is not None else None
             outputs = merged(assemble(prepared.places, self.arrays, entries), prepared.merge)
-            self.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings))
+            self.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.spans))
 
     def fail(self, error: WhimbrelError) -> None:
         """Answer with an error; the job is nobody else's any more."""

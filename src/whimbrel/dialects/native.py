@@ -47,6 +47,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instruction: Annotated[str | None, Meta(description="What a reranker with a template is told to judge.")] = None
     normalize: Annotated[bool | None, Meta(description="Divide vectors by their norm; by default as the model does.")] = None
     activate: Annotated[bool | None, Meta(description="Apply the activation of scores; by default as the model does.")] = None
+    max_active_dims: Annotated[int | None, Meta(description="Keep so many entries of a sparse vector, the largest.")] = None
     truncate: Annotated[
         bool | Literal["right", "left", "never"] | None,
         Meta(
@@ -55,7 +56,10 @@ class EmbedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = None
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="A limit of tokens per text below the model's.")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="A limit of tokens per text below the model's; of late-interaction models, in place of the usual one."
+        ),
     ] = None
     late_chunking: Annotated[
         bool,
@@ -130,6 +134,7 @@ def read_request(body: bytes) -> tuple[EmbedRequest, Request]:
         dimensions=sent.dimensions,
         normalize=sent.normalize,
         activate=sent.activate,
+        max_active_dims=sent.max_active_dims,
         truncate=read_truncate(sent.truncate),
         max_tokens=sent.max_tokens,
         late_chunking=sent.late_chunking,

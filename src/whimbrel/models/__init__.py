@@ -12,7 +12,7 @@ from torch import Tensor
 from whimbrel.card import Card, Head
 from whimbrel.config_fallback import FALLBACK
 from whimbrel.models.families import FAMILIES
-from whimbrel.models.heads import HeadFunction, load_head
+from whimbrel.models.heads import LoadedHead, load_head
 from whimbrel.models.static import StaticTable
 from whimbrel.models.transformer import Transformer
 from whimbrel.models.weights import Weights
@@ -36,7 +36,7 @@ class Model(Protocol):
 
 def load_model(
     folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype, sha256: str | None = None
-) -> tuple[Model, Mapping[Head, HeadFunction]]:
+) -> tuple[Model, Mapping[Head, LoadedHead]]:
     """Load the transformer of the checkpoint in `folder`, and its heads, with those of towers that share it.
 
     Raises CheckpointError naming file and tensor.
@@ -45,7 +45,7 @@ def load_model(
         from whimbrel.models.hf_load import load_hf
 
         with Weights(folder, path=card.path, sha256=sha256) as weights:  # refuses pickles, what is damaged or lies elsewhere
-            return load_hf(folder, card, device=device, dtype=dtype), _heads(folder, card, weights, device)
+            return load_hf(folder, card, device=device, dtype=dtype), _heads(folder, card, weights, device, dtype)
     names = FAMILIES[card.encoder.family]
     with Weights(folder, path=card.path, prefixes=names.prefixes, sha256=sha256) as weights:
         model: Model
@@ -53,12 +53,12 @@ def load_model(
             model = StaticTable(card.encoder, weights, device)
         else:
             model = Transformer(card.encoder, weights, device=device, dtype=dtype)
-        heads = _heads(folder, card, weights, device)
+        heads = _heads(folder, card, weights, device, dtype)
         weights.finish(names.unused)
     return model, heads
 
 
-def _heads(folder: Path, card: Card, weights: Weights, device: torch.device) -> Mapping[Head, HeadFunction]:
+def _heads(folder: Path, card: Card, weights: Weights, device: torch.device, dtype: torch.dtype) -> Mapping[Head, LoadedHead]:
     sharing = [tower for tower in card.towers if tower.path == card.path] or [card]
     outputs = [output for tower in sharing for output in tower.outputs.values()]
-    return {head: load_head(head, folder, weights, device) for output in outputs for head in output.heads}
+    return {head: load_head(head, folder, weights, device, dtype) for output in outputs for head in output.heads}

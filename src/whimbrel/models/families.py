@@ -158,6 +158,7 @@ _JINA_ADAPTERS: Final = replace(
     ),
 )
 _JINA_V3: Final = replace(_JINA_COLBERT, unused=_NOMIC.unused, adapters=_JINA_ADAPTERS)
+_JINA_RERANKER: Final = replace(_JINA_COLBERT, unused=_NOMIC.unused, positions="embeddings.position_embeddings")
 
 _GTE: Final = Names(
     prefixes=("new.", "gte."),
@@ -256,10 +257,12 @@ FAMILIES: Final[Mapping[str, Names]] = {
     "jina_bert_ungated": replace(_BERT, positions=None),
     "jina_embeddings_v3": _JINA_V3,
     "jina_colbert": _JINA_COLBERT,
+    "jina_reranker": _JINA_RERANKER,
     "gte": _GTE,
     "modernbert": _MODERNBERT,
     "llama": _LLAMA,
     "qwen3": _QWEN3,
+    "gemma": _LLAMA,
     "gemma2": _GEMMA2,
     "static": Names(prefixes=(), words="", qkv=(), out="", up=(), down="", unused=()),
     "gemma3": replace(_GEMMA2, q_norm=_QWEN3.q_norm, k_norm=_QWEN3.k_norm),

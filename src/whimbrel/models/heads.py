@@ -9,7 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from whimbrel.card import Dense, Head, LayerNorm
+from whimbrel.card import Dense, Head, LayerNorm, Normalize, Quotient, SparseCode, TokenLogits, Vocabulary
+from whimbrel.models.vocabulary import load_sparse_code, load_vocabulary
 from whimbrel.models.weights import Weights
 from whimbrel.ops.linear import Linear
 from whimbrel.ops.norms import layer_norm
@@ -17,19 +18,46 @@ from whimbrel.ops.ragged import normalize
 
 HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
 """(R, in) -> (R, out); R is such that ops.linear.round_rows keeps it."""
+LoadedHead: TypeAlias = Callable[..., Tensor]
+"""A HeadFunction; of a Vocabulary, a `Decoder`."""
 
 
-def load_head(head: Head, folder: Path, main: Weights, device: torch.device) -> HeadFunction:
-    """Load one head of the checkpoint in `folder`, whose transformer's weights are `main`. Raises CheckpointError."""
-    if not isinstance(head, Dense | LayerNorm):
-        return normalize
-    load = _dense if isinstance(head, Dense) else _layer_norm
+def load_head(head: Head, folder: Path, main: Weights, device: torch.device, dtype: torch.dtype) -> LoadedHead:
+    """Load one head of the checkpoint in `folder`, whose transformer's weights are `main`. Raises CheckpointError.
+
+    `dtype` is that of the one head that is as large as a transformer's tables.
+    """
+    match head:
+        case Vocabulary():
+            loaded = load_vocabulary(head, main, device, dtype)
+        case SparseCode():
+            loaded = load_sparse_code(head, folder, device)
+        case TokenLogits():
+            loaded = _token_logits(head, main, device)
+        case Quotient():
+            loaded = _quotient(head)
+        case Dense() | LayerNorm():
+            loaded = _layer(head, folder, main, device)
+        case Normalize():
+            loaded = normalize
+    return loaded
+
+
+def _layer(head: Dense | LayerNorm, folder: Path, main: Weights, device: torch.device) -> HeadFunction:
     if head.source is None:
-        return load(head, main, device)  # pyright: ignore[reportArgumentType]
+        return _load_layer(head, main, device)
     with Weights(folder, path=head.source, allow_pickle=True) as weights:
-        loaded = load(head, weights, device)  # pyright: ignore[reportArgumentType]
+        loaded = _load_layer(head, weights, device)
         weights.finish()
     return loaded
+
+
+def _load_layer(head: Dense | LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:
+    return _dense(head, weights, device) if isinstance(head, Dense) else _layer_norm(head, weights, device)
+
+
+def _quotient(head: Quotient) -> HeadFunction:
+    return lambda x_RD: x_RD / head.divisor
 
 
 def _dense(head: Dense, weights: Weights, device: torch.device) -> HeadFunction:
@@ -49,6 +77,13 @@ def _layer_norm(head: LayerNorm, weights: Weights, device: torch.device) -> Head
     weight = weights.take(_named(head.name, "weight"), head.dimension).to(device)
     bias = weights.take(_named(head.name, "bias"), head.dimension).to(device) if head.bias else None
     return lambda x_RD: layer_norm(x_RD, weight, bias, head.eps)
+
+
+def _token_logits(head: TokenLogits, weights: Weights, device: torch.device) -> HeadFunction:
+    ids = [head.true_id] if head.false_id is None else [head.true_id, head.false_id]
+    rows_KD = weights.take_rows(f"{head.name}.weight", ids, head.vocab_size, head.in_features)
+    weight = rows_KD[:1] if head.false_id is None else rows_KD[:1] - rows_KD[1:]
+    return Linear(weight.to(device), None)
 
 
 def _named(name: str, part: str) -> str:

@@ -66,11 +66,28 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor called `name`, with or without one of the prefixes, in float32. Raises CheckpointError."""
-        tensor = self.stored(name)
-        full = self._full(name) or name
+        full = self._known(name)
+        tensor = self._read(full)
+        return self._checked(full, tensor, tensor.shape, shape)
+
+    def take_rows(self, name: str, rows: Sequence[int], *shape: int) -> Tensor:
+        """Rows of the matrix called `name`, whose shape is given, in float32; no others are read. Raises CheckpointError."""
+        full = self._known(name)
+        part: Any = self._pickled[full] if full in self._pickled else self._where[full].get_slice(full)
+        found = part.shape if full in self._pickled else part.get_shape()
+        return self._checked(full, torch.cat([cast(Tensor, part[row : row + 1]) for row in rows]), found, shape)
+
+    def _known(self, name: str) -> str:
+        full = self._full(name)
+        if full is None:
+            raise CheckpointError("this tensor is missing.", file=self.file, key=name)
+        return full
+
+    def _checked(self, full: str, tensor: Tensor, found: Sequence[int], shape: Sequence[int]) -> Tensor:
         file = self._file_of[full]
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"has shape {list(tensor.shape)}; the config says {list(shape)}.", file=file, key=full)
+        self._taken.add(full)
+        if tuple(found) != tuple(shape):
+            raise CheckpointError(f"has shape {list(found)}; the config says {list(shape)}.", file=file, key=full)
         if not tensor.is_floating_point():
             raise CheckpointError(f"has dtype {tensor.dtype}; quantised weights are not supported.", file=file, key=full)
         tensor = tensor.float()
@@ -80,9 +97,7 @@ class Weights:
 
     def stored(self, name: str) -> Tensor:
         """The same as it is stored, of whatever shape and dtype."""
-        full = self._full(name)
-        if full is None:
-            raise CheckpointError("this tensor is missing.", file=self.file, key=name)
+        full = self._known(name)
         self._taken.add(full)
         return self._read(full)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from whimbrel import logs, metrics
 from whimbrel.engine import Engine
-from whimbrel.errors import CheckpointError, ComputeError, SetupError, Unavailable, WhimbrelError
+from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
 from whimbrel.outputs import Ask, place
 from whimbrel.processes.channel import BrokenLine, Line
 from whimbrel.processes.lifeline import LINE_BROKEN, control_socket, end_process, raise_file_limit
@@ -44,9 +44,9 @@ from whimbrel.processes.messages import (
     failed,
 )
 from whimbrel.processes.seqs import num_ints, pack_entries, unpack_seqs
-from whimbrel.processes.shared import Board, align, bytes_at, map_memory
+from whimbrel.processes.shared import SHARED_BYTES, Board, align, bytes_at, map_memory, share
 from whimbrel.trace import level
-from whimbrel.types import Prepared, Result
+from whimbrel.types import Prepared, Result, Sparse, Timings
 from whimbrel.work import Work
 
 _log = logging.getLogger("whimbrel")
@@ -179,10 +179,18 @@ class WorkerLine:
             self._fail(uid, known)
         else:
             result = future.result()
-            entries = _NOTHING
-            if has_entries and result.outputs.sparse is not None:
-                entries = memoryview(pack_entries(result.outputs.sparse))
-            self._line.send(Answer(uid, inline, entries, result.timings.queue, result.timings.compute))
+            self._send(uid, inline, result.outputs.sparse if has_entries else None, result.timings)
+
+    def _send(self, uid: int, inline: memoryview, sparse: Sparse | None, timings: Timings) -> None:
+        """The answer, with entries that have no place in the request's memory."""
+        entries, fds, num_bytes = b"" if sparse is None else pack_entries(sparse), list[int](), 0
+        if len(entries) > SHARED_BYTES:
+            try:
+                fds, num_bytes, entries = [share(entries)], len(entries), b""
+            except (OSError, MemoryError):
+                self._fail(uid, OutOfMemory(f"there is no memory for {len(entries):,} bytes of weights."))
+                return
+        self._line.send(Answer(uid, inline, memoryview(entries), num_bytes, timings.queue, timings.compute), fds)
 
     def _fail(self, uid: int, error: WhimbrelError) -> None:
         if isinstance(error, Unavailable) and not _stopping.is_set():
@@ -216,6 +224,7 @@ def _load(control: Line[ControlEngine], load: Load) -> tuple[Engine, Recorder]:
     engine = Engine(
         load.model,
         pooling=load.pooling,
+        reranker=load.reranker,
         progress=lambda phase: control.send(Phase(phase)),
         recorder=planned,
         **asdict(load.options),

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from whimbrel.card import PoolingMode
+from whimbrel.card import RerankerName, StatedPooling
 from whimbrel.errors import Overloaded, Unavailable, WhimbrelError
 from whimbrel.logs import LogOptions
 from whimbrel.plan import Options, Plan
@@ -34,8 +34,8 @@ class Submit(_Message):
     arrays: memoryview
     num_seqs: int
     num_spans: int
-    asks: list[tuple[OutputName, int, bool]]
-    """Output, width and whether it is finished."""
+    asks: list[tuple[OutputName, int, bool, int]]
+    """The fields of outputs.Ask."""
     num_tokens: int
     num_truncated: int
     received: float
@@ -67,6 +67,8 @@ class Answer(_Message):
     memory: memoryview
     entries: memoryview
     """int64 of the offsets, int32 of the ids, float32 of the weights; or nothing."""
+    entries_bytes: int
+    """Size of the memory in which those lie instead, if they are many; its descriptor comes with this message."""
     queue: float
     compute: float
 
@@ -88,11 +90,12 @@ class Load(_Message):
     """What an engine process is to run; its first message."""
 
     model: str | None
-    pooling: PoolingMode | None
+    pooling: StatedPooling | None
     options: Options
     name: str
     """Of the process, e.g. "engine-0-0"."""
     logs: LogOptions
+    reranker: RerankerName | None = None
 
 
 class Phase(_Message):
@@ -155,10 +158,11 @@ class Model(_Message):
     """A model is known: its tokenizer can be loaded."""
 
     model: int
-    pooling: PoolingMode | None
+    pooling: StatedPooling | None
     folder: str
     card_name: str
     plan: Plan
+    reranker: RerankerName | None = None
 
 
 class Up(_Message):

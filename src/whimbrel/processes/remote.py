@@ -24,7 +24,7 @@ import numpy as np
 from whimbrel.admission import Queue, check, check_bound
 from whimbrel.card import Card
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
-from whimbrel.frontend import AsyncFrontend, Frontend
+from whimbrel.frontend import AsyncFrontend, Frontend, size
 from whimbrel.outputs import assemble, joined
 from whimbrel.plan import Plan
 from whimbrel.processes.channel import BrokenLine
@@ -103,7 +103,9 @@ class RemoteEngine:
         if not prepared.seqs:
             arrays = prepared.places.arrays(np.empty(0, np.uint8))
             outputs = assemble(prepared.places, arrays, None if prepared.places.unplaced is None else joined({}))
-            return Result(outputs, 0, 0, Timings(tokenize=prepared.tokenize, total=perf_counter() - prepared.received))
+            return Result(
+                outputs, 0, 0, Timings(tokenize=prepared.tokenize, total=perf_counter() - prepared.received), prepared.spans
+            )
         pending = Pending(prepared, asyncio.get_running_loop().create_future())
         self._dispatch(pending)
         try:
@@ -149,7 +151,7 @@ class RemoteEngine:
         ids = bool(request.texts) and isinstance(request.texts[0], np.ndarray)
         rate = 1.0 if ids else self._tokens_per_character
         limit = inf if request.split_long else self.plan.max_length
-        return round(sum(min(len(text) * rate, limit) for text in request.texts))
+        return round(sum(min(size(text) * rate, limit) for text in request.texts))
 
     def _learn(self, request: Request, prepared: Prepared) -> None:
         """Make the next estimate a better one."""

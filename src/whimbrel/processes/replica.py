@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from mmap import mmap
 from time import perf_counter
 from typing import Final
 
@@ -18,12 +19,10 @@ from whimbrel.parts import located, merged
 from whimbrel.processes.channel import AsyncLine, BrokenLine
 from whimbrel.processes.messages import Answer, Cancel, Down, Drop, Failed, FromEngine, Submit, error_of
 from whimbrel.processes.seqs import count_spans, num_ints, pack_seqs, unpack_entries
-from whimbrel.processes.shared import Board, Segment, SegmentPool, align
+from whimbrel.processes.shared import SHARED_BYTES, Board, Segment, SegmentPool, align, map_memory
 from whimbrel.types import Prepared, Result, Timings
 
 _NOTHING: Final = memoryview(b"")
-_SHARED_BYTES: Final = 2**15
-"""Arrays of more bytes than this travel in shared memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +90,7 @@ class Replica:
         arrays = pack_seqs(prepared.seqs)
         result_bytes = prepared.places.num_bytes
         segment = None
-        if max(arrays.nbytes, result_bytes) > _SHARED_BYTES:
+        if max(arrays.nbytes, result_bytes) > SHARED_BYTES:
             segment = self._pool.take(align(arrays.nbytes) + result_bytes)
         fd = segment.take_fd() if segment is not None else None
         if segment is not None:
@@ -103,7 +102,7 @@ class Replica:
             arrays=_NOTHING if segment is not None else arrays.data.cast("B"),
             num_seqs=len(prepared.seqs),
             num_spans=count_spans(prepared.seqs),
-            asks=[(ask.name, ask.width, ask.finished) for ask in prepared.places.asks],
+            asks=[(ask.name, ask.width, ask.finished, ask.max_entries) for ask in prepared.places.asks],
             num_tokens=prepared.num_tokens,
             num_truncated=prepared.num_truncated,
             received=prepared.received,
@@ -149,12 +148,16 @@ class Replica:
             memory = self._pool.lend(
                 pending.segment, align(4 * num_ints(num_seqs, prepared.num_tokens, num_spans)), places.num_bytes
             )
-        entries = None if places.unplaced is None else unpack_entries(message.entries, len(prepared.seqs))
+        given: memoryview | mmap = message.entries
+        if message.entries_bytes:
+            assert self._line is not None  # it is reading
+            given = map_memory(self._line.take_fd(), message.entries_bytes)
+        entries = None if places.unplaced is None else unpack_entries(given, len(prepared.seqs))
         outputs = merged(assemble(places, places.arrays(memory), entries), prepared.merge)
         total = perf_counter() - prepared.received
         timings = Timings(prepared.tokenize, message.queue, message.compute, total)
         if not pending.future.done():
-            pending.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings))
+            pending.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.spans))
 
 
 def fail(pending: Pending, error: WhimbrelError) -> None:

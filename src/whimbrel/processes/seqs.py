@@ -78,7 +78,7 @@ def pack_entries(sparse: Sparse) -> bytes:
     return sparse.offsets_N1.tobytes() + sparse.ids_X.tobytes() + sparse.weights_X.tobytes()
 
 
-def unpack_entries(source: memoryview, num_texts: int) -> Sparse:
+def unpack_entries(source: memoryview | mmap, num_texts: int) -> Sparse:
     """What was packed."""
     offsets = np.frombuffer(source, np.int64, num_texts + 1)
     count = int(offsets[-1])

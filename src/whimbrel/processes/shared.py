@@ -19,6 +19,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+SHARED_BYTES: Final = 2**15
+"""Arrays of more bytes than this travel in shared memory."""
 _ALIGN: Final = 64
 _LEAST: Final = 2**16
 _MAX_FREE: Final = 2**26
@@ -44,6 +46,18 @@ def map_memory(fd: int, size: int) -> mmap.mmap:
         return mmap.mmap(fd, size)
     finally:
         os.close(fd)
+
+
+def share(data: bytes) -> int:
+    """The descriptor of memory that holds `data`, for a process that maps it. Raises OSError."""
+    fd = anonymous(len(data))
+    try:
+        with mmap.mmap(fd, len(data)) as memory:
+            memory[:] = data
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def align(size: int) -> int:

@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from whimbrel import metrics
-from whimbrel.card import PoolingMode
+from whimbrel.card import RerankerName, StatedPooling
 from whimbrel.errors import SetupError
 from whimbrel.logs import LogOptions
 from whimbrel.plan import Options
@@ -68,8 +68,9 @@ class ModelOptions:
     """One model that is to be served."""
 
     model: str | None
-    pooling: PoolingMode | None
+    pooling: StatedPooling | None
     options: Options
+    reranker: RerankerName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ class Supervisor:
         model = self._options.models[engine.model]
         engine.begun = perf_counter()
         options = replace(model.options, replica=engine.replica, num_replicas=self._options.num_replicas)
-        engine.send(Load(model.model, model.pooling, options, engine.name, self._options.logs))
+        engine.send(Load(model.model, model.pooling, options, engine.name, self._options.logs, model.reranker))
 
     def _engine_says(self, engine: EngineChild, message: ReportEngine) -> None:
         if isinstance(message, Phase):
@@ -230,8 +231,8 @@ class Supervisor:
     def _introduce(self, engine: EngineChild, worker: WorkerChild) -> None:
         """Tell a worker what a model is."""
         if engine.planned is not None:
-            planned, pooling = engine.planned, self._options.models[engine.model].pooling
-            worker.send(Model(engine.model, pooling, planned.folder, planned.card_name, planned.plan))
+            planned, model = engine.planned, self._options.models[engine.model]
+            worker.send(Model(engine.model, model.pooling, planned.folder, planned.card_name, planned.plan, model.reranker))
 
     def _engine_ready(self, engine: EngineChild, message: Ready) -> None:
         assert engine.line is not None

@@ -107,7 +107,9 @@ class Worker:
     async def _add(self, model: Model) -> None:
         if model.model in self._engines:  # known from an earlier life of its engine
             return
-        card = await asyncio.to_thread(read_card, Path(model.folder), model.card_name, pooling=model.pooling)
+        card = await asyncio.to_thread(
+            read_card, Path(model.folder), model.card_name, pooling=model.pooling, reranker=model.reranker
+        )
         engine = await asyncio.to_thread(
             RemoteEngine,
             self._work.index,

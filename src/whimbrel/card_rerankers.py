@@ -1,0 +1,270 @@
+"""Checkpoint files -> what a reranker that is a language model does with a pair: its template, and its score.
+
+Either the checkpoint says it, in the layout of Sentence Transformers (since 5.4: a Transformer with the modality "message",
+maybe a LogitScore), or it follows one of the CONVENTIONS, which its files do not name: then the user says which,
+or the checkpoint has one of the ids on the hub that a convention is known of. Nothing is concluded from architecture or folder.
+
+Sources: sentence_transformers/cross_encoder/{model,modules/logit_score}.py and base/modules/transformer.py (6.2), and
+llama_bidirectional_model.py of nvidia/llama-nemotron-rerank-1b-v2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from whimbrel.card import Dense, Encoder, Finish, Head, Output, Quotient, RerankerName, TokenLogits
+from whimbrel.chat_template import read_chat_template
+from whimbrel.config_parts import accept_own_code
+from whimbrel.config_reader import read_encoder, stated_pooling
+from whimbrel.errors import CheckpointError
+from whimbrel.json_file import JsonFile, read_json
+from whimbrel.reranker_conventions import CONVENTIONS, convention_of
+from whimbrel.templates import Template, fill
+
+_MODULES: Final[Mapping[str, Literal["Transformer", "LogitScore"]]] = {
+    "sentence_transformers.base.modules.transformer.Transformer": "Transformer",
+    "sentence_transformers.cross_encoder.modules.logit_score.LogitScore": "LogitScore",
+}
+_SCORE_ACTIVATIONS: Final[Mapping[str, Finish]] = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}
+_UNCAPPED: Final = ("gemma", "gemma3", "llama", "qwen3")
+"""Families whose logits are but products of hidden states and output embeddings."""
+_TIED: Final = ("gemma", "gemma3_text")
+"""Types of models whose output embeddings are those of the input where config.json does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reranker:
+    """What a card has besides the encoder and the tokenizer."""
+
+    encoder: Encoder
+    output: Output
+    template: Template
+    max_length: int | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    default_prompt_name: str | None = None
+
+
+def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
+    """Whether the checkpoint called `name` is a language model that judges pairs by a template: its files say so, or its id on
+    the hub, or the user."""
+    if (folder / "modules.json").exists():
+        if stated is not None:
+            raise CheckpointError("says what the model does; leave out --reranker.", file="modules.json")
+        transformer = JsonFile.read_optional(folder, "sentence_bert_config.json")
+        modalities = transformer.get("modality_config", dict, {})
+        is_scoring = transformer.data.get("transformer_task") in ("text-generation", "sequence-classification")
+        return is_scoring and ("message" in modalities or transformer.data["transformer_task"] == "text-generation")
+    return (stated or convention_of(name)) is not None
+
+
+def read_reranker(folder: Path, name: str, config: JsonFile, tokenizer: JsonFile, stated: RerankerName | None) -> Reranker:
+    """Read one, of which `is_reranker` holds. Raises CheckpointError."""
+    tokenizer.refuse_other({"truncation_side": ("right", None)})
+    if (folder / "modules.json").exists():
+        return _read_modules(folder, config, tokenizer)
+    kind = stated or convention_of(name)
+    assert kind is not None
+    convention = CONVENTIONS[kind]
+    accept_own_code(config)
+    config.ignore(*_ACTIVATION_KEYS)
+    encoder = read_encoder(config)
+    stem, is_causal = _architecture(config)
+    if stem not in convention.stems or (is_causal and convention.tokens is None):
+        raise config.error(f"{stem!r} is not what rerankers of the kind {kind!r} are made of.", "architectures")
+    if is_causal:
+        true, false = cast(tuple[str, str | None], convention.tokens)
+        head = _token_logits(config, encoder, _token_id(folder, true), None if false is None else _token_id(folder, false))
+        heads = (head,) if convention.divisor == 1.0 else (head, Quotient(convention.divisor))
+    else:
+        heads = _score(config, encoder)
+    finish = _activation_in(config)
+    finished = convention.finished if finish is None else finish == "sigmoid"
+    return Reranker(
+        encoder,
+        Output(1, modes=(stated_pooling(config) or "lasttoken",), head=heads, finish="sigmoid", finished=finished),
+        convention.template,
+        convention.max_length or _most_tokens(convention.template),
+    )
+
+
+def _architecture(config: JsonFile) -> tuple[str, bool]:
+    """What comes before ForCausalLM or ForSequenceClassification, and whether it is the former."""
+    name = cast(list[str], config.get("architectures", list))[0]
+    for ending in ("ForCausalLM", "ForSequenceClassification"):
+        if name.endswith(ending):
+            return name.removesuffix(ending), ending == "ForCausalLM"
+    raise config.error(f"{name!r} has neither logits nor scores.", "architectures")
+
+
+def _token_id(folder: Path, token: str) -> int:
+    file = JsonFile.read(folder, "tokenizer.json")
+    number: object = cast(dict[str, Any], file.get("model", dict)).get("vocab", {}).get(token)
+    if type(number) is not int:
+        raise file.error(f"has no token {token!r}, whose logit would be the score.", "model")
+    return number
+
+
+def _token_logits(config: JsonFile, encoder: Encoder, true_id: int, false_id: int | None) -> TokenLogits:
+    if encoder.family not in _UNCAPPED or config.data.get("final_logit_softcapping") is not None:
+        raise config.error("logits of this model are not supported.", "architectures")
+    tied = config.get("tie_word_embeddings", bool, config.data.get("model_type") in _TIED)
+    name = "embed_tokens" if tied else "lm_head"
+    return TokenLogits(name, encoder.vocab_size, encoder.hidden_size, true_id, false_id)
+
+
+def _score(config: JsonFile, encoder: Encoder) -> tuple[Head, ...]:
+    """The classifier of transformers' decoders, of one class. llama_bidirec has a temperature too; elsewhere that key is about
+    generation."""
+    labels = cast(dict[str, object], config.get("id2label", dict, {}))
+    num_labels = len(labels) or config.get("num_labels", int, 2)
+    if num_labels != 1:
+        raise config.error(f"{num_labels} labels; the score of a pair is one number.", "id2label")
+    dense = Dense(None, "score", encoder.hidden_size, 1, bias=False, activation="identity")
+    temperature = config.get("temperature", float, 1.0) if config.data.get("model_type") == "llama_bidirec" else 1.0
+    if temperature <= 0:
+        raise config.error(f"must be positive, is {temperature}.", "temperature")
+    return (dense,) if temperature == 1.0 else (dense, Quotient(temperature))
+
+
+def _most_tokens(template: Template) -> int | None:
+    """What a template can come to: a token has at least one byte."""
+    if template.body_length is None:
+        return None
+    return template.body_length + sum(len(fill(text).encode()) for text in template.texts)
+
+
+# The layout of Sentence Transformers
+
+
+def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> Reranker:
+    path = _logit_score_path(folder)
+    config.ignore(*_ACTIVATION_KEYS)
+    encoder = read_encoder(config)
+    _, is_causal = _architecture(config)
+    if is_causal != (path is not None):
+        raise CheckpointError("must have a LogitScore if and only if the model is causal.", file="modules.json")
+    variables, structured = _read_transformer(folder, is_causal=is_causal)
+    sentence = _read_sentence_transformers(folder)
+    stated = sentence.data.get("activation_fn")
+    finish = _activation_in(config) if stated is None else sentence.choice("activation_fn", _SCORE_ACTIVATIONS)
+    template = read_chat_template(folder, tokenizer, structured=structured, variables=variables)
+    prompts: dict[str, str] = sentence.get("prompts", dict, {})
+    default = sentence.data.get("default_prompt_name")
+    if template.instructed is None and any(prompts.values()):
+        raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
+    return Reranker(
+        encoder,
+        Output(
+            1,
+            modes=(stated_pooling(config) or "lasttoken",),
+            head=_score(config, encoder) if path is None else (_read_logit_score(folder, path, config, encoder),),
+            finish=finish or "sigmoid",
+        ),
+        template,
+        prompts=prompts,
+        default_prompt_name=default,
+    )
+
+
+def _logit_score_path(folder: Path) -> str | None:
+    """The folder of the LogitScore, if there is one behind the Transformer."""
+    values = read_json(folder, "modules.json")
+    if not isinstance(values, list):
+        raise CheckpointError("must be a list of objects.", file="modules.json")
+    rows = [JsonFile("modules.json", value) for value in cast(list[object], values)]
+    kinds = [row.choice("type", _MODULES) for row in rows]
+    paths = [row.get("path", str) for row in rows]
+    for row in rows:
+        row.refuse_unknown({"idx", "name", "path", "type", "kwargs"})
+        row.refuse_other({"kwargs": ([], {}, None)})
+    if kinds not in (["Transformer"], ["Transformer", "LogitScore"]) or paths[0] != "":
+        raise CheckpointError(
+            f"must be a Transformer here and at most a LogitScore, is {kinds} in {paths}.", file="modules.json"
+        )
+    if len(paths) == 1:
+        return None
+    if Path(paths[1]).name != paths[1]:
+        raise rows[1].error(f"{paths[1]!r} is no folder of this one.", "path")
+    return paths[1]
+
+
+def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encoder) -> TokenLogits:
+    file = JsonFile.read(folder, f"{path}/config.json")
+    file.refuse_unknown({"true_token_id", "false_token_id", "module_input_name"})
+    file.refuse_other({"module_input_name": ("causal_logits", None)})
+    true = file.get("true_token_id", int)
+    false = file.get("false_token_id", int) if file.data.get("false_token_id") is not None else None
+    for key, number in (("true_token_id", true), ("false_token_id", false)):
+        if number is not None and not 0 <= number < encoder.vocab_size:
+            raise file.error(f"{number} is outside the vocabulary of {encoder.vocab_size}.", key)
+    return _token_logits(config, encoder, true, false)
+
+
+def _read_transformer(folder: Path, *, is_causal: bool) -> tuple[Mapping[str, Any], bool]:
+    """What the chat template may see besides, and whether messages hold lists of parts."""
+    file = JsonFile.read(folder, "sentence_bert_config.json")
+    file.get("modality_config", dict)
+    way = {"method": "forward", "method_output_name": "logits"}
+    flat, structured = ({**way, "format": kind} for kind in ("flat", "structured"))
+    file.refuse_unknown(_TRANSFORMER_KEYS)
+    file.refuse_other(
+        {
+            "transformer_task": ("text-generation" if is_causal else "sequence-classification",),
+            "modality_config": tuple({**more, "message": form} for form in (flat, structured) for more in ({"text": way}, {})),
+            "module_output_name": ("causal_logits" if is_causal else "scores",),
+            "do_lower_case": (False, None),
+            **{
+                key: ({}, None)
+                for key in _TRANSFORMER_KEYS
+                if key.endswith(("_args", "_kwargs")) and key != "processing_kwargs"
+            },
+        }
+    )
+    processing = JsonFile(file.name, file.get("processing_kwargs", dict, {}))
+    processing.refuse_unknown({"chat_template"})
+    variables: dict[str, Any] = processing.get("chat_template", dict, {})
+    for key in variables:
+        if key in _NO_VARIABLES:
+            raise file.error(f"{key!r} is not supported.", "processing_kwargs")
+    return variables, cast(dict[str, Any], file.data["modality_config"]["message"])["format"] == "structured"
+
+
+_TRANSFORMER_KEYS: Final = frozenset(
+    """
+    transformer_task modality_config module_output_name processing_kwargs max_seq_length do_lower_case unpad_inputs
+    model_args config_args tokenizer_args model_kwargs processor_kwargs config_kwargs
+""".split()
+)
+_NO_VARIABLES: Final = frozenset(
+    "padding truncation max_length return_tensors restore_suffix tokenize messages tools documents chat_template".split()
+)
+
+
+def _read_sentence_transformers(folder: Path) -> JsonFile:
+    file = JsonFile.read_optional(folder, "config_sentence_transformers.json")
+    file.refuse_unknown({"__version__", "model_type", "prompts", "default_prompt_name", "activation_fn"})
+    file.refuse_other({"model_type": ("CrossEncoder",)})
+    prompts: dict[str, object] = file.get("prompts", dict, {})
+    if not all(isinstance(text, str) for text in prompts.values()):
+        raise file.error("must be strings.", "prompts")
+    default = file.get("default_prompt_name", str, "")
+    if default and default not in prompts:
+        raise file.error(f"{default!r} is not among the prompts {list(prompts)}.", "default_prompt_name")
+    return file
+
+
+def _activation_in(config: JsonFile) -> Finish | None:
+    """The activation that config.json names, where older versions of Sentence Transformers put it."""
+    new, old = _ACTIVATION_KEYS
+    section: dict[str, Any] = config.get(new, dict, {})
+    stated: object = section.get("activation_fn", config.data.get(old))
+    return None if stated is None else config.lookup(new if section else old, stated, _SCORE_ACTIVATIONS)
+
+
+_ACTIVATION_KEYS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")

@@ -1,0 +1,131 @@
+"""Two texts -> one seq, as the checkpoint's post-processor puts them together.
+
+A post-processor puts the same tokens before, between and after any two texts; what they are is found at load from a few pairs,
+and a tokenizer that does otherwise takes no pairs. So each text is tokenised once, however many pairs it is in, and a pair that
+is too long is cut here. Source of the cut: TruncationStrategy::LongestFirst in tokenizers/src/utils/truncation.rs (0.22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias, cast
+
+import numpy as np
+import tokenizers
+
+from whimbrel.errors import InvalidRequest, TooLong
+from whimbrel.types import Int32Array, Pair, Seq, Truncate
+
+_PROBES: Final = (("a", "b"), ("the quick brown fox", "jumps over 2 dogs"), ("b", "a a a"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairTemplate:
+    """What stands around two texts."""
+
+    before: Int32Array
+    between: Int32Array
+    after: Int32Array
+    type_id: int
+    shift: int | None
+    """Where tokens get the next type: so many tokens after the end of the first text; None: nowhere."""
+
+    @property
+    def num_special(self) -> int:
+        return self.before.size + self.between.size + self.after.size
+
+    def seq(self, first: Int32Array, second: Int32Array, index: int, max_length: int, truncate: Truncate) -> Seq:
+        """The seq of two texts, cut to the limit. Raises TooLong, and InvalidRequest if it would be empty."""
+        num_tokens = self.num_special + first.size + second.size
+        if num_tokens == 0:
+            raise InvalidRequest("the pair has no tokens.", param=f"input[{index}]")
+        if truncated := num_tokens > max_length:
+            if truncate == "never":
+                raise too_long("pair", num_tokens, max_length, index)
+            num_first, num_second = cut_pair(first.size, second.size, max_length - self.num_special)
+            first, second = cut(first, num_first, truncate), cut(second, num_second, truncate)
+        ids = np.concatenate((self.before, first, self.between, second, self.after))
+        next_type = 0 if self.shift is None else self.before.size + first.size + self.shift
+        return Seq(ids, index, 0, self.type_id, next_type, truncated=truncated)
+
+
+def find_template(tokenizer: tokenizers.Tokenizer, num_types: int) -> PairTemplate | None:
+    """How the tokenizer puts pairs together; None if not the same way for all. `num_types`: of tokens that the model knows."""
+    found = [_around(tokenizer, *probe) for probe in _PROBES]
+    if found[0] is None or any(each != found[0] for each in found):
+        return None
+    before, between, after, type_id, shift = found[0]
+    if num_types <= 1:
+        type_id, shift = 0, None
+    elif type_id + (shift is not None) >= num_types:
+        return None
+    return PairTemplate(_array(before), _array(between), _array(after), type_id, shift)
+
+
+def _array(ids: Sequence[int]) -> Int32Array:
+    return np.array(ids, np.int32)
+
+
+_Ids: TypeAlias = tuple[int, ...]
+
+
+def _around(tokenizer: tokenizers.Tokenizer, first: str, second: str) -> tuple[_Ids, _Ids, _Ids, int, int | None] | None:
+    """(before, between, after, type of the first, shift) of one pair."""
+    bodies = [tokenizer.encode(text, add_special_tokens=False).ids for text in (first, second)]
+    encoding = tokenizer.encode(first, second)
+    ids, whose = encoding.ids, encoding.sequence_ids
+    if 0 not in whose or 1 not in whose:
+        return None
+    starts = [whose.index(number) for number in (0, 1)]
+    ends = [start + len(body) for start, body in zip(starts, bodies, strict=True)]
+    if any(ids[start:end] != body for start, end, body in zip(starts, ends, bodies, strict=True)) or starts[1] < ends[0]:
+        return None
+    types = encoding.type_ids
+    change = next((i for i, number in enumerate(types) if number != types[0]), None)
+    if change is not None and not (ends[0] <= change <= starts[1] and types[change:] == [types[0] + 1] * (len(types) - change)):
+        return None
+    shift = None if change is None else change - ends[0]
+    return tuple(ids[: starts[0]]), tuple(ids[ends[0] : starts[1]]), tuple(ids[ends[1] :]), types[0], shift
+
+
+def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens two texts keep, so that together they have at most `room`: the longer one gives way first.
+
+    Texts that are both longer than half of it share it; an odd token goes to the longer one, of equal ones to the second.
+    """
+    if first + second <= room:
+        return first, second
+    short = min(first, second)
+    long = max(short, room - short) if short <= room else short
+    if short + long > room:
+        short, long = room // 2, room - room // 2
+    return (long, short) if first > second else (short, long)
+
+
+def cut(ids: Int32Array, size: int, truncate: Truncate) -> Int32Array:
+    """The first `size` of them, or the last, if it is the left end that is cut."""
+    return ids[ids.size - size :] if truncate == "left" else ids[:size]
+
+
+def too_long(what: str, num_tokens: int, max_length: int, index: int) -> TooLong:
+    """The error for a text, or a pair, that may not be cut."""
+    return TooLong(
+        f'the {what} has {num_tokens:,} tokens; the limit is {max_length:,}. Pass truncate="right" to cut it.',
+        param=f"input[{index}]",
+    )
+
+
+def check_pairs(texts: Sequence[object]) -> list[Pair]:
+    """Pairs of strings, and nothing else. Raises InvalidRequest."""
+    for index, pair in enumerate(texts):
+        if not isinstance(pair, tuple):
+            raise InvalidRequest("pairs and what is no pair cannot be mixed in one list.", param=f"input[{index}]")
+        parts = cast(tuple[object, ...], pair)
+        if len(parts) != 2:
+            raise InvalidRequest(f"must be a pair of strings, has {len(parts)} parts.", param=f"input[{index}]")
+        for part in parts:
+            if not isinstance(part, str):
+                kind = "an array of token ids" if isinstance(part, np.ndarray) else type(part).__name__
+                raise InvalidRequest(f"a pair is made of strings; one part is {kind}.", param=f"input[{index}]")
+    return cast(list[Pair], list(texts))

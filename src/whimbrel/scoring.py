@@ -1,0 +1,112 @@
+"""The verbs that score: what a request must ask, and what becomes of the answer. The same for every kind of engine.
+
+Which outputs a model has decides how it scores. Pure: no engine, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, Unpack, cast
+
+import numpy as np
+
+from whimbrel.card import Card
+from whimbrel.entities import AGGREGATIONS, Aggregation, find_entities
+from whimbrel.errors import InvalidRequest
+from whimbrel.types import Classes, Entity, Float32Array, OutputName, Pair, Ranked, Request, Result, read_truncate
+from whimbrel.verbs import ScoreOptions, asked, listed, named_prompt
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[T]):
+    """A verb's request, and what it makes of the result."""
+
+    request: Request
+    answer: Callable[[Result], T]
+
+
+def score(
+    card: Card, queries: str | Iterable[str], documents: str | Iterable[str], **options: Unpack[ScoreOptions]
+) -> Question[Float32Array]:
+    """How well documents answer queries: (N,), or (N, C) of a model with C classes."""
+    card.output("scores")
+    request = _request(card, "scores", _paired(queries, documents), options)
+    return Question(request, lambda result: _flat(asked(result.outputs.scores)))
+
+
+def rerank(
+    card: Card, query: str, documents: str | Iterable[str], *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+) -> Question[list[Ranked]]:
+    """The documents in order of their score, the best first; of equal ones the one that was given first."""
+    if card.output("scores").width != 1:
+        labels = ", ".join(card.labels)
+        raise InvalidRequest(f"this model gives a score for each of several classes ({labels}); ask for score or classify.")
+    if top_n is not None and (type(top_n) is not int or top_n < 1):
+        raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
+    if not isinstance(cast(object, query), str):
+        raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
+    question = score(card, query, documents, **options)
+    return Question(question.request, lambda result: ranking(question.answer(result), top_n))
+
+
+def ranking(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
+    """The places of the highest scores, and those."""
+    order = np.argsort(-scores_N, kind="stable")[:top_n]
+    return [Ranked(index, value) for index, value in zip(order.tolist(), scores_N[order].tolist(), strict=True)]
+
+
+def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Question[Classes]:
+    """The classes of texts, or of pairs."""
+    card.output("scores")
+    request = _request(card, "scores", listed(texts), options)
+    return Question(request, lambda result: Classes(card.labels, asked(result.outputs.scores)))
+
+
+def token_classify(
+    card: Card, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
+) -> Question[list[list[Entity]]]:
+    """The entities in each text."""
+    card.output("token_scores")
+    if aggregation not in AGGREGATIONS:
+        raise InvalidRequest(f"{aggregation!r} is not known; it takes {', '.join(AGGREGATIONS)}.", param="aggregation")
+    given = listed(texts)
+    request = _request(card, "token_scores", given, options, locate=True)
+
+    def answer(result: Result) -> list[list[Entity]]:
+        scores, spans = asked(result.outputs.token_scores), asked(result.spans)
+        return [find_entities(text, scores[i], spans[i], card.labels, aggregation) for i, text in enumerate(given)]
+
+    return Question(request, answer)
+
+
+def _request(card: Card, output: OutputName, texts: Sequence[Any], options: ScoreOptions, *, locate: bool = False) -> Request:
+    name, text = named_prompt(card, options.get("prompt"))
+    return Request(
+        texts,
+        (output,),
+        prompt=text,
+        prompt_name=name,
+        activate=options.get("activate"),
+        truncate=read_truncate(options.get("truncate")),
+        locate=locate,
+    )
+
+
+def _paired(queries: str | Iterable[str], documents: str | Iterable[str]) -> list[Pair]:
+    """Each query with its document, or the only query with each document."""
+    first, second = listed(queries, "queries"), listed(documents, "documents")
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        raise InvalidRequest(
+            f"{len(first):,} queries and {len(second):,} documents; there must be one query, or one for each document.",
+            param="documents",
+        )
+    return list(zip(first, second, strict=True))
+
+
+def _flat(scores_NC: Float32Array) -> Float32Array:
+    return scores_NC[:, 0] if scores_NC.shape[1] == 1 else scores_NC

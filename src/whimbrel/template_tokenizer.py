@@ -1,0 +1,234 @@
+"""Request of pairs -> [Seq], for models with a template. As `tokenizer`, whose limits and errors it shares.
+
+The template's own tokens are made once, when it is loaded. What a request brings is tokenised by a second tokenizer that knows
+no control tokens: written into a query, a document or an instruction they are plain text (docs/adr/0011-rerankers.md). Of a
+pair that is too long the end is cut, before what the template puts there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+import numpy as np
+import tokenizers
+
+from whimbrel.card import Card
+from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
+from whimbrel.plan import Plan
+from whimbrel.templates import Template, common_end, fields, fill, split
+from whimbrel.tokenizer import Tokenizer, encode_bare, request_max_length
+from whimbrel.types import Int32Array, Pair, Request, Seq, TokenSpans, Truncate
+
+_FILE: Final = "tokenizer.json"
+_DIFFERENT: Final = (("0", "0"), ("1 2 3 4", "1 2 3 4"))
+"""Pairs whose last tokens differ, and so what follows is the template's (as in sentence_transformers' transformer.py)."""
+_EXAMPLE: Final = ("How far do birds fly?", "Some fly 10,000 km.\nThat is far", "Find facts. ")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Form:
+    """A template, its own tokens made."""
+
+    pieces: tuple[Int32Array | str, ...]
+    """Tokens, and format strings for what is tokenised at once."""
+
+    @property
+    def runs(self) -> list[str]:
+        """The format strings."""
+        return [piece for piece in self.pieces if isinstance(piece, str)]
+
+    @property
+    def lead(self) -> int:
+        """How many tokens come before anything else."""
+        sizes = [0 if isinstance(piece, str) else piece.size for piece in self.pieces]
+        return sum(sizes[: next(i for i, piece in enumerate(self.pieces) if isinstance(piece, str))])
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """In tokens, for the pairs of one request."""
+
+    total: int
+    query: int
+    head: int
+    """Of the first so many none is cut away,"""
+    tail: int
+    """nor of the last."""
+
+
+class TemplateTokenizer:
+    """The tokenizer of a checkpoint whose card has a template. Safe to use from many threads."""
+
+    def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
+        assert card.template is not None
+        self._card = card
+        self._template = card.template
+        self._max_length = plan.max_length
+        self._tokenizer = Tokenizer(folder, card, plan)
+        controls = _controls(self._tokenizer.backend, card.template)
+        self._plain = _without(self._tokenizer.backend, controls)
+        none = np.empty(0, np.int32)
+        self._before, self._after = self._tokenizer.around if card.template.around else (none, none)
+        if card.template.around and self._before.size + self._after.size == 0:
+            raise CheckpointError("puts no special token around a text; this model needs it.", file=_FILE, key="post_processor")
+        self._forms = {form: self._form(form, controls) for form in (card.template.texts, card.template.instructed) if form}
+        self._least_length = 1 + max(self._sizes([("", "")], form, "")[0] for form in self._forms.values())
+        if self._max_length < self._least_length:
+            raise CheckpointError(f"max length {self._max_length} leaves no room in the template.", file=_FILE)
+
+    def encode(self, request: Request) -> list[Seq]:
+        """Tokenise all pairs of a request, or take ids as they are. Raises as Tokenizer.encode does."""
+        texts = request.texts
+        if len(texts) == 0 or isinstance(texts[0], np.ndarray):
+            return self._tokenizer.encode(request)
+        max_length = request_max_length(request, self._least_length, self._max_length)
+        pairs = [_checked(text, index) for index, text in enumerate(cast(Sequence[object], texts))]
+        instruction = self._instruction(request)
+        texts_of_form = self._template.form(instruction)
+        if texts_of_form is None:
+            raise InvalidRequest("this model takes no instruction.", param="instruction")
+        form, instruction = self._forms[texts_of_form], instruction or ""
+        fixed = len(instruction) + sum(map(len, texts_of_form))
+        self._tokenizer.check_sizes([fixed + len(query) + len(document) for query, document in pairs], range(len(pairs)))
+        try:
+            rows = self._rows([*_DIFFERENT, *(self._template.parts(*pair) for pair in pairs)], form, instruction)
+        except InvalidRequest as error:
+            raise _culprit(pairs, instruction) or error from None
+        limits = self._limits(rows[:2], form, max_length)
+        truncate: Truncate = request.truncate or self._card.tokenizer.truncate
+        return [
+            self._seq(pieces, index, form, limits, truncate, shortened=self._template.shortens(*pairs[index]))
+            for index, pieces in enumerate(rows[2:])
+        ]
+
+    def locate(self, request: Request) -> tuple[list[Seq], list[TokenSpans]]:
+        """Tokens of a template have no places in a text. Raises InvalidRequest."""
+        raise InvalidRequest("this model scores pairs; it does not label tokens.", param="outputs")
+
+    def _instruction(self, request: Request) -> str | None:
+        """An instruction may come as a prompt too, by name or as text, as in Sentence Transformers."""
+        stated = [request.instruction, request.prompt, request.prompt_name]
+        if sum(given is not None for given in stated) > 1:
+            raise InvalidRequest("an instruction and a prompt are the same to this model; send one.", param="instruction")
+        if request.instruction is not None:
+            return request.instruction
+        if request.prompt is not None:
+            return request.prompt or None
+        name = request.prompt_name or self._card.default_prompt_name
+        return None if name is None else self._card.prompt_text(name) or None
+
+    def _rows(self, parts: Sequence[Pair], form: _Form, instruction: str) -> list[list[Int32Array]]:
+        """The tokens of each piece of each pair. What occurs more than once is tokenised once."""
+        runs = [
+            [fill(run, query=query, document=document, instruction=instruction) for run in form.runs]
+            for query, document in parts
+        ]
+        unique = list(dict.fromkeys(text for texts in runs for text in texts))
+        ids = dict(zip(unique, encode_bare(self._plain, unique), strict=True))
+        return [[ids[next(texts)] if isinstance(piece, str) else piece for piece in form.pieces] for texts in map(iter, runs)]
+
+    def _sizes(self, parts: Sequence[Pair], form: _Form, instruction: str) -> list[int]:
+        around = self._before.size + self._after.size
+        return [around + sum(piece.size for piece in pieces) for pieces in self._rows(parts, form, instruction)]
+
+    def _limits(self, different: Sequence[list[Int32Array]], form: _Form, max_length: int) -> _Limits:
+        template, lead = self._template, form.lead
+        first, second = (np.concatenate(pieces).tolist() for pieces in different)
+        tail = common_end(first, second) + self._after.size
+        total = max_length if template.body_length is None else min(max_length, lead + template.body_length + tail)
+        body = total - lead - tail
+        if body < 1:
+            raise InvalidRequest("leaves no room for query and document.", param="instruction")
+        return _Limits(total, int(body * template.query_share), self._before.size + lead, tail)
+
+    def _seq(
+        self, pieces: list[Int32Array], index: int, form: _Form, limits: _Limits, truncate: Truncate, *, shortened: bool
+    ) -> Seq:
+        size = self._before.size + sum(piece.size for piece in pieces) + self._after.size
+        if self._template.query_share < 1:
+            pieces = [
+                ids[: limits.query] if isinstance(piece, str) and "document" not in fields(piece) else ids
+                for piece, ids in zip(form.pieces, pieces, strict=True)
+            ]
+        ids = np.concatenate((self._before, *pieces, self._after))
+        cut = shortened or ids.size < size or ids.size > limits.total
+        if cut and truncate == "never":
+            raise TooLong(
+                f"query and document come to {size:,} tokens; the limit is {limits.total:,}, of which the query may take "
+                f'{min(limits.query, limits.total):,}. Pass truncate="right" to cut them.',
+                param=f"input[{index}]",
+            )
+        if ids.size > limits.total:
+            kept = limits.total - limits.tail if truncate == "right" else limits.head
+            ids = np.concatenate((ids[:kept], ids[ids.size - (limits.total - kept) :]))
+        return Seq(ids, index, truncated=cut)
+
+    # Loading
+
+    def _form(self, texts: Sequence[str], controls: Collection[str]) -> _Form:
+        pieces = list[Int32Array | str]()
+        for text in texts:
+            of_text = self._pieces(text, controls)
+            self._check(text, of_text)
+            pieces += of_text
+        return _Form(tuple(pieces))
+
+    def _pieces(self, text: str, controls: Collection[str]) -> list[Int32Array | str]:
+        full = self._tokenizer.backend
+        return [
+            segment.text if segment.fields else np.array(full.encode(segment.fixed, add_special_tokens=False).ids, np.int32)
+            for segment in split(text, controls)
+        ]
+
+    def _check(self, text: str, pieces: Sequence[Int32Array | str]) -> None:
+        """The pieces must come to the same tokens as the text at once."""
+        query, document, instruction = _EXAMPLE
+        row = self._rows([(query, document)], _Form(tuple(pieces)), instruction)[0]
+        whole = self._tokenizer.backend.encode(
+            fill(text, query=query, document=document, instruction=instruction), add_special_tokens=False
+        )
+        if np.concatenate(row).tolist() != whole.ids:
+            raise CheckpointError("cannot tokenise the parts of the model's template on their own.", file=_FILE)
+
+
+def _controls(tokenizer: tokenizers.Tokenizer, template: Template) -> frozenset[str]:
+    """Special tokens, and what else the template has of the added tokens, line breaks aside."""
+    own = "".join(map(fill, (*template.texts, *(template.instructed or ()))))
+    added = tokenizer.get_added_tokens_decoder().values()
+    return frozenset(
+        token.content for token in added if token.special or (token.content in own and not token.content.isspace())
+    )
+
+
+def _without(tokenizer: tokenizers.Tokenizer, controls: Collection[str]) -> tokenizers.Tokenizer:
+    """The same tokenizer, to which `controls` are plain text."""
+    file = json.loads(tokenizer.to_str())
+    for token in file["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in controls
+    plain = tokenizers.Tokenizer.from_str(json.dumps(file))
+    plain.encode_special_tokens = True
+    ids = {tokenizer.token_to_id(control) for control in controls}
+    for control in sorted(controls):
+        if not ids.isdisjoint(plain.encode(control, add_special_tokens=False).ids):
+            raise CheckpointError(f"cannot read the special token {control!r} as plain text.", file=_FILE)
+    return plain
+
+
+def _checked(text: object, index: int) -> Pair:
+    if not isinstance(text, tuple) or [type(part) for part in cast(tuple[object, ...], text)] != [str, str]:
+        raise InvalidRequest("must be a pair of a query and a document.", param=f"input[{index}]")
+    return cast(Pair, text)
+
+
+def _culprit(pairs: Sequence[Pair], instruction: str) -> InvalidRequest | None:
+    """What cannot be encoded, if that is why texts cannot be tokenised."""
+    for param, text in (("instruction", instruction), *((f"input[{i}]", "".join(pair)) for i, pair in enumerate(pairs))):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return InvalidRequest("holds a lone surrogate, which is no Unicode text.", param=param)
+    return None

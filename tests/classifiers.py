@@ -1,0 +1,82 @@
+"""Small random checkpoints with classes, as transformers saves them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from checkpoints import SIZES, bert_tokenizer, edit_json, roberta_tokenizer, xlmr_tokenizer
+from tokenizer_files import qwen
+
+SMALL = SIZES | {"num_hidden_layers": 2, "max_position_embeddings": 66, "pad_token_id": 0}
+ROBERTA = SMALL | {"pad_token_id": 1, "type_vocab_size": 1}
+DECODER = SMALL | {"num_key_value_heads": 2, "bos_token_id": 2, "eos_token_id": 3}
+DISTILBERT = {"dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 66}
+
+
+def qwen_tokenizer() -> Any:
+    """As Qwen2's, without tokens that no text has."""
+    content, config = qwen(suffix=False)
+    roles = {key: value for key, value in config.items() if key in ("eos_token", "pad_token")}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), **roles)
+
+
+FAMILIES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
+    "bert": ("Bert", SMALL, bert_tokenizer, "BertTokenizer"),
+    "roberta": ("Roberta", ROBERTA, roberta_tokenizer, "RobertaTokenizer"),
+    "xlm-roberta": ("XLMRoberta", ROBERTA, xlmr_tokenizer, "XLMRobertaTokenizer"),
+    "camembert": ("Camembert", ROBERTA, xlmr_tokenizer, "PreTrainedTokenizerFast"),
+    "distilbert": ("DistilBert", DISTILBERT, bert_tokenizer, "DistilBertTokenizer"),
+    "electra": ("Electra", SMALL | {"embedding_size": 24}, bert_tokenizer, "ElectraTokenizer"),
+    "mpnet": ("MPNet", ROBERTA, roberta_tokenizer, "PreTrainedTokenizerFast"),
+    "nomic": ("NomicBert", SMALL, bert_tokenizer, "BertTokenizer"),
+    "gte": ("Gte", SMALL, xlmr_tokenizer, "XLMRobertaTokenizer"),
+    "jina v3": ("JinaEmbeddingsV3", ROBERTA, xlmr_tokenizer, "XLMRobertaTokenizer"),
+    "modernbert": ("ModernBert", SMALL | {"local_attention": 8}, bert_tokenizer, "PreTrainedTokenizerFast"),
+    "modernbert of means": (
+        "ModernBert",
+        SMALL | {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True, "classifier_activation": "silu"},
+        bert_tokenizer,
+        "PreTrainedTokenizerFast",
+    ),
+    "qwen2": ("Qwen2", DECODER, qwen_tokenizer, "Qwen2Tokenizer"),
+    "qwen3": ("Qwen3", DECODER | {"head_dim": 16}, bert_tokenizer, "PreTrainedTokenizerFast"),
+    "llama": ("Llama", DECODER, bert_tokenizer, "PreTrainedTokenizerFast"),
+    "mistral": ("Mistral", DECODER, bert_tokenizer, "PreTrainedTokenizerFast"),
+    "gemma": ("Gemma", DECODER | {"head_dim": 16}, bert_tokenizer, "PreTrainedTokenizerFast"),
+    "gemma2": ("Gemma2", DECODER | {"head_dim": 16}, bert_tokenizer, "PreTrainedTokenizerFast"),
+    "gemma3": ("Gemma3Text", DECODER | {"head_dim": 16}, bert_tokenizer, "PreTrainedTokenizerFast"),
+}
+
+
+def write_classifier(folder: Path, family: str, form: str = "ForSequenceClassification", **config: Any) -> Any:
+    """A random checkpoint as transformers saves it; returns transformers' own model. All weights are large enough to matter."""
+    name, sizes, make_tokenizer, tokenizer_class = FAMILIES[family]
+    tokenizer = make_tokenizer()
+    wanted = {"vocab_size": len(tokenizer)} | sizes | config
+    model = getattr(transformers, name + form)(getattr(transformers, f"{name}Config")(**wanted)).eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = "norm" in key.lower() and key.endswith("weight") and not name.startswith("Gemma")
+            parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    edit_json(folder / "tokenizer_config.json", tokenizer_class=tokenizer_class, model_max_length=40)
+    return model
+
+
+def two_layers(folder: Path, num_labels: int) -> torch.nn.Module:
+    """Put Linear, ReLU, Linear instead of the layer "score" into a checkpoint."""
+    width = SMALL["hidden_size"]
+    head = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, num_labels))
+    weights = {key: value for key, value in load_file(folder / "model.safetensors").items() if not key.startswith("score")}
+    save_file(weights | {f"score.{key}": value for key, value in head.state_dict().items()}, folder / "model.safetensors")
+    return head
