@@ -36,7 +36,7 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def edit_json(path: Path, **changes: Any) -> None:
+def edit_json(path: Path, /, **changes: Any) -> None:
     """Change keys of a JSON file, or make one; None removes a key."""
     value = (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}) | changes
     write_json(path, {key: item for key, item in value.items() if item is not None})

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SparseEncoder
-from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+from sentence_transformers.base.modules import Router, Transformer
+from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SparseStaticEmbedding, SpladePooling
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from checkpoints import edit_json, sentence_layout, write_bert, write_json
@@ -326,3 +327,93 @@ def test_wrong_autoencoders_are_refused(change: dict[str, Any], key: str, tmp_pa
     with pytest.raises(CheckpointError) as raised:
         read_card(tmp_path, "m")
     assert raised.value.key == key
+
+
+def write_table(folder: Path, *, old: bool = False) -> SparseStaticEmbedding:
+    """A weight for each token and nothing else, as Sentence Transformers saves it; some weigh nothing."""
+    write_bert(folder / "bert")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "bert", model_max_length=30)
+    weight = torch.rand(len(tokenizer.get_vocab()), generator=torch.Generator().manual_seed(2))
+    weight[::7] = 0
+    module = SparseStaticEmbedding(tokenizer, weight, frozen=True)
+    SparseEncoder(modules=[module], device="cpu", prompts={"query": "query: "}).save_pretrained(str(folder))
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
+    if old:
+        write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": f"{OLD}SparseStaticEmbedding"}])
+    return module
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+def test_a_table_of_weights(old: bool, tmp_path: Path) -> None:
+    write_table(tmp_path, old=old)
+    found = assert_same(tmp_path)
+    assert not found[0].any()
+    assert found[1:].any(axis=1).all()
+    assert_same(tmp_path, prompt="query")
+    weights = np.unique(found[found > 0])
+    assert weights.size > 20
+
+
+def test_a_table_in_json(tmp_path: Path) -> None:
+    """The file that opensearch's models have too. Sentence Transformers looks for it where it runs."""
+    module = write_table(tmp_path)
+    expected = assert_same(tmp_path)
+    tokens = module.tokenizer.convert_ids_to_tokens(range(module.weight.numel()))
+    weights = {token: float(weight) for token, weight in zip(tokens, module.weight.tolist(), strict=True) if weight}
+    write_json(tmp_path / "idf.json", weights)
+    (tmp_path / "model.safetensors").unlink()
+    edit_json(tmp_path / "config.json", path="idf.json")
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        assert np.array_equal(rows(engine.sparse(TEXTS), expected.shape[1]), expected)
+    write_json(tmp_path / "idf.json", weights | {"surely no token": 1.0})
+    with pytest.raises(CheckpointError, match="surely no token"):
+        Engine(str(tmp_path), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "key"),
+    [("config.json", {"path": "other.json"}, "path"), ("config.json", {"path": "../idf.json"}, "path"), ("config.json", {"scale": 2}, "scale"),
+     ("tokenizer_config.json", {"model_max_length": 0}, "model_max_length")],
+)  # fmt: skip
+def test_wrong_tables_are_refused(file: str, change: dict[str, Any], key: str, tmp_path: Path) -> None:
+    write_table(tmp_path)
+    edit_json(tmp_path / file, **change)
+    with pytest.raises(CheckpointError) as raised:
+        read_card(tmp_path, "m")
+    assert (raised.value.file, raised.value.key) == (file, key)
+
+
+def test_a_router_of_a_table_and_splade(parity: Parity, tmp_path: Path) -> None:
+    """As opensearch's models for documents: queries need no transformer."""
+    write_splade(tmp_path / "mlm", "distilbert")
+    edit_json(tmp_path / "mlm/tokenizer_config.json", model_max_length=40, tokenizer_class="BertTokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "mlm", model_max_length=40)
+    weight = torch.rand(len(tokenizer.get_vocab()), generator=torch.Generator().manual_seed(2))
+    document = [
+        Transformer(str(tmp_path / "mlm"), transformer_task="fill-mask"),
+        SpladePooling(activation_function="log1p_relu"),
+    ]
+    routes = {"query": [SparseStaticEmbedding(tokenizer, weight, frozen=True)], "document": document}
+    folder = tmp_path / "router"
+    SparseEncoder(modules=[Router.for_query_document(routes["query"], routes["document"])], device="cpu").save_pretrained(
+        str(folder)
+    )
+    for path in folder.glob("*/tokenizer_config.json"):
+        edit_json(path, tokenizer_class="BertTokenizer")
+    model = SparseEncoder(str(folder), device="cpu")
+    names = ("opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill",)
+    with Engine(str(folder), dtype="float32") as engine:
+        for kind, encode, family in (
+            ("query", model.encode_query, "static"),
+            ("document", model.encode_document, "distilbert"),
+        ):
+            expected = encode(TEXTS, convert_to_sparse_tensor=False).numpy()
+            found = engine.sparse(TEXTS, input_type=kind)
+            wide = np.zeros_like(expected)
+            for row, (ids, weights) in zip(wide, found, strict=True):
+                row[ids] = weights
+            parity(wide, expected, *(names if kind == "document" else ()), family=family, tasks=["sparse"])
+            for text, (ids, weights) in zip(TEXTS, found, strict=True):
+                alone = engine.sparse(text, input_type=kind)[0]
+                assert np.array_equal(alone[0], ids)
+                assert np.array_equal(alone[1], weights)

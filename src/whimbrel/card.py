@@ -95,6 +95,8 @@ class Encoder:
     down_bias: bool = True
     score_scale: float | None = None
     """What queries times keys are multiplied by; None: 1 / sqrt(head width)."""
+    idf: str | None = None
+    """Of a table: the JSON file of a weight for each token, where there is no tensor."""
     softcap: float | None = None
     """Scores become softcap * tanh(scores / softcap)."""
     adapters: tuple[str, ...] = ()
@@ -277,6 +279,8 @@ class BareTokens:
 
     empty_id: int
     """Stands for a text without any; callers cannot send it."""
+    as_stored: bool = True
+    """tokenizer.json is used as it is, and not as the checkpoint's tokenizer class makes it."""
     drop_unknown: bool = False
     """Tokens that the vocabulary does not have are left out."""
     cut_characters: bool = False
@@ -309,7 +313,7 @@ class TokenizerCard:
     added_tokens: tuple[AddedToken, ...] | None
     """What tokenizer_config.json adds, with ids and flags; None: it does not say."""
     bare: BareTokens | None = None
-    """Of models that are mere tables: tokenizer.json is used as it is."""
+    """Of models that are mere tables."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from whimbrel.card_multi_vector import find_layout, read_multi_vector
 from whimbrel.card_rerankers import is_reranker, read_reranker
 from whimbrel.card_router import Rows, module_kind, read_router
 from whimbrel.card_sparse import FILL_MASK, SPARSE_MODULES, read_m3, read_sparse_code, read_splade
-from whimbrel.card_static import is_model2vec, read_static
+from whimbrel.card_static import is_model2vec, read_sparse_table, read_static
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.config_reader import is_gritlm, read_encoder, stated_pooling
 from whimbrel.errors import CheckpointError
@@ -78,8 +78,9 @@ _KNOWN_MODULES: Final[Mapping[str, str]] = {
 _WITH_TASKS: Final = "custom_st.Transformer"
 """The Transformer of jina-embeddings-v3, which chooses an adapter by the task. What it does is done natively."""
 _MODULES: Final[Mapping[str, str]] = {**_KNOWN_MODULES, _WITH_TASKS: _WITH_TASKS}
+_TABLES: Final = ("StaticEmbedding", "SparseStaticEmbedding")
+_SPARSE_PIPELINES: Final = (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"], ["SparseStaticEmbedding"])
 _BEGINNINGS: Final = (["Transformer", "Pooling"], ["StaticEmbedding"])
-_SPARSE_PIPELINES: Final = (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"])
 
 _TRANSFORMER_FILES: Final = (
     "sentence_bert_config.json",
@@ -143,7 +144,7 @@ def _tower(folder: Path, name: str, rows: Rows, pooling: StatedPooling | None) -
     """The card of modules that come one after another."""
     _check_order(folder, rows)
     rows = [row for row in rows if row[0] != "Dropout"]
-    if rows[0][0] == "StaticEmbedding":
+    if rows[0][0] in _TABLES:
         return _static_card(folder, name, rows)
     path = rows[0][1]
     root = folder / path
@@ -201,13 +202,18 @@ def _tower(folder: Path, name: str, rows: Rows, pooling: StatedPooling | None) -
 def _static_card(folder: Path, name: str, rows: Rows) -> Card:
     """The card of a table of vectors."""
     path = Path(rows[0][1]).as_posix() if Path(rows[0][1]).parts else ""
-    encoder, tokenizer, max_length, normalized = read_static(folder / path)
-    mean = Output(encoder.hidden_size, modes=("mean",), finish="normalize", finished=False)
     is_sparse = rows[-1][0] in SPARSE_MODULES.values()
     sentence = _sentence_transformers(folder, "SparseEncoder" if is_sparse else "SentenceTransformer")
-    outputs = _dense_or_code(folder, mean, rows[1:], _max_entries(sentence))
-    if normalized is not None and "dense" in outputs:
-        outputs["dense"] = replace(outputs["dense"], finished=normalized)
+    max_entries = _max_entries(sentence)
+    if rows[0][0] == "SparseStaticEmbedding":
+        encoder, tokenizer, max_length, entries = read_sparse_table(folder, path)
+        outputs: dict[OutputName, Output] = {"sparse": replace(entries, max_entries=max_entries)}
+    else:
+        encoder, tokenizer, max_length, normalized = read_static(folder / path)
+        mean = Output(encoder.hidden_size, modes=("mean",), finish="normalize", finished=False)
+        outputs = _dense_or_code(folder, mean, rows[1:], max_entries)
+        if normalized is not None and "dense" in outputs:
+            outputs["dense"] = replace(outputs["dense"], finished=normalized)
     return Card(
         name=name,
         path=path,
@@ -284,7 +290,7 @@ def _check_order(folder: Path, rows: Rows) -> None:
     kinds = ["Transformer" if kind == _WITH_TASKS else kind for kind, _ in rows if kind != "Dropout"]
     if kinds in _SPARSE_PIPELINES or (kinds == ["Transformer"] and is_cross_encoder(folder / rows[0][1])):
         return
-    begin = 1 if kinds[:1] == ["StaticEmbedding"] else 2
+    begin = 1 if kinds and kinds[0] in _TABLES else 2
     heads = kinds[begin:-1] if kinds[-1:] == ["SparseAutoEncoder"] else kinds[begin:]
     if kinds[:begin] not in _BEGINNINGS or any(kind not in _HEADS for kind in heads):
         raise CheckpointError(

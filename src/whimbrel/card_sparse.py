@@ -26,9 +26,11 @@ SPARSE_MODULES: Final[Mapping[str, str]] = {
     "sentence_transformers.sparse_encoder.models.MLMTransformer": "MLMTransformer",
     "sentence_transformers.sparse_encoder.models.SpladePooling": "SpladePooling",
     "sentence_transformers.sparse_encoder.models.SparseAutoEncoder": "SparseAutoEncoder",
+    "sentence_transformers.sparse_encoder.models.SparseStaticEmbedding": "SparseStaticEmbedding",
     "sentence_transformers.sparse_encoder.modules.mlm_transformer.MLMTransformer": "MLMTransformer",
     "sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling": "SpladePooling",
     "sentence_transformers.sparse_encoder.modules.sparse_auto_encoder.SparseAutoEncoder": "SparseAutoEncoder",
+    "sentence_transformers.sparse_encoder.modules.sparse_static_embedding.SparseStaticEmbedding": "SparseStaticEmbedding",
 }
 """Types in modules.json, of the layouts before 5.4 and since."""
 

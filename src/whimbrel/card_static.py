@@ -5,20 +5,26 @@ model.safetensors, which is read here without any library. model2vec's checkpoin
 another way: tokens that the vocabulary does not have are dropped, and texts are cut, to `max_length` tokens and first to as
 many characters as so many tokens of the median length have.
 
-Sources: sentence_transformers/sentence_transformer/modules/static_embedding.py (6.2); model2vec/model.py and
-model2vec/persistence/persistence.py (0.10).
+SparseStaticEmbedding has a number for each token, mostly its inverse document frequency, in a tensor or in a JSON file; its
+tokenizer is what AutoTokenizer makes of the files, without special tokens around a text.
+
+Sources: sentence_transformers/sentence_transformer/modules/static_embedding.py and sparse_encoder/modules/
+sparse_static_embedding.py (6.2); model2vec/model.py and model2vec/persistence/persistence.py (0.10).
 """
 
 from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from whimbrel.card import BareTokens, Encoder, TokenizerCard
+from whimbrel.card import BareTokens, Encoder, Output, TokenizerCard
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file
+from whimbrel.tokenizer_file import read_vocabulary
+from whimbrel.tokenizer_reader import read_tokenizer
 
 _WEIGHTS: Final = "model.safetensors"
 _TABLES: Final = ("embedding.weight", "embeddings")
@@ -26,6 +32,7 @@ _MAX_HEADER: Final = 2**24
 UNLIMITED: Final = 2**22
 """Tokens per text where nothing limits them: more than any text that is taken can have."""
 _MODEL2VEC_LENGTH: Final = 512
+_MOST_TOKENS: Final = 2**31
 
 # Keys of model2vec's config.json that tell how the table was made, or what the tensors say themselves.
 _INERT: Final = frozenset(
@@ -51,17 +58,7 @@ def read_static(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
     if len(shape := shapes.get(name, [])) != 2 or min(shape) < 1:
         raise CheckpointError(f"must be a table of vectors, is {shape or 'not there'}.", file=_WEIGHTS, key=name)
     mapping = shapes.get("mapping", shape)
-    encoder = Encoder(
-        family="static",
-        vocab_size=mapping[0] if mapping else 0,
-        hidden_size=shape[1],
-        intermediate_size=0,
-        layers=(),
-        num_heads=1,
-        max_positions=UNLIMITED,
-        norm_eps=0.0,
-        activation="identity",
-    )
+    encoder = _table_encoder(mapping[0] if mapping else 0, shape[1])
     tokenizer = JsonFile.read(root, "tokenizer.json")
     if is_model2vec(root):
         config = JsonFile.read(root, "config.json")
@@ -73,6 +70,56 @@ def read_static(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
         return encoder, _tokenizer("right", bare), limit, normalized
     limit, side = _truncation(tokenizer)
     return encoder, _tokenizer(side, BareTokens(encoder.vocab_size)), limit, None
+
+
+def read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard, int, Output]:
+    """What lies in the folder of a SparseStaticEmbedding: (encoder, tokenizer, tokens per text, sparse vectors).
+
+    Raises CheckpointError.
+    """
+    root = folder / path
+    config = JsonFile.read_optional(root, "config.json")
+    config.refuse_unknown({"frozen", "path"})
+    stated = JsonFile.read_optional(root, "tokenizer_config.json")
+    tokenizer = read_tokenizer(root, JsonFile("config.json", {"model_type": "none"}), stated, lowercase=False)
+    idf = None
+    if config.data.get("path") is not None:
+        idf = next((file for file in _beside(config, path) if (folder / file).exists()), None)
+        if idf is None:
+            raise config.error("this file is not in the checkpoint.", "path")
+        ids, _ = read_vocabulary(JsonFile.read(root, "tokenizer.json").data, tokenizer, _MOST_TOKENS)
+        shape = [1 + max(ids.values(), default=0)]
+    elif len(shape := _shapes(root).get("weight", [])) != 1:
+        raise CheckpointError(f"must be a row of weights, is {shape or 'not there'}.", file=_WEIGHTS, key="weight")
+    encoder = replace(_table_encoder(shape[0], 1), idf=idf)
+    key = "model_max_length" if "model_max_length" in stated.data else "max_len"
+    limit = int(min(stated.get(key, float, UNLIMITED), UNLIMITED))
+    if limit < 1:
+        raise stated.error(f"must be positive, is {limit}.", key)
+    bare = BareTokens(encoder.vocab_size, as_stored=False)
+    return encoder, replace(tokenizer, bare=bare), limit, Output(1, rows="entry", skip_ids=(bare.empty_id,))
+
+
+def _beside(config: JsonFile, path: str) -> list[str]:
+    """Where the file of weights may be: in the module's folder or in the checkpoint's."""
+    name = config.get("path", str)
+    if Path(name).name != name or not name.endswith(".json"):
+        raise config.error(f"{name!r:.80} is no JSON file of this folder.", "path")
+    return [f"{path}/{name}".lstrip("/"), name]
+
+
+def _table_encoder(vocab_size: int, width: int) -> Encoder:
+    return Encoder(
+        family="static",
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=0,
+        layers=(),
+        num_heads=1,
+        max_positions=UNLIMITED,
+        norm_eps=0.0,
+        activation="identity",
+    )
 
 
 def _tokenizer(side: Literal["right", "left"], bare: BareTokens) -> TokenizerCard:

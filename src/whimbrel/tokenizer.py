@@ -401,7 +401,8 @@ def _load(folder: Path, card: Card) -> tokenizers.Tokenizer:
     """The checkpoint's tokenizer without the padding and truncation that may be saved in its file."""
     file = JsonFile.read(folder / card.path, _FILE).data
     try:
-        content = file if card.tokenizer.bare is not None else read_as_class(file, card.tokenizer, card.encoder.vocab_size)
+        as_stored = card.tokenizer.bare is not None and card.tokenizer.bare.as_stored
+        content = file if as_stored else read_as_class(file, card.tokenizer, card.encoder.vocab_size)
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
         tokenizer.encode(_RARE)
     except CheckpointError:

@@ -13,7 +13,7 @@ from whimbrel.card import Card, Head
 from whimbrel.config_fallback import FALLBACK
 from whimbrel.models.families import FAMILIES
 from whimbrel.models.heads import LoadedHead, load_head
-from whimbrel.models.static import StaticTable
+from whimbrel.models.static import IdfWeights, StaticTable
 from whimbrel.models.transformer import Transformer
 from whimbrel.models.weights import Weights
 from whimbrel.ops.attention import Layout
@@ -41,6 +41,8 @@ def load_model(
 
     Raises CheckpointError naming file and tensor.
     """
+    if card.encoder.idf is not None:
+        return StaticTable(card.encoder, IdfWeights(folder, card), device), {}
     if card.encoder.family == FALLBACK:
         from whimbrel.models.hf_load import load_hf
 

@@ -1,31 +1,65 @@
 """A table of vectors, one for each token, as a model: no layers, and no token knows of another.
 
 Lookups are float32 whatever the plan's dtype: there is nothing to be gained. Tensors as Sentence Transformers' StaticEmbedding
-("embedding.weight") and model2vec ("embeddings", and in newer checkpoints "mapping" and "weights") have them: token i has the
-vector table[mapping[i]] * weights[i].
+("embedding.weight"), its SparseStaticEmbedding ("weight", a vector of one number) and model2vec ("embeddings", and in newer
+checkpoints "mapping" and "weights") have them: token i has the vector table[mapping[i]] * weights[i].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.card import Encoder
+from whimbrel.card import Card, Encoder
 from whimbrel.errors import CheckpointError
+from whimbrel.json_file import JsonFile
 from whimbrel.models.weights import Weights
 from whimbrel.ops.attention import Layout
+from whimbrel.tokenizer_file import read_vocabulary
+
+_NAMES: Final = ("embedding.weight", "embeddings", "weight")
+
+
+class IdfWeights:
+    """A JSON file of a weight for each token, as the tensor that it stands for: what is not in it weighs nothing."""
+
+    def __init__(self, folder: Path, card: Card) -> None:
+        spec, file = card.encoder, JsonFile.read(folder, card.encoder.idf or "")
+        ids, _ = read_vocabulary(JsonFile.read(folder / card.path, "tokenizer.json").data, card.tokenizer, spec.vocab_size)
+        self.file: str = file.name
+        self._weight = torch.zeros(spec.vocab_size)
+        for token in file.data:
+            if token not in ids:
+                raise file.error("this token is not in tokenizer.json.", token)
+            self._weight[ids[token]] = file.get(token, float)
+
+    def has(self, name: str) -> bool:
+        """As Weights."""
+        return name == "weight"
+
+    def stored(self, name: str) -> Tensor:
+        """As Weights."""
+        return self._weight
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """As Weights."""
+        return self._weight
 
 
 class StaticTable:
     """A loaded table. One more id than there are tokens stands for texts without any: its vector is zero."""
 
-    def __init__(self, spec: Encoder, weights: Weights, device: torch.device) -> None:
-        name = "embedding.weight" if weights.has("embedding.weight") else "embeddings"
+    def __init__(self, spec: Encoder, weights: Weights | IdfWeights, device: torch.device) -> None:
+        name = next((name for name in _NAMES if weights.has(name)), _NAMES[0])
         table = weights.stored(name)  # whole numbers of a quantised table are taken as they are
         table = weights.take(name, *table.shape) if table.is_floating_point() else table.float()
+        if table.ndim == 1:
+            table = table[:, None]
         mapping = weights.stored("mapping").long() if weights.has("mapping") else torch.arange(table.shape[0])
         if mapping.shape != (spec.vocab_size,) or mapping.min() < 0 or mapping.max() >= table.shape[0]:
             raise CheckpointError(f"names rows that {name} does not have.", file=weights.file, key="mapping")
