@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from whimbrel.card import Card, Output
 from whimbrel.card_reader import read_card
@@ -23,6 +23,8 @@ from whimbrel.server.connections import BACKLOG, limit_silence
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_EMBEDDINGS: Final = "/v1/embeddings"
 
 
 def names_of_models(given: Sequence[str], *, num_models: int) -> list[tuple[str, ...]]:
@@ -143,17 +145,28 @@ def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOpt
         console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
     imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
-    first = models[0][1].served_name
-    model, chosen = (f'"model": {json.dumps(first)}, ', f", model={first!r}") if len(models) > 1 else ("", "")
-    curl = (
-        f"""curl {url}/v1/embeddings -H 'Content-Type: application/json'{header} -d '{{{model}"input": "Hello, whimbrel!"}}'"""
-    )
+    card, first = models[0][0], models[0][1].served_name
+    model, chosen = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
+    path, body = _example(card)
+    curl = f"""curl {url}{path} -H 'Content-Type: application/json'{header} -d '{json.dumps(model | body)}'"""
     python = (
         f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{chosen})\nprint(client.embed("Hello, whimbrel!"))'
     )
     with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
     console.print(f"\n[bold]In a shell[/bold]{with_key}\n{_plain(curl)}")
-    console.print(f"\n[bold]In Python[/bold] ({_plain(_interpreter())}){with_key}\n{_plain(python)}\n")
+    if path == _EMBEDDINGS:
+        console.print(f"\n[bold]In Python[/bold] ({_plain(_interpreter())}){with_key}\n{_plain(python)}\n")
+
+
+def _example(card: Card) -> tuple[str, dict[str, object]]:
+    """Where and what to ask, to see an answer."""
+    if "dense" in card.outputs and not card.forms and (not card.towers or None in card.tower_of):
+        return _EMBEDDINGS, {"input": "Hello, whimbrel!"}
+    pairs = "scores" in card.outputs and (card.template is not None or len(card.labels) == 1)
+    body: dict[str, object] = {
+        "input": [["Where do whimbrels winter?", "On coasts of Africa."]] if pairs else "Hello, whimbrel!"
+    }
+    return "/v1/embed", body | ({"input_type": "query"} if card.forms or card.towers else {})
 
 
 def _described(card: Card, plan: Plan) -> dict[str, str]:
