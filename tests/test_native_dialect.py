@@ -11,6 +11,7 @@ import pytest
 
 from whimbrel.dialects import native
 from whimbrel.errors import InvalidRequest
+from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.types import Outputs, Ragged, Request, Result, Sparse, Timings
 
 RANDOM = np.random.default_rng(3)
@@ -101,3 +102,9 @@ def test_bytes() -> None:
 
 def floats(text: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+def test_the_page_shows_every_field() -> None:
+    page = docs_page(openapi_document(), base_url="http://localhost:8000")
+    for field in (*native.EmbedRequest.__struct_fields__, *native.EmbedOutputs.__struct_fields__):
+        assert f"<code>{field}</code>" in page or f"{field}: " in page

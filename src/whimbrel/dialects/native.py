@@ -91,20 +91,20 @@ class Entries(msgspec.Struct):
 class Matrix(msgspec.Struct):
     """Rows of equal width as bytes."""
 
-    shape: tuple[int, int]
+    shape: Annotated[list[int], Meta(min_length=2, max_length=2)]
     data: Annotated[str, Meta(description="base64 of little-endian float32, row by row.")]
 
 
 class EmbedOutputs(msgspec.Struct):
     """What was asked for, each in the order of the inputs; null is what was not."""
 
-    dense: Annotated[list[list[float]] | list[str] | None, Meta(description="A vector for each input.")] = None
+    dense: Annotated[list[list[float] | str] | None, Meta(description="A vector for each input.")] = None
     sparse: Annotated[list[Entries] | None, Meta(description="Weights of vocabulary entries for each input.")] = None
     multi_vector: Annotated[
         list[list[list[float]] | Matrix] | None,
         Meta(description="For each input a vector for each token that counts."),
     ] = None
-    scores: Annotated[list[list[float]] | list[str] | None, Meta(description="For each input a score for each class.")] = None
+    scores: Annotated[list[list[float] | str] | None, Meta(description="For each input a score for each class.")] = None
     token_scores: Annotated[
         list[list[list[float]] | Matrix] | None, Meta(description="For each input the scores of each token.")
     ] = None
