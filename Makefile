@@ -21,7 +21,7 @@ serve: $(VENV)/.serve
 	@exec $(BIN)/whimbrel serve $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 check: check-code test
 

@@ -185,6 +185,8 @@ def _usual_lengths(card: Card, plan: Plan) -> str:
 
 
 def _shape(output: Output, plan: Plan) -> str:
+    if output.rows == "entry":
+        return "by token id"
     parts = [f"{output.width}{' or fewer' if plan.matryoshka and output.finish == 'normalize' else ''}"]
     if output.modes:
         parts.append(" + ".join(output.modes))
