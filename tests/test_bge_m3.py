@@ -106,13 +106,13 @@ def test_all_three_from_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with Engine(str(tmp_path), dtype="float32") as engine:
         runner: Any = engine._lanes._runner
         passes: list[int] = []
-        forward = runner._model.__call__
+        forward = runner._models[0].__call__
 
         def counted(ids: torch.Tensor, *rest: Any) -> torch.Tensor:
             passes.append(ids.shape[0])
             return forward(ids, *rest)
 
-        monkeypatch.setattr(runner, "_model", counted)
+        monkeypatch.setattr(runner, "_models", [counted])
         text = "The whimbrel flies."
         together = engine.encode([text], ALL)
         assert len(passes) == 1
@@ -141,6 +141,7 @@ def mixed_requests() -> list[Request]:
     return [
         Request([TEXTS[(i + j) % len(TEXTS)] for j in range(1 + i % 3)], names, dimensions=width, normalize=normalize)
         for i, (names, width, normalize) in enumerate(kinds)
+        if names != ("sparse",) or (width, normalize) == (None, None)
     ]
 
 
@@ -167,8 +168,10 @@ async def through_a_line(engine: Engine, requests: list[Request]) -> list[Output
     WorkerLine(engine, 0, far)
     board, _, _ = Board.create(4, 4)
     remote.attach(0, near, board)
-    results = await asyncio.gather(*(remote.run(request) for request in requests))
-    remote._replicas[0].cut()
+    try:
+        results = await asyncio.gather(*(remote.run(request) for request in requests))
+    finally:
+        remote._replicas[0].cut()
     assert not broken
     return [result.outputs for result in results]
 

@@ -282,7 +282,7 @@ class Tokenizer:
     def _prompt(self, request: Request) -> str:
         if request.prompt is not None:
             return request.prompt
-        name = request.prompt_name or self._card.prompt_for(request.input_type)
+        name = self._card.prompt_for(request.input_type) if request.prompt_name is None else request.prompt_name
         return "" if name is None else self._card.prompt_text(name)
 
     def _encode_texts(
