@@ -50,8 +50,8 @@ def check_fields(request: Request) -> None:
             raise InvalidRequest(f"must be the names of outputs; one is {output!r}.", param="outputs")
     if request.prompt is not None and request.prompt_name is not None:
         raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
-    if (request.split_long or request.late_chunking) and request.truncate in ("right", "left"):
-        raise InvalidRequest("with late_chunking and split_long no text is cut.", param="truncate")
+    if request.split_long and request.truncate in ("right", "left"):
+        raise InvalidRequest("a text that split_long runs in parts is not cut.", param="truncate")
 
 
 def check_uses(card: Card, request: Request, outputs: Collection[OutputName]) -> None:
