@@ -157,6 +157,22 @@ def test_requests_of_all_kinds_share_batches(tmp_path: Path) -> None:
             assert [name for name in ALL if getattr(outputs, name) is not None] == [n for n in ALL if n in request.outputs]
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_whatever_is_not_finite_is_computed_again(name: OutputName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a text, of which one output was not."""
+    write_m3(tmp_path)
+    with Engine(str(tmp_path), dtype="bfloat16") as engine, Engine(str(tmp_path), dtype="float32") as exact:
+        runner: Any = engine._lanes._runner
+        collect = runner.collect
+
+        def spoilt(pending: Any) -> dict[OutputName, Any]:
+            given = dict(collect(pending))
+            return given | {name: np.full_like(given[name], np.nan)}
+
+        monkeypatch.setattr(runner, "collect", spoilt)
+        same(engine.encode(TEXTS[1:4], ALL), exact.encode(TEXTS[1:4], ALL), ALL)
+
+
 async def through_a_line(engine: Engine, requests: list[Request]) -> list[Outputs]:
     """What a worker gets for them, over the line to an engine."""
     broken: list[Any] = []
