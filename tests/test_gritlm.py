@@ -16,7 +16,7 @@ from checkpoints import CORPUS, edit_json, sentence_layout
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.card_reader import read_card
-from whimbrel.errors import CheckpointError
+from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.instruction import InstructionFinder
 from whimbrel.types import Request
 
@@ -162,6 +162,16 @@ def test_other_layouts(layout: str, parity: Parity, folder: Path) -> None:
         sentence_layout(folder, include_prompt=False, max_seq_length=512)
     with Engine(str(folder), dtype="float32") as engine:
         parity(engine.embed([TASK + title for title in TITLES]), expected, *models, family="llama", tasks=["dense"])
+
+
+def test_late_chunking_leaves_the_instruction_out_too(saved: Path) -> None:
+    """One part is as the text is; a part of an instruction alone has nothing to be pooled."""
+    text = "<|user|>\nfind birds\n<|embed|>\nthe whimbrel flies"
+    with Engine(str(saved), dtype="float32") as engine:
+        whole = engine.embed([text])
+        assert np.array_equal(engine.embed([text], late_chunking=True), whole)
+        with pytest.raises(InvalidRequest, match=r"input\[0\]: this part"):
+            engine.embed(["<|user|>\nfind birds\n<|embed|>\n", "the whimbrel flies"], late_chunking=True)
 
 
 def test_it_can_be_left_unnormalised(saved: Path) -> None:

@@ -11,13 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Final
+from typing import Final, cast
+
+import numpy as np
 
 from whimbrel.card import Card, Output, SparseCode
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from whimbrel.outputs import Ask, place
 from whimbrel.parts import Merge
 from whimbrel.plan import Plan, length_for
+from whimbrel.request_checks import check_fields, check_uses
 from whimbrel.template_tokenizer import TemplateTokenizer
 from whimbrel.tokenizer import Tokenizer
 from whimbrel.trace import trace
@@ -48,9 +51,11 @@ class Frontend:
         Raises InvalidRequest, TooLong, TooLarge.
         """
         received = perf_counter() if received is None else received
+        check_fields(request)
         number = self._card.tower_for(request.input_type)
         card = self._card.tower(number)
         asks = [self._ask(card, request, name) for name in dict.fromkeys(request.outputs or (next(iter(card.outputs)),))]
+        check_uses(card, request, [ask.name for ask in asks])
         with trace("tokenize") as tokenized:
             seqs, merge, spans = self._tokenized(self._tokenizers[number], card, request, asks)
         num_tokens = sum(seq.ids.size for seq in seqs)
@@ -180,12 +185,13 @@ class AsyncFrontend:
 
 
 def size(text: str | Pair | Int64Array) -> int:
-    """Characters of a text or of a pair, or ids."""
-    return len(text[0]) + len(text[1]) if isinstance(text, tuple) else len(text)
+    """Characters of a text or of a pair, or ids. What is none of these, and will be refused, counts for nothing."""
+    if isinstance(text, str):
+        return len(text)
+    if isinstance(text, tuple):
+        return sum(len(part) for part in cast(tuple[object, ...], text) if isinstance(part, str))
+    return text.size if isinstance(cast(object, text), np.ndarray) else 0
 
 
 def _is_small(request: Request) -> bool:
-    try:
-        return len(request.texts) <= _INLINE_TEXTS and sum(map(size, request.texts)) <= _INLINE_CHARACTERS
-    except TypeError:  # one is no text, and refused at once
-        return True
+    return len(request.texts) <= _INLINE_TEXTS and sum(map(size, request.texts)) <= _INLINE_CHARACTERS

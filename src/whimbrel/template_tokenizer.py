@@ -84,6 +84,8 @@ class TemplateTokenizer:
         """Tokenise all pairs of a request, or take ids as they are. Raises as Tokenizer.encode does."""
         texts = request.texts
         if len(texts) == 0 or isinstance(texts[0], np.ndarray):
+            if len(texts) and request.instruction is not None:
+                raise InvalidRequest("an instruction cannot be put around token ids; send pairs.", param="instruction")
             return self._tokenizer.encode(request)
         max_length = request_max_length(request, self._least_length, self._max_length)
         pairs = [_checked(text, index) for index, text in enumerate(cast(Sequence[object], texts))]
@@ -118,7 +120,7 @@ class TemplateTokenizer:
             return request.instruction
         if request.prompt is not None:
             return request.prompt or None
-        name = request.prompt_name or self._card.default_prompt_name
+        name = self._card.default_prompt_name if request.prompt_name is None else request.prompt_name
         return None if name is None else self._card.prompt_text(name) or None
 
     def _rows(self, parts: Sequence[Pair], form: _Form, instruction: str) -> list[list[Int32Array]]:

@@ -157,6 +157,8 @@ class Tokenizer:
             ids, offsets_T2 = ids[ids != self._unknown], offsets_T2[ids != self._unknown]
         first = self._prefix.size
         spans_S2 = spans_of_parts(ends_N1, offsets_T2[first : ids.size - self._suffix.size]) + np.int32(first)
+        if self._instruction is not None:
+            spans_S2 = np.maximum(spans_S2, np.int32(self._instruction.count(ids)))
         without = np.flatnonzero(spans_S2[:, 0] == spans_S2[:, 1])
         if without.size:
             raise InvalidRequest("this part of the document has no tokens of its own.", param=f"input[{without[0]}]")
@@ -282,7 +284,7 @@ class Tokenizer:
     def _prompt(self, request: Request) -> str:
         if request.prompt is not None:
             return request.prompt
-        name = request.prompt_name or self._card.prompt_for(request.input_type)
+        name = self._card.prompt_for(request.input_type) if request.prompt_name is None else request.prompt_name
         return "" if name is None else self._card.prompt_text(name)
 
     def _encode_texts(

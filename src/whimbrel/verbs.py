@@ -72,7 +72,7 @@ def text_request(
 
 def named_prompt(card: Card, prompt: str | None) -> tuple[str | None, str | None]:
     """(name, text) of a prompt that is given by either. Raises InvalidRequest."""
-    return (prompt, None) if prompt in card.prompts else read_prompt(prompt)
+    return (prompt, None) if isinstance(prompt, str) and prompt in card.prompts else read_prompt(prompt)
 
 
 def listed(texts: str | Iterable[T], param: str = "input") -> list[str] | list[T]:
