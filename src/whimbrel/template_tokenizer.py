@@ -87,7 +87,7 @@ class TemplateTokenizer:
             if len(texts) and request.instruction is not None:
                 raise InvalidRequest("an instruction cannot be put around token ids; send pairs.", param="instruction")
             return self._tokenizer.encode(request)
-        max_length = request_max_length(request, self._least_length, self._max_length)
+        max_length = request_max_length(request, self._least_length, self._max_length, self._max_length)
         pairs = [_checked(text, index) for index, text in enumerate(cast(Sequence[object], texts))]
         instruction = self._instruction(request)
         texts_of_form = self._template.form(instruction)

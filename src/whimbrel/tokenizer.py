@@ -263,13 +263,7 @@ class Tokenizer:
     def _request_max_length(self, request: Request, form: Form | None = None, *, pair: int = 0) -> int:
         """`pair`: the least that a pair has."""
         least, usual, most = self._lengths(form)
-        least, wanted = max(least, pair), usual if request.max_tokens is None else request.max_tokens
-        if not least <= wanted <= most:
-            raise InvalidRequest(
-                f"{wanted:,} tokens per text; this model takes {least} to {most:,}.",
-                param="truncate_prompt_tokens",
-            )
-        return wanted
+        return request_max_length(request, max(least, pair), usual, most)
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
@@ -374,15 +368,14 @@ class Tokenizer:
         return np.concatenate((places[:prefix], body, places[ids.size - suffix :]))
 
 
-def request_max_length(request: Request, least: int, most: int) -> int:
-    """The limit of a request's texts. Raises InvalidRequest."""
-    if request.max_tokens is None:
-        return most
-    if not least <= request.max_tokens <= most:
+def request_max_length(request: Request, least: int, usual: int, most: int) -> int:
+    """The limit of a request's texts; `usual` where it states none. Raises InvalidRequest."""
+    wanted = usual if request.max_tokens is None else request.max_tokens
+    if not least <= wanted <= most:
         raise InvalidRequest(
-            f"{request.max_tokens:,} tokens per text; this model takes {least} to {most:,}.", param="truncate_prompt_tokens"
+            f"{wanted:,} tokens per text; this model takes {least} to {most:,}.", param="truncate_prompt_tokens"
         )
-    return request.max_tokens
+    return wanted
 
 
 def encode_bare(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[Int32Array]:
