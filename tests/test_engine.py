@@ -299,8 +299,7 @@ def test_what_is_awaited_is_checked_and_tokenised_alike(engine: Engine) -> None:
 def test_lanes_yield_to_what_somebody_waits_for(engine: Engine) -> None:
     """Without that, refusing a request took 7 ms on a machine whose cores are all busy, and with it 3."""
     nice = {thread.name: os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) for thread in threading.enumerate()}
-    assert nice["whimbrel-lane-0"] == min(19, nice["MainThread"] + 5)
-    assert nice["whimbrel-collector"] == nice["MainThread"]
+    assert nice["whimbrel-lane-0"] == min(19, nice["whimbrel-collector"] + 5)
 
 
 def test_the_result_says_what_it_took(engine: Engine) -> None:

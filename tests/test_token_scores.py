@@ -124,7 +124,7 @@ def test_logits_and_cut_texts(bert: Engine) -> None:
     long = "bird wader " * 60
     cut = bert.token_classify(long, "none", truncate="left")[0]
     assert cut
-    assert all(each.start > 200 and each.text in ("bird", "wader") for each in cut)
+    assert all(each.start > 200 and each.text == long[each.start : each.end] for each in cut)
     assert max(each.score for each in bert.token_classify(long, "none", activate=False)[0]) > 1
     with pytest.raises(InvalidRequest, match="none, simple, first, average, max"):
         bert.token_classify(long, "most")  # pyright: ignore[reportArgumentType]
