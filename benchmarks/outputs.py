@@ -151,12 +151,12 @@ def projector(engine: Engine, card: Card, rounds: int) -> list[str]:
 
     @torch.inference_mode()
     def ragged() -> torch.Tensor:
-        return wait(runner._pooling(hidden_TD, {"multi_vector": together})["multi_vector"])
+        return wait(runner._poolings[0](hidden_TD, {"multi_vector": together})["multi_vector"])
 
     @torch.inference_mode()
     def loop() -> list[torch.Tensor]:
         each = zip(pieces_LD, alone, strict=True)
-        return wait([runner._pooling(piece, {"multi_vector": one})["multi_vector"] for piece, one in each])
+        return wait([runner._poolings[0](piece, {"multi_vector": one})["multi_vector"] for piece, one in each])
 
     assert torch.equal(ragged(), torch.cat(loop())) or hidden_TD.is_cuda
     name = f"token vectors of 16 texts, {batch.num_tokens:,} tokens: once, text by text"
@@ -181,7 +181,10 @@ def mixed(engine: Engine, card: Card, texts: list[Int64Array], rounds: int) -> l
         requests = [Request([text], (name,)) for text in texts]
         return lambda: run(requests)
 
-    kinds = [Request([text], (ALL[i % 3],), dimensions=widths[i // 3 % 4]) for i, text in enumerate(texts)]
+    kinds = [
+        Request([text], (ALL[i % 3],), dimensions=None if ALL[i % 3] == "sparse" else widths[i // 3 % 4])
+        for i, text in enumerate(texts)
+    ]
     ours, *theirs = compare(lambda: run(kinds), *(uniform(name) for name in ALL), rounds=rounds)
     mean = [sum(seconds) / len(ALL) for seconds in zip(*theirs, strict=True)]
     found = [row(f"{len(texts)} texts: all {name}, mixed", one, ours) for name, one in zip(ALL, theirs, strict=True)]
