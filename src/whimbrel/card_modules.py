@@ -25,7 +25,7 @@ _DENSE_ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
 
-_TRANSFORMER_FILES: Final = (
+TRANSFORMER_FILES: Final = (
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
     "sentence_distilbert_config.json",
@@ -37,7 +37,7 @@ _TRANSFORMER_FILES: Final = (
 
 _TEXT_ONLY: Final = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 _NOTHING: Final[tuple[object, ...]] = ({}, None)
-_FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
+FIXED_FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("feature-extraction", None),
     "modality_config": (_TEXT_ONLY, None),
     "module_output_name": ("token_embeddings", None),
@@ -102,9 +102,9 @@ def level_names(level: Level) -> Mapping[str, tuple[object, ...]]:
 
 def read_transformer(folder: Path, used: Collection[str] = ()) -> JsonFile:
     """The configuration of the Transformer module. Its keys are checked, but for those that the caller will have `used`."""
-    file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
+    file = next((name for name in TRANSFORMER_FILES if (folder / name).exists()), TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
-    fixed = {key: values for key, values in _FIXED_TRANSFORMER.items() if key not in used}
+    fixed = {key: values for key, values in FIXED_FEATURES.items() if key not in used}
     config.refuse_unknown(fixed, used, {"max_seq_length", "do_lower_case", "unpad_inputs"})
     config.refuse_other(fixed)
     return config

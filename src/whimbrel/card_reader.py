@@ -30,7 +30,7 @@ from whimbrel.card import (
     StatedPooling,
 )
 from whimbrel.card_classes import FIXED_TRANSFORMER, is_cross_encoder, names_classes, note_keys, read_classes
-from whimbrel.card_modules import level_names, read_dense, read_matryoshka, read_max_length
+from whimbrel.card_modules import FIXED_FEATURES, TRANSFORMER_FILES, level_names, read_dense, read_matryoshka, read_max_length
 from whimbrel.card_multi_vector import find_layout, read_multi_vector
 from whimbrel.card_rerankers import is_reranker, read_reranker
 from whimbrel.card_router import Rows, module_kind, read_router
@@ -82,35 +82,7 @@ _TABLES: Final = ("StaticEmbedding", "SparseStaticEmbedding")
 _SPARSE_PIPELINES: Final = (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"], ["SparseStaticEmbedding"])
 _BEGINNINGS: Final = (["Transformer", "Pooling"], ["StaticEmbedding"])
 
-_TRANSFORMER_FILES: Final = (
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
-)
-
 _GRITLM: Final = Instruction("<|user|>\n", "<|embed|>\n")
-
-_TEXT_ONLY: Final = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
-_NOTHING: Final[tuple[object, ...]] = ({}, None)
-_FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
-    "transformer_task": ("feature-extraction", None),
-    "modality_config": (_TEXT_ONLY, None),
-    "module_output_name": ("token_embeddings", None),
-    "processing_kwargs": _NOTHING,
-    "model_args": _NOTHING,
-    "config_args": _NOTHING,
-    "tokenizer_args": _NOTHING,
-    "model_kwargs": _NOTHING,
-    "processor_kwargs": _NOTHING,
-    "config_kwargs": _NOTHING,
-    "query_length": (None,),
-    "document_length": (None,),
-    "query_expansion": (None,),
-}
 
 
 def read_card(folder: Path, name: str, *, pooling: StatedPooling | None = None, reranker: RerankerName | None = None) -> Card:
@@ -237,7 +209,7 @@ def _reranker_card(folder: Path, name: str, stated: RerankerName | None) -> Card
     config = JsonFile.read(folder, "config.json")
     tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
     reranker = read_reranker(folder, name, config, tokenizer, stated)
-    max_length = read_max_length(reranker.encoder, JsonFile.read_optional(folder, _TRANSFORMER_FILES[0]), tokenizer)
+    max_length = read_max_length(reranker.encoder, JsonFile.read_optional(folder, TRANSFORMER_FILES[0]), tokenizer)
     return Card(
         name=name,
         path="",
@@ -396,11 +368,11 @@ _HEADS: Final[Mapping[str, Callable[[Path, str, int], Head]]] = {
 
 def _transformer(folder: Path, rows: list[tuple[str, str]], *, cross_encoder: bool) -> JsonFile:
     """Its own configuration. `rows` are the modules."""
-    file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
+    file = next((name for name in TRANSFORMER_FILES if (folder / name).exists()), TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
     has_tasks, fills_masks = rows[0][0] == _WITH_TASKS, rows[-1][0] == "SpladePooling"
     more: Mapping[str, tuple[object, ...]] = FIXED_TRANSFORMER if cross_encoder else FILL_MASK if fills_masks else {}
-    stated = {**_FIXED_TRANSFORMER, **more}
+    stated = {**FIXED_FEATURES, **more}
     fixed = {key: values for key, values in stated.items() if not (has_tasks and key == "model_args")}
     config.refuse_unknown(stated, {"max_seq_length", "do_lower_case", "unpad_inputs"})
     config.refuse_other(fixed)
