@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel import errors
-from whimbrel.dialects import openai
+from whimbrel.dialects import ROUTES, Route, openai
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types import Outputs, Request, Result, Timings
 
@@ -156,6 +157,32 @@ def test_errors_have_four_keys_and_the_path_in_the_message() -> None:
             "code": "invalid_value",
         }
     }
+
+
+SHARED = "dimensions late_chunking max_tokens normalize priority prompt prompt_name split_long truncate".split()
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_errors_name_fields_that_the_route_has(route: Route) -> None:
+    """Where a field of Request has another name in an API, its errors have that name."""
+    fields = {field.name for field in msgspec.structs.fields(route.request_type)}
+    for name in SHARED:
+        detail = orjson.loads(route.write_error(InvalidRequest("is wrong.", param=name)))["error"]
+        assert detail["param"] in fields
+        assert detail["message"] == f"{detail['param']}: is wrong."
+
+
+def test_a_field_is_renamed_with_what_is_within_it() -> None:
+    error = errors.TooLong("is long.", param="input[3][1]")
+    renamed = error.renamed({"input": "texts", "in": "x"})
+    assert (type(renamed), renamed.param, str(renamed), error.param) == (
+        errors.TooLong,
+        "texts[3][1]",
+        "texts[3][1]: is long.",
+        "input[3][1]",
+    )
+    for same in (error.renamed({"in": "x"}), InvalidRequest("x").renamed({"input": "texts"})):
+        assert same.param in ("input[3][1]", None)
 
 
 @pytest.mark.parametrize(

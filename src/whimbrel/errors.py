@@ -27,6 +27,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from copy import copy
+from typing import Final, Self
+
+_FIELD: Final = re.compile(r"\w+")
+
 
 class WhimbrelError(Exception):
     """Base of all errors raised by Whimbrel."""
@@ -41,6 +48,20 @@ class WhimbrelError(Exception):
         self.message = message
         self.param = param
         """The path of the fault in the request, e.g. "input[3]"."""
+
+    def at(self, param: str) -> Self:
+        """The same error, of another place."""
+        moved = copy(self)
+        moved.param = param
+        moved.args = (f"{param}: {self.message}",)
+        return moved
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """The same error in the words of an API, whose field for one of ours `names` says where it has another name."""
+        field = _FIELD.match(self.param or "")
+        if self.param is None or field is None or field[0] not in names:
+            return self
+        return self.at(names[field[0]] + self.param[field.end() :])
 
 
 class InvalidRequest(WhimbrelError, ValueError):

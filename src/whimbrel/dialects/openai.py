@@ -167,7 +167,16 @@ def write_models(models: Sequence[Model]) -> bytes:
 _ERROR_TYPES: Final = {401: "authentication_error", 429: "rate_limit_error", 503: "overloaded_error"}
 
 
+_NAMES: Final = {"max_tokens": "truncate_prompt_tokens"}
+"""Fields of a Request that have another name here."""
+
+
 def write_error(error: WhimbrelError) -> bytes:
+    """An error over a body of this API."""
+    return render_error(error.renamed(_NAMES))
+
+
+def render_error(error: WhimbrelError) -> bytes:
     """An error as OpenAI's clients expect it."""
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
     return msgspec.json.encode(ErrorResponse(ErrorDetail(str(error), kind, error.param, error.code)))
