@@ -124,7 +124,7 @@ def test_only_a_mark_before_the_text_counts(saved: Path) -> None:
         assert_parity(engine.embed(texts), encode(saved, texts))
         twice = TASK + "again <|embed|>\n twice\n<|embed|>\n."
         assert_parity(engine.embed([twice]), encode(saved, [twice.removeprefix(TASK)], TASK))
-        bare = engine.frontend._tokenizers[0]._tokenizer.encode(TASK + "bird", add_special_tokens=False).ids
+        bare = engine.frontend._tokenizers[0].backend.raw.encode(TASK + "bird", add_special_tokens=False).ids
         (seq,) = engine.frontend._tokenizers[0].encode(Request([np.array(bare)]))
         assert seq.prompt_tokens == 0
 

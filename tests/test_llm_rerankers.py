@@ -490,10 +490,10 @@ def test_what_is_refused_of_a_request(tmp_path: Path) -> None:
     write(tmp_path, "Gemma", gemma())
     with Engine(str(tmp_path), reranker="bge-gemma", max_length=200) as engine:
         bad: list[tuple[Any, JSON, type[Exception], str]] = [
-            (["text"], {}, InvalidRequest, "pair of a query and a document"),
-            ([("a", "b"), "text"], {}, InvalidRequest, r"pair of a query"),
-            ([("a", "b", "c")], {}, InvalidRequest, "pair of a query"),
-            ([("a", 1)], {}, InvalidRequest, "pair of a query"),
+            (["text"], {}, InvalidRequest, "must be a pair"),
+            ([("a", "b"), "text"], {}, InvalidRequest, "cannot be mixed"),
+            ([("a", "b", "c")], {}, InvalidRequest, "has 3 parts"),
+            ([("a", 1)], {}, InvalidRequest, "one part is int"),
             ([("a", "b")], {"instruction": "i"}, InvalidRequest, "no instruction"),
             ([("a", "b")], {"prompt_name": "web"}, InvalidRequest, "no prompt"),
             ([("a", "b"), ("a", "\ud800")], {}, InvalidRequest, "lone surrogate"),

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from checkpoints import sentence_layout, write_bert
-from tokenizer_files import FAMILIES, write
-from whimbrel.card_reader import read_card
+from tokenizer_files import FAMILIES, load, write
 from whimbrel.config_reader import _ARCHITECTURES
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
+from whimbrel.limits import MAX_CHARACTERS
 from whimbrel.pairs import cut_pair, find_template
-from whimbrel.plan import Hardware, Options, make_plan
-from whimbrel.tokenizer import MAX_CHARACTERS, Tokenizer
+from whimbrel.tokenizer import Tokenizer
 from whimbrel.types import Pair, Request, Seq
 
 PIECES = [
@@ -49,11 +48,6 @@ TEXTS = [
 PAIRS: list[Pair] = [(text, other) for text in TEXTS[:14] for other in TEXTS[:14]] + list(
     zip(TEXTS[14:34], TEXTS[34:54], strict=True)
 )
-
-
-def load(folder: Path) -> Tokenizer:
-    card = read_card(folder, "m")
-    return Tokenizer(folder, card, make_plan(Options(), card, Hardware(num_cores=1, cpu_bfloat16=False)))
 
 
 def classifier(folder: Path, family: str, **changes: Any) -> Tokenizer:
@@ -174,13 +168,13 @@ def test_a_pair_that_is_too_long_may_be_refused(bert: Tokenizer) -> None:
 
 def test_a_text_in_many_pairs_is_tokenised_once(bert: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    encodings = bert._encodings
+    encodings = bert.backend.encodings
 
     def spy(texts: Any, *rest: Any, **options: Any) -> Any:
         seen.extend(texts)
         return encodings(texts, *rest, **options)
 
-    monkeypatch.setattr(bert, "_encodings", spy)
+    monkeypatch.setattr(bert.backend, "encodings", spy)
     bert.encode(Request([("a query", f"document {i % 7}") for i in range(100)]))
     assert len(seen) == 8
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import pytest
 from transformers import AutoTokenizer
 from transformers.models.auto import tokenization_auto as auto
 
+import tokenizer_files
 from checkpoints import write_json
 from tokenizer_files import FAMILIES, charsmap, gemma, llama, qwen, roberta, write, xlm_roberta
 from whimbrel import config_reader, tokenizer_reader
 from whimbrel.card_reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.plan import Hardware, Options, make_plan
 from whimbrel.tokenizer import Tokenizer
 from whimbrel.types import Request
 
@@ -43,9 +44,7 @@ TEXTS = [
 ]
 
 
-def load(folder: Path) -> Tokenizer:
-    card = read_card(folder, "m", pooling="mean")
-    return Tokenizer(folder, card, make_plan(Options(), card, Hardware(num_cores=1, cpu_bfloat16=False)))
+load = partial(tokenizer_files.load, pooling="mean")
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -378,7 +377,7 @@ def test_a_panic_over_a_text_is_the_text_s_fault(error: BaseException, tmp_path:
 
     write(tmp_path, "bert")
     tokenizer = load(tmp_path)
-    monkeypatch.setattr(tokenizer, "_tokenizer", Panics())
+    monkeypatch.setattr(tokenizer.backend, "raw", Panics())
     expected = InvalidRequest if "split" in str(error) else type(error)
     with pytest.raises(expected):
         tokenizer.encode(Request(["bird"]))

@@ -14,6 +14,9 @@ import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from checkpoints import CORPUS, write_json
+from whimbrel import tokenizer as ours
+from whimbrel.card_reader import read_card
+from whimbrel.plan import Hardware, Options, make_plan
 
 JSON = dict[str, Any]
 
@@ -26,6 +29,12 @@ TEXT = [
 ]
 QWEN2_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 ROBERTA_MASK = AddedToken("<mask>", lstrip=True, special=True, normalized=True)
+
+
+def load(folder: Path, **stated: Any) -> ours.Tokenizer:
+    """Whimbrel's tokenizer of a checkpoint."""
+    card = read_card(folder, "m", **stated)
+    return ours.Tokenizer(folder, card, make_plan(Options(), card, Hardware(num_cores=1, cpu_bfloat16=False)))
 
 
 def _content(tokenizer: Tokenizer) -> JSON:

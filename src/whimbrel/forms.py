@@ -10,12 +10,23 @@ from dataclasses import replace
 import numpy as np
 
 from whimbrel.card import Form
+from whimbrel.limits import Lengths, Limit
 from whimbrel.types import Seq
 
 
-def is_fixed(form: Form) -> bool:
-    """Whether all texts have the same length."""
-    return form.expansion is not None and form.expansion.length == form.max_length
+def lengths(form: Form | None, least: int, most: int) -> Lengths:
+    """Tokens that texts of a form may have, where those without one may have `least` to `most`."""
+    if form is None:
+        return Lengths(least, most, most)
+    expansion = form.expansion
+    least = max(least + _marker(form), 0 if expansion is None else expansion.length)
+    is_fixed = expansion is not None and expansion.length == form.max_length
+    return Lengths(least, min(form.max_length, most), form.max_length if is_fixed else most)
+
+
+def room(form: Form | None, limit: Limit) -> Limit:
+    """What the form leaves of a limit."""
+    return limit if form is None else replace(limit, max_length=limit.max_length - _marker(form))
 
 
 def give_form(seq: Seq, form: Form | None, *, is_query: bool) -> Seq:
@@ -28,3 +39,7 @@ def give_form(seq: Seq, form: Form | None, *, is_query: bool) -> Seq:
         filled[: ids.size] = ids
         ids, num_keys = filled, 0 if form.expansion.attended else ids.size
     return replace(seq, ids=ids, num_keys=num_keys, is_query=is_query)
+
+
+def _marker(form: Form) -> int:
+    return 0 if form.marker_id is None else 1

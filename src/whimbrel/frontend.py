@@ -18,10 +18,12 @@ import numpy as np
 from whimbrel.card import Card, Output, SparseCode
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from whimbrel.outputs import Ask, place
+from whimbrel.part_tokenizer import encode_document, encode_split
 from whimbrel.parts import Merge
 from whimbrel.plan import Plan, length_for
 from whimbrel.request_checks import check_fields, check_uses
 from whimbrel.template_tokenizer import TemplateTokenizer
+from whimbrel.token_spans import locate
 from whimbrel.tokenizer import Tokenizer
 from whimbrel.trace import trace
 from whimbrel.types import Int64Array, OutputName, Pair, Prepared, Request, Seq, TokenSpans
@@ -89,7 +91,8 @@ class Frontend:
         if request.late_chunking or request.split_long:
             return *self._in_parts(tokenizer, card, request, asks), None
         if request.locate:
-            seqs, spans = tokenizer.locate(request)
+            assert isinstance(tokenizer, Tokenizer)  # one with a template gives no scores of tokens
+            seqs, spans = locate(tokenizer, request)
             return seqs, None, spans
         return tokenizer.encode(request), None, None
 
@@ -102,13 +105,12 @@ class Frontend:
         if [ask.name for ask in asks] != ["dense"] or isinstance(tokenizer, TemplateTokenizer):
             raise InvalidRequest("is for dense vectors alone.", param=param)
         if not request.late_chunking:
-            seqs, offsets_N1, weights_S = tokenizer.encode_split(request)
-            return seqs, Merge(offsets_N1, weights_S, asks[0].finished) if seqs else None
+            return encode_split(tokenizer, request, normalized=asks[0].finished)
         if set(card.dense.modes) != {"mean"}:
             raise InvalidRequest(
                 f"is for models that pool by the mean; this one by {', '.join(card.dense.modes)}.", param=param
             )
-        return tokenizer.encode_document(request), None
+        return encode_document(tokenizer, request), None
 
     def _ask(self, card: Card, request: Request, name: OutputName) -> Ask:
         """What a request asks of an output."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
 import numpy as np
 import tokenizers
 
-from whimbrel.errors import InvalidRequest, TooLong
-from whimbrel.types import Int32Array, Pair, Seq, Truncate
+from whimbrel.errors import InvalidRequest
+from whimbrel.limits import Limit
+from whimbrel.types import Int32Array, Seq
 
 _PROBES: Final = (("a", "b"), ("the quick brown fox", "jumps over 2 dogs"), ("b", "a a a"))
 
@@ -35,16 +36,14 @@ class PairTemplate:
     def num_special(self) -> int:
         return self.before.size + self.between.size + self.after.size
 
-    def seq(self, first: Int32Array, second: Int32Array, index: int, max_length: int, truncate: Truncate) -> Seq:
+    def seq(self, first: Int32Array, second: Int32Array, index: int, limit: Limit) -> Seq:
         """The seq of two texts, cut to the limit. Raises TooLong, and InvalidRequest if it would be empty."""
         num_tokens = self.num_special + first.size + second.size
         if num_tokens == 0:
             raise InvalidRequest("the pair has no tokens.", param=f"input[{index}]")
-        if truncated := num_tokens > max_length:
-            if truncate == "never":
-                raise too_long("pair", num_tokens, max_length, index)
-            num_first, num_second = cut_pair(first.size, second.size, max_length - self.num_special)
-            first, second = cut(first, num_first, truncate), cut(second, num_second, truncate)
+        if truncated := limit.exceeded(num_tokens, "pair", index):
+            num_first, num_second = cut_pair(first.size, second.size, limit.max_length - self.num_special)
+            first, second = limit.cut(first, num_first), limit.cut(second, num_second)
         ids = np.concatenate((self.before, first, self.between, second, self.after))
         next_type = 0 if self.shift is None else self.before.size + first.size + self.shift
         return Seq(ids, index, 0, self.type_id, next_type, truncated=truncated)
@@ -101,31 +100,3 @@ def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:
     if short + long > room:
         short, long = room // 2, room - room // 2
     return (long, short) if first > second else (short, long)
-
-
-def cut(ids: Int32Array, size: int, truncate: Truncate) -> Int32Array:
-    """The first `size` of them, or the last, if it is the left end that is cut."""
-    return ids[ids.size - size :] if truncate == "left" else ids[:size]
-
-
-def too_long(what: str, num_tokens: int, max_length: int, index: int) -> TooLong:
-    """The error for a text, or a pair, that may not be cut."""
-    return TooLong(
-        f'the {what} has {num_tokens:,} tokens; the limit is {max_length:,}. Pass truncate="right" to cut it.',
-        param=f"input[{index}]",
-    )
-
-
-def check_pairs(texts: Sequence[object]) -> list[Pair]:
-    """Pairs of strings, and nothing else. Raises InvalidRequest."""
-    for index, pair in enumerate(texts):
-        if not isinstance(pair, tuple):
-            raise InvalidRequest("pairs and what is no pair cannot be mixed in one list.", param=f"input[{index}]")
-        parts = cast(tuple[object, ...], pair)
-        if len(parts) != 2:
-            raise InvalidRequest(f"must be a pair of strings, has {len(parts)} parts.", param=f"input[{index}]")
-        for part in parts:
-            if not isinstance(part, str):
-                kind = "an array of token ids" if isinstance(part, np.ndarray) else type(part).__name__
-                raise InvalidRequest(f"a pair is made of strings; one part is {kind}.", param=f"input[{index}]")
-    return cast(list[Pair], list(texts))

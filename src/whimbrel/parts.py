@@ -1,29 +1,21 @@
-"""Texts that are pooled, or run, in parts. numpy only.
+"""Vectors of a text's parts -> the vector of the text. numpy only.
 
-Late chunking: the texts of a request are parts of one document, which runs in one pass; each part's vector is the mean of its
-own tokens, so that it knows what stands around it. A token belongs to the part in which it ends: what leads a token, a space
-mostly, may be the last of the part before. Special tokens and a prompt belong to none.
+Where a text that is too long for the model ran in parts, its vector is the mean of theirs, weighted by the text's own tokens in
+each; it is normalised again where they are. An error over a part names the text.
 
-Long texts: what is too long for the model runs in parts of its own, each with the special tokens and the prompt, and the
-vector is the mean of theirs, weighted by the text's own tokens in each; it is normalised again where they are.
-
-Sources: jina-ai/late-chunking, chunked_pooling/__init__.py (the mean over a span of token vectors); vLLM's chunked processing
-of long embeddings, entrypoints/pooling/embed (0.33).
+Source: vLLM's chunked processing of long embeddings, entrypoints/pooling/embed (0.33).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whimbrel.errors import WhimbrelError
-from whimbrel.types import Float32Array, Int32Array, Int64Array, Outputs
+from whimbrel.types import Float32Array, Int64Array, Outputs
 
 _INPUT: Final = re.compile(r"input\[(\d+)\]")
 
@@ -38,31 +30,6 @@ class Merge:
     """Of each part: its tokens."""
     normalized: bool
     """Whether vectors are."""
-
-
-def spans(ends_N1: NDArray[np.integer], offsets_T2: NDArray[np.integer]) -> Int32Array:
-    """The tokens of each part, (N, 2); those of a part without any are an empty range.
-
-    `ends_N1` says where in the characters the prompt ends, and then each part; `offsets_T2` where each token begins and ends.
-    """
-    last_T = np.maximum(offsets_T2[:, 1] - 1, 0)  # a space whose offsets were trimmed has none left
-    part_T = np.maximum.accumulate(np.searchsorted(ends_N1, last_T, side="right"))
-    parts_N = np.arange(1, ends_N1.size)
-    bounds = [np.searchsorted(part_T, parts_N, side=side) for side in ("left", "right")]
-    return np.stack(bounds, axis=1).astype(np.int32)
-
-
-def split(ids: Int32Array, before: int, after: int, max_length: int) -> list[tuple[Int32Array, int]]:
-    """Parts of at most `max_length` tokens, and how many tokens of each are its own.
-
-    Each has the first `before` and the last `after` tokens. A text that is not too long is one part.
-    """
-    own = ids[before : ids.size - after]
-    if ids.size <= max_length:
-        return [(ids, own.size)]
-    room = max_length - before - after
-    pieces = [own[start : start + room] for start in range(0, own.size, room)]
-    return [(np.concatenate((ids[:before], piece, ids[ids.size - after :])), piece.size) for piece in pieces]
 
 
 def merged(outputs: Outputs, merge: Merge | None) -> Outputs:
@@ -85,14 +52,4 @@ def located(error: WhimbrelError, merge: Merge | None) -> WhimbrelError:
     if merge is None or found is None:
         return error
     index = int(np.searchsorted(merge.offsets_N1, int(found[1]), side="right")) - 1
-    moved = copy(error)
-    moved.param = f"input[{index}]"
-    moved.args = (f"{moved.param}: {error.message}",)
-    return moved
-
-
-def common_prefix(first: Int32Array, second: Sequence[int]) -> int:
-    """How many leading ids are equal."""
-    size = min(first.size, len(second))
-    differs = np.flatnonzero(first[:size] != np.array(second[:size], np.int32))
-    return int(differs[0]) if differs.size else size
+    return error.at(f"input[{index}]")

@@ -11,17 +11,22 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from sys import maxsize
+from typing import Final
 
 import numpy as np
 import tokenizers
 
+from whimbrel.backend_tokenizer import BackendTokenizer, find_surrogate
 from whimbrel.card import Card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
+from whimbrel.limits import Lengths, Limit
 from whimbrel.plan import Plan
+from whimbrel.special_tokens import SpecialTokens
 from whimbrel.templates import Template, common_end, fields, fill, split
-from whimbrel.tokenizer import Tokenizer, encode_bare, request_max_length
-from whimbrel.types import Int32Array, Pair, Request, Seq, TokenSpans, Truncate
+from whimbrel.text_checks import check_pairs, has_ids
+from whimbrel.tokenizer import Tokenizer
+from whimbrel.types import Int32Array, Pair, Request, Seq, Truncate
 
 _FILE: Final = "tokenizer.json"
 _DIFFERENT: Final = (("0", "0"), ("1 2 3 4", "1 2 3 4"))
@@ -58,6 +63,7 @@ class _Limits:
     """Of the first so many none is cut away,"""
     tail: int
     """nor of the last."""
+    truncate: Truncate
 
 
 class TemplateTokenizer:
@@ -67,49 +73,43 @@ class TemplateTokenizer:
         assert card.template is not None
         self._card = card
         self._template = card.template
-        self._max_length = plan.max_length
         self._tokenizer = Tokenizer(folder, card, plan)
-        controls = _controls(self._tokenizer.backend, card.template)
-        self._plain = _without(self._tokenizer.backend, controls)
+        self._full = self._tokenizer.backend.raw
+        controls = _controls(self._full, card.template)
+        self._plain = BackendTokenizer(_without(self._full, controls), special=False, max_characters=maxsize)
         none = np.empty(0, np.int32)
-        self._before, self._after = self._tokenizer.around if card.template.around else (none, none)
-        if card.template.around and self._before.size + self._after.size == 0:
+        self._around = self._tokenizer.special if card.template.around else SpecialTokens(none, none)
+        if card.template.around and self._around.num_tokens == 0:
             raise CheckpointError("puts no special token around a text; this model needs it.", file=_FILE, key="post_processor")
         self._forms = {form: self._form(form, controls) for form in (card.template.texts, card.template.instructed) if form}
-        self._least_length = 1 + max(self._sizes([("", "")], form, "")[0] for form in self._forms.values())
-        if self._max_length < self._least_length:
-            raise CheckpointError(f"max length {self._max_length} leaves no room in the template.", file=_FILE)
+        least = 1 + max(self._least_size(form) for form in self._forms.values())
+        if plan.max_length < least:
+            raise CheckpointError(f"max length {plan.max_length} leaves no room in the template.", file=_FILE)
+        self._lengths = Lengths(least, plan.max_length, plan.max_length)
 
     def encode(self, request: Request) -> list[Seq]:
         """Tokenise all pairs of a request, or take ids as they are. Raises as Tokenizer.encode does."""
-        texts = request.texts
-        if len(texts) == 0 or isinstance(texts[0], np.ndarray):
-            if len(texts) and request.instruction is not None:
+        if len(request.texts) == 0 or has_ids(request):
+            if len(request.texts) and request.instruction is not None:
                 raise InvalidRequest("an instruction cannot be put around token ids; send pairs.", param="instruction")
             return self._tokenizer.encode(request)
-        max_length = request_max_length(request, self._least_length, self._max_length, self._max_length)
-        pairs = [_checked(text, index) for index, text in enumerate(cast(Sequence[object], texts))]
-        instruction = self._instruction(request)
-        texts_of_form = self._template.form(instruction)
-        if texts_of_form is None:
+        limit = self._lengths.limit(request, self._card.tokenizer.truncate)
+        pairs, instruction = check_pairs(request.texts), self._instruction(request)
+        texts = self._template.form(instruction)
+        if texts is None:
             raise InvalidRequest("this model takes no instruction.", param="instruction")
-        form, instruction = self._forms[texts_of_form], instruction or ""
-        fixed = len(instruction) + sum(map(len, texts_of_form))
-        self._tokenizer.check_sizes([fixed + len(query) + len(document) for query, document in pairs], range(len(pairs)))
+        form, instruction = self._forms[texts], instruction or ""
+        fixed = len(instruction) + sum(map(len, texts))
+        self._tokenizer.backend.check_sizes([fixed + len(query) + len(document) for query, document in pairs])
         try:
             rows = self._rows([*_DIFFERENT, *(self._template.parts(*pair) for pair in pairs)], form, instruction)
         except InvalidRequest as error:
-            raise _culprit(pairs, instruction) or error from None
-        limits = self._limits(rows[:2], form, max_length)
-        truncate: Truncate = request.truncate or self._card.tokenizer.truncate
+            raise find_surrogate(["".join(pair) for pair in pairs], instruction=instruction) or error from None
+        limits = self._limits(rows[:2], form, limit)
         return [
-            self._seq(pieces, index, form, limits, truncate, shortened=self._template.shortens(*pairs[index]))
+            self._seq(pieces, index, form, limits, shortened=self._template.shortens(*pairs[index]))
             for index, pieces in enumerate(rows[2:])
         ]
-
-    def locate(self, request: Request) -> tuple[list[Seq], list[TokenSpans]]:
-        """Tokens of a template have no places in a text. Raises InvalidRequest."""
-        raise InvalidRequest("this model scores pairs; it does not label tokens.", param="outputs")
 
     def _instruction(self, request: Request) -> str | None:
         """An instruction may come as a prompt too, by name or as text, as in Sentence Transformers."""
@@ -129,43 +129,42 @@ class TemplateTokenizer:
             [fill(run, query=query, document=document, instruction=instruction) for run in form.runs]
             for query, document in parts
         ]
-        unique = list(dict.fromkeys(text for texts in runs for text in texts))
-        ids = dict(zip(unique, encode_bare(self._plain, unique), strict=True))
+        ids = self._plain.distinct(runs)
         return [[ids[next(texts)] if isinstance(piece, str) else piece for piece in form.pieces] for texts in map(iter, runs)]
 
-    def _sizes(self, parts: Sequence[Pair], form: _Form, instruction: str) -> list[int]:
-        around = self._before.size + self._after.size
-        return [around + sum(piece.size for piece in pieces) for pieces in self._rows(parts, form, instruction)]
+    def _least_size(self, form: _Form) -> int:
+        """Tokens of a pair in which nothing is said."""
+        return self._around.num_tokens + sum(piece.size for piece in self._rows([("", "")], form, "")[0])
 
-    def _limits(self, different: Sequence[list[Int32Array]], form: _Form, max_length: int) -> _Limits:
+    def _limits(self, different: Sequence[list[Int32Array]], form: _Form, limit: Limit) -> _Limits:
         template, lead = self._template, form.lead
         first, second = (np.concatenate(pieces).tolist() for pieces in different)
-        tail = common_end(first, second) + self._after.size
-        total = max_length if template.body_length is None else min(max_length, lead + template.body_length + tail)
+        tail = common_end(first, second) + self._around.after.size
+        total = limit.max_length
+        if template.body_length is not None:
+            total = min(total, lead + template.body_length + tail)
         body = total - lead - tail
         if body < 1:
             raise InvalidRequest("leaves no room for query and document.", param="instruction")
-        return _Limits(total, int(body * template.query_share), self._before.size + lead, tail)
+        return _Limits(total, int(body * template.query_share), self._around.before.size + lead, tail, limit.truncate)
 
-    def _seq(
-        self, pieces: list[Int32Array], index: int, form: _Form, limits: _Limits, truncate: Truncate, *, shortened: bool
-    ) -> Seq:
-        size = self._before.size + sum(piece.size for piece in pieces) + self._after.size
+    def _seq(self, pieces: list[Int32Array], index: int, form: _Form, limits: _Limits, *, shortened: bool) -> Seq:
+        size = self._around.num_tokens + sum(piece.size for piece in pieces)
         if self._template.query_share < 1:
             pieces = [
                 ids[: limits.query] if isinstance(piece, str) and "document" not in fields(piece) else ids
                 for piece, ids in zip(form.pieces, pieces, strict=True)
             ]
-        ids = np.concatenate((self._before, *pieces, self._after))
+        ids = np.concatenate((self._around.before, *pieces, self._around.after))
         cut = shortened or ids.size < size or ids.size > limits.total
-        if cut and truncate == "never":
+        if cut and limits.truncate == "never":
             raise TooLong(
                 f"query and document come to {size:,} tokens; the limit is {limits.total:,}, of which the query may take "
                 f'{min(limits.query, limits.total):,}. Pass truncate="right" to cut them.',
                 param=f"input[{index}]",
             )
         if ids.size > limits.total:
-            kept = limits.total - limits.tail if truncate == "right" else limits.head
+            kept = limits.total - limits.tail if limits.truncate == "right" else limits.head
             ids = np.concatenate((ids[:kept], ids[ids.size - (limits.total - kept) :]))
         return Seq(ids, index, truncated=cut)
 
@@ -180,9 +179,10 @@ class TemplateTokenizer:
         return _Form(tuple(pieces))
 
     def _pieces(self, text: str, controls: Collection[str]) -> list[Int32Array | str]:
-        full = self._tokenizer.backend
         return [
-            segment.text if segment.fields else np.array(full.encode(segment.fixed, add_special_tokens=False).ids, np.int32)
+            segment.text
+            if segment.fields
+            else np.array(self._full.encode(segment.fixed, add_special_tokens=False).ids, np.int32)
             for segment in split(text, controls)
         ]
 
@@ -190,9 +190,7 @@ class TemplateTokenizer:
         """The pieces must come to the same tokens as the text at once."""
         query, document, instruction = _EXAMPLE
         row = self._rows([(query, document)], _Form(tuple(pieces)), instruction)[0]
-        whole = self._tokenizer.backend.encode(
-            fill(text, query=query, document=document, instruction=instruction), add_special_tokens=False
-        )
+        whole = self._full.encode(fill(text, query=query, document=document, instruction=instruction), add_special_tokens=False)
         if np.concatenate(row).tolist() != whole.ids:
             raise CheckpointError("cannot tokenise the parts of the model's template on their own.", file=_FILE)
 
@@ -218,19 +216,3 @@ def _without(tokenizer: tokenizers.Tokenizer, controls: Collection[str]) -> toke
         if not ids.isdisjoint(plain.encode(control, add_special_tokens=False).ids):
             raise CheckpointError(f"cannot read the special token {control!r} as plain text.", file=_FILE)
     return plain
-
-
-def _checked(text: object, index: int) -> Pair:
-    if not isinstance(text, tuple) or [type(part) for part in cast(tuple[object, ...], text)] != [str, str]:
-        raise InvalidRequest("must be a pair of a query and a document.", param=f"input[{index}]")
-    return cast(Pair, text)
-
-
-def _culprit(pairs: Sequence[Pair], instruction: str) -> InvalidRequest | None:
-    """What cannot be encoded, if that is why texts cannot be tokenised."""
-    for param, text in (("instruction", instruction), *((f"input[{i}]", "".join(pair)) for i, pair in enumerate(pairs))):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return InvalidRequest("holds a lone surrogate, which is no Unicode text.", param=param)
-    return None
