@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel.batch import runs
-from whimbrel.card import Activation
+from whimbrel.heads import Activation
 from whimbrel.ops import attention
 from whimbrel.ops.attention import Layout, Scores, attend, attend_reference
 from whimbrel.ops.linear import ACTIVATIONS, Linear, LowRank, round_rows

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from whimbrel.card import Activation, Dense, Encoder, Finish, Head, LayerNorm, Output, PoolingMode
+from whimbrel.card import Encoder, Output, PoolingMode
 from whimbrel.config_parts import ACTIVATIONS
 from whimbrel.errors import CheckpointError
+from whimbrel.heads import Activation, Dense, Finish, Head, LayerNorm
 from whimbrel.json_file import JsonFile
 from whimbrel.types import OutputName
 

@@ -9,7 +9,7 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
-from whimbrel.card import Dense, Form
+from whimbrel.card import Form
 from whimbrel.card_modules import read_prompts
 from whimbrel.card_parts import (
     KNOWN_SENTENCE,
@@ -25,6 +25,7 @@ from whimbrel.card_parts import (
     read_words,
 )
 from whimbrel.errors import CheckpointError
+from whimbrel.heads import Dense
 from whimbrel.json_file import JsonFile
 from whimbrel.types import InputType
 

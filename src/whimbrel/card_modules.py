@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 
-from whimbrel.card import Activation, Dense, Encoder
+from whimbrel.card import Encoder
 from whimbrel.errors import CheckpointError
+from whimbrel.heads import Activation, Dense
 from whimbrel.json_file import JsonFile, find_file, read_json
 
 Level: TypeAlias = Literal["sentence_embedding", "token_embeddings"]

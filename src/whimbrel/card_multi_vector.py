@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 
-from whimbrel.card import Card, Dense, Expansion, Form, Normalize, Output, StatedPooling
+from whimbrel.card import Card, Expansion, Form, Output, StatedPooling
 from whimbrel.card_colbert import DIMENSIONS, PYLATE_KEYS, read_pylate, read_stanford
 from whimbrel.card_modules import (
     read_matryoshka,
@@ -42,6 +42,7 @@ from whimbrel.card_parts import (
 )
 from whimbrel.config_reader import read_encoder
 from whimbrel.errors import CheckpointError
+from whimbrel.heads import Dense, Normalize
 from whimbrel.json_file import JsonFile, read_json
 from whimbrel.tokenizer_file import read_vocabulary
 from whimbrel.tokenizer_reader import read_tokenizer

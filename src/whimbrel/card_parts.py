@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
-from whimbrel.card import Encoder, Expansion, Form, Head, Normalize, TokenizerCard
+from whimbrel.card import Encoder, Expansion, Form, TokenizerCard
 from whimbrel.card_modules import level_names, read_dense
+from whimbrel.heads import Head, Normalize
 from whimbrel.json_file import JsonFile
 from whimbrel.types import InputType
 

@@ -15,20 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
 
-from whimbrel.card import (
-    POOLING_MODES,
-    Card,
-    Dense,
-    Encoder,
-    Head,
-    Instruction,
-    LayerNorm,
-    Normalize,
-    Output,
-    PoolingMode,
-    RerankerName,
-    StatedPooling,
-)
+from whimbrel.card import POOLING_MODES, Card, Encoder, Instruction, Output, PoolingMode, RerankerName, StatedPooling
 from whimbrel.card_classes import FIXED_TRANSFORMER, is_cross_encoder, names_classes, note_keys, read_classes
 from whimbrel.card_modules import FIXED_FEATURES, TRANSFORMER_FILES, level_names, read_dense, read_matryoshka, read_max_length
 from whimbrel.card_multi_vector import find_layout, read_multi_vector
@@ -37,8 +24,10 @@ from whimbrel.card_router import Rows, module_kind, read_router
 from whimbrel.card_sparse import FILL_MASK, SPARSE_MODULES, read_m3, read_sparse_code, read_splade
 from whimbrel.card_static import is_model2vec, read_sparse_table, read_static
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
-from whimbrel.config_reader import is_gritlm, read_encoder, stated_pooling
+from whimbrel.config_decoders import is_gritlm, stated_pooling
+from whimbrel.config_reader import read_encoder
 from whimbrel.errors import CheckpointError
+from whimbrel.heads import Dense, Head, LayerNorm, Normalize
 from whimbrel.json_file import JsonFile, find_file, read_json
 from whimbrel.tokenizer_reader import read_tokenizer
 from whimbrel.types import OutputName

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from whimbrel.card import Dense, Encoder, Finish, Head, Output, Quotient, RerankerName, TokenLogits
+from whimbrel.card import Encoder, Output, RerankerName
 from whimbrel.chat_template import read_chat_template
+from whimbrel.config_decoders import stated_pooling
 from whimbrel.config_parts import accept_own_code
-from whimbrel.config_reader import read_encoder, stated_pooling
+from whimbrel.config_reader import read_encoder
 from whimbrel.errors import CheckpointError
+from whimbrel.heads import Dense, Finish, Head, Quotient, TokenLogits
 from whimbrel.json_file import JsonFile, read_json
 from whimbrel.reranker_conventions import CONVENTIONS, convention_of
 from whimbrel.templates import Template, fill

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from whimbrel.card import Activation, Dense, Encoder, LayerNorm, Normalize, Output, SparseCode, TokenizerCard, Vocabulary
+from whimbrel.card import Encoder, Output, TokenizerCard
 from whimbrel.errors import CheckpointError
+from whimbrel.heads import Activation, Dense, LayerNorm, Normalize, SparseCode, Vocabulary
 from whimbrel.json_file import JsonFile, find_file
 from whimbrel.pickled import tensor_shapes
 from whimbrel.tokenizer_file import read_vocabulary

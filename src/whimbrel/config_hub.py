@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from whimbrel.card import Activation, Encoder, Layer, Rotary
+from whimbrel.card import Encoder, Layer, Rotary
 from whimbrel.config_adapters import read_stacked_adapters
 from whimbrel.config_parts import ACTIVATIONS, accept_own_code, read_sizes, read_types
+from whimbrel.heads import Activation
 from whimbrel.json_file import JsonFile
 
 # Nomic's BERT, whose config is GPT-2's
@@ -45,7 +46,7 @@ _NOMIC_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
 _GATES: Final[Mapping[str, Activation]] = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
 
 
-def read_nomic(config: JsonFile) -> Encoder:
+def read_hub_nomic(config: JsonFile) -> Encoder:
     """Nomic's BERT: post-norm, rotary positions, gated MLPs, or others and in some layers a mixture of experts."""
     accept_own_code(config)
     config.ignore(*_NOMIC_INERT)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, Final, cast
 
-from whimbrel.card import Activation, Layer, Rotary
+from whimbrel.card import Layer, Rotary
+from whimbrel.heads import Activation
 from whimbrel.json_file import JsonFile
 
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
@@ -59,7 +60,7 @@ def refuse_own_code(config: JsonFile) -> None:
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""Kinds of layers."""
+"""Kinds of layers: without a window, and with one."""
 
 _SCALINGS: Final[Mapping[str, frozenset[str]]] = {
     "linear": frozenset({"factor"}),
@@ -79,7 +80,15 @@ def read_layer_types(config: JsonFile, num_layers: int, default: list[str]) -> l
     return cast(list[str], kinds)
 
 
-def rope_parameters(config: JsonFile, theta: float, kind: str | None = None) -> dict[str, Any]:
+def read_layers(
+    config: JsonFile, kinds: list[str], thetas: Mapping[str, float], head_width: int, *, window: int
+) -> tuple[Layer, ...]:
+    """Layers of kinds that differ in window and rotary positions. `thetas` are the defaults."""
+    rotary = {kind: read_rotary(config, theta, head_width, kind) for kind, theta in thetas.items()}
+    return tuple(Layer(window if kind == SLIDING else None, rotary[kind]) for kind in kinds)
+
+
+def _rope_parameters(config: JsonFile, theta: float, kind: str | None) -> dict[str, Any]:
     """Of the layers of a kind. Old configs have rope_theta and rope_scaling, new ones rope_parameters for both."""
     theta = theta if kind else config.get("rope_theta", float, theta)
     old = cast(dict[str, Any], config.get("rope_scaling", dict, {})) if kind != SLIDING else {}
@@ -95,29 +104,30 @@ def rope_parameters(config: JsonFile, theta: float, kind: str | None = None) -> 
     return given
 
 
-def read_rotary(config: JsonFile, given: dict[str, Any], head_width: int) -> Rotary:
-    """What `rope_parameters` gave, checked."""
+def read_rotary(config: JsonFile, theta: float, head_width: int, kind: str | None = None) -> Rotary:
+    """Rotary positions: of all layers, or of those of a kind. `theta` is the default."""
+    given = _rope_parameters(config, theta, kind)
     fraction = given.pop("partial_rotary_factor", None) or 1.0
-    theta, kind = given.pop("rope_theta"), given["rope_type"]
+    base, scaling = given.pop("rope_theta"), given["rope_type"]
     width = int(head_width * fraction) if _is_number(fraction) else 0
-    if width <= 0 or width % 2 or width > head_width or not _is_number(theta):
+    if width <= 0 or width % 2 or width > head_width or not _is_number(base):
         raise config.error(
-            f"theta {theta!r:.80} over {fraction!r:.80} of {head_width} columns is not supported.", "rope_parameters"
+            f"theta {base!r:.80} over {fraction!r:.80} of {head_width} columns is not supported.", "rope_parameters"
         )
-    if kind in ("default", None):
-        return Rotary(float(theta), width)
-    if not isinstance(kind, str) or kind not in _SCALINGS:
-        raise config.error(f"{kind!r} is not supported; supported: default, {', '.join(_SCALINGS)}.", "rope_scaling")
-    unknown = given.keys() - _SCALINGS[kind] - {"rope_type"}
-    wrong = [key for key in _SCALINGS[kind] - _OPTIONAL if not _is_number(given.get(key))]
+    if scaling in ("default", None):
+        return Rotary(float(base), width)
+    if not isinstance(scaling, str) or scaling not in _SCALINGS:
+        raise config.error(f"{scaling!r} is not supported; supported: default, {', '.join(_SCALINGS)}.", "rope_scaling")
+    unknown = given.keys() - _SCALINGS[scaling] - {"rope_type"}
+    wrong = [key for key in _SCALINGS[scaling] - _OPTIONAL if not _is_number(given.get(key))]
     wrong += [key for key in _OPTIONAL & given.keys() if not isinstance(given[key], bool | None) and not _is_number(given[key])]
     if unknown or wrong:
         raise config.error(
-            f"{kind} with {', '.join(sorted({*unknown, *wrong}))} unknown, missing or no positive number.", "rope_scaling"
+            f"{scaling} with {', '.join(sorted({*unknown, *wrong}))} unknown, missing or no positive number.", "rope_scaling"
         )
-    if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
+    if scaling == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
         raise config.error("high_freq_factor must be greater than low_freq_factor.", "rope_scaling")
-    return Rotary(float(theta), width, scaling=given)
+    return Rotary(float(base), width, scaling=given)
 
 
 def read_positive(config: JsonFile, key: str, default: float) -> float:

@@ -15,8 +15,9 @@ from typing import Final, cast
 
 import numpy as np
 
-from whimbrel.card import Card, Output, SparseCode
+from whimbrel.card import Card, Output
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
+from whimbrel.heads import SparseCode
 from whimbrel.outputs import Ask, place
 from whimbrel.part_tokenizer import encode_document, encode_split
 from whimbrel.parts import Merge

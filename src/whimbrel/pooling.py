@@ -14,7 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from whimbrel.card import Card, Finish, Head, Output, PoolingMode
+from whimbrel.card import Card, Output, PoolingMode
+from whimbrel.heads import Finish, Head
 from whimbrel.models.heads import HeadFunction, LoadedHead
 from whimbrel.ops.linear import in_whole_blocks, round_rows
 from whimbrel.ops.ragged import cut, normalize, segment_reduce

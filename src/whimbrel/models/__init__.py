@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from whimbrel.card import Card, Head
+from whimbrel.card import Card
 from whimbrel.config_fallback import FALLBACK
+from whimbrel.heads import Head
 from whimbrel.models.families import FAMILIES
 from whimbrel.models.heads import LoadedHead, load_head
 from whimbrel.models.static import IdfWeights, StaticTable

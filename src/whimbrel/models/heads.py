@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from whimbrel.card import Dense, Head, LayerNorm, Normalize, Quotient, SparseCode, TokenLogits, Vocabulary
+from whimbrel.heads import Dense, Head, LayerNorm, Normalize, Quotient, SparseCode, TokenLogits, Vocabulary
 from whimbrel.models.vocabulary import load_sparse_code, load_vocabulary
 from whimbrel.models.weights import Weights
 from whimbrel.ops.linear import Linear

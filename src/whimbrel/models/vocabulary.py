@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from whimbrel.card import SparseCode, Vocabulary
+from whimbrel.heads import SparseCode, Vocabulary
 from whimbrel.models.weights import Weights
 from whimbrel.ops.linear import Linear, in_whole_blocks
 from whimbrel.ops.ragged import neighbours_max, segment_reduce

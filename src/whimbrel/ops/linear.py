@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.card import Activation
+from whimbrel.heads import Activation
 
 ACTIVATIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = {
     "identity": lambda x: x,
