@@ -97,6 +97,10 @@ FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
 """What sentence_bert_config.json says in a CrossEncoder's folder."""
 
 
+OWN_KEYS: Final = ("activation_fn", "keep_in_fp32_modules")
+"""Keys of config_sentence_transformers.json that only a CrossEncoder has."""
+
+
 def names_classes(config: JsonFile) -> bool:
     """Whether config.json names an architecture with classes."""
     return _kind(config) is not None
@@ -109,7 +113,9 @@ def is_cross_encoder(root: Path) -> bool:
 
 
 def note_keys(config: JsonFile) -> None:
-    """Let config.json have what `read_classes` will read."""
+    """Let config.json have what `read_classes` will read. Raises CheckpointError if it would not be enough."""
+    if config.data.get("model_type") == "llama_bidirec":
+        raise config.error("does not say how a pair is put to it; say --reranker nemotron.", "architectures")
     config.ignore("sentence_transformers", _OLD_ACTIVATION, "token_classification_bias")
 
 

@@ -1,6 +1,7 @@
-"""What Stanford's ColBERT and PyLate write of their models: artifact.metadata and config_sentence_transformers.json.
+"""What each of three codes writes of its late-interaction models, beside config.json and the tokenizer's files.
 
-See `card_multi_vector`.
+Stanford's ColBERT has artifact.metadata, PyLate config_sentence_transformers.json, and MultiVectorEncoder of Sentence
+Transformers that, sentence_bert_config.json and modules of its own. `card_multi_vector` tells them apart, and has the sources.
 """
 
 from __future__ import annotations
@@ -9,21 +10,9 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
-from whimbrel.card import Form
-from whimbrel.card_modules import read_prompts
-from whimbrel.card_parts import (
-    KNOWN_SENTENCE,
-    METADATA,
-    MODULES,
-    SENTENCE,
-    Base,
-    Said,
-    fill_token,
-    read_expansion,
-    read_heads,
-    read_similarity,
-    read_words,
-)
+from whimbrel.card import Expansion, Form
+from whimbrel.card_modules import KNOWN_SENTENCE, MODULES, SENTENCE, read_max_length, read_prompts
+from whimbrel.card_parts import METADATA, Base, Said, fill_token, read_expansion, read_similarity, read_words
 from whimbrel.errors import CheckpointError
 from whimbrel.heads import Dense
 from whimbrel.json_file import JsonFile
@@ -136,9 +125,88 @@ def read_pylate(base: Base) -> Said:
             prompts[kind] = prompts[kind].removeprefix(prefix)
     return Said(
         forms,
-        tuple(read_heads(base)),
+        base.heads()[0],
         base.known(read_words(file, default=list(string.punctuation))),
         prompts=prompts,
         default_prompt_name=default,
         similarity=read_similarity(file),
     )
+
+
+# Sentence Transformers'
+
+
+def read_multi_vector_encoder(base: Base) -> Said:
+    file = JsonFile.read(base.folder, SENTENCE)
+    file.refuse_unknown(KNOWN_SENTENCE)
+    file.refuse_other({"truncate_dim": (None,)})
+    head, finished = base.heads()
+    masks = [path for kind, path in base.modules if kind == "MultiVectorMask"]
+    if len(masks) > 1:
+        raise CheckpointError("must have one MultiVectorMask at most.", file=MODULES)
+    expansion = _stated_expansion(base)
+    if expansion is not None and not masks:
+        raise base.transformer.error("queries are filled up, but no MultiVectorMask keeps those tokens.", "query_expansion")
+    skip_ids, skip_in_queries = _mask(base, masks[0]) if masks else ((), False)
+    _refuse_token_pooling(base, finished=finished)
+    usual = read_max_length(base.encoder, base.transformer, base.tokenizer)
+    forms: dict[InputType, Form] = {
+        "query": base.form(_query_length(base.transformer, expansion, usual), None, expansion),
+        "document": base.form(base.transformer.positive("document_length", usual)),
+    }
+    prompts, default = read_prompts(file)
+    return Said(forms, head, skip_ids, skip_in_queries, finished, prompts, default, read_similarity(file))
+
+
+def _stated_expansion(base: Base) -> Expansion | None:
+    key = "query_expansion"
+    if base.transformer.data.get(key) is None:
+        return None
+    stated = JsonFile(f"{base.transformer.name}: {key}", base.transformer.data[key])
+    stated.refuse_unknown({"strategy", "attend", "token", "length"})
+    stated.choice("strategy", {"fixed": True, "min": True})
+    token = stated.data.get("token")
+    return read_expansion(
+        base,
+        stated,
+        ("length", "attend"),
+        stated.positive("length"),
+        token_id=fill_token(base, stated, "token") if token is None else base.token_id(token, stated, "token"),
+        attended=stated.get("attend", bool, False),
+    )
+
+
+def _query_length(transformer: JsonFile, expansion: Expansion | None, usual: int) -> int:
+    """Longer queries are cut to the length of the expansion if that is "fixed", and not if it is "min"."""
+    length = transformer.positive("query_length", usual)
+    if expansion is None:
+        return length
+    if transformer.data.get("query_length") is not None and length < expansion.length:
+        raise transformer.error(f"is {length}, but queries are filled up to {expansion.length}.", "query_length")
+    is_fixed = transformer.data["query_expansion"]["strategy"] == "fixed"
+    return expansion.length if is_fixed else max(length, expansion.length)
+
+
+def _mask(base: Base, path: str) -> tuple[tuple[int, ...], bool]:
+    """(tokens without a vector, in queries too) of a MultiVectorMask."""
+    file = JsonFile.read(base.folder, f"{path}/config.json")
+    file.refuse_unknown({"skiplist_words", "skiplist_tasks", "keep_only_token_ids"})
+    file.refuse_other({"keep_only_token_ids": (None, [])})
+    given: object = file.data.get("skiplist_tasks")
+    tasks = [given] if isinstance(given, str) else file.get("skiplist_tasks", list, ["document"])
+    if any(task not in ("query", "document") for task in tasks) or (tasks and "document" not in tasks):
+        raise file.error(f"{given!r:.80} is not supported; must be document, with or without query, or none.", "skiplist_tasks")
+    return base.known(read_words(file, default=[])) if tasks else (), "query" in tasks
+
+
+def _refuse_token_pooling(base: Base, *, finished: bool) -> None:
+    """Unless it is off: then all that it may do is to normalise once more."""
+    for kind, path in base.modules:
+        if kind != "HierarchicalTokenPooling":
+            continue
+        file = JsonFile.read(base.folder, f"{path}/config.json")
+        file.refuse_unknown({"pool_factor", "num_protected_tokens", "normalize_embeddings", "tasks"})
+        if file.get("pool_factor", float, 1.0) != 1:
+            raise file.error("vectors of a document are not merged; must be 1.", "pool_factor")
+        if file.get("normalize_embeddings", bool, False) and not finished:
+            raise file.error("is not supported without a Normalize module.", "normalize_embeddings")

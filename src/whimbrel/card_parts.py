@@ -5,22 +5,19 @@ See `card_multi_vector`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
 from whimbrel.card import Encoder, Expansion, Form, TokenizerCard
-from whimbrel.card_modules import level_names, read_dense
-from whimbrel.heads import Head, Normalize
+from whimbrel.card_heads import HEADS, read_heads
+from whimbrel.card_modules import Rows
+from whimbrel.heads import Head
 from whimbrel.json_file import JsonFile
 from whimbrel.types import InputType
 
-MODULES, SENTENCE, METADATA = "modules.json", "config_sentence_transformers.json", "artifact.metadata"
-KNOWN_SENTENCE: Final = frozenset(
-    "__version__ default_prompt_name model_type prompts requirements similarity_fn_name truncate_dim".split()
-)
-
+METADATA: Final = "artifact.metadata"
 
 _SIMILARITIES: Final[Mapping[str, str]] = {
     "MaxSim": "maxsim",
@@ -38,7 +35,8 @@ class Base:
 
     folder: Path
     path: str
-    modules: list[tuple[str, str]]
+    modules: Rows
+    """What comes after the Transformer."""
     config: JsonFile
     encoder: Encoder
     transformer: JsonFile
@@ -57,6 +55,12 @@ class Base:
 
     def form(self, max_length: int, marker_id: int | None = None, expansion: Expansion | None = None) -> Form:
         return Form(min(max_length, self.encoder.max_positions), marker_id, expansion)
+
+    def heads(self) -> tuple[tuple[Head, ...], bool]:
+        """(what changes each token's vector, whether these are normalised at last)."""
+        rows = [row for row in self.modules if row[0] in HEADS]
+        heads, _, finished = read_heads(self.folder, rows, self.encoder.hidden_size, "token_embeddings")
+        return heads, finished
 
     def known(self, words: Iterable[str]) -> tuple[int, ...]:
         """Ids of those words that are tokens."""
@@ -113,19 +117,3 @@ def read_words(file: JsonFile, default: list[str]) -> list[str]:
     if not all(isinstance(word, str) for word in words):
         raise file.error("must be a list of strings.", "skiplist_words")
     return cast(list[str], words)
-
-
-def read_heads(base: Base) -> Iterator[Head]:
-    width = base.encoder.hidden_size
-    for kind, path in base.modules:
-        if kind == "Dense":
-            dense = read_dense(base.folder, path, width, "token_embeddings")
-            width = dense.out_features
-            yield dense
-        elif kind == "Normalize":
-            config = JsonFile.read_optional(base.folder, f"{path}/config.json")
-            config.refuse_unknown(level_names("token_embeddings"))
-            if config.data.get("module_input_name") != "token_embeddings":
-                raise config.error("must be 'token_embeddings'.", "module_input_name")
-            config.refuse_other(level_names("token_embeddings"))
-            yield Normalize()

@@ -13,23 +13,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
-from whimbrel.card import Encoder, Output, RerankerName
+from whimbrel.card import Card, Encoder, Output, RerankerName
+from whimbrel.card_modules import (
+    MODULES,
+    has_modules,
+    kinds_of,
+    read_max_length,
+    read_modules,
+    read_prompts,
+    read_sentence,
+    read_transformer,
+)  # fmt: skip
 from whimbrel.chat_template import read_chat_template
 from whimbrel.config_decoders import stated_pooling
 from whimbrel.config_parts import accept_own_code
 from whimbrel.config_reader import read_encoder
 from whimbrel.errors import CheckpointError
 from whimbrel.heads import Dense, Finish, Head, Quotient, TokenLogits
-from whimbrel.json_file import JsonFile, read_json
+from whimbrel.json_file import JsonFile
 from whimbrel.reranker_conventions import CONVENTIONS, convention_of
 from whimbrel.templates import Template, fill
+from whimbrel.tokenizer_reader import read_tokenizer
 
-_MODULES: Final[Mapping[str, Literal["Transformer", "LogitScore"]]] = {
-    "sentence_transformers.base.modules.transformer.Transformer": "Transformer",
-    "sentence_transformers.cross_encoder.modules.logit_score.LogitScore": "LogitScore",
-}
+_KINDS: Final = kinds_of("""
+    sentence_transformers.base.modules.transformer.Transformer
+    sentence_transformers.cross_encoder.modules.logit_score.LogitScore
+""")
 _SCORE_ACTIVATIONS: Final[Mapping[str, Finish]] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -41,8 +52,8 @@ _TIED: Final = ("gemma", "gemma3_text")
 
 
 @dataclass(frozen=True, slots=True)
-class Reranker:
-    """What a card has besides the encoder and the tokenizer."""
+class _Said:
+    """What is said of a reranker, but for its tokenizer."""
 
     encoder: Encoder
     output: Output
@@ -55,9 +66,9 @@ class Reranker:
 def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
     """Whether the checkpoint called `name` is a language model that judges pairs by a template: its files say so, or its id on
     the hub, or the user."""
-    if (folder / "modules.json").exists():
+    if has_modules(folder):
         if stated is not None:
-            raise CheckpointError("says what the model does; leave out --reranker.", file="modules.json")
+            raise CheckpointError("says what the model does; leave out --reranker.", file=MODULES)
         transformer = JsonFile.read_optional(folder, "sentence_bert_config.json")
         modalities = transformer.get("modality_config", dict, {})
         is_scoring = transformer.data.get("transformer_task") in ("text-generation", "sequence-classification")
@@ -65,11 +76,30 @@ def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
     return (stated or convention_of(name)) is not None
 
 
-def read_reranker(folder: Path, name: str, config: JsonFile, tokenizer: JsonFile, stated: RerankerName | None) -> Reranker:
-    """Read one, of which `is_reranker` holds. Raises CheckpointError."""
+def read_reranker(folder: Path, name: str, stated: RerankerName | None) -> Card:
+    """The card of a checkpoint of which `is_reranker` holds. Raises CheckpointError."""
+    config = JsonFile.read(folder, "config.json")
+    tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
     tokenizer.refuse_other({"truncation_side": ("right", None)})
-    if (folder / "modules.json").exists():
-        return _read_modules(folder, config, tokenizer)
+    said = _read_modules(folder, config, tokenizer) if has_modules(folder) else _read_convention(folder, name, config, stated)
+    max_length = read_max_length(said.encoder, JsonFile.read_optional(folder, "sentence_bert_config.json"), tokenizer)
+    return Card(
+        name=name,
+        path="",
+        encoder=said.encoder,
+        outputs={"scores": said.output},
+        max_length=min(max_length, said.max_length or max_length),
+        tokenizer=read_tokenizer(folder, config, tokenizer, lowercase=False),
+        prompts=said.prompts,
+        default_prompt_name=said.default_prompt_name,
+        template=said.template,
+    )
+
+
+# The conventions
+
+
+def _read_convention(folder: Path, name: str, config: JsonFile, stated: RerankerName | None) -> _Said:
     kind = stated or convention_of(name)
     assert kind is not None
     convention = CONVENTIONS[kind]
@@ -87,7 +117,7 @@ def read_reranker(folder: Path, name: str, config: JsonFile, tokenizer: JsonFile
         heads = _score(config, encoder)
     finish = _activation_in(config)
     finished = convention.finished if finish is None else finish == "sigmoid"
-    return Reranker(
+    return _Said(
         encoder,
         Output(1, modes=(stated_pooling(config) or "lasttoken",), head=heads, finish="sigmoid", finished=finished),
         convention.template,
@@ -144,23 +174,22 @@ def _most_tokens(template: Template) -> int | None:
 # The layout of Sentence Transformers
 
 
-def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> Reranker:
+def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> _Said:
     path = _logit_score_path(folder)
     config.ignore(*_ACTIVATION_KEYS)
     encoder = read_encoder(config)
     _, is_causal = _architecture(config)
     if is_causal != (path is not None):
-        raise CheckpointError("must have a LogitScore if and only if the model is causal.", file="modules.json")
+        raise CheckpointError("must have a LogitScore if and only if the model is causal.", file=MODULES)
     variables, structured = _read_transformer(folder, is_causal=is_causal)
-    sentence = _read_sentence_transformers(folder)
+    sentence = read_sentence(folder, "CrossEncoder", {"activation_fn"})
     stated = sentence.data.get("activation_fn")
     finish = _activation_in(config) if stated is None else sentence.choice("activation_fn", _SCORE_ACTIVATIONS)
     template = read_chat_template(folder, tokenizer, structured=structured, variables=variables)
-    prompts: dict[str, str] = sentence.get("prompts", dict, {})
-    default = sentence.data.get("default_prompt_name")
+    prompts, default = read_prompts(sentence)
     if template.instructed is None and any(prompts.values()):
         raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
-    return Reranker(
+    return _Said(
         encoder,
         Output(
             1,
@@ -176,23 +205,14 @@ def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> Rerank
 
 def _logit_score_path(folder: Path) -> str | None:
     """The folder of the LogitScore, if there is one behind the Transformer."""
-    values = read_json(folder, "modules.json")
-    if not isinstance(values, list):
-        raise CheckpointError("must be a list of objects.", file="modules.json")
-    rows = [JsonFile("modules.json", value) for value in cast(list[object], values)]
-    kinds = [row.choice("type", _MODULES) for row in rows]
-    paths = [row.get("path", str) for row in rows]
-    for row in rows:
-        row.refuse_unknown({"idx", "name", "path", "type", "kwargs"})
-        row.refuse_other({"kwargs": ([], {}, None)})
+    rows = read_modules(folder, _KINDS)
+    kinds, paths = [kind for kind, _ in rows], [path for _, path in rows]
     if kinds not in (["Transformer"], ["Transformer", "LogitScore"]) or paths[0] != "":
-        raise CheckpointError(
-            f"must be a Transformer here and at most a LogitScore, is {kinds} in {paths}.", file="modules.json"
-        )
+        raise CheckpointError(f"must be a Transformer here and at most a LogitScore, is {kinds} in {paths}.", file=MODULES)
     if len(paths) == 1:
         return None
     if Path(paths[1]).name != paths[1]:
-        raise rows[1].error(f"{paths[1]!r} is no folder of this one.", "path")
+        raise CheckpointError(f"{paths[1]!r} is no folder of this one.", file=MODULES, key="path")
     return paths[1]
 
 
@@ -210,55 +230,28 @@ def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encode
 
 def _read_transformer(folder: Path, *, is_causal: bool) -> tuple[Mapping[str, Any], bool]:
     """What the chat template may see besides, and whether messages hold lists of parts."""
-    file = JsonFile.read(folder, "sentence_bert_config.json")
-    file.get("modality_config", dict)
     way = {"method": "forward", "method_output_name": "logits"}
     flat, structured = ({**way, "format": kind} for kind in ("flat", "structured"))
-    file.refuse_unknown(_TRANSFORMER_KEYS)
-    file.refuse_other(
-        {
-            "transformer_task": ("text-generation" if is_causal else "sequence-classification",),
-            "modality_config": tuple({**more, "message": form} for form in (flat, structured) for more in ({"text": way}, {})),
-            "module_output_name": ("causal_logits" if is_causal else "scores",),
-            "do_lower_case": (False, None),
-            **{
-                key: ({}, None)
-                for key in _TRANSFORMER_KEYS
-                if key.endswith(("_args", "_kwargs")) and key != "processing_kwargs"
-            },
-        }
-    )
+    stated: dict[str, tuple[object, ...]] = {
+        "transformer_task": ("text-generation" if is_causal else "sequence-classification",),
+        "modality_config": tuple({**more, "message": form} for form in (flat, structured) for more in ({"text": way}, {})),
+        "module_output_name": ("causal_logits" if is_causal else "scores",),
+        "do_lower_case": (False, None),
+    }
+    file = read_transformer(folder, used=("processing_kwargs",), stated=stated)
+    modalities = cast(dict[str, Any], file.get("modality_config", dict))
     processing = JsonFile(file.name, file.get("processing_kwargs", dict, {}))
     processing.refuse_unknown({"chat_template"})
     variables: dict[str, Any] = processing.get("chat_template", dict, {})
     for key in variables:
         if key in _NO_VARIABLES:
             raise file.error(f"{key!r} is not supported.", "processing_kwargs")
-    return variables, cast(dict[str, Any], file.data["modality_config"]["message"])["format"] == "structured"
+    return variables, modalities["message"]["format"] == "structured"
 
 
-_TRANSFORMER_KEYS: Final = frozenset(
-    """
-    transformer_task modality_config module_output_name processing_kwargs max_seq_length do_lower_case unpad_inputs
-    model_args config_args tokenizer_args model_kwargs processor_kwargs config_kwargs
-""".split()
-)
 _NO_VARIABLES: Final = frozenset(
     "padding truncation max_length return_tensors restore_suffix tokenize messages tools documents chat_template".split()
 )
-
-
-def _read_sentence_transformers(folder: Path) -> JsonFile:
-    file = JsonFile.read_optional(folder, "config_sentence_transformers.json")
-    file.refuse_unknown({"__version__", "model_type", "prompts", "default_prompt_name", "activation_fn"})
-    file.refuse_other({"model_type": ("CrossEncoder",)})
-    prompts: dict[str, object] = file.get("prompts", dict, {})
-    if not all(isinstance(text, str) for text in prompts.values()):
-        raise file.error("must be strings.", "prompts")
-    default = file.get("default_prompt_name", str, "")
-    if default and default not in prompts:
-        raise file.error(f"{default!r} is not among the prompts {list(prompts)}.", "default_prompt_name")
-    return file
 
 
 def _activation_in(config: JsonFile) -> Finish | None:

@@ -12,13 +12,11 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, cast
+from typing import Final, cast
 
+from whimbrel.card_modules import KINDS, Rows, module_kind, module_path
 from whimbrel.json_file import JsonFile
 from whimbrel.types import InputType
-
-Rows: TypeAlias = list[tuple[str, str]]
-"""(kind, path) of modules in their order."""
 
 _FILES: Final = ("router_config.json", "config.json")
 _TASKS: Final[tuple[InputType | None, ...]] = (None, "query", "document")
@@ -34,37 +32,24 @@ class Routes:
     """Which route texts take; none if they are refused. None: texts of which nothing is said."""
 
 
-def read_router(folder: Path, path: str, modules: Mapping[str, str]) -> Routes:
-    """Read the Router in `path`. `modules` are the kinds of modules by their class. Raises CheckpointError."""
+def read_router(folder: Path, path: str) -> Routes:
+    """Read the Router in `path`. Raises CheckpointError."""
     name = next((name for name in _FILES if (folder / path / name).exists()), _FILES[0])
     config = JsonFile.read(folder, f"{path}/{name}" if path else name)
     config.refuse_unknown({"types", "structure", "parameters"})
     types = cast(dict[str, object], config.get("types", dict))
-    kinds = {module: module_kind(config, "types", kind, modules) for module, kind in types.items()}
+    kinds = {module: module_kind(config, "types", kind, KINDS) for module, kind in types.items()}
     rows = dict[str, Rows]()
     for route, names in cast(dict[str, object], config.get("structure", dict)).items():
         if not isinstance(names, list) or any(name not in kinds for name in cast(list[object], names)):
             raise config.error(f"{route} must be a list of modules that have a type, is {names!r:.80}.", "structure")
-        rows[route] = [(kinds[name], _path(config, path, name)) for name in cast(list[str], names)]
+        rows[route] = [(kinds[name], module_path(folder, path, config, "structure", name)) for name in cast(list[str], names)]
     if not rows:
         raise config.error("names no route.", "structure")
     route_of = _route_of(JsonFile(config.name, config.get("parameters", dict, {})), list(rows))
     if unreachable := rows.keys() - set(route_of.values()):
         raise config.error(f"no query and no document takes the route {min(unreachable)!r}.", "structure")
     return Routes(rows, route_of)
-
-
-def module_kind(file: JsonFile, key: str, value: object, modules: Mapping[str, str]) -> str:
-    """The kind of a module whose class is `value`. Raises CheckpointError, which names kinds, not all classes."""
-    if isinstance(value, str) and value in modules:
-        return modules[value]
-    raise file.error(f"{value!r:.80} is not supported; supported: {', '.join(dict.fromkeys(modules.values()))}.", key)
-
-
-def _path(config: JsonFile, path: str, name: str) -> str:
-    if name.startswith(("/", "\\")) or ".." in Path(name).parts:
-        raise config.error(f"{name!r} leads out of the checkpoint's folder.", "structure")
-    return f"{path}/{name}" if path else name
 
 
 def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None, str]:

@@ -1,12 +1,12 @@
-"""What checkpoints say of sparse vectors: SPLADE's heads, sparse autoencoders, and the extra files of BGE-M3.
+"""What checkpoints say of sparse vectors: SPLADE's heads, and the extra files of BGE-M3.
 
 Which tokens of a text count for SPLADE: all of them, [CLS] and [SEP] too. So it is in the code that the models were trained and
 published with (naver/splade and the models' cards: scores times the attention mask), in Sentence Transformers and in Text
 Embeddings Inference. vLLM leaves those two out; its numbers are not those of the cards. For BGE-M3 FlagEmbedding's code says
 which tokens count: inference/embedder/encoder_only/m3.py, `_process_token_weights` and `_process_colbert_vecs`.
 
-Sources of the formats: sentence_transformers/sparse_encoder/modules/*.py (6.2) and the heads in transformers/models/*/modeling_
-*.py (5.23); of "new", Alibaba-NLP/new-impl on the hub.
+Sources of the formats: sentence_transformers/sparse_encoder/modules/splade_pooling.py (6.2) and the heads in
+transformers/models/*/modeling_*.py (5.23); of "new", Alibaba-NLP/new-impl on the hub.
 """
 
 from __future__ import annotations
@@ -18,22 +18,10 @@ from typing import Final, Literal
 
 from whimbrel.card import Encoder, Output, TokenizerCard
 from whimbrel.errors import CheckpointError
-from whimbrel.heads import Activation, Dense, LayerNorm, Normalize, SparseCode, Vocabulary
+from whimbrel.heads import Activation, Dense, LayerNorm, Vocabulary
 from whimbrel.json_file import JsonFile, find_file
 from whimbrel.pickled import tensor_shapes
 from whimbrel.tokenizer_file import read_vocabulary
-
-SPARSE_MODULES: Final[Mapping[str, str]] = {
-    "sentence_transformers.sparse_encoder.models.MLMTransformer": "MLMTransformer",
-    "sentence_transformers.sparse_encoder.models.SpladePooling": "SpladePooling",
-    "sentence_transformers.sparse_encoder.models.SparseAutoEncoder": "SparseAutoEncoder",
-    "sentence_transformers.sparse_encoder.models.SparseStaticEmbedding": "SparseStaticEmbedding",
-    "sentence_transformers.sparse_encoder.modules.mlm_transformer.MLMTransformer": "MLMTransformer",
-    "sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling": "SpladePooling",
-    "sentence_transformers.sparse_encoder.modules.sparse_auto_encoder.SparseAutoEncoder": "SparseAutoEncoder",
-    "sentence_transformers.sparse_encoder.modules.sparse_static_embedding.SparseStaticEmbedding": "SparseStaticEmbedding",
-}
-"""Types in modules.json, of the layouts before 5.4 and since."""
 
 FILL_MASK: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("fill-mask",),
@@ -131,30 +119,6 @@ def _has_bias(config: JsonFile, key: str, *, default: bool) -> bool:
     if config.data.get("model_type") != "modernbert":
         return True
     return config.get(key, bool, default)
-
-
-def read_sparse_code(folder: Path, path: str, dense: Output, max_entries: int) -> Output:
-    """A SparseAutoEncoder after what would have given dense vectors.
-
-    `max_entries` is what the checkpoint says in place of k; 0: nothing.
-    """
-    config = JsonFile.read(folder, f"{path}/config.json")
-    config.refuse_unknown({"input_dim", "hidden_dim", "k", "k_aux", "normalize", "dead_threshold"})
-    if (in_features := config.positive("input_dim")) != dense.width:
-        raise config.error(f"{in_features} is not the width {dense.width} of what comes before.", "input_dim")
-    out_features = config.positive("hidden_dim", 512)
-    k = max_entries or config.positive("k", 8)
-    if k > out_features:
-        raise config.error(f"{k} latents are to be kept of {out_features}.", "k")
-    code = SparseCode(path, in_features, out_features, k, config.get("normalize", bool, False))
-    return Output(
-        out_features,
-        rows="vocabulary",
-        modes=dense.modes,
-        include_prompt=dense.include_prompt,
-        head=(*dense.head, *([Normalize()] if dense.finished else []), code),
-        max_entries=k,
-    )
 
 
 _SPARSE, _COLBERT = "sparse_linear.pt", "colbert_linear.pt"

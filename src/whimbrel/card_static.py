@@ -20,11 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from whimbrel.card import BareTokens, Encoder, Output, TokenizerCard
+from whimbrel.card import BareTokens, Card, Encoder, Output, TokenizerCard
+from whimbrel.card_heads import finish_output
+from whimbrel.card_modules import Rows, model_kind, read_max_entries, read_prompts, read_sentence
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file
 from whimbrel.tokenizer_file import read_vocabulary
 from whimbrel.tokenizer_reader import read_tokenizer
+from whimbrel.types import OutputName
 
 _WEIGHTS: Final = "model.safetensors"
 _TABLES: Final = ("embedding.weight", "embeddings")
@@ -48,11 +51,37 @@ def is_model2vec(root: Path) -> bool:
     return JsonFile.read_optional(root, "config.json").data.get("model_type") == "model2vec"
 
 
-def read_static(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
-    """What lies in a table's folder: (encoder, tokenizer, tokens per text, whether vectors are normalised, if it is said here).
+def read_static_card(folder: Path, name: str, rows: Rows) -> Card:
+    """The card of a table of vectors, and of what comes after it. Raises CheckpointError."""
+    kind, path = rows[0]
+    path = Path(path).as_posix() if Path(path).parts else ""
+    sentence = read_sentence(folder, model_kind(rows))
+    max_entries = read_max_entries(sentence)
+    if kind == "SparseStaticEmbedding":
+        encoder, tokenizer, max_length, entries = _read_sparse_table(folder, path)
+        outputs: dict[OutputName, Output] = {"sparse": replace(entries, max_entries=max_entries)}
+    else:
+        encoder, tokenizer, max_length, normalized = _read_table(folder / path)
+        mean = Output(encoder.hidden_size, modes=("mean",), finish="normalize", finished=False)
+        outputs = finish_output(folder, mean, rows[1:], max_entries)
+        if normalized is not None and "dense" in outputs:
+            outputs["dense"] = replace(outputs["dense"], finished=normalized)
+    prompts, default_prompt_name = read_prompts(sentence)
+    return Card(
+        name=name,
+        path=path,
+        encoder=encoder,
+        outputs=outputs,
+        max_length=max_length,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        default_prompt_name=default_prompt_name,
+        similarity=sentence.data.get("similarity_fn_name"),
+    )
 
-    Raises CheckpointError.
-    """
+
+def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
+    """What lies in a table's folder: (encoder, tokenizer, tokens per text, whether vectors are normalised, if that is said)."""
     shapes = _shapes(root)
     name = next((name for name in _TABLES if name in shapes), _TABLES[0])
     if len(shape := shapes.get(name, [])) != 2 or min(shape) < 1:
@@ -72,11 +101,8 @@ def read_static(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
     return encoder, _tokenizer(side, BareTokens(encoder.vocab_size)), limit, None
 
 
-def read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard, int, Output]:
-    """What lies in the folder of a SparseStaticEmbedding: (encoder, tokenizer, tokens per text, sparse vectors).
-
-    Raises CheckpointError.
-    """
+def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard, int, Output]:
+    """What lies in the folder of a SparseStaticEmbedding: (encoder, tokenizer, tokens per text, sparse vectors)."""
     root = folder / path
     config = JsonFile.read_optional(root, "config.json")
     config.refuse_unknown({"frozen", "path"})

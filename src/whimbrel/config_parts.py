@@ -46,6 +46,15 @@ def read_types(config: JsonFile, default: int) -> int:
     return types
 
 
+def read_matryoshka(config: JsonFile, dimension: int) -> tuple[int, ...]:
+    """The widths to which vectors may be cut, as config.json says."""
+    widths: list[object] = config.get("matryoshka_dimensions", list, [])
+    for width in widths:
+        if type(width) is not int or not 1 <= width <= dimension:
+            raise config.error(f"{width!r} is no width from 1 to {dimension}.", "matryoshka_dimensions")
+    return tuple(cast(list[int], widths))
+
+
 def accept_own_code(config: JsonFile) -> None:
     """Let config.json name code of the checkpoint's own: the caller knows what it computes, and it is never run."""
     for part, name in cast(dict[str, object], config.get("auto_map", dict, {})).items():
