@@ -140,7 +140,7 @@ def test_modules_of_the_layout(saved: Path, tmp_path: Path) -> None:
     rows = json.loads((folder / "modules.json").read_text())
     for changed, message in (
         ([rows[0]], "LogitScore if and only if"),
-        ([rows[0], rows[1] | {"path": "../1_LogitScore"}], "no folder of this one"),
+        ([rows[0], rows[1] | {"path": "../1_LogitScore"}], "leads out of the checkpoint"),
         ([rows[0], rows[1] | {"type": "sentence_transformers.base.modules.dense.Dense"}], "type: "),
         ([rows[1], rows[0]], "must be a Transformer here"),
     ):
