@@ -142,9 +142,10 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         ([np.array([5]), ("a", "b")], "input[1]", "cannot be mixed"),
         ([("a", "b"), ("a", "b", "c")], "input[1]", "has 3 parts"),
         ([("a", "b"), ("a",)], "input[1]", "has 1 parts"),
-        ([("a", None)], "input[0]", "NoneType"),
-        ([("a", "b"), ("a", np.array([5, 6]))], "input[1]", "token ids"),
-        ([("a", "b"), ("a", "c"), ("a", "\ud800")], "input[2]", "surrogate"),
+        ([("a", None)], "input[0][1]", "NoneType"),
+        ([("a", "b"), ("a", np.array([5, 6]))], "input[1][1]", "token ids"),
+        ([("a", "b"), ("a", "c"), ("a", "\ud800")], "input[2][1]", "surrogate"),
+        ([("a", "b"), ("\ud800", "b")], "input[1][0]", "surrogate"),
     ],
 )
 def test_bad_pairs_say_where(texts: Any, param: str, words: str, bert: Tokenizer) -> None:
@@ -163,7 +164,7 @@ def test_a_pair_that_is_too_long_may_be_refused(bert: Tokenizer) -> None:
         bert.encode(Request(pairs, max_tokens=4))
     with pytest.raises(TooLarge) as too_large:
         bert.encode(Request([("a", "b"), ("a", "b"), ("a", "x" * (MAX_CHARACTERS + 1))]))
-    assert too_large.value.param == "input[2]"
+    assert too_large.value.param == "input[2][1]"
 
 
 def test_a_text_in_many_pairs_is_tokenised_once(bert: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

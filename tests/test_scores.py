@@ -318,9 +318,9 @@ def test_one_query_goes_with_every_document(nli: Path) -> None:
             engine.token_classify("a wader")
         with pytest.raises(InvalidRequest, match="gives no 'dense'"):
             engine.embed("a wader")
-        with pytest.raises(TooLong, match=r"input\[1\]"):
+        with pytest.raises(TooLong, match=r"documents\[1\]"):
             engine.score("a wader", DOCUMENTS, truncate="never")
-        with pytest.raises(InvalidRequest, match=r"input\[2\].*NoneType"):
+        with pytest.raises(InvalidRequest, match=r"documents\[2\].*NoneType"):
             engine.score("a wader", ["a", "b", None])  # pyright: ignore[reportArgumentType]
         with pytest.raises(InvalidRequest, match="documents"):
             engine.score("a wader", 5)  # pyright: ignore[reportArgumentType]

@@ -73,8 +73,8 @@ class BackendTokenizer:
         """The ids of each text in rows of texts, without special tokens. What occurs in many is tokenised once."""
         first: dict[str, str] = {}
         for index, row in enumerate(rows):
-            for text in row:
-                first.setdefault(text, f"input[{index}]")
+            for part, text in enumerate(row):
+                first.setdefault(text, f"input[{index}][{part}]")
         texts = list(first)
         return dict(zip(texts, self.ids(texts, names=list(first.values()), special=False), strict=True))
 

@@ -113,7 +113,9 @@ class Engine:
         """A vector for each token that counts, for each of `texts`. The options are those of TextOptions."""
         return asked(self.encode(texts, ("multi_vector",), **options).multi_vector)
 
-    def encode(self, texts: str | Iterable[str], outputs: Sequence[OutputName] = (), **options: Unpack[TextOptions]) -> Outputs:
+    def encode(
+        self, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName] = (), **options: Unpack[TextOptions]
+    ) -> Outputs:
         """Any of the outputs that the model gives, all from one pass; none named: what the model is made for.
 
         The options are those of TextOptions. A single string is a list of one.
@@ -146,7 +148,8 @@ class Engine:
         return self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
 
     def _answer(self, question: Question[T]) -> T:
-        return question.answer(self.run(question.request))
+        with question.asking():
+            return question.answer(self.run(question.request))
 
     def run(self, request: Request) -> Result:
         """Answer one request; blocks. Interrupted, it drops what has not run yet."""
@@ -299,7 +302,7 @@ class AsyncEngine:
         return asked((await self.encode(texts, ("multi_vector",), **options)).multi_vector)
 
     async def encode(
-        self, texts: str | Iterable[str], outputs: Sequence[OutputName] = (), **options: Unpack[TextOptions]
+        self, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName] = (), **options: Unpack[TextOptions]
     ) -> Outputs:
         """As Engine.encode."""
         return (await self.run(text_request(self.card, texts, outputs, **options))).outputs
@@ -327,7 +330,8 @@ class AsyncEngine:
         return await self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
 
     async def _answer(self, question: Question[T]) -> T:
-        return question.answer(await self.run(question.request))
+        with question.asking():
+            return question.answer(await self.run(question.request))
 
     async def run(self, request: Request) -> Result:
         """Answer one request. Cancelling it drops what has not been computed yet."""

@@ -28,11 +28,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Final, Self
 
 _FIELD: Final = re.compile(r"\w+")
+_INPUT: Final = re.compile(r"input(?:\[(\d+)\])?(?:\[(\d+)\])?")
 
 
 class WhimbrelError(Exception):
@@ -216,3 +217,9 @@ class SetupError(WhimbrelError):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+
+
+def relocated(error: WhimbrelError, name: Callable[..., str]) -> WhimbrelError:
+    """An error of the inputs, by another name: that of all of them, of one, or of one's part. Any other error as it is."""
+    found = _INPUT.fullmatch(error.param or "")
+    return error if found is None else error.at(name(*(int(number) for number in found.groups() if number is not None)))

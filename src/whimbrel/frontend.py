@@ -22,7 +22,7 @@ from whimbrel.outputs import Ask, place
 from whimbrel.part_tokenizer import encode_document, encode_split
 from whimbrel.parts import Merge
 from whimbrel.plan import Plan, length_for
-from whimbrel.request_checks import check_fields, check_uses
+from whimbrel.request_checks import check_uses
 from whimbrel.template_tokenizer import TemplateTokenizer
 from whimbrel.token_spans import locate
 from whimbrel.tokenizer import Tokenizer
@@ -54,7 +54,6 @@ class Frontend:
         Raises InvalidRequest, TooLong, TooLarge.
         """
         received = perf_counter() if received is None else received
-        check_fields(request)
         number = self._card.tower_for(request.input_type)
         card = self._card.tower(number)
         asks = [self._ask(card, request, name) for name in dict.fromkeys(request.outputs or (next(iter(card.outputs)),))]

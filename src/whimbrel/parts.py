@@ -8,16 +8,12 @@ Source: vLLM's chunked processing of long embeddings, entrypoints/pooling/embed 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
-from whimbrel.errors import WhimbrelError
+from whimbrel.errors import WhimbrelError, relocated
 from whimbrel.types import Float32Array, Int64Array, Outputs
-
-_INPUT: Final = re.compile(r"input\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,8 +44,11 @@ def merged(outputs: Outputs, merge: Merge | None) -> Outputs:
 
 def located(error: WhimbrelError, merge: Merge | None) -> WhimbrelError:
     """An error that names a part, as one that names the text."""
-    found = _INPUT.fullmatch(error.param or "")
-    if merge is None or found is None:
+    if merge is None:
         return error
-    index = int(np.searchsorted(merge.offsets_N1, int(found[1]), side="right")) - 1
-    return error.at(f"input[{index}]")
+    ends_N = merge.offsets_N1[1:]
+
+    def name(part: int) -> str:
+        return f"input[{np.searchsorted(ends_N, part, side='right')}]"
+
+    return relocated(error, name)

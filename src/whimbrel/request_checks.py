@@ -5,12 +5,16 @@ A field that would change numbers is honoured or refused: nobody is to believe t
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from whimbrel.card import Card
+import numpy as np
+
 from whimbrel.errors import InvalidRequest
-from whimbrel.types import OutputName, Request
+
+if TYPE_CHECKING:
+    from whimbrel.card import Card
+    from whimbrel.types import OutputName, Request
 
 _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "prompt": ((str, type(None)), "a string"),
@@ -24,7 +28,9 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "split_long": ((bool,), "true or false"),
     "priority": ((int,), "an integer"),
     "deadline": ((float, int), "a number"),
+    "owner": ((str,), "a string"),
 }
+_PRIORITIES: Final = range(-(2**31), 2**31)
 _WORDS: Final[dict[str, tuple[str, ...]]] = {"input_type": ("query", "document"), "truncate": ("right", "left", "never")}
 _COUNTS_FOR: Final[dict[str, tuple[OutputName, ...]]] = {
     "dimensions": ("dense", "multi_vector"),
@@ -36,22 +42,41 @@ _COUNTS_FOR: Final[dict[str, tuple[OutputName, ...]]] = {
 
 
 def check_fields(request: Request) -> None:
-    """Refuse what no model takes. Raises InvalidRequest."""
+    """Refuse what no model takes; single texts are the tokenizer's to check. Raises InvalidRequest."""
+    _check_lists(request)
     for name, (types, what) in _TYPES.items():
         given: Any = getattr(request, name)
-        if type(given) not in types:
+        if not isinstance(given, types) or (isinstance(given, bool) and bool not in types):
             raise InvalidRequest(f"must be {what}, is {given!r}.", param=name)
     for name, words in _WORDS.items():
         given = getattr(request, name)
-        if given is not None and (type(given) is not str or given not in words):
+        if given is not None and (not isinstance(given, str) or given not in words):
             raise InvalidRequest(f"{given!r} is not known; it takes {', '.join(words)}.", param=name)
-    for output in request.outputs:
-        if type(output) is not str:
-            raise InvalidRequest(f"must be the names of outputs; one is {output!r}.", param="outputs")
+    if request.priority not in _PRIORITIES:
+        raise InvalidRequest(f"must fit into 32 bits, is {request.priority:,}.", param="priority")
+    if request.deadline != request.deadline:
+        raise InvalidRequest("must be a number, is NaN.", param="deadline")
     if request.prompt is not None and request.prompt_name is not None:
         raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
     if request.split_long and request.truncate in ("right", "left"):
         raise InvalidRequest("a text that split_long runs in parts is not cut.", param="truncate")
+
+
+def _check_lists(request: Request) -> None:
+    if not _is_list(request.texts):
+        raise InvalidRequest(f"must be a list of texts, is {type(request.texts).__name__}.", param="input")
+    if not _is_list(request.outputs):
+        raise InvalidRequest(f"must be a tuple of the names of outputs, is {request.outputs!r}.", param="outputs")
+    for output in request.outputs:
+        if not isinstance(cast(object, output), str):
+            raise InvalidRequest(f"must be the names of outputs; one is {output!r}.", param="outputs")
+
+
+def _is_list(given: object) -> bool:
+    """A string is a sequence too, of strings even; it is never meant as one."""
+    if isinstance(given, np.ndarray):
+        return given.ndim > 0
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
 
 
 def check_uses(card: Card, request: Request, outputs: Collection[OutputName]) -> None:

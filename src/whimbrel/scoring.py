@@ -5,7 +5,8 @@ Which outputs a model has decides how it scores. Pure: no engine, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, Unpack, cast
 
@@ -13,9 +14,9 @@ import numpy as np
 
 from whimbrel.card import Card
 from whimbrel.entities import AGGREGATIONS, Aggregation, find_entities
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, WhimbrelError, relocated
 from whimbrel.types import Classes, Entity, Float32Array, OutputName, Pair, Ranked, Request, Result, read_truncate
-from whimbrel.verbs import ScoreOptions, asked, listed, named_prompt
+from whimbrel.verbs import ScoreOptions, asked, check_options, listed, named_prompt, strings
 
 T = TypeVar("T")
 
@@ -26,15 +27,38 @@ class Question(Generic[T]):
 
     request: Request
     answer: Callable[[Result], T]
+    name: Callable[..., str] | None = None
+    """What the caller calls the inputs, one of them, or a part of one, for errors; None: as the request does."""
+
+    @contextmanager
+    def asking(self) -> Generator[None]:
+        """Errors within speak of what the caller gave."""
+        try:
+            yield
+        except WhimbrelError as error:
+            if self.name is None or (moved := relocated(error, self.name)) is error:
+                raise
+            raise moved.with_traceback(error.__traceback__) from error.__cause__
 
 
 def score(
     card: Card, queries: str | Iterable[str], documents: str | Iterable[str], **options: Unpack[ScoreOptions]
 ) -> Question[Float32Array]:
     """How well documents answer queries: (N,), or (N, C) of a model with C classes."""
+    return _score(card, {"queries": queries, "documents": documents}, options)
+
+
+def _score(card: Card, given: Mapping[str, str | Iterable[str]], options: ScoreOptions) -> Question[Float32Array]:
+    """Of queries and documents, by the names that the caller has for them."""
     card.output("scores")
-    request = _request(card, "scores", _paired(queries, documents), options)
-    return Question(request, lambda result: _flat(asked(result.outputs.scores)))
+    names = [(name, isinstance(texts, str)) for name, texts in given.items()]
+
+    def name(index: int | None = None, part: int = 1) -> str:
+        name, is_one = names[part]
+        return name if index is None or is_one else f"{name}[{index}]"
+
+    request = _request(card, "scores", _paired(*(strings(texts, name) for name, texts in given.items())), options)
+    return Question(request, lambda result: _flat(asked(result.outputs.scores)), name)
 
 
 def rerank(
@@ -48,8 +72,8 @@ def rerank(
         raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
     if not isinstance(cast(object, query), str):
         raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
-    question = score(card, query, documents, **options)
-    return Question(question.request, lambda result: ranking(question.answer(result), top_n))
+    question = _score(card, {"query": query, "documents": documents}, options)
+    return Question(question.request, lambda result: ranking(question.answer(result), top_n), question.name)
 
 
 def ranking(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
@@ -83,6 +107,7 @@ def token_classify(
 
 
 def _request(card: Card, output: OutputName, texts: Sequence[Any], options: ScoreOptions, *, locate: bool = False) -> Request:
+    check_options(options, ScoreOptions)
     name, text = named_prompt(card, options.get("prompt"))
     return Request(
         texts,
@@ -95,9 +120,8 @@ def _request(card: Card, output: OutputName, texts: Sequence[Any], options: Scor
     )
 
 
-def _paired(queries: str | Iterable[str], documents: str | Iterable[str]) -> list[Pair]:
+def _paired(first: list[str], second: list[str]) -> list[Pair]:
     """Each query with its document, or the only query with each document."""
-    first, second = listed(queries, "queries"), listed(documents, "documents")
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from sys import maxsize
 from typing import Final
@@ -104,7 +105,8 @@ class TemplateTokenizer:
         try:
             rows = self._rows([*_DIFFERENT, *(self._template.parts(*pair) for pair in pairs)], form, instruction)
         except InvalidRequest as error:
-            raise find_surrogate(["".join(pair) for pair in pairs], instruction=instruction) or error from None
+            names = [f"input[{index}][{part}]" for index in range(len(pairs)) for part in range(2)]
+            raise find_surrogate(list(chain(*pairs)), names, instruction=instruction) or error from None
         limits = self._limits(rows[:2], form, limit)
         return [
             self._seq(pieces, index, form, limits, shortened=self._template.shortens(*pairs[index]))

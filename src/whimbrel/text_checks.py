@@ -34,10 +34,10 @@ def check_pairs(texts: Sequence[object]) -> list[Pair]:
         parts = cast(tuple[object, ...], pair)
         if len(parts) != 2:
             raise InvalidRequest(f"must be a pair of strings, has {len(parts)} parts.", param=f"input[{index}]")
-        for part in parts:
+        for number, part in enumerate(parts):
             if not isinstance(part, str):
                 kind = "an array of token ids" if isinstance(part, np.ndarray) else type(part).__name__
-                raise InvalidRequest(f"a pair is made of strings; one part is {kind}.", param=f"input[{index}]")
+                raise InvalidRequest(f"a pair is made of strings; this is {kind}.", param=f"input[{index}][{number}]")
     return cast(list[Pair], list(texts))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest
+from whimbrel.request_checks import check_fields
 
 if TYPE_CHECKING:
     from whimbrel.card import Card
@@ -65,7 +66,8 @@ class Request:
     """What a caller asks for, in no dialect.
 
     `texts` holds strings, pairs of strings or arrays of token ids, not mixed. Ids are taken as they are: nothing is put around
-    them. None means "as the checkpoint says" for `prompt_name`, `normalize`, `activate`, `dimensions` and `truncate`.
+    them. None means "as the checkpoint says" for `prompt_name`, `normalize`, `activate`, `dimensions` and `truncate`. Raises
+    InvalidRequest where a field is not of its type, or two contradict each other.
     """
 
     texts: Sequence[str] | Sequence[Pair] | Sequence[Int64Array]
@@ -103,6 +105,9 @@ class Request:
     """When the answer is of no more use (time.perf_counter): what has not run by then does not run."""
     owner: str = ""
     """Whose request it is: owners share an engine evenly, and so do the requests of an owner."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypedDict, TypeVar, Unpack
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypedDict, TypeVar, Unpack, cast
 
 from whimbrel.card import Card
 from whimbrel.errors import InvalidRequest
 from whimbrel.types import InputType, OutputName, Request, Truncate, read_prompt, read_truncate
 
 T = TypeVar("T")
+
+_NO_LISTS: Final = (bytes, bytearray, memoryview, Mapping, set, frozenset)
+"""Texts could be read from them, but not those that are meant, or not in an order."""
 
 
 class TextOptions(TypedDict, total=False):
@@ -50,13 +53,14 @@ class ScoreOptions(TypedDict, total=False):
 
 
 def text_request(
-    card: Card, texts: str | Iterable[str], outputs: Sequence[OutputName], **options: Unpack[TextOptions]
+    card: Card, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName], **options: Unpack[TextOptions]
 ) -> Request:
     """The Request that a list of texts and its options stand for. Raises InvalidRequest."""
+    check_options(options, TextOptions)
     name, text = named_prompt(card, options.get("prompt"))
     return Request(
         listed(texts),
-        tuple(outputs),
+        _names(outputs),
         prompt=text,
         prompt_name=name,
         input_type=options.get("input_type"),
@@ -75,12 +79,46 @@ def named_prompt(card: Card, prompt: str | None) -> tuple[str | None, str | None
     return (prompt, None) if isinstance(prompt, str) and prompt in card.prompts else read_prompt(prompt)
 
 
+def check_options(options: Mapping[str, object], known: type[TextOptions | ScoreOptions]) -> None:
+    """Refuse options that no verb has: a misspelt one would not count. Raises InvalidRequest."""
+    for name in options:
+        if name not in known.__annotations__:
+            raise InvalidRequest(f"is no option of this verb; it takes {', '.join(known.__annotations__)}.", param=name)
+
+
+def _names(outputs: OutputName | Iterable[OutputName]) -> tuple[OutputName, ...]:
+    if isinstance(outputs, str):
+        return (outputs,)
+    if not _is_iterable(outputs):
+        raise InvalidRequest(f"must be the names of outputs, is {outputs!r}.", param="outputs")
+    return tuple(outputs)
+
+
 def listed(texts: str | Iterable[T], param: str = "input") -> list[str] | list[T]:
-    """A list of texts. Raises InvalidRequest."""
+    """A list of texts. What has other things in it than texts, or none in order, is refused. Raises InvalidRequest."""
+    if isinstance(texts, str):
+        return [texts]
+    given: object = texts
+    if isinstance(given, _NO_LISTS) or not _is_iterable(given):
+        raise InvalidRequest(f"must be a string or strings, is {type(cast(object, given)).__name__}.", param=param)
+    return list(texts)
+
+
+def strings(texts: str | Iterable[str], param: str) -> list[str]:
+    """As `listed`, of strings alone. Raises InvalidRequest."""
+    found = listed(texts, param)
+    for index, text in enumerate(found):
+        if not isinstance(cast(object, text), str):
+            raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=f"{param}[{index}]")
+    return found
+
+
+def _is_iterable(texts: object) -> bool:
     try:
-        return [texts] if isinstance(texts, str) else list(texts)
+        iter(cast(Any, texts))
     except TypeError:
-        raise InvalidRequest(f"must be a string or strings, is {type(texts).__name__}.", param=param) from None
+        return False
+    return True
 
 
 def asked(output: T | None) -> T:
