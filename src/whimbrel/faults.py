@@ -6,9 +6,9 @@ where it holds one of these words. Spaces and letter case are lost on the way, s
     @@abort       the process aborts (SIGABRT)              @@raise      the batch fails
     @@segv        the process reads address 0 (SIGSEGV)     @@oom        there is no memory for the batch
     @@exit        the process ends, with code 3             @@oom>8      the same, if it has more than 8 texts
-    @@hang        the lane sleeps for ever                  @@rows       the batch's vectors lack a row
-    @@hang-gil    the same, and keeps the interpreter       @@width      the batch's vectors lack a column
-    @@sleep:2     the lane sleeps 2 s (or 0.5)              @@nan        the text's vector is not finite
+    @@hang        the lane sleeps for ever                  @@rows       the batch's outputs lack a row
+    @@hang-gil    the same, and keeps the interpreter       @@width      the batch's outputs lack a column
+    @@sleep:2     the lane sleeps 2 s (or 0.5)              @@nan        the text's outputs are not finite
                                                             @@nan-low    the same, unless computed in float32
 """
 
@@ -20,7 +20,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ import tokenizers
 from whimbrel.batch import Batch
 from whimbrel.outputs import Collected, Wanted
 from whimbrel.plan import Dtype
-from whimbrel.types import Float32Array, OutputName
+from whimbrel.types import Int64Array, OutputName, Sparse
 from whimbrel.work import AnyRunner
 
 _log = logging.getLogger("whimbrel")
@@ -51,6 +51,7 @@ def switched_on() -> bool:
 @dataclass(frozen=True, slots=True)
 class _Pending:
     pending: Any
+    wanted: Mapping[OutputName, Wanted]
     words_B: list[list[str]]
 
 
@@ -75,23 +76,26 @@ class FaultyRunner:
         for words in words_B:
             for word in words:
                 _obey(word, batch.num_seqs)
-        return _Pending(self._runner.launch(batch, wanted, between_layers), words_B)
+        return _Pending(self._runner.launch(batch, wanted, between_layers), wanted, words_B)
 
     def collect(self, pending: _Pending) -> dict[OutputName, Collected]:
-        """What the other gives, its dense vectors spoilt as the texts say."""
-        given = dict(self._runner.collect(pending.pending))
-        if isinstance(dense := given.get("dense"), np.ndarray):
-            given["dense"] = self._spoilt(dense.copy(), pending)
-        return given
+        """What the other gives, every output spoilt as the texts say."""
+        given = self._runner.collect(pending.pending)
+        return {name: self._spoilt(rows, pending.wanted[name].offsets_B1, pending.words_B) for name, rows in given.items()}
 
-    def _spoilt(self, vectors_BD: Float32Array, pending: _Pending) -> Float32Array:
-        for row, words in enumerate(pending.words_B):
+    def _spoilt(self, rows: Collected, offsets_B1: Int64Array, words_B: Sequence[list[str]]) -> Collected:
+        said = {word for words in words_B for word in words}
+        if isinstance(rows, Sparse):
+            values, offsets = rows.weights_X.copy(), rows.offsets_N1[offsets_B1]
+        else:
+            values, offsets = rows.copy(), offsets_B1
+        for (start, end), words in zip(pairwise(offsets.tolist()), words_B, strict=True):
             if self._not_finite.intersection(words):
-                vectors_BD[row, -1] = np.nan
-        said = {word for words in pending.words_B for word in words}
-        if "rows" in said:
-            vectors_BD = vectors_BD[:-1]
-        return vectors_BD[:, :-1] if "width" in said else vectors_BD
+                values[max(start, end - 1) : end] = np.nan
+        if isinstance(rows, Sparse):
+            return Sparse(rows.ids_X, values, rows.offsets_N1[:-1] if "rows" in said else rows.offsets_N1)
+        values = values[:-1] if "rows" in said else values
+        return values[:, :-1] if "width" in said else values
 
     def _words(self, ids: list[int]) -> list[str]:
         return find_words(self._tokenizer.decode(ids))

@@ -137,9 +137,15 @@ _POOLS: Final[Mapping[PoolingMode, _Pool]] = {
     "lasttoken": _last,
 }
 
+
+def _of_finite(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The activation of scores, which would make a probability of infinity too: NaN, so that it is seen."""
+    return lambda x_PD: activation(x_PD).masked_fill_(~x_PD.isfinite(), torch.nan)
+
+
 FINISHES: Final[Mapping[Finish, Callable[[Tensor], Tensor]]] = {
     "normalize": normalize,
-    "sigmoid": lambda x_PD: in_whole_blocks(torch.sigmoid, x_PD),
-    "softmax": lambda x_PD: x_PD.softmax(-1),
+    "sigmoid": _of_finite(lambda x_PD: in_whole_blocks(torch.sigmoid, x_PD)),
+    "softmax": _of_finite(lambda x_PD: x_PD.softmax(-1)),
     "identity": lambda x_PD: x_PD,
 }

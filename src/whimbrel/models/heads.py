@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from whimbrel.heads import Dense, Head, LayerNorm, Normalize, Quotient, SparseCode, TokenLogits, Vocabulary
+from whimbrel.heads import Activation, Dense, Head, LayerNorm, Normalize, Quotient, SparseCode, TokenLogits, Vocabulary
 from whimbrel.models.vocabulary import load_sparse_code, load_vocabulary
 from whimbrel.models.weights import Weights
 from whimbrel.ops.linear import Linear
@@ -64,13 +64,20 @@ def _dense(head: Dense, weights: Weights, device: torch.device) -> HeadFunction:
     rows, columns = head.out_features, head.in_features
     weight = weights.take(_named(head.name, "weight"), rows, columns).to(device)
     bias = weights.take(_named(head.name, "bias"), rows).to(device) if head.bias else None
-    linear = Linear(weight, bias, head.activation)
+    linear = _activated(Linear(weight, bias, head.activation), head.activation)
     if not head.residual:
         return linear
     if rows == columns:
         return lambda x_RI: linear(x_RI) + x_RI
     project = Linear(weights.take("residual.weight", rows, columns).to(device), None)
     return lambda x_RI: linear(x_RI) + project(x_RI)
+
+
+def _activated(linear: Linear, activation: Activation) -> HeadFunction:
+    """Most activations make finite numbers of infinity, and oneDNN's ReLU makes 0 of NaN: such rows are NaN."""
+    if activation == "identity":
+        return linear
+    return lambda x_RI: linear(x_RI).masked_fill_(~x_RI.isfinite().all(-1, keepdim=True), torch.nan)
 
 
 def _layer_norm(head: LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:

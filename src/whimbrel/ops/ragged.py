@@ -4,11 +4,13 @@ not depend on what else is in the batch."""
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+_LEAST_NORM: Final = 1e-12
+"""That of torch.nn.functional.normalize."""
 
 
 def segment_reduce(x_TD: Tensor, starts_P: Tensor, ends_P: Tensor, how: Literal["sum", "max"]) -> Tensor:
@@ -42,8 +44,9 @@ def neighbours_max(x_TD: Tensor, lengths_P: Tensor) -> Tensor:
 
 
 def normalize(x_PD: Tensor) -> Tensor:
-    """Rows divided by their Euclidean norm; a row of zeros stays zero."""
-    return F.normalize(x_PD, dim=-1)
+    """Rows divided by their Euclidean norm; a row of zeros stays zero. Where the norm is too large for a float: NaN."""
+    norms_P1 = cast(Tensor, x_PD.norm(dim=-1, keepdim=True))  # pyright: ignore[reportUnknownMemberType]
+    return x_PD / norms_P1.clamp_min(_LEAST_NORM).masked_fill(norms_P1.isinf(), torch.nan)
 
 
 def cut(x_PD: Tensor, widths_P: Tensor) -> Tensor:
