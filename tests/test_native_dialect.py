@@ -53,6 +53,17 @@ def test_every_field() -> None:
         split_long=True,
     )
     assert read(input="a") == Request(["a"])
+    nulls = dict.fromkeys(native.EmbedRequest.__struct_fields__) | {"input": "a"}
+    assert read(**nulls) == Request(["a"])
+
+
+def test_one_output_may_be_a_string() -> None:
+    assert read(input="a", outputs="sparse").outputs == ("sparse",)
+    with pytest.raises(InvalidRequest, match=r"outputs: .*'dence'; it takes 'dense'"):
+        read(input="a", outputs="dence")
+    with pytest.raises(InvalidRequest, match="it takes 'dense'") as caught:
+        read(input="a", outputs=["dense", "dence"])
+    assert caught.value.param == "outputs[1]"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +71,7 @@ def test_every_field() -> None:
     [
         ({}, None), ({"input": []}, "input"), ({"input": [["a"]]}, "input[0]"), ({"input": [["a", "b"], ["a", "b", "c"]]}, "input[1]"),
         ({"input": [["a", 1]]}, "input[0]"), ({"input": [["a", "b"], [1, 2]]}, "input[1]"), ({"input": ["a", ["a", "b"]]}, "input[1]"),
-        ({"input": "a", "outputs": ["dence"]}, "outputs[0]"), ({"input": "a", "outputs": "dense"}, "outputs"),
+        ({"input": "a", "outputs": ["dence"]}, "outputs[0]"), ({"input": "a", "outputs": 3}, "outputs"),
         ({"input": "a", "input_type": "passage"}, "input_type"), ({"input": "a", "dimension": 3}, None),
         ({"input": "a", "prompt": "a ", "prompt_name": "b"}, "prompt"), ({"input": "a", "max_tokens": 0}, "max_tokens"),
         ({"input": "a", "truncate": "middle"}, "truncate"), ({"input": "a", "encoding_format": "bytes"}, "encoding_format"),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn, TypeVar
 
 import typer
 
@@ -19,6 +20,8 @@ from whimbrel.errors import SetupError, WhimbrelError
 if TYPE_CHECKING:
     from whimbrel.card import RerankerName, StatedPooling
     from whimbrel.plan import Plan
+
+Word = TypeVar("Word", bound=str)
 
 app = typer.Typer(
     name="whimbrel",
@@ -338,20 +341,18 @@ def _need(*packages: str) -> None:
 def _pooling(name: str | None) -> StatedPooling | None:
     from whimbrel.card import STATED_POOLINGS
 
-    if name is None:
-        return None
-    for mode in STATED_POOLINGS:
-        if mode == name:
-            return mode
-    raise SetupError(f"no pooling {name!r}.", hint=f"--pooling takes one of: {', '.join(STATED_POOLINGS)}")
+    return _one_of("pooling", name, STATED_POOLINGS)
 
 
 def _reranker(name: str | None) -> RerankerName | None:
     from whimbrel.card import RERANKERS
 
-    if name is None:
-        return None
-    for convention in RERANKERS:
-        if convention == name:
-            return convention
-    raise SetupError(f"no reranker {name!r}.", hint=f"--reranker takes one of: {', '.join(RERANKERS)}")
+    return _one_of("reranker", name, RERANKERS)
+
+
+def _one_of(option: str, name: str | None, words: Collection[Word]) -> Word | None:
+    """The word that was said, if any."""
+    found = next((word for word in words if word == name), None)
+    if name is not None and found is None:
+        raise SetupError(f"no {option} {name!r}.", hint=f"--{option} takes one of: {', '.join(words)}")
+    return found

@@ -10,15 +10,15 @@ import pybase64
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.dialects.inputs import read_texts, refuse_many
+from whimbrel.dialects.fields import TextFields, text_request
+from whimbrel.dialects.inputs import refuse_many
 from whimbrel.dialects.openai import Usage
 from whimbrel.dialects.read import decode
-from whimbrel.errors import InvalidRequest
-from whimbrel.types import InputType, OutputName, Outputs, Ragged, Request, Result, Sparse, read_truncate
+from whimbrel.types import InputType, OutputName, Outputs, Ragged, Request, Result, Sparse
 from whimbrel.wire import to_json
 
 
-class EmbedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/embed."""
 
     input: Annotated[
@@ -29,55 +29,28 @@ class EmbedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ]
     outputs: Annotated[
-        list[OutputName],
-        Meta(description="What is asked for, all from one pass; by default what the model is made for. /info tells all."),
-    ] = []
-    model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
+        OutputName | list[OutputName] | None,
+        Meta(
+            description="One output, or a list of them, all from one pass; by default what the model is made for. /info tells "
+            "all."
+        ),
+    ] = None
     encoding_format: Annotated[
-        Literal["float", "base64"],
-        Meta(description="`float`: JSON numbers. `base64`: the bytes of arrays, little-endian float32 (ids: int32)."),
-    ] = "float"
+        Literal["float", "base64"] | None,
+        Meta(description="`float` (default): JSON numbers. `base64`: the bytes of arrays, little-endian float32 (ids: int32)."),
+    ] = None
     input_type: Annotated[
         InputType | None,
         Meta(description="Whether the texts are queries or documents, for models that treat them differently."),
     ] = None
-    dimensions: Annotated[int | None, Meta(description="Keep the first so many columns of vectors (Matryoshka models).")] = None
-    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
-    prompt: Annotated[str | None, Meta(description="Text put before each text, instead of a named prompt.")] = None
     instruction: Annotated[str | None, Meta(description="What a reranker with a template is told to judge.")] = None
-    normalize: Annotated[bool | None, Meta(description="Divide vectors by their norm; by default as the model does.")] = None
     activate: Annotated[bool | None, Meta(description="Apply the activation of scores; by default as the model does.")] = None
     max_active_dims: Annotated[int | None, Meta(description="Keep so many entries of a sparse vector, the largest.")] = None
-    truncate: Annotated[
-        bool | Literal["right", "left", "never"] | None,
-        Meta(
-            description="Which end of a text that is too long is cut; `false` or `never`: it is an error. By default as "
-            "the model's tokenizer does."
-        ),
-    ] = None
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
             description="A limit of tokens per text below the model's; of late-interaction models, in place of the usual one."
         ),
-    ] = None
-    late_chunking: Annotated[
-        bool,
-        Meta(
-            description="The inputs are consecutive parts of one document (as in Jina's API): they run in one pass, joined as "
-            "they are, and each vector is the mean of its part's tokens. For models that pool by the mean."
-        ),
-    ] = False
-    split_long: Annotated[
-        bool,
-        Meta(
-            description="A text that is too long is not cut but runs in parts; its vector is the mean of theirs, weighted by "
-            "their tokens."
-        ),
-    ] = False
-    priority: Annotated[
-        Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
-        Meta(description="Requests with lower numbers run first; 0 by default."),
     ] = None
 
 
@@ -122,24 +95,15 @@ def read_request(body: bytes) -> tuple[EmbedRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
     refuse_many(body)
     sent = decode(EmbedRequest, body)
-    if sent.prompt is not None and sent.prompt_name is not None:
-        raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
-    return sent, Request(
-        read_texts(sent.input),
-        tuple(sent.outputs),
-        prompt=sent.prompt,
-        prompt_name=sent.prompt_name,
+    outputs = (sent.outputs,) if isinstance(sent.outputs, str) else tuple(sent.outputs or ())
+    return sent, text_request(
+        sent,
+        outputs,
         input_type=sent.input_type,
         instruction=sent.instruction,
-        dimensions=sent.dimensions,
-        normalize=sent.normalize,
         activate=sent.activate,
         max_active_dims=sent.max_active_dims,
-        truncate=read_truncate(sent.truncate),
         max_tokens=sent.max_tokens,
-        late_chunking=sent.late_chunking,
-        split_long=sent.split_long,
-        priority=sent.priority or 0,
     )
 
 

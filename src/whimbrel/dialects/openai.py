@@ -12,14 +12,15 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.inputs import read_texts, refuse_many
+from whimbrel.dialects.fields import TextFields, text_request
+from whimbrel.dialects.inputs import refuse_many
 from whimbrel.dialects.read import decode
-from whimbrel.errors import InvalidRequest, WhimbrelError
-from whimbrel.types import Request, Result, read_truncate
+from whimbrel.errors import WhimbrelError
+from whimbrel.types import Request, Result
 from whimbrel.wire import to_base64, to_json
 
 
-class EmbeddingsRequest(msgspec.Struct, frozen=True):
+class EmbeddingsRequest(TextFields, frozen=True, kw_only=True):
     """Body of POST /v1/embeddings."""
 
     input: Annotated[
@@ -29,44 +30,14 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True):
             "524,288 ids. Token ids are taken as they are: no special tokens are put around them."
         ),
     ]
-    model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
     encoding_format: Annotated[
         Literal["float", "base64"] | None,
         Meta(description="`float` (default): JSON numbers. `base64`: the bytes of little-endian float32."),
     ] = None
-    dimensions: Annotated[int | None, Meta(description="Keep the first so many columns (Matryoshka models).")] = None
     user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
-    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
-    prompt: Annotated[str | None, Meta(description="Text put before each text, instead of a named prompt.")] = None
-    normalize: Annotated[bool | None, Meta(description="Divide by the Euclidean norm; by default as the model does.")] = None
-    truncate: Annotated[
-        bool | Literal["right", "left", "never"] | None,
-        Meta(
-            description="Which end of a text that is too long is cut; `false` or `never`: it is an error. By default as "
-            "the model's tokenizer does."
-        ),
-    ] = None
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
         Meta(description="Cut each text to so many tokens; -1: to the model's maximum."),
-    ] = None
-    late_chunking: Annotated[
-        bool | None,
-        Meta(
-            description="The inputs are consecutive parts of one document (as in Jina's API): they run in one pass, joined as "
-            "they are, and each vector is the mean of its part's tokens. For models that pool by the mean."
-        ),
-    ] = None
-    split_long: Annotated[
-        bool | None,
-        Meta(
-            description="A text that is too long is not cut but runs in parts; its vector is the mean of theirs, weighted by "
-            "their tokens."
-        ),
-    ] = None
-    priority: Annotated[
-        Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
-        Meta(description="Requests with lower numbers run first; 0 by default (vLLM)."),
     ] = None
 
 
@@ -130,22 +101,8 @@ def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
     refuse_many(body)
     sent = decode(EmbeddingsRequest, body)
-    if sent.prompt is not None and sent.prompt_name is not None:
-        raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
     limit = None if sent.truncate_prompt_tokens == -1 else sent.truncate_prompt_tokens
-    return sent, Request(
-        read_texts(sent.input),
-        ("dense",),
-        prompt=sent.prompt,
-        prompt_name=sent.prompt_name,
-        dimensions=sent.dimensions,
-        normalize=sent.normalize,
-        truncate=read_truncate(sent.truncate),
-        max_tokens=limit,
-        late_chunking=bool(sent.late_chunking),
-        split_long=bool(sent.split_long),
-        priority=sent.priority or 0,
-    )
+    return sent, text_request(sent, ("dense",), max_tokens=limit)
 
 
 def write_result(sent: EmbeddingsRequest, result: Result, model: str) -> bytes:

@@ -43,7 +43,8 @@ def _choices(kind: type, param: str | None) -> str:
     """What a field takes, where it takes one of a few words."""
     info = msgspec.inspect.type_info(kind)
     fields = info.fields if isinstance(info, msgspec.inspect.StructType) else ()
-    field = next((field for field in fields if field.encode_name == param), None)
+    name = (param or "").partition("[")[0]
+    field = next((field for field in fields if field.encode_name == name), None)
     if field is None:
         return ""
     inner = field.type.type if isinstance(field.type, msgspec.inspect.Metadata) else field.type

@@ -1,0 +1,66 @@
+"""What bodies of all dialects that encode texts may say, and the Request that it stands for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.inputs import read_texts
+from whimbrel.types import OutputName, Request, read_truncate
+
+
+class TextFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that they share; each dialect says itself which forms of `input` it takes."""
+
+    input: Any
+    model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
+    dimensions: Annotated[int | None, Meta(description="Keep the first so many columns of vectors (Matryoshka models).")] = None
+    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
+    prompt: Annotated[str | None, Meta(description="Text put before each text, instead of a named prompt.")] = None
+    normalize: Annotated[
+        bool | None, Meta(description="Divide vectors by their Euclidean norm; by default as the model does.")
+    ] = None
+    truncate: Annotated[
+        bool | Literal["right", "left", "never"] | None,
+        Meta(
+            description="Which end of a text that is too long is cut; `false` or `never`: it is an error. By default as "
+            "the model's tokenizer does."
+        ),
+    ] = None
+    late_chunking: Annotated[
+        bool | None,
+        Meta(
+            description="The inputs are consecutive parts of one document (as in Jina's API): they run in one pass, joined as "
+            "they are, and each vector is the mean of its part's tokens. For models that pool by the mean."
+        ),
+    ] = None
+    split_long: Annotated[
+        bool | None,
+        Meta(
+            description="A text that is too long is not cut but runs in parts; its vector is the mean of theirs, weighted by "
+            "their tokens."
+        ),
+    ] = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
+        Meta(description="Requests with lower numbers run first; 0 by default (vLLM)."),
+    ] = None
+
+
+def text_request(sent: TextFields, outputs: tuple[OutputName, ...], **more: Any) -> Request:
+    """The Request of a body; `more` are fields of Request that its dialect alone has. Raises InvalidRequest and TooLarge."""
+    return Request(
+        read_texts(sent.input),
+        outputs,
+        prompt=sent.prompt,
+        prompt_name=sent.prompt_name,
+        dimensions=sent.dimensions,
+        normalize=sent.normalize,
+        truncate=read_truncate(sent.truncate),
+        late_chunking=bool(sent.late_chunking),
+        split_long=bool(sent.split_long),
+        priority=sent.priority or 0,
+        **more,
+    )
