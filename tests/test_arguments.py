@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from classifiers import write_classifier
-from test_bge_m3 import write_m3
+from test_bge_m3 import through_a_line, write_m3
 from test_llm_rerankers import qwen, write
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import InvalidRequest, NonFinite, TooLarge, TooLong
@@ -249,3 +249,10 @@ def test_errors_of_the_computation_are_named_too(
     with pytest.raises(NonFinite) as caught:
         models.ranker.rerank("a", ["b", "c"])
     assert (caught.value.param, str(caught.value)) == (named, f"{named}: the model gives NaN.")
+
+
+def test_more_entries_than_there_are_pass_between_processes(models: Models) -> None:
+    request = Request(["far away"], ("sparse",), max_active_dims=10**30)
+    (found,) = asyncio.run(through_a_line(models.m3, [request]))
+    assert found.sparse is not None
+    assert np.array_equal(found.sparse.weights_X, models.m3.sparse("far away").weights_X)

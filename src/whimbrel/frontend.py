@@ -117,10 +117,10 @@ class Frontend:
         output = card.output(name)
         wanted = request.normalize if output.finish == "normalize" else request.activate
         width = self._width(card, request, output) if name in _VECTORS else output.width
-        entries = self._max_entries(request, output) if name == "sparse" else 0
+        entries = self._max_entries(card, request, output) if name == "sparse" else 0
         return Ask(name, width, output.finished if wanted is None else wanted, entries)
 
-    def _max_entries(self, request: Request, output: Output) -> int:
+    def _max_entries(self, card: Card, request: Request, output: Output) -> int:
         """So many entries are kept; 0: all."""
         wanted = request.max_active_dims
         if wanted is None:
@@ -130,7 +130,9 @@ class Frontend:
         for head in output.head:
             if isinstance(head, SparseCode) and wanted > head.k:
                 raise InvalidRequest(f"{wanted:,} are asked for; this model gives {head.k:,}.", param="max_active_dims")
-        return wanted
+        return min(
+            wanted, max(card.encoder.vocab_size, output.width)
+        )  # as many as there are; more would not fit into a message
 
     def _width(self, card: Card, request: Request, output: Output) -> int:
         """The width of the vectors asked for."""
