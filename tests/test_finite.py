@@ -16,8 +16,8 @@ from classifiers import write_classifier
 from test_bge_m3 import write_m3
 from test_sparse import splade_layout, write_splade
 from whimbrel import Engine
-from whimbrel.card import Activation, Dense
 from whimbrel.errors import NonFinite
+from whimbrel.heads import Activation, Dense
 from whimbrel.models.heads import load_head
 from whimbrel.models.weights import Weights
 from whimbrel.ops.ragged import normalize
