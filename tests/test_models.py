@@ -71,7 +71,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 with windows": ("Qwen2", DECODER | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("Qwen3", DECODER | {"head_dim": 16}),
     "qwen3 both ways": ("Qwen3", DECODER | {"head_dim": 16, "is_causal": False}),
+    "qwen2 with windows both ways": (
+        "Qwen2",
+        DECODER | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "is_causal": False},
+    ),
     "mistral": ("Mistral", DECODER | {"sliding_window": 5}),
+    "mistral both ways": ("Mistral", DECODER | {"sliding_window": 5, "is_causal": False}),
     "mistral without a window": ("Mistral", DECODER | {"sliding_window": None}),
     "llama": ("Llama", DECODER),
     "llama 3": ("Llama", DECODER | {"rope_scaling": LLAMA3}),

@@ -89,6 +89,13 @@ def test_a_tokenizer_that_gives_no_types_gives_a_pair_none(tmp_path: Path) -> No
     assert tokenizer.encode(Request([("a", "b")]))[0].second == 0
 
 
+def test_a_class_that_says_nothing_of_types_gives_a_pair_none(tmp_path: Path) -> None:
+    """Of transformers' classes only BERT's gives them unasked, whatever the post-processor says."""
+    tokenizer = classifier(tmp_path, "bert", config={"tokenizer_class": "PreTrainedTokenizerFast"})
+    assert "token_type_ids" not in AutoTokenizer.from_pretrained(str(tmp_path))("a", "b")
+    assert tokenizer.encode(Request([("a", "b")]))[0].second == 0
+
+
 @cache
 def words() -> tokenizers.Tokenizer:
     vocabulary = {"x": 0, "y": 1, "[": 2, "]": 3}

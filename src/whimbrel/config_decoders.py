@@ -80,16 +80,18 @@ def _decoder(config: JsonFile, family: str, *, qkv_bias: bool | None = None) -> 
     """Llama and its kin. `qkv_bias`: whether there is one, where the config does not say."""
     sizes = read_sizes(config)
     rotary = read_rotary(config, 10_000.0, sizes["head_width"])
+    causal = config.get("is_causal", bool, True)
     bias = config.get("attention_bias", bool, False)
     mlp_bias = config.get("mlp_bias", bool, False)
     config.refuse_other({"pretraining_tp": (1, None)})
+    windows = _windows(config, len(sizes["layers"]), causal=causal)
     return Encoder(
         family=family,
-        **dict(sizes, layers=tuple(Layer(window, rotary) for window in _windows(config, len(sizes["layers"])))),
+        **dict(sizes, layers=tuple(Layer(window, rotary) for window in windows)),
         num_kv_heads=config.positive("num_key_value_heads", sizes["num_heads"]),
         max_positions=config.positive("max_position_embeddings"),
         pad_id=config.get("pad_token_id", int, 0),
-        causal=config.get("is_causal", bool, True),
+        causal=causal,
         norm="rms",
         norm_eps=config.get("rms_norm_eps", float, 1e-6),
         activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
@@ -102,8 +104,11 @@ def _decoder(config: JsonFile, family: str, *, qkv_bias: bool | None = None) -> 
     )
 
 
-def _windows(config: JsonFile, num_layers: int) -> list[int | None]:
-    """How far each layer sees, itself not counted. Qwen has a flag and a first layer for windows; others name kinds."""
+def _windows(config: JsonFile, num_layers: int, *, causal: bool) -> list[int | None]:
+    """How far each layer sees, itself not counted. Qwen has a flag and a first layer for windows; others name kinds.
+
+    transformers counts the token itself in a causal window, and not in one that goes both ways (masking_utils.py).
+    """
     width = config.get("sliding_window", int, 0)
     used = config.get(
         "use_sliding_window", bool, "use_sliding_window" not in config.data and "max_window_layers" not in config.data
@@ -113,7 +118,7 @@ def _windows(config: JsonFile, num_layers: int) -> list[int | None]:
     kinds = read_layer_types(config, num_layers, default)
     if SLIDING in kinds and width <= 0:
         raise config.error(f"must be positive, is {width}.", "sliding_window")
-    return [width - 1 if kind == SLIDING else None for kind in kinds]
+    return [width - causal if kind == SLIDING else None for kind in kinds]
 
 
 def read_gemma(config: JsonFile) -> Encoder:

@@ -108,6 +108,8 @@ _NEED_A_SPACE_FLAG: Final = (
     "XLMRobertaTokenizer",
 )
 """Classes that do not take a null for add_prefix_space as their default."""
+_INPUTS: Final[Mapping[TokenizerClass, list[str]]] = {"BertTokenizer": ["token_type_ids"]}
+"""What a class gives the model beside ids, where it is not stated. (transformers 4 had types here for nearly all classes.)"""
 
 
 def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowercase: bool) -> TokenizerCard:
@@ -135,7 +137,7 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
         tokenize_chinese_chars=tokenizer.get("tokenize_chinese_chars", bool, True),
         add_prefix_space=_add_prefix_space(tokenizer, kind),
         legacy=tokenizer.get("legacy", bool, False),
-        second_type="token_type_ids" in tokenizer.get("model_input_names", list, ["token_type_ids"]),
+        second_type="token_type_ids" in tokenizer.get("model_input_names", list, _INPUTS.get(kind, [])),
         special_tokens=roles,
         extra_tokens=extra,
         legacy_tokens=tuple(JsonFile.read_optional(root, "added_tokens.json").data) if added is None else (),
