@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, XLMRobertaTokenizer
 from transformers.models.auto import tokenization_auto as auto
 
 import tokenizer_files
@@ -116,6 +116,19 @@ PADDING = {
 LEFT = {"truncation": {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}}
 
 WORDPIECES = ("bert", "mpnet")
+TIE = (("\u2581", -5.691311340812741), ("0", -3.6159406061461867), ("00", -4.035922836261352))
+"""Pieces of which two splits of 000 are equally good but for rounding, which the last bit of the scores decides."""
+
+
+def test_the_scores_of_pieces_are_read_to_the_last_bit(tmp_path: Path) -> None:
+    write(tmp_path, "xlm-roberta")
+    special = ((token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>"))
+    XLMRobertaTokenizer(vocab=[*special, *TIE, ("<mask>", 0.0)]).save_pretrained(tmp_path)
+    for text in ("000", "0000", "00000"):
+        expected = AutoTokenizer.from_pretrained(str(tmp_path))(text)["input_ids"]
+        assert encode(load(tmp_path), text) == expected
+
+
 UNIGRAMS = ("xlm-roberta", "camembert")
 QWENS = ("qwen2", "qwen3")
 PIECE_PAIRS = ("llama", "mistral", "gemma3_text")
