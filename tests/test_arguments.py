@@ -125,7 +125,9 @@ def test_an_error_of_the_caller_s_own_generator_stays(models: Models) -> None:
         models.m3.embed(texts())
 
 
-@pytest.mark.parametrize("texts", [None, 5, "two words", b"ab", {"a": "b"}, (c for c in "ab"), np.array("a")], ids=lambda texts: type(texts).__name__)
+@pytest.mark.parametrize(
+    "texts", [None, 5, "two words", b"ab", {"a": "b"}, (c for c in "ab"), np.array("a")], ids=lambda texts: type(texts).__name__
+)
 def test_a_request_has_a_list_of_texts(texts: Any) -> None:
     with pytest.raises(InvalidRequest, match="input: must be a list of texts"):
         Request(texts)

@@ -111,6 +111,13 @@ def test_the_instruction_is_found_in_the_text(parity: Parity, saved: Path) -> No
         assert np.array_equal(found, engine.run(Request(ids, ("dense",))).dense)
 
 
+@pytest.mark.parametrize("text", ["", TASK])
+def test_a_text_that_is_nothing_but_its_instruction_is_refused(text: str, saved: Path) -> None:
+    """The mean of no tokens is no vector, and that of the instruction would be another text's."""
+    with Engine(str(saved), dtype="float32") as engine, pytest.raises(InvalidRequest, match=r"input\[1\]: .*no tokens but"):
+        engine.embed(["bird", text], prompt=None if text else TASK)
+
+
 @pytest.mark.parametrize("mark", ["<|embed|>\n", "<|user|>\n\n<|embed|>\n"])
 def test_documents_have_a_mark_alone(mark: str, saved: Path) -> None:
     with Engine(str(saved), dtype="float32") as engine:
@@ -127,11 +134,6 @@ def test_only_a_mark_before_the_text_counts(saved: Path) -> None:
         bare = engine.frontend._tokenizers[0].backend.raw.encode(TASK + "bird", add_special_tokens=False).ids
         (seq,) = engine.frontend._tokenizers[0].encode(Request([np.array(bare)]))
         assert seq.prompt_tokens == 0
-
-
-def test_an_instruction_alone_is_pooled_itself(saved: Path) -> None:
-    with Engine(str(saved), dtype="float32") as engine:
-        assert_parity(engine.embed([TASK]), encode(saved, [TASK]))
 
 
 def test_marks_are_not_found_across_ids(saved: Path) -> None:

@@ -34,7 +34,7 @@ def requests(draw: st.DrawFn) -> tuple[list[Seq], list[Ask]]:
     for index, ids in enumerate(draw(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=9), min_size=1, max_size=4))):
         ends = sorted(draw(st.lists(st.integers(1, len(ids)), min_size=1, max_size=3, unique=True)))
         spans = np.array(list(zip([0, *ends[:-1]], ends, strict=True)), np.int32) if draw(st.booleans()) else None
-        prompt_tokens = draw(st.integers(0, 3))
+        prompt_tokens = draw(st.integers(0, min(3, len(ids) - 1)))
         seqs.append(Seq(np.array(ids, np.int32), index, prompt_tokens, is_query=draw(st.booleans()), spans_S2=spans))
     return seqs, asks
 
@@ -54,7 +54,7 @@ def expected_rows(name: str, seq: Seq) -> list[float]:
         spans = [[0, len(ids)]] if seq.spans_S2 is None else seq.spans_S2.tolist()
         return [value(name, ids[start:end]) for start, end in spans]
     if output.rows == "text":
-        skipped = seq.prompt_tokens if seq.prompt_tokens < len(ids) else 0
+        skipped = seq.prompt_tokens
         spans = [[skipped, len(ids)]] if seq.spans_S2 is None else seq.spans_S2.tolist()
         return [value(name, ids[start:end]) for start, end in spans]
     skip = () if seq.is_query and not output.skip_in_queries else output.skip_ids

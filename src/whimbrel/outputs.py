@@ -225,8 +225,7 @@ def _text_rows(output: Output, batch: Batch, asked_B: NDArray[np.bool_]) -> tupl
     """(seq, first token, token after the last) of each row."""
     starts_B, ends_B = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
     if not output.include_prompt:
-        left_out = batch.prompt_tokens_B
-        starts_B = starts_B + np.where(left_out < ends_B - starts_B, left_out, 0)
+        starts_B = starts_B + batch.prompt_tokens_B
     if output.padding_id is not None:
         ends_B = _ends_before_padding(batch, output.padding_id)
     if batch.spans_B is None:

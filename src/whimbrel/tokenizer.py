@@ -110,6 +110,10 @@ class Tokenizer:
         truncated = terms.limit.exceeded(ids.size, "text", index) or shortened
         ids = ids[self.special.kept(ids, terms.limit)]
         prompt_tokens = max(terms.prompt_tokens, self.count_instruction(ids))
+        if 0 < ids.size <= prompt_tokens:
+            raise InvalidRequest(
+                "the text has no tokens but its prompt's, of which no vector is made.", param=f"input[{index}]"
+            )
         ids = ids[self.known(ids)]
         if self.bare is not None:
             ids = self.bare.filled(ids)
