@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import edit_json, write_json
-from test_hub_models import JINA_ROBERTA, jina_roberta_names
+from test_hub_models import JINA_BERT, JINA_ROBERTA, jina_bert_names, jina_roberta_names
 from test_hub_models import draw as draw_weights
 from test_models import write
 from tokenizer_files import FAMILIES
@@ -207,4 +207,24 @@ def write_jina(folder: Path, architecture: str) -> dict[str, torch.Tensor]:
     save_file(wrapped, folder / "model.safetensors", metadata={"format": "pt"})
     tokens = {"query_token_id": "[QueryMarker]", "doc_token_id": "[DocumentMarker]", "attend_to_mask_tokens": True}
     write_json(folder / "artifact.metadata", METADATA | tokens)
+    return weights
+
+
+JINA_V1: Config = JINA_BERT | {
+    "architectures": ["HF_ColBERT"],
+    "attn_implementation": None,
+    "attention_probs_dropout_prob": 0.1,
+}
+
+
+def write_jina_v1(folder: Path) -> dict[str, torch.Tensor]:
+    """As jinaai/jina-colbert-v1-en is, but for `attend_to_mask_tokens`; returns the weights."""
+    write_transformer(folder, "Bert", "bert", ["[unused0]", "[unused1]"], [])
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    config = JINA_V1 | {"vocab_size": size}
+    write_json(folder / "config.json", config)
+    weights = draw_weights(jina_bert_names(config) | {"linear.weight": (16, 48)})
+    wrapped = {name if name.startswith("linear") else f"bert.{name}": tensor for name, tensor in weights.items()}
+    save_file(wrapped, folder / "model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "artifact.metadata", METADATA | {"attend_to_mask_tokens": True})
     return weights

@@ -656,6 +656,16 @@ def test_gte_qwen2_sees_both_ways(tmp_path: Path) -> None:
     assert_close(hidden(tmp_path, rows()), reference(model, rows()))
 
 
+def test_gte_qwen2_says_whether_it_sees_both_ways(tmp_path: Path) -> None:
+    write(tmp_path, "Qwen2", DECODER)
+    edit_json(tmp_path / "config.json", auto_map={"AutoModel": "Alibaba-NLP/gte-Qwen2-7B-instruct--modeling_qwen.Qwen2Model"})
+    with pytest.raises(CheckpointError, match=r"config\.json: is_causal: is missing"):
+        read_card(tmp_path, "m", pooling="lasttoken")
+    for stated in (True, False):
+        edit_json(tmp_path / "config.json", is_causal=stated)
+        assert read_card(tmp_path, "m", pooling="lasttoken").encoder.causal is stated
+
+
 @pytest.mark.parametrize(
     ("stated", "longest"),
     [

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer
 
 import test_hub_models as hub
 from checkpoints import edit_json, sentence_layout, write_json
 from parity import Parity
 from test_models import DECODER, LLAMA3, ROBERTA, SIZES, reference, rows, write
+from test_tokenizer_classes import GTE_QWEN2
 from tokenizer_files import FAMILIES, llama, qwen
 from whimbrel import Engine
 from whimbrel.types import Request
@@ -190,3 +192,26 @@ def test_dense_of_llama_nemotron(parity: Parity, tmp_path: Path) -> None:
     hub.write_llama_bidirec(tmp_path)
     expected = np.stack([one.mean(0) for one in reference(model, rows())])
     assert_dense(tmp_path, expected, parity, "nvidia/llama-nemotron-embed-1b-v2")
+
+
+def test_dense_of_gte_qwen2(parity: Parity, tmp_path: Path) -> None:
+    """Its code sees both ways and ends a text; its files say so in config.json and tokenizer_config.json."""
+    model = write(tmp_path, "Qwen2", DECODER | TURNS | {"is_causal": False})
+    sentence_layout(tmp_path, modes=("lasttoken",), prompts={"query": WEB}, max_seq_length=200)
+    content, stated = qwen(suffix=False)
+    write_json(tmp_path / "tokenizer.json", content)
+    write_json(tmp_path / "tokenizer_config.json", stated)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.add_eos_token = True
+    write_json(tmp_path / "tokenizer_config.json", stated | GTE_QWEN2)
+    code = {
+        kind: f"modeling_qwen.Qwen2{form}" for kind, form in (("AutoModel", "Model"), ("AutoModelForCausalLM", "ForCausalLM"))
+    }
+    edit_json(tmp_path / "config.json", **OLD_QWEN, rope_theta=10000.0, architectures=["Qwen2ForCausalLM"], auto_map=code)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for prompt, text in ((None, ""), ("query", WEB)):
+            got = engine.embed(TEXTS, prompt=prompt)
+            rows = [np.array(tokenizer(text + each, truncation=True, max_length=200)["input_ids"], np.int32) for each in TEXTS]
+            expected = np.stack([one[-1] / np.linalg.norm(one[-1]) for one in reference(model, rows)])
+            parity(got, expected, "Alibaba-NLP/gte-Qwen2-7B-instruct", family="llama", tasks=["dense"])
+            assert np.array_equal(got, np.stack([engine.embed(each, prompt=prompt) for each in TEXTS]))

@@ -338,3 +338,18 @@ def test_the_config_is_read_and_not_changed(tmp_path: Path) -> None:
     before = json.loads((tmp_path / "config.json").read_text())
     read_card(tmp_path, "m", pooling="mean")
     assert json.loads((tmp_path / "config.json").read_text()) == before
+
+
+def test_the_oldest_names_of_norms(tmp_path: Path) -> None:
+    """google-bert/bert-base-uncased still has those of TensorFlow."""
+    write(tmp_path, "Bert", SIZES)
+    before = hidden(tmp_path, rows())
+    weights = load_file(tmp_path / "model.safetensors")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for name in list(weights):
+        for new, oldest in old.items():
+            if name.endswith(new):
+                weights[name.removesuffix(new) + oldest] = weights.pop(name)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for one, other in zip(hidden(tmp_path, rows()), before, strict=True):
+        assert np.array_equal(one, other)

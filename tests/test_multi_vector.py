@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import XLMRobertaTokenizer
+from transformers import AutoTokenizer, XLMRobertaTokenizer
 
 from checkpoints import edit_json, write_json
 from late_models import (
     JINA,
+    JINA_V1,
     write_jina,
+    write_jina_v1,
     write_mxbai_edge,
     write_mxbai_large,
     write_old_pylate,
@@ -34,7 +36,7 @@ from late_models import (
     write_stanford,
 )
 from parity import Parity
-from test_hub_models import jina_roberta
+from test_hub_models import jina_bert, jina_roberta
 from whimbrel import Engine
 from whimbrel.card_reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
@@ -249,6 +251,35 @@ def test_jina_colbert_by_its_own_name(tmp_path: Path) -> None:
     card = read_card(tmp_path, "m")
     edit_json(tmp_path / "config.json", architectures=["ColBERTJinaRobertaModel"])
     assert read_card(tmp_path, "m") == card
+
+
+def test_jina_colbert_v1(tmp_path: Path, parity: Parity) -> None:
+    """BERT with ALiBi, in Stanford's layout."""
+    weights = write_jina_v1(tmp_path)
+    (tmp_path / "bare").mkdir()
+    shutil.copy(tmp_path / "tokenizer.json", tmp_path / "bare")
+    shutil.copy(tmp_path / "tokenizer_config.json", tmp_path / "bare")
+    write_json(tmp_path / "bare/config.json", {"model_type": "bert"})
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bare")
+    skipped = {*tokenizer.convert_tokens_to_ids(list(string.punctuation))} - {tokenizer.unk_token_id}
+
+    def vectors(text: str, kind: InputType) -> np.ndarray:
+        length, marker = (12, "[unused0]") if kind == "query" else (30, "[unused1]")
+        ids = tokenizer(text, truncation=True, max_length=length - 1)["input_ids"]
+        ids = [ids[0], tokenizer.convert_tokens_to_ids(marker), *ids[1:]]
+        ids += [tokenizer.mask_token_id] * (length - len(ids) if kind == "query" else 0)
+        with torch.inference_mode():
+            found = jina_bert(weights, JINA_V1, torch.tensor(ids)) @ weights["linear.weight"].T
+            found = torch.nn.functional.normalize(found, dim=-1).numpy()
+        return found if kind == "query" else found[[token not in skipped for token in ids]]
+
+    with Engine(str(tmp_path), dtype="float32") as model:
+        for kind in KINDS:
+            got = model.multi_vector(texts_of(kind), input_type=kind)
+            wanted = [vectors(text, kind) for text in texts_of(kind)]
+            parity(list(got), wanted, "jinaai/jina-colbert-v1-en", family="jina_bert", tasks=["multi_vector"])
+            for text, one in zip(texts_of(kind), got, strict=True):
+                assert np.array_equal(model.multi_vector(text, input_type=kind)[0], one)
 
 
 # What is stated matters, so that the comparisons above are some

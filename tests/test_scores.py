@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 
 import test_hub_models as hub
-from checkpoints import edit_json, write_json
+from checkpoints import SIZES, edit_json, write_json
 from classifiers import FAMILIES, two_layers, write_classifier
 from parity import Parity
 from whimbrel import AsyncEngine, Engine
@@ -222,25 +222,64 @@ def test_a_reward_model_of_two_layers(tmp_path: Path, parity: Parity) -> None:
         )
 
 
-def test_jinas_reranker_has_the_names_of_its_own_code(tmp_path: Path, parity: Parity) -> None:
+JINA_RERANKER: dict[str, Any] = {
+    "_name_or_path": "jinaai/jina-reranker-v2-base-multilingual",
+    "architectures": ["XLMRobertaForSequenceClassification"],
+    "attention_probs_dropout_prob": 0.1,
+    "auto_map": {
+        "AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig",
+        "AutoModel": "modeling_xlm_roberta.XLMRobertaModel",
+        "AutoModelForSequenceClassification": "modeling_xlm_roberta.XLMRobertaForSequenceClassification",
+    },
+    "bos_token_id": 0,
+    "classifier_dropout": None,
+    "emb_pooler": None,
+    "eos_token_id": 2,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "num_labels": 1,
+    "id2label": {"0": "LABEL_0"},
+    "initializer_range": 0.02,
+    "label2id": {"LABEL_0": 0},
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 66,
+    "output_past": True,
+    "pad_token_id": 1,
+    "position_embedding_type": "absolute",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.0",
+    "type_vocab_size": 1,
+    "use_cache": False,
+    "use_flash_attn": True,
+}
+"""config.json of jinaai/jina-reranker-v2-base-multilingual, but for the sizes."""
+JINA_RESAVED: dict[str, Any] = {
+    "load_trained_adapters": False,
+    "lora_adaptations": None,
+    "lora_alpha": 1,
+    "lora_dropout_p": 0.0,
+    "lora_main_params_trainable": False,
+    "lora_rank": 4,
+    "matryoshka_dimensions": None,
+    "truncate_dim": None,
+}
+"""What its code adds when a model that was made from it is saved."""
+
+
+@pytest.mark.parametrize("resaved", [{}, JINA_RESAVED], ids=["published", "saved again"])
+def test_jinas_reranker_has_the_names_of_its_own_code(resaved: dict[str, Any], tmp_path: Path, parity: Parity) -> None:
     """As jina-reranker-v2-base-multilingual: XLM-RoBERTa with learned positions, in the code of jina-embeddings-v3."""
-    model = write_classifier(tmp_path, "xlm-roberta", num_labels=1)
-    code = "jinaai/xlm-roberta-flash-implementation--"
-    edit_json(
-        tmp_path / "config.json",
-        auto_map={"AutoModelForSequenceClassification": f"{code}modeling_xlm_roberta.XLMRobertaForSequenceClassification"},
-        model_type=None,
-        position_embedding_type="absolute",
-        use_flash_attn=True,
-    )
+    model = write_classifier(tmp_path, "xlm-roberta", num_labels=1, layer_norm_eps=1e-5)
     weights = {name: value for name, value in load_file(tmp_path / "model.safetensors").items() if "position_ids" not in name}
     expected = sigmoid(logits_of(tmp_path, model, PAIRS)[:, 0])
+    stated = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", JINA_RERANKER | {key: stated[key] for key in (*SIZES, "vocab_size")} | resaved)
     save_file(flash_names(weights), tmp_path / "model.safetensors")
     with Engine(str(tmp_path), dtype="float32") as engine:
         parity(
             engine.score(*SPLIT),
             expected,
-            "jinaai/jina-reranker-v2-base-multilingual",
+            *(() if resaved else ("jinaai/jina-reranker-v2-base-multilingual",)),
             family="jina_reranker",
             tasks=["scores"],
         )

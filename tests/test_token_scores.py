@@ -38,7 +38,21 @@ TEXTS = [
 @cache
 def checkpoint(folder: Path, family: str) -> tuple[Path, Any]:
     path = folder / family
-    return path, write_classifier(path, family, "ForTokenClassification", id2label=LABELS)
+    model = write_classifier(path, family, "ForTokenClassification", id2label=LABELS)
+    if family == "bert":
+        write_old_tokenizer(path)
+    return path, model
+
+
+def write_old_tokenizer(folder: Path) -> None:
+    """The tokenizer's files as dslim/bert-base-NER has them, but for their sizes."""
+    vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(sorted(vocab, key=vocab.get)) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", {"do_lower_case": False, "max_len": 40, "init_inputs": []})
+    roles = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")}
+    write_json(folder / "special_tokens_map.json", roles)
+    write_json(folder / "added_tokens.json", {})
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,89 @@ def test_ids_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     assert max(map(len, found.values())) == read_card(tmp_path, "m", pooling="mean").max_length
 
 
+OLDEST: dict[str, JSON | None] = {
+    "as dslim/bert-base-NER": {"do_lower_case": False, "max_len": 512, "init_inputs": []},
+    "as distilbert's of sst-2": {"model_max_length": 512, "do_lower_case": True},
+    "without a file": None,
+}
+"""tokenizer_config.json of checkpoints that have no tokenizer.json, beside those of today."""
+
+
+def write_vocabulary(folder: Path, family: str, config: JSON | None) -> None:
+    """A checkpoint without tokenizer.json: vocab.txt, or vocab.json and merges.txt."""
+    write(folder, family)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").unlink()
+    made: JSON = FAMILIES[family][1][0]["model"]
+    if made["type"] == "WordPiece":
+        (folder / "vocab.txt").write_text("\n".join(sorted(made["vocab"], key=made["vocab"].get)) + "\n", encoding="utf-8")
+    else:
+        write_json(folder / "vocab.json", made["vocab"])
+        merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in made["merges"])
+        (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
+    if config is not None:
+        write_json(folder / "tokenizer_config.json", config)
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet", "roberta", "gpt2", "qwen2"])
+def test_files_of_the_vocabulary_alone(family: str, tmp_path: Path) -> None:
+    write_vocabulary(tmp_path, family, FAMILIES[family][1][1])
+    assert_same_ids(tmp_path)
+
+
+@pytest.mark.parametrize("name", OLDEST)
+def test_the_oldest_checkpoints_of_bert(name: str, tmp_path: Path) -> None:
+    write_vocabulary(tmp_path, "bert", OLDEST[name])
+    assert_same_ids(tmp_path)
+
+
+def test_what_no_class_can_be_built_of_is_refused(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path, "bert", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not found; load and save the tokenizer once"):
+        load(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not found"):
+        load(tmp_path)
+
+
+GTE_QWEN2 = {
+    "add_eos_token": True,
+    "auto_map": {
+        "AutoTokenizer": [
+            f"Alibaba-NLP/gte-Qwen2-7B-instruct--tokenization_qwen.Qwen2Tokenizer{ending}" for ending in ("", "Fast")
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("limit", [60, 9])
+def test_code_of_gte_qwen2_ends_a_text(limit: int, tmp_path: Path) -> None:
+    """Its tokenizer.json does not; its code has this method from transformers."""
+    write(tmp_path, "qwen2", {"model_max_length": limit})
+    reference = AutoTokenizer.from_pretrained(str(tmp_path))
+    reference.add_eos_token = True
+    write(tmp_path, "qwen2", {"model_max_length": limit, **GTE_QWEN2})
+    tokenizer = load(tmp_path)
+    expected = reference(TEXTS, truncation=True, max_length=limit)["input_ids"]
+    assert [encode(tokenizer, text) for text in TEXTS] == expected
+    assert all(ids[-1] == reference.eos_token_id for ids in expected)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ["tokenization_mine.Tokenizer", None],
+        ["tokenization_qwen.QWenTokenizer", None],
+        None,
+        "tokenization_qwen.Qwen2Tokenizer",
+    ],
+)
+def test_other_code_for_a_tokenizer_is_not_run(code: Any, tmp_path: Path) -> None:
+    write(tmp_path, "qwen2", {"auto_map": {"AutoTokenizer": code}})
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: auto_map: .*custom code is not run"):
+        load(tmp_path)
+
+
 def content(family: str) -> JSON:
     return FAMILIES[family][1][0]
 

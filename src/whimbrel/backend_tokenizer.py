@@ -16,7 +16,7 @@ import tokenizers
 
 from whimbrel.card import Card
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.json_file import JsonFile
+from whimbrel.vocabulary_file import read_tokenizer_file
 from whimbrel.limits import MAX_CHARACTERS, check_characters
 from whimbrel.tokenizer_file import read_as_class
 from whimbrel.types import Int32Array
@@ -29,7 +29,7 @@ _RARE: Final = "\U00012000\U0001f9ff"
 
 def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
     """The checkpoint's tokenizer, as its class reads tokenizer.json. Raises CheckpointError."""
-    file = JsonFile.read(folder / card.path, _FILE).data
+    file = read_tokenizer_file(folder / card.path).data
     try:
         as_stored = card.tokenizer.bare is not None and card.tokenizer.bare.as_stored
         content = file if as_stored else read_as_class(file, card.tokenizer, card.encoder.vocab_size)

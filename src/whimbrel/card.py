@@ -213,6 +213,8 @@ class TokenizerCard:
     add_prefix_space: bool | None
     legacy: bool
     """LlamaTokenizer's: a space before every piece of a text that special tokens cut, not before the first alone."""
+    ends: bool
+    """The eos token comes after every text, whatever tokenizer.json says."""
     special_tokens: Mapping[str, AddedToken | None]
     """Role ("cls", "sep", ..., or a name of the model's own) -> token, or None where null is stated."""
     extra_tokens: tuple[AddedToken, ...] | None

@@ -159,6 +159,7 @@ def _tokenizer(side: Literal["right", "left"], bare: BareTokens) -> TokenizerCar
         tokenize_chinese_chars=True,
         add_prefix_space=None,
         legacy=False,
+        ends=False,
         special_tokens={},
         extra_tokens=None,
         second_type=False,

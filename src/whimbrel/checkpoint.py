@@ -19,6 +19,8 @@ _CARD_FILES: Final = [
     "*/config.json",
     "artifact.metadata",
     "chat_template.jinja",
+    "vocab.txt",
+    "merges.txt",
     "sparse_linear.pt",
     "colbert_linear.pt",
 ]

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from whimbrel.card import Encoder, Layer
-from whimbrel.config_adapters import name_adapter_folders
-from whimbrel.config_hub import read_hub_nomic, read_jina_roberta
+from whimbrel.config_adapters import name_adapter_folders, read_stacked_adapters
+from whimbrel.config_hub import JINA_INERT, read_hub_nomic, read_jina_roberta
 from whimbrel.config_parts import (
     ACTIVATIONS,
     FULL,
@@ -30,6 +30,7 @@ from whimbrel.json_file import JsonFile
 def read_bert(config: JsonFile, family: str = "bert", *, after_padding: bool = False) -> Encoder:
     """BERT and what shares its config. `after_padding`: positions begin after the padding id."""
     config.refuse_other({"position_embedding_type": ("absolute", None)})
+    config.ignore(*_TINYBERT_INERT)
     pad_id = config.get("pad_token_id", int) if after_padding else config.get("pad_token_id", int, 0)
     offset = pad_id + 1 if after_padding else 0
     max_positions = config.positive("max_position_embeddings") - offset
@@ -45,6 +46,10 @@ def read_bert(config: JsonFile, family: str = "bert", *, after_padding: bool = F
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
         activation=config.choice("hidden_act", ACTIVATIONS, "gelu"),
     )
+
+
+_TINYBERT_INERT: Final = ("cell", "emb_size", "pre_trained", "structure", "training")
+"""What TinyBERT's training left in config.json, for no code to read."""
 
 
 def read_roberta(config: JsonFile) -> Encoder:
@@ -90,8 +95,11 @@ def read_xlm_roberta(config: JsonFile) -> Encoder:
 
 
 def _jina_reranker(config: JsonFile) -> Encoder:
-    """XLM-RoBERTa in the code that jina-embeddings-v3 came with too, with learned positions."""
+    """XLM-RoBERTa in the code that jina-embeddings-v3 came with too, with learned positions and without adapters."""
     accept_own_code(config)
+    config.refuse_other({"lora_adaptations": (None, []), "truncate_dim": (None,)})
+    read_stacked_adapters(config)
+    config.ignore(*JINA_INERT)
     config.get("use_flash_attn", bool, True)
     return read_bert(config, "jina_reranker", after_padding=True)
 

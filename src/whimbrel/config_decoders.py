@@ -55,14 +55,22 @@ def read_qwen3(config: JsonFile) -> Encoder:
 def read_llama_bidirec(config: JsonFile) -> Encoder:
     accept_own_code(config)
     stated_pooling(config)
-    config.refuse_other({"is_causal": (False, None)})
+    config.refuse_other({"is_causal": (False, None), "use_bidirectional_attention": (True, None)})
     return replace(read_llama(config), causal=False)
 
 
 def read_qwen2(config: JsonFile) -> Encoder:
     """The code that gte-Qwen2 came with differs in what `is_causal` says, that of reward models in the layers of the head."""
     names = cast(list[str], config.get("architectures", list))
-    if config.data.get("is_causal") is False or any(name.endswith("RewardModel") for name in names):
+    code: object = config.data.get("auto_map")
+    model: object = cast(dict[str, object], code).get("AutoModel") if isinstance(code, dict) else None
+    is_gte = isinstance(model, str) and model.rpartition("--")[2] == "modeling_qwen.Qwen2Model"
+    if is_gte and config.data.get("is_causal") is None:
+        raise config.error(
+            "is missing, and code of this name sees both ways unless it is told not to; add false or true, as the model was"
+            " trained.", "is_causal",
+        )  # fmt: skip
+    if is_gte or config.data.get("is_causal") is False or any(name.endswith("RewardModel") for name in names):
         accept_own_code(config)
     return _decoder(config, "llama", qkv_bias=True)
 
@@ -141,6 +149,7 @@ def read_gemma2(config: JsonFile) -> Encoder:
     rotary = read_rotary(config, 10_000.0, sizes["head_width"])
     kinds = read_layer_types(config, num_layers, [FULL if i % 2 else SLIDING for i in range(num_layers)])
     window = config.positive("sliding_window", 4096) - 1
+    config.refuse_other({"sliding_window_size": (window + 1, None)})
     layers = tuple(Layer(window if kind == SLIDING else None, rotary) for kind in kinds)
     return _gemma(config, "gemma2", dict(sizes, layers=layers), softcap="attn_logit_softcapping")
 

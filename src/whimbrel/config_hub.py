@@ -166,6 +166,7 @@ def read_jina_bert(config: JsonFile) -> Encoder:
 # Jina's XLM-RoBERTa with rotary positions
 
 _JINA_FIXED: Final[Mapping[str, tuple[object, ...]]] = {"position_embedding_type": ("rotary",), "truncate_dim": (None,)}
+JINA_INERT: Final = ("emb_pooler", "lora_dropout_p", "lora_main_params_trainable", "use_reentrant")
 _GELUS: Final[Mapping[str, Activation]] = {name: value for name, value in ACTIVATIONS.items() if value in ("gelu", "gelu_tanh")}
 
 
@@ -176,7 +177,7 @@ def read_jina_roberta(config: JsonFile, family: str = "jina_embeddings_v3") -> E
     adapters = read_stacked_adapters(config)
     if adapters and family != "jina_embeddings_v3":
         raise config.error("adapters are supported for jina-embeddings-v3 only.", "lora_adaptations")
-    config.ignore("emb_pooler", "lora_dropout_p", "lora_main_params_trainable", "use_reentrant")
+    config.ignore(*JINA_INERT)
     config.get("use_flash_attn", bool, True)
     sizes, theta = read_sizes(config), config.get("rotary_emb_base", float, 10_000.0)
     if theta <= 0 or sizes["head_width"] % 2:

@@ -44,11 +44,11 @@ _Reader: TypeAlias = Callable[[JsonFile], Encoder]
 _INERT: Final = frozenset(
     """
     _attn_implementation _commit_hash _name_or_path _num_labels architectures attention_dropout
-    attention_probs_dropout_prob attn_implementation bad_words_ids begin_suppress_tokens bos_token_id
+    attention_probs_dropout_prob attn_implementation bad_words_ids begin_suppress_tokens bos_token_id cache_implementation
     chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id directionality
     diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
-    hidden_dropout_prob id2label initializer_range label2id language length_penalty max_length min_length model_type name
+    exponential_decay_length_penalty export_model_type finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing hidden_dropout_prob id2label initializer_range label2id language length_penalty max_length min_length model_type name
     no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
     output_hidden_states output_past output_scores pad_token_id pooler_fc_size pooler_num_attention_heads
     pooler_num_fc_layers pooler_size_per_head pooler_type prefix problem_type remove_invalid_values repetition_penalty
@@ -68,6 +68,7 @@ _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "pruned_heads": ({}, None),
     "add_pooling_layer": (True, False, None),
     "quantization_config": (None,),
+    "adapters": ({"adapters": {}, "config_map": {}, "fusion_config_map": {}, "fusions": {}}, {}, None),
 }
 
 
@@ -118,8 +119,9 @@ def _checked(config: JsonFile, encoder: Encoder) -> Encoder:
 
 def _wrapped(config: JsonFile) -> str:
     """The architecture that Stanford's ColBERT wraps."""
-    if config.data.get("position_embedding_type") == "rotary":
-        return "ColBERTJinaRobertaModel"
+    jina = {"rotary": "ColBERTJinaRobertaModel", "alibi": "JinaBertModel"}
+    if (positions := config.data.get("position_embedding_type")) in jina:
+        return jina[positions]
     return config.choice("model_type", {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"})
 
 
@@ -137,6 +139,7 @@ _USUAL: Final = ("Model", "ForMaskedLM", *_CLASSES)
 _CAUSAL: Final = ("Model", "ForCausalLM", *_CLASSES)
 _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Bert": ("bert", (*_USUAL, "ForPreTraining"), read_bert),
+    "Contriever": ("bert", ("",), read_bert),
     "Roberta": ("roberta", _USUAL, read_roberta),
     "XLMRoberta": ("xlm-roberta", _USUAL, read_xlm_roberta),
     "XLMRobertaLoRA": ("xlm-roberta", ("",), read_jina_roberta),

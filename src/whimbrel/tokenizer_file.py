@@ -176,7 +176,7 @@ def _gpt2(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
     }
 
 
-def _qwen2(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
+def _qwen2(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
     split = {"type": "Split", "pattern": {"Regex": _QWEN2_WORDS}, "behavior": "Isolated", "invert": False}
     add_prefix_space = bool(card.add_prefix_space)
     bytes_ = {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": False}
@@ -184,6 +184,7 @@ def _qwen2(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
         "model": _model(file, "BPE", _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}),
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytes_]},
+        **({"post_processor": _template("A eos", "A eos B:1 eos:1", tokens)} if card.ends else {}),
     }
 
 

@@ -12,11 +12,12 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from whimbrel.card import AddedToken, TokenizerCard, TokenizerClass
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file
+from whimbrel.vocabulary_file import read_tokenizer_file
 
 JSON: TypeAlias = dict[str, Any]
 
 # Keys of tokenizer_config.json that do not change the ids of a single text. add_bos_token and add_eos_token are among them:
-# where there is a tokenizer.json, its post-processor alone says what stands around a text.
+# where there is a tokenizer.json, its post-processor alone says what stands around a text. Code on the hub may differ: _ENDING.
 _INERT_TOKENIZER: Final = frozenset(
     """
     add_bos_token add_eos_token backend chat_template clean_up_tokenization_spaces
@@ -30,9 +31,9 @@ _INERT_TOKENIZER: Final = frozenset(
 )
 _USED_TOKENIZER: Final = frozenset(
     """
-    add_prefix_space added_tokens_decoder additional_special_tokens do_lower_case extra_special_tokens keep_accents legacy
-    max_len model_input_names model_max_length model_specific_special_tokens split_special_tokens strip_accents
-    tokenize_chinese_chars tokenizer_class truncation_side
+    add_prefix_space added_tokens_decoder additional_special_tokens auto_map do_lower_case extra_special_tokens init_inputs
+    keep_accents legacy max_len model_input_names model_max_length model_specific_special_tokens split_special_tokens
+    strip_accents tokenize_chinese_chars tokenizer_class truncation_side
 """.split()
 )
 _EXTRA: Final = ("additional_special_tokens", "extra_special_tokens")
@@ -100,6 +101,9 @@ _FORCED: Final[Mapping[str, TokenizerClass]] = {
     **dict.fromkeys(_FILE_ALONE, "tokenizer.json"),
 }
 """The class of a model type, whatever is stated."""
+_ENDING: Final = ("tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast")
+"""Code of gte-Qwen2 and stella: Qwen2's class, but that a text ends with the eos token if add_eos_token says so. Their
+tokenizer.json does not say it."""
 _NEED_A_SPACE_FLAG: Final = (
     "AlbertTokenizer",
     "CamembertTokenizer",
@@ -118,13 +122,14 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
     `lowercase` is the do_lower_case of Sentence Transformers.
     """
     tokenizer.refuse_unknown(_USED_TOKENIZER, _INERT_TOKENIZER, _ROLES, _own_roles(tokenizer))
-    tokenizer.refuse_other({"split_special_tokens": (False, None), "keep_accents": (False, None)})
-    if not (root / "tokenizer.json").exists() and (root / "vocab.txt").exists():
+    tokenizer.refuse_other({"split_special_tokens": (False, None), "keep_accents": (False, None), "init_inputs": ([], None)})
+    file = read_tokenizer_file(root)
+    kind = _tokenizer_class(root, config, tokenizer)
+    if kind == "tokenizer.json" and not (root / "tokenizer.json").exists():
         raise CheckpointError(
             "not found; load and save the tokenizer once with transformers to make it.", file="tokenizer.json"
         )
-    kind = _tokenizer_class(root, config, tokenizer)
-    truncation = cast(JSON, JsonFile.read(root, "tokenizer.json").data.get("truncation") or {})
+    truncation = cast(JSON, file.data.get("truncation") or {})
     sides: Mapping[str, Literal["right", "left"]] = {"right": "right", "left": "left"}
     added = tokenizer.data.get("added_tokens_decoder")
     roles, extra = _named_tokens(root, tokenizer, legacy=added is None)
@@ -137,6 +142,7 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
         tokenize_chinese_chars=tokenizer.get("tokenize_chinese_chars", bool, True),
         add_prefix_space=_add_prefix_space(tokenizer, kind),
         legacy=tokenizer.get("legacy", bool, False),
+        ends=_ends(tokenizer),
         second_type="token_type_ids" in tokenizer.get("model_input_names", list, _INPUTS.get(kind, [])),
         special_tokens=roles,
         extra_tokens=extra,
@@ -156,9 +162,23 @@ def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> Token
     if owner.data.get("tokenizer_class") is None:
         return config.lookup("model_type", model_type, _IMPLIED)
     kind = owner.choice("tokenizer_class", _TOKENIZER_CLASSES)
-    if kind == "LlamaTokenizer" and '"ByteLevel"' in find_file(root, "tokenizer.json").read_text(encoding="utf-8"):
+    if kind != "LlamaTokenizer" or not (root / "tokenizer.json").exists():
+        return kind
+    if '"ByteLevel"' in find_file(root, "tokenizer.json").read_text(encoding="utf-8"):
         return "tokenizer.json"  # many checkpoints with another tokenizer name this class
     return kind
+
+
+def _ends(tokenizer: JsonFile) -> bool:
+    """Whether code of the checkpoint's own, whose work is done here, puts the eos token after a text."""
+    code = cast(JSON, tokenizer.get("auto_map", dict, {}))
+    if not code:
+        return False
+    names = cast(list[object], code.get("AutoTokenizer")) if isinstance(code.get("AutoTokenizer"), list) else [None]
+    if not all(isinstance(name, str) and name.rpartition("--")[2] in _ENDING for name in names):
+        raise tokenizer.error("this tokenizer needs code of its own; custom code is not run.", "auto_map")
+    tokenizer.refuse_other({"add_bos_token": (False, None)})
+    return tokenizer.get("add_eos_token", bool, False)
 
 
 def _add_prefix_space(tokenizer: JsonFile, kind: TokenizerClass) -> bool | None:

@@ -122,7 +122,7 @@ class Weights:
         return self._pickled[full] if full in self._pickled else cast(Tensor, self._where[full].get_tensor(full))
 
     def _full(self, name: str) -> str | None:
-        names = [prefix + each for each in (name, _parametrized(name)) for prefix in ("", *self._prefixes)]
+        names = [prefix + each for each in (name, _parametrized(name), _gamma(name)) for prefix in ("", *self._prefixes)]
         return next((each for each in names if each in self._file_of), None)
 
     def _named(self, file: str) -> str:
@@ -153,10 +153,12 @@ class Weights:
         if (self._folder / index).exists():
             self.file = index
             return [self._named(shard) for shard in _shards(JsonFile.read(self._folder, index))]
-        if (self._folder / pickle).exists() and not self._allow_pickle:
+        if not self._allow_pickle:
+            found = "only pickled weights are here" if (self._folder / pickle).exists() else f"not found in {self._folder}"
             raise CheckpointError(
-                "only pickled weights are here, which can run code when loaded; save the model again as safetensors.",
-                file=pickle,
+                f"{found}; weights in {_PICKLE} can run code when loaded and are not read. Where they are trusted, make"
+                " safetensors of them: AutoModel.from_pretrained(MODEL).save_pretrained(FOLDER), with transformers.",
+                file=self.file,
             )
         return self._unpickle(pickle)
 
@@ -171,6 +173,11 @@ class Weights:
 def _parametrized(name: str) -> str:
     """What torch calls a weight to which a parametrization, as an adapter is one, has been added."""
     return f"{name.removesuffix('.weight')}.parametrizations.weight.original" if name.endswith(".weight") else name
+
+
+def _gamma(name: str) -> str:
+    """What the oldest checkpoints of BERT, which came from TensorFlow, call the weight and the bias of a norm."""
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
 def _unpickle(path: Path, file: str) -> dict[str, Tensor]:
