@@ -115,6 +115,9 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("tokenizer_config.json", "added_tokens_decoder", {"added_tokens_decoder": {"x": {"content": "y"}}}),
     ("tokenizer_config.json", "truncation_side", {"truncation_side": "middle"}),
     ("tokenizer_config.json", "spell_check", {"spell_check": True}),
+    ("tokenizer_config.json", "init_inputs", {"init_inputs": ["vocab.txt"]}),
+    ("tokenizer_config.json", "auto_map", {"auto_map": {"AutoTokenizer": ["tokenization_x.X", None]}}),
+    ("config.json", "adapters", {"adapters": {"adapters": {"a": "pfeiffer"}}}),
     ("tokenizer_config.json", "model_max_length", {"model_max_length": "long"}),
     ("tokenizer_config.json", "model_max_length", {"model_max_length": 0}),
     ("tokenizer_config.json", "model_max_length", {"model_max_length": 0.5}),
@@ -132,6 +135,15 @@ def test_what_is_not_known_is_refused(file: str, key: str, changes: dict[str, An
     assert (caught.value.file, caught.value.key) == (file, key)
     assert file in str(caught.value)
     assert key in str(caught.value)
+
+
+def test_what_transformers_is_to_load_a_model_with(folder: Path) -> None:
+    """As jina-embeddings-v2 says it: it must not change a vector."""
+    edit_json(folder / "sentence_bert_config.json", model_args={"trust_remote_code": True, "torch_dtype": "bfloat16"})
+    read_card(folder, "m")
+    edit_json(folder / "sentence_bert_config.json", model_args={"trust_remote_code": True, "add_pooling_layer": True})
+    with pytest.raises(CheckpointError, match=r"sentence_bert_config\.json: model_args: add_pooling_layer"):
+        read_card(folder, "m")
 
 
 @pytest.mark.parametrize("kind", ["sentence_transformers.models.CNN", "custom_module.Custom", "os.abort", None])

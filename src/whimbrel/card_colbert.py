@@ -17,6 +17,7 @@ from whimbrel.errors import CheckpointError
 from whimbrel.heads import Dense
 from whimbrel.json_file import JsonFile
 from whimbrel.types import InputType
+from whimbrel.vocabulary_file import read_tokenizer_file
 
 PYLATE_KEYS: Final = frozenset(
     """
@@ -77,7 +78,7 @@ def read_stanford(base: Base) -> Said:
 
 def _first_pieces(base: Base, words: Iterable[str]) -> list[str]:
     """The first token of each word's encoding. SentencePiece puts a space before: a token with it, if that is the likelier."""
-    model = cast(dict[str, Any], JsonFile.read(base.folder / base.path, "tokenizer.json").get("model", dict))
+    model = cast(dict[str, Any], read_tokenizer_file(base.folder / base.path).get("model", dict))
     if model.get("type") != "Unigram":
         return list(words)
     scores: dict[str, float] = {row[0]: row[1] for row in model["vocab"]}

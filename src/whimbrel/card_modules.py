@@ -107,23 +107,20 @@ _TRANSFORMER_FILES: Final = tuple(
     f"sentence_{model}_config.json"
     for model in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-_NOTHING: Final[tuple[object, ...]] = ({}, None)
 _FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("feature-extraction", None),
     "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}}, None),
     "module_output_name": ("token_embeddings", None),
-    "processing_kwargs": _NOTHING,
-    "model_args": _NOTHING,
-    "config_args": _NOTHING,
-    "tokenizer_args": _NOTHING,
-    "model_kwargs": _NOTHING,
-    "processor_kwargs": _NOTHING,
-    "config_kwargs": _NOTHING,
+    "processing_kwargs": ({}, None),
     "query_length": (None,),
     "document_length": (None,),
     "query_expansion": (None,),
 }
 """What a Transformer says that gives hidden states."""
+_ARGUMENTS: Final = ("model_args", "config_args", "tokenizer_args", "model_kwargs", "config_kwargs", "processor_kwargs")
+"""What transformers is to load the parts of a model with,"""
+_INERT_ARGUMENTS: Final = frozenset({"attn_implementation", "dtype", "torch_dtype", "trust_remote_code"})
+"""and of that what is nothing to Whimbrel: it runs no code of a checkpoint's, and the user chooses dtype and kernels."""
 
 
 def read_transformer(
@@ -136,8 +133,10 @@ def read_transformer(
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
     fixed = {key: values for key, values in {**_FEATURES, **(stated or {})}.items() if key not in used}
-    config.refuse_unknown(fixed, used, {"max_seq_length", "do_lower_case", "unpad_inputs"})
+    config.refuse_unknown(fixed, used, _ARGUMENTS, {"max_seq_length", "do_lower_case", "unpad_inputs"})
     config.refuse_other(fixed)
+    for key in (key for key in _ARGUMENTS if key not in used):
+        JsonFile(f"{file}: {key}", config.get(key, dict, {})).refuse_unknown(_INERT_ARGUMENTS)
     return config
 
 

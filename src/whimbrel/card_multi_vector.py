@@ -28,6 +28,7 @@ from whimbrel.heads import Dense
 from whimbrel.json_file import JsonFile, read_json
 from whimbrel.tokenizer_file import read_vocabulary
 from whimbrel.tokenizer_reader import read_tokenizer
+from whimbrel.vocabulary_file import read_tokenizer_file
 
 Layout: TypeAlias = Literal["stanford", "pylate", "sentence_transformers"]
 
@@ -115,7 +116,7 @@ def _read_base(folder: Path, layout: Layout) -> Base:
     transformer = JsonFile("", {}) if layout == "stanford" else read_transformer(root, used=used)
     lowercase = transformer.get("do_lower_case", bool, False)
     card = read_tokenizer(root, config, tokenizer, lowercase=lowercase)
-    ids, roles = read_vocabulary(JsonFile.read(root, "tokenizer.json").data, card, encoder.vocab_size)
+    ids, roles = read_vocabulary(read_tokenizer_file(root).data, card, encoder.vocab_size)
     return Base(folder, path, modules[1:], config, encoder, transformer, tokenizer, card, ids, roles)
 
 

@@ -22,6 +22,7 @@ from whimbrel.heads import Activation, Dense, LayerNorm, Vocabulary
 from whimbrel.json_file import JsonFile, find_file
 from whimbrel.pickled import tensor_shapes
 from whimbrel.tokenizer_file import read_vocabulary
+from whimbrel.vocabulary_file import read_tokenizer_file
 
 FILL_MASK: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("fill-mask",),
@@ -133,7 +134,7 @@ def read_m3(root: Path, encoder: Encoder, tokenizer: TokenizerCard) -> dict[Lite
         head = Dense(_SPARSE, "", encoder.hidden_size, _rows(root, _SPARSE), bias=True, activation="relu")
         if head.out_features != 1:
             raise CheckpointError(f"has {head.out_features} rows, must have 1.", file=_SPARSE, key="weight")
-        ids, roles = read_vocabulary(JsonFile.read(root, "tokenizer.json").data, tokenizer, encoder.vocab_size)
+        ids, roles = read_vocabulary(read_tokenizer_file(root).data, tokenizer, encoder.vocab_size)
         skip_ids = tuple(ids[token] for role in _NOT_LEXICAL if (token := roles.get(role, "")) in ids)
         outputs["sparse"] = Output(1, rows="entry", head=(head,), skip_ids=skip_ids)
     if (root / _COLBERT).exists():

@@ -28,6 +28,7 @@ from whimbrel.json_file import JsonFile, find_file
 from whimbrel.tokenizer_file import read_vocabulary
 from whimbrel.tokenizer_reader import read_tokenizer
 from whimbrel.types import OutputName
+from whimbrel.vocabulary_file import read_tokenizer_file
 
 _WEIGHTS: Final = "model.safetensors"
 _TABLES: Final = ("embedding.weight", "embeddings")
@@ -113,7 +114,7 @@ def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard,
         idf = next((file for file in _beside(config, path) if (folder / file).exists()), None)
         if idf is None:
             raise config.error("this file is not in the checkpoint.", "path")
-        ids, _ = read_vocabulary(JsonFile.read(root, "tokenizer.json").data, tokenizer, _MOST_TOKENS)
+        ids, _ = read_vocabulary(read_tokenizer_file(root).data, tokenizer, _MOST_TOKENS)
         shape = [1 + max(ids.values(), default=0)]
     elif len(shape := _shapes(root).get("weight", [])) != 1:
         raise CheckpointError(f"must be a row of weights, is {shape or 'not there'}.", file=_WEIGHTS, key="weight")

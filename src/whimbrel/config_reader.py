@@ -48,7 +48,8 @@ _INERT: Final = frozenset(
     chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id directionality
     diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
     exponential_decay_length_penalty export_model_type finetuning_task forced_bos_token_id forced_eos_token_id
-    gradient_checkpointing hidden_dropout_prob id2label initializer_range label2id language length_penalty max_length min_length model_type name
+    gradient_checkpointing hidden_dropout_prob id2label initializer_range label2id language length_penalty max_length
+    min_length model_type name
     no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
     output_hidden_states output_past output_scores pad_token_id pooler_fc_size pooler_num_attention_heads
     pooler_num_fc_layers pooler_size_per_head pooler_type prefix problem_type remove_invalid_values repetition_penalty

@@ -21,6 +21,7 @@ from whimbrel.json_file import JsonFile
 from whimbrel.models.weights import Weights
 from whimbrel.ops.attention import Layout
 from whimbrel.tokenizer_file import read_vocabulary
+from whimbrel.vocabulary_file import read_tokenizer_file
 
 _NAMES: Final = ("embedding.weight", "embeddings", "weight")
 
@@ -30,7 +31,7 @@ class IdfWeights:
 
     def __init__(self, folder: Path, card: Card) -> None:
         spec, file = card.encoder, JsonFile.read(folder, card.encoder.idf or "")
-        ids, _ = read_vocabulary(JsonFile.read(folder / card.path, "tokenizer.json").data, card.tokenizer, spec.vocab_size)
+        ids, _ = read_vocabulary(read_tokenizer_file(folder / card.path).data, card.tokenizer, spec.vocab_size)
         self.file: str = file.name
         self._weight = torch.zeros(spec.vocab_size)
         for token in file.data:
