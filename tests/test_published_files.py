@@ -188,6 +188,16 @@ def test_what_is_published_is_read(model: str, tmp_path: Path) -> None:
     assert card.dense.width == (made.dense or WIDTH)
 
 
+def test_jina_reranker_v1_does_not_say_that_it_has_one_label(tmp_path: Path) -> None:
+    content, stated = FAMILIES["roberta"][1]
+    config = PUBLISHED["jinaai/jina-embeddings-v2-base-en"].config
+    write_json(tmp_path / "config.json", config | {"architectures": ["JinaBertForSequenceClassification"]})
+    write_json(tmp_path / "tokenizer.json", content)
+    write_json(tmp_path / "tokenizer_config.json", stated)
+    card = read_card(tmp_path, "jinaai/jina-reranker-v1-turbo-en")
+    assert (card.labels, card.outputs["scores"].finish) == (("LABEL_0",), "sigmoid")
+
+
 def write_modules(folder: Path, made: Files, pooling: str) -> None:
     kinds = ["Transformer", "Pooling", *(["Dense"] if made.dense else []), "Normalize"]
     rows = [(kind, "" if kind == "Transformer" else f"{i}_{kind}") for i, kind in enumerate(kinds)]

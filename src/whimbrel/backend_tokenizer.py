@@ -16,10 +16,10 @@ import tokenizers
 
 from whimbrel.card import Card
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.vocabulary_file import read_tokenizer_file
 from whimbrel.limits import MAX_CHARACTERS, check_characters
 from whimbrel.tokenizer_file import read_as_class
 from whimbrel.types import Int32Array
+from whimbrel.vocabulary_file import read_tokenizer_file
 
 _FILE: Final = "tokenizer.json"
 

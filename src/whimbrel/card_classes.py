@@ -129,7 +129,7 @@ def read_classes(
     kind = _kind(config)
     if kind is None:
         raise config.error("names no architecture that gives scores.", "architectures")
-    labels = _labels(config, "1" if kind == "reward" else None)
+    labels = _labels(config, 1 if kind == "reward" or encoder.family.startswith("jina_bert") else 2)
     if kind == "text" and encoder.family not in _OF_TEXTS:
         raise config.error(f"classes of {encoder.family} models are not supported.", "architectures")
     if kind in ("text", "reward"):
@@ -153,11 +153,11 @@ def _kind(config: JsonFile) -> _Kind | None:
     return next((_KINDS[end] for end in _KINDS if isinstance(name, str) and name.endswith(end)), None)
 
 
-def _labels(config: JsonFile, default: str | None) -> tuple[str, ...]:
-    """As transformers has them: named, or counted, or two."""
+def _labels(config: JsonFile, default: int) -> tuple[str, ...]:
+    """As transformers has them: named, or counted, or two. Files of jina-reranker-v1 say neither; its card asks for one."""
     stated = cast(dict[str, Any], config.get("id2label", dict, {}))
     if not stated:
-        count = config.positive("num_labels", int(default or 2))
+        count = config.positive("num_labels", default)
         return tuple(f"LABEL_{i}" for i in range(count))
     labels = {int(key) if key.isdecimal() else -1: name for key, name in stated.items()}
     if sorted(labels) != list(range(len(stated))) or not all(isinstance(name, str) for name in labels.values()):

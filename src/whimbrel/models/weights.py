@@ -154,12 +154,12 @@ class Weights:
             self.file = index
             return [self._named(shard) for shard in _shards(JsonFile.read(self._folder, index))]
         if not self._allow_pickle:
-            found = "only pickled weights are here" if (self._folder / pickle).exists() else f"not found in {self._folder}"
+            has_pickle = (self._folder / pickle).exists()
             raise CheckpointError(
-                f"{found}; weights in {_PICKLE} can run code when loaded and are not read. Where they are trusted, make"
-                " safetensors of them: AutoModel.from_pretrained(MODEL).save_pretrained(FOLDER), with transformers.",
-                file=self.file,
-            )
+                f"{'only pickled weights are here' if has_pickle else f'not found in {self._folder}'}; {_PICKLE} is not read,"
+                " as it can run code. Where it is trusted, make safetensors of it with transformers:"
+                " AutoModel.from_pretrained(MODEL).save_pretrained(FOLDER).", file=pickle if has_pickle else self.file,
+            )  # fmt: skip
         return self._unpickle(pickle)
 
     def _unpickle(self, file: str) -> list[str]:
