@@ -73,7 +73,7 @@ MISTRAL: JSON = SIZES | {
 }  # fmt: skip
 QWEN2: JSON = MISTRAL | {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "bos_token_id": 151643, "eos_token_id": 151643,
-    "pad_token_id": None, "max_window_layers": 21, "sliding_window": 131072, "use_sliding_window": False, "is_causal": False,
+    "pad_token_id": None, "max_window_layers": 21, "sliding_window": 131072, "use_sliding_window": False, "is_causal": False,  # which copies do not have
     "auto_map": {
         "AutoModel": "modeling_qwen.Qwen2Model", "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM",
         "AutoModelForSequenceClassification": "modeling_qwen.Qwen2ForSequenceClassification",
