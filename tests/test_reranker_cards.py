@@ -140,9 +140,11 @@ def test_modules_of_the_layout(saved: Path, tmp_path: Path) -> None:
     rows = json.loads((folder / "modules.json").read_text())
     for changed, message in (
         ([rows[0]], "LogitScore if and only if"),
-        ([rows[0], rows[1] | {"path": "../1_LogitScore"}], "leads out of the checkpoint"),
-        ([rows[0], rows[1] | {"type": "sentence_transformers.base.modules.dense.Dense"}], "type: "),
-        ([rows[1], rows[0]], "must be a Transformer here"),
+        ([rows[0], rows[1] | {"path": "../1_LogitScore"}], "leads out"),
+        ([rows[0], rows[1] | {"type": "sentence_transformers.base.modules.dense.Dense"}], "LogitScore if and only if"),
+        ([rows[0], rows[1] | {"type": "sentence_transformers.models.CNN"}], "type: "),
+        ([rows[1], rows[0]], "must begin with one Transformer"),
+        ([rows[0], rows[0]], "must begin with one Transformer"),
     ):
         write_json(folder / "modules.json", changed)
         with pytest.raises(CheckpointError, match=message):

@@ -124,6 +124,8 @@ class Output:
 
     width: int
     """Columns of a row."""
+    usual_width: int = 0
+    """So many are kept, the first ones, where a request does not say; 0: all."""
     rows: Literal["text", "token", "entry", "vocabulary"] = "text"
     """A row for each text; for each token; for each entry of the vocabulary that the text has, the largest of its tokens; or
     one over the vocabulary for each text, of which what is not 0 is given."""

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.card import Encoder, Output, PoolingMode
+from whimbrel.card_heads import Features, follow, tokens
+from whimbrel.card_modules import MODULES, SENTENCE, Rows
 from whimbrel.config_parts import ACTIVATIONS
 from whimbrel.errors import CheckpointError
 from whimbrel.heads import Activation, Dense, Finish, Head, LayerNorm
@@ -81,6 +83,7 @@ _ACTIVATION: Final[Mapping[str, Finish]] = {
     "torch.nn.Identity": "identity",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
     "torch.nn.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
 }
 _BY_PROBLEM: Final[Mapping[str, Finish]] = {
     "regression": "identity",
@@ -110,6 +113,11 @@ def is_cross_encoder(root: Path) -> bool:
     """Whether the Transformer module in the folder `root` gives scores by itself."""
     said = JsonFile.read_optional(root, "sentence_bert_config.json").data.get("transformer_task")
     return said == FIXED_TRANSFORMER["transformer_task"][0]
+
+
+def is_chain_of_scores(folder: Path, rows: Rows) -> bool:
+    """Whether modules behind the Transformer give the scores of a CrossEncoder."""
+    return len(rows) > 1 and JsonFile.read_optional(folder, SENTENCE).data.get("model_type") == "CrossEncoder"
 
 
 def note_keys(config: JsonFile) -> None:
@@ -145,6 +153,26 @@ def read_classes(
     keep_ids = (_step_tag(root),) if kind == "step" else ()
     output = _output(config, encoder, layers, len(labels))
     return {"token_scores": replace(output, rows="token", finish=finish, keep_ids=keep_ids)}, labels
+
+
+def read_chained_classes(
+    folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, sentence: JsonFile
+) -> tuple[dict[OutputName, Output], tuple[str, ...]]:
+    """The same of modules behind the Transformer of which one gives the scores.
+
+    config.json, which is that of the transformer alone, names the classes if it names as many. Raises CheckpointError.
+    """
+    root = folder / rows[0][1]
+    given: Features = tokens(encoder.hidden_size)
+    if is_cross_encoder(root):
+        given = {"scores": read_classes(root, config, encoder, sentence)[0]["scores"]}
+    output = follow(folder, rows[1:], given, "scores")
+    if not output.include_prompt:
+        raise CheckpointError("a pair whose prompt is not pooled is not supported.", file=MODULES)
+    labels = _labels(config, None)
+    if len(labels) != output.width:
+        labels = tuple(f"LABEL_{i}" for i in range(output.width))
+    return {"scores": replace(output, finish=_finish(config, sentence, encoder, output.width)[0])}, labels
 
 
 def _kind(config: JsonFile) -> _Kind | None:

@@ -1,6 +1,11 @@
-"""Sentence Transformers' modules that pool tokens and change rows: Pooling, Dense, LayerNorm, Normalize, SparseAutoEncoder.
+"""Sentence Transformers' modules behind the first one: Pooling, Dense, LayerNorm, Normalize, SparseAutoEncoder.
 
-Sources: sentence_transformers/sentence_transformer/modules/{pooling,layer_norm,normalize}.py, base/modules/dense.py and
+Each reads one named feature and writes one. A Transformer gives "token_embeddings", or "scores" if it has classes; a Pooling
+makes "sentence_embedding" of "token_embeddings"; a LayerNorm changes that; Dense and Normalize say what they read and write.
+So a Dense may stand before the Pooling or behind it, and give the "scores" of a CrossEncoder. Here the names are followed;
+what nobody reads is never run.
+
+Sources: sentence_transformers/sentence_transformer/modules/{pooling,layer_norm}.py, base/modules/{dense,normalize}.py and
 sparse_encoder/modules/sparse_auto_encoder.py (6.2); of Pooling also what it said before 5.4.
 """
 
@@ -12,13 +17,19 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 
 from whimbrel.card import POOLING_MODES, Output, PoolingMode
-from whimbrel.card_modules import Rows
+from whimbrel.card_modules import MODULES, Rows
+from whimbrel.errors import CheckpointError
 from whimbrel.heads import Activation, Dense, Head, LayerNorm, Normalize, SparseCode
 from whimbrel.json_file import JsonFile
 from whimbrel.types import OutputName
 
-Level: TypeAlias = Literal["sentence_embedding", "token_embeddings"]
-"""What a module works on, as its config calls it."""
+Feature: TypeAlias = Literal["token_embeddings", "sentence_embedding", "scores"]
+Features: TypeAlias = Mapping[Feature, Output]
+_FEATURES: Final[Mapping[str, Feature]] = {
+    "token_embeddings": "token_embeddings",
+    "sentence_embedding": "sentence_embedding",
+    "scores": "scores",
+}
 
 _OLD_POOLING: Final[Mapping[str, PoolingMode]] = {  # in the order in which the modes are concatenated
     "pooling_mode_cls_token": "cls",
@@ -38,13 +49,74 @@ _ACTIVATIONS: Final[Mapping[str, Activation]] = {
 }
 
 
-def read_pooling(config: JsonFile, hidden_size: int) -> Output:
-    """What Pooling makes of the tokens of a text; `config` is its own."""
+def finish_output(folder: Path, features: Features, rows: Rows, max_entries: int) -> dict[OutputName, Output]:
+    """What `features` become by the modules after them: dense vectors, or sparse ones if a SparseAutoEncoder comes last.
+
+    `max_entries` of a sparse vector; 0: not stated.
+    """
+    code = rows[-1][1] if rows and rows[-1][0] == "SparseAutoEncoder" else None
+    dense = follow(folder, rows if code is None else rows[:-1], features, "sentence_embedding")
+    head, finished = without_norm(dense.head)
+    dense = replace(dense, head=head, finished=finished)
+    return {"dense": dense} if code is None else {"sparse": _read_sparse_code(folder, code, dense, max_entries)}
+
+
+def cut_output(dense: Output, sentence: JsonFile) -> Output:
+    """Dense vectors cut as config_sentence_transformers.json says: after all modules, and not normalised again."""
+    if sentence.data.get("truncate_dim") is None:
+        return dense
+    head = (*dense.head, Normalize()) if dense.finished else dense.head
+    return replace(dense, head=head, finished=False, usual_width=min(sentence.positive("truncate_dim"), dense.width))
+
+
+def follow(folder: Path, rows: Rows, given: Features, wanted: Feature, *, of_dense: Feature = "sentence_embedding") -> Output:
+    """The feature `wanted` after the modules `rows`, of which the first finds the features `given`.
+
+    `of_dense` is what a Dense works on that does not say it. Raises CheckpointError.
+    """
+    features = dict(given)
+    for kind, path in rows:
+        features |= CHAINED[kind](folder, path, features, of_dense)
+    if wanted not in features:
+        raise CheckpointError(f"has no module that gives {wanted!r}, only {_listed(features)}.", file=MODULES)
+    return features[wanted]
+
+
+def tokens(width: int) -> Features:
+    """What a Transformer gives whose hidden states are `width` wide."""
+    return {"token_embeddings": Output(width, rows="token", finish="normalize")}
+
+
+def without_norm(heads: tuple[Head, ...]) -> tuple[tuple[Head, ...], bool]:
+    """(heads, whether rows are normalised at last): that is no head, as a request may have it otherwise."""
+    kept = list(heads)
+    while kept and isinstance(kept[-1], Normalize):
+        kept.pop()
+    return tuple(kept), len(kept) < len(heads)
+
+
+def _with_head(output: Output, head: Head) -> Output:
+    if isinstance(head, Dense):
+        output = replace(output, width=head.out_features)
+    if output.modes:
+        return replace(output, head=(*output.head, head))
+    return replace(output, token_head=(*output.token_head, head))
+
+
+def _read_pooling(folder: Path, path: str, features: Features, _: Feature) -> Features:
+    before = _input(path, features, "token_embeddings")
+    config = JsonFile.read(folder, f"{path}/config.json")
     sizes = {"word_embedding_dimension", "embedding_dimension"}
     config.refuse_unknown(sizes, {"pooling_mode", "include_prompt"}, _OLD_POOLING)
     size_key = "embedding_dimension" if "embedding_dimension" in config.data else "word_embedding_dimension"
-    if (size := config.positive(size_key)) != hidden_size:
-        raise config.error(f"{size} is not the model's hidden_size {hidden_size}.", size_key)
+    if (size := config.positive(size_key)) != before.width:
+        raise config.error(f"{size} is not the width {before.width} of the tokens before it.", size_key)
+    modes, include_prompt = _read_modes(config), config.get("include_prompt", bool, True)
+    pooled = replace(before, width=len(modes) * size, rows="text", modes=modes, include_prompt=include_prompt)
+    return {"sentence_embedding": pooled}
+
+
+def _read_modes(config: JsonFile) -> tuple[PoolingMode, ...]:
     if "pooling_mode" in config.data:
         given = config.data["pooling_mode"]
         table: Mapping[str, PoolingMode] = {mode: mode for mode in POOLING_MODES}
@@ -54,42 +126,17 @@ def read_pooling(config: JsonFile, hidden_size: int) -> Output:
         modes = tuple(mode for key, mode in _OLD_POOLING.items() if config.get(key, bool, False))
     if not modes:
         raise config.error("names no pooling mode.", "pooling_mode")
-    include_prompt = config.get("include_prompt", bool, True)
-    return Output(len(modes) * size, modes=modes, include_prompt=include_prompt, finish="normalize")
+    return modes
 
 
-def finish_output(folder: Path, output: Output, rows: Rows, max_entries: int) -> dict[OutputName, Output]:
-    """What `output` becomes by the modules after it: dense vectors, or sparse ones if a SparseAutoEncoder comes last.
-
-    `max_entries` of a sparse vector; 0: not stated.
-    """
-    code = rows[-1][1] if rows and rows[-1][0] == "SparseAutoEncoder" else None
-    head, width, finished = read_heads(folder, rows if code is None else rows[:-1], output.width)
-    dense = replace(output, width=width, head=head, finished=finished)
-    return {"dense": dense} if code is None else {"sparse": _read_sparse_code(folder, code, dense, max_entries)}
-
-
-def read_heads(folder: Path, rows: Rows, width: int, level: Level = "sentence_embedding") -> tuple[tuple[Head, ...], int, bool]:
-    """(heads, width after them, whether rows are normalised at last) of something `width` wide."""
-    heads = list[Head]()
-    for kind, path in rows:
-        heads.append(HEADS[kind](folder, path, width, level))
-        if isinstance(heads[-1], Dense):
-            width = heads[-1].out_features
-    finished = bool(heads) and isinstance(heads[-1], Normalize)
-    while heads and isinstance(heads[-1], Normalize):
-        heads.pop()
-    return tuple(heads), width, finished
-
-
-def _read_dense(folder: Path, path: str, size: int, level: Level) -> Dense:
+def _read_dense(folder: Path, path: str, features: Features, default: Feature) -> Features:
     config = JsonFile.read(folder, f"{path}/config.json")
-    names = _names(level)
+    names = {"module_input_name", "module_output_name"}
     config.refuse_unknown({"in_features", "out_features", "bias", "activation_function", "use_residual"}, names)
-    config.refuse_other(names)
-    if (in_features := config.positive("in_features")) != size:
-        raise config.error(f"{in_features} is not the width {size} of what comes before.", "in_features")
-    return Dense(
+    before, target = _ends(config, path, features, default)
+    if (in_features := config.positive("in_features")) != before.width:
+        raise config.error(f"{in_features} is not the width {before.width} of what comes before.", "in_features")
+    dense = Dense(
         path,
         "linear",
         in_features=in_features,
@@ -98,37 +145,56 @@ def _read_dense(folder: Path, path: str, size: int, level: Level) -> Dense:
         activation=config.choice("activation_function", _ACTIVATIONS, "torch.nn.modules.activation.Tanh"),
         residual=config.get("use_residual", bool, False),
     )
+    return {target: _with_head(before, dense)}
 
 
-def _read_layer_norm(folder: Path, path: str, size: int, _: Level) -> LayerNorm:
+def _read_layer_norm(folder: Path, path: str, features: Features, _: Feature) -> Features:
+    before = _input(path, features, "sentence_embedding")
     config = JsonFile.read(folder, f"{path}/config.json")
     config.refuse_unknown({"dimension"})
-    if (dimension := config.positive("dimension")) != size:
-        raise config.error(f"{dimension} is not the width {size} of what comes before.", "dimension")
-    return LayerNorm(path, "norm", dimension)
+    if (dimension := config.positive("dimension")) != before.width:
+        raise config.error(f"{dimension} is not the width {before.width} of what comes before.", "dimension")
+    return {"sentence_embedding": _with_head(before, LayerNorm(path, "norm", dimension))}
 
 
-def _read_normalize(folder: Path, path: str, _: int, level: Level) -> Normalize:
-    """It works on texts, unless it says otherwise."""
+def _read_normalize(folder: Path, path: str, features: Features, _: Feature) -> Features:
     config = JsonFile.read_optional(folder, f"{path}/config.json")
-    config.refuse_unknown(_names(level))
-    if level == "token_embeddings" and config.data.get("module_input_name") != level:
-        raise config.error(f"must be {level!r}.", "module_input_name")
-    config.refuse_other(_names(level))
-    return Normalize()
+    config.refuse_unknown({"module_input_name", "module_output_name"})
+    before, target = _ends(config, path, features, "sentence_embedding")
+    return {target: _with_head(before, Normalize())}
 
 
-def _names(level: Level) -> Mapping[str, tuple[object, ...]]:
-    """What a module's config may say of its level: that it is this, or nothing."""
-    return {"module_input_name": (level, None), "module_output_name": (level, None)}
-
-
-HEADS: Final[Mapping[str, Callable[[Path, str, int, Level], Head]]] = {
+CHAINED: Final[Mapping[str, Callable[[Path, str, Features, Feature], Features]]] = {
+    "Pooling": _read_pooling,
     "Dense": _read_dense,
     "LayerNorm": _read_layer_norm,
     "Normalize": _read_normalize,
 }
-"""Kind of module -> what reads it."""
+"""Kind of module -> what reads it: (folder, path, features before it, what it works on if it is a Dense and does not say)."""
+
+
+def _ends(config: JsonFile, path: str, features: Features, default: Feature) -> tuple[Output, Feature]:
+    """What a module reads, and the name of what it writes. Both must have rows of the same things: of tokens, or of texts."""
+    source = config.choice("module_input_name", _FEATURES, default)
+    before = _input(path, features, source, config)
+    target = config.choice("module_output_name", _FEATURES) if config.data.get("module_output_name") is not None else source
+    if (source == "token_embeddings") != (target == "token_embeddings"):
+        raise config.error(f"{target!r} cannot be made of {source!r} without a Pooling.", "module_output_name")
+    return before, target
+
+
+def _input(path: str, features: Features, name: Feature, config: JsonFile | None = None) -> Output:
+    """The feature that the module in `path` works on, as its `config` says, if that may say it."""
+    if name in features:
+        return features[name]
+    message = f"{path!r} works on {name!r}, but what comes before gives only {_listed(features)}."
+    if config is not None:
+        raise config.error(message, "module_input_name")
+    raise CheckpointError(message, file=MODULES)
+
+
+def _listed(features: Features) -> str:
+    return ", ".join(map(repr, features))
 
 
 def _read_sparse_code(folder: Path, path: str, dense: Output, max_entries: int) -> Output:
@@ -147,6 +213,7 @@ def _read_sparse_code(folder: Path, path: str, dense: Output, max_entries: int) 
         rows="vocabulary",
         modes=dense.modes,
         include_prompt=dense.include_prompt,
+        token_head=dense.token_head,
         head=(*dense.head, *([Normalize()] if dense.finished else []), code),
         max_entries=k,
     )

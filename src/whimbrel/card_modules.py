@@ -89,7 +89,7 @@ def module_kind(file: JsonFile, key: str, value: object, kinds: Mapping[str, str
     """The kind of a module whose class is `value`. Raises CheckpointError, which names kinds, not all classes."""
     if isinstance(value, str) and value in kinds:
         return kinds[value]
-    raise file.error(f"{value!r:.80} is not supported; supported: {', '.join(dict.fromkeys(kinds.values()))}.", key)
+    raise file.error(f"{value!r:.120} is not supported; supported: {', '.join(dict.fromkeys(kinds.values()))}.", key)
 
 
 def module_path(folder: Path, parent: str, file: JsonFile, key: str, name: str) -> str:
@@ -109,6 +109,7 @@ _TRANSFORMER_FILES: Final = tuple(
 )
 _FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("feature-extraction", None),
+    # with "message" beside it every text would go through the chat template, as a message of a user
     "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}}, None),
     "module_output_name": ("token_embeddings", None),
     "processing_kwargs": ({}, None),
@@ -164,7 +165,9 @@ def read_sentence(folder: Path, kind: str, own: Collection[str] = ()) -> JsonFil
     """What is said of the model as a whole, which is of this kind. `own` are the keys that only this kind has."""
     config = JsonFile.read_optional(folder, SENTENCE)
     config.refuse_unknown(KNOWN_SENTENCE, {"max_active_dims"}, own)
-    config.refuse_other({"model_type": (kind, None), "truncate_dim": (None,)})
+    config.refuse_other({"model_type": (kind, None)})
+    if kind != "SentenceTransformer":
+        config.refuse_other({"truncate_dim": (None,)})
     if kind != "SparseEncoder":
         config.refuse_other({"max_active_dims": (None,)})
     read_prompts(config)

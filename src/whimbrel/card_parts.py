@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from whimbrel.card import Encoder, Expansion, Form, TokenizerCard
-from whimbrel.card_heads import HEADS, read_heads
+from whimbrel.card_heads import CHAINED, follow, tokens, without_norm
 from whimbrel.card_modules import Rows
 from whimbrel.heads import Head
 from whimbrel.json_file import JsonFile
@@ -58,9 +58,9 @@ class Base:
 
     def heads(self) -> tuple[tuple[Head, ...], bool]:
         """(what changes each token's vector, whether these are normalised at last)."""
-        rows = [row for row in self.modules if row[0] in HEADS]
-        heads, _, finished = read_heads(self.folder, rows, self.encoder.hidden_size, "token_embeddings")
-        return heads, finished
+        rows = [row for row in self.modules if row[0] in CHAINED]
+        given = tokens(self.encoder.hidden_size)
+        return without_norm(follow(self.folder, rows, given, "token_embeddings", of_dense="token_embeddings").token_head)
 
     def known(self, words: Iterable[str]) -> tuple[int, ...]:
         """Ids of those words that are tokens."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from whimbrel.card import Card, RerankerName, StatedPooling
-from whimbrel.card_classes import is_cross_encoder, names_classes
-from whimbrel.card_heads import HEADS
+from whimbrel.card_classes import is_chain_of_scores, is_cross_encoder, names_classes
+from whimbrel.card_heads import CHAINED
 from whimbrel.card_modules import KINDS, MODULES, WITH_TASKS, Rows, has_modules, read_modules
 from whimbrel.card_multi_vector import find_layout, read_multi_vector
 from whimbrel.card_rerankers import is_reranker, read_reranker
@@ -28,7 +28,7 @@ from whimbrel.json_file import JsonFile
 
 _TABLES: Final = ("StaticEmbedding", "SparseStaticEmbedding")
 _SPARSE_PIPELINES: Final = (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"], ["SparseStaticEmbedding"])
-_BEGINNINGS: Final = (["Transformer", "Pooling"], ["StaticEmbedding"])
+_FIRST: Final = (["Transformer"], ["StaticEmbedding"])
 
 
 def read_card(folder: Path, name: str, *, pooling: StatedPooling | None = None, reranker: RerankerName | None = None) -> Card:
@@ -76,6 +76,8 @@ def _read_modules(folder: Path, name: str) -> Card:
     router = next((i for i, (kind, _) in enumerate(rows) if kind == "Router"), None)
     if router is None:
         return _read_tower(folder, name, rows)
+    if is_chain_of_scores(folder, rows):
+        raise CheckpointError("a Router in a CrossEncoder is not supported.", file=MODULES, key="type")
     routes = read_router(folder, rows[router][1])
     towers = [_read_tower(folder, name, [*rows[:router], *route, *rows[router + 1 :]]) for route in routes.rows.values()]
     number = {route: i for i, route in enumerate(routes.rows)}
@@ -96,9 +98,9 @@ def _check_order(folder: Path, rows: Rows) -> None:
     kinds = ["Transformer" if kind == WITH_TASKS else kind for kind, _ in rows]
     if kinds in _SPARSE_PIPELINES or (kinds == ["Transformer"] and is_cross_encoder(folder / rows[0][1])):
         return
-    begin = 1 if kinds and kinds[0] in _TABLES else 2
-    heads = kinds[begin:-1] if kinds[-1:] == ["SparseAutoEncoder"] else kinds[begin:]
-    if kinds[:begin] not in _BEGINNINGS or any(kind not in HEADS for kind in heads):
+    behind = kinds[1:-1] if kinds[-1:] == ["SparseAutoEncoder"] else kinds[1:]
+    if kinds[:1] not in _FIRST or any(kind not in CHAINED for kind in behind) or kinds == ["Transformer"]:
         raise CheckpointError(
-            f"must begin with one Transformer and one Pooling, or one StaticEmbedding, is {kinds}.", file=MODULES
+            f"must begin with one Transformer or StaticEmbedding, and go on with {', '.join(CHAINED)}; is {kinds}.",
+            file=MODULES,
         )

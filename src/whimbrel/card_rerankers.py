@@ -11,13 +11,16 @@ llama_bidirectional_model.py of nvidia/llama-nemotron-rerank-1b-v2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 from whimbrel.card import Card, Encoder, Output, RerankerName
+from whimbrel.card_heads import follow, tokens
 from whimbrel.card_modules import (
     MODULES,
+    SENTENCE,
+    Rows,
     has_modules,
     kinds_of,
     read_max_length,
@@ -37,8 +40,14 @@ from whimbrel.reranker_conventions import CONVENTIONS, convention_of
 from whimbrel.templates import Template, fill
 from whimbrel.tokenizer_reader import read_tokenizer
 
+_FILE: Final = "sentence_bert_config.json"
 _KINDS: Final = kinds_of("""
     sentence_transformers.base.modules.transformer.Transformer
+    sentence_transformers.base.modules.dense.Dense
+    sentence_transformers.base.modules.normalize.Normalize
+    sentence_transformers.sentence_transformer.modules.pooling.Pooling
+    sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm
+    sentence_transformers.sentence_transformer.modules.dropout.Dropout
     sentence_transformers.cross_encoder.modules.logit_score.LogitScore
 """)
 _SCORE_ACTIVATIONS: Final[Mapping[str, Finish]] = {
@@ -69,10 +78,13 @@ def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
     if has_modules(folder):
         if stated is not None:
             raise CheckpointError("says what the model does; leave out --reranker.", file=MODULES)
-        transformer = JsonFile.read_optional(folder, "sentence_bert_config.json")
-        modalities = transformer.get("modality_config", dict, {})
-        is_scoring = transformer.data.get("transformer_task") in ("text-generation", "sequence-classification")
-        return is_scoring and ("message" in modalities or transformer.data["transformer_task"] == "text-generation")
+        transformer = JsonFile.read_optional(folder, _FILE)
+        modalities, task = transformer.get("modality_config", dict, {}), transformer.data.get("transformer_task")
+        is_scoring = (
+            task == "sequence-classification"
+            or JsonFile.read_optional(folder, SENTENCE).data.get("model_type") == "CrossEncoder"
+        )
+        return task == "text-generation" or (is_scoring and "message" in modalities)
     return (stated or convention_of(name)) is not None
 
 
@@ -82,7 +94,7 @@ def read_reranker(folder: Path, name: str, stated: RerankerName | None) -> Card:
     tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
     tokenizer.refuse_other({"truncation_side": ("right", None)})
     said = _read_modules(folder, config, tokenizer) if has_modules(folder) else _read_convention(folder, name, config, stated)
-    max_length = read_max_length(said.encoder, JsonFile.read_optional(folder, "sentence_bert_config.json"), tokenizer)
+    max_length = read_max_length(said.encoder, JsonFile.read_optional(folder, _FILE), tokenizer)
     return Card(
         name=name,
         path="",
@@ -175,13 +187,12 @@ def _most_tokens(template: Template) -> int | None:
 
 
 def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> _Said:
-    path = _logit_score_path(folder)
+    rows = [row for row in read_modules(folder, _KINDS) if row[0] != "Dropout"]
+    if rows[:1] != [("Transformer", "")] or any(kind == "Transformer" for kind, _ in rows[1:]):
+        raise CheckpointError(f"must begin with one Transformer, in this folder; is {rows}.", file=MODULES)
     config.ignore(*_ACTIVATION_KEYS)
     encoder = read_encoder(config)
-    _, is_causal = _architecture(config)
-    if is_causal != (path is not None):
-        raise CheckpointError("must have a LogitScore if and only if the model is causal.", file=MODULES)
-    variables, structured = _read_transformer(folder, is_causal=is_causal)
+    task, variables, structured = _read_transformer(folder)
     sentence = read_sentence(folder, "CrossEncoder", {"activation_fn"})
     stated = sentence.data.get("activation_fn")
     finish = _activation_in(config) if stated is None else sentence.choice("activation_fn", _SCORE_ACTIVATIONS)
@@ -189,31 +200,30 @@ def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> _Said:
     prompts, default = read_prompts(sentence)
     if template.instructed is None and any(prompts.values()):
         raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
+    output = _read_output(folder, rows, task, config, encoder)
     return _Said(
         encoder,
-        Output(
-            1,
-            modes=(stated_pooling(config) or "lasttoken",),
-            head=_score(config, encoder) if path is None else (_read_logit_score(folder, path, config, encoder),),
-            finish=finish or "sigmoid",
-        ),
+        replace(output, finish=finish or "sigmoid"),
         template,
         prompts=prompts,
         default_prompt_name=default,
     )
 
 
-def _logit_score_path(folder: Path) -> str | None:
-    """The folder of the LogitScore, if there is one behind the Transformer."""
-    rows = read_modules(folder, _KINDS)
-    kinds, paths = [kind for kind, _ in rows], [path for _, path in rows]
-    if kinds not in (["Transformer"], ["Transformer", "LogitScore"]) or paths[0] != "":
-        raise CheckpointError(f"must be a Transformer here and at most a LogitScore, is {kinds} in {paths}.", file=MODULES)
-    if len(paths) == 1:
-        return None
-    if Path(paths[1]).name != paths[1]:
-        raise CheckpointError(f"{paths[1]!r} is no folder of this one.", file=MODULES, key="path")
-    return paths[1]
+def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder: Encoder) -> Output:
+    """The score: of the logits of tokens, of transformers' own classifier, or of modules behind a model with neither."""
+    kinds = [kind for kind, _ in rows[1:]]
+    if task == "feature-extraction" and "LogitScore" not in kinds:
+        output = follow(folder, rows[1:], tokens(encoder.hidden_size), "scores")
+        if output.width != 1 or not output.include_prompt:
+            message = f"{output.width} scores, or a prompt that is not pooled; the score of a pair is one number of all tokens."
+            raise CheckpointError(message, file=MODULES)
+        return output
+    _, is_causal = _architecture(config)
+    if kinds != (["LogitScore"] if is_causal else []) or is_causal != (task == "text-generation"):
+        raise CheckpointError("must have a LogitScore if and only if the model is causal.", file=MODULES)
+    head = (_read_logit_score(folder, rows[1][1], config, encoder),) if is_causal else _score(config, encoder)
+    return Output(1, modes=(stated_pooling(config) or "lasttoken",), head=head)
 
 
 def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encoder) -> TokenLogits:
@@ -228,14 +238,25 @@ def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encode
     return _token_logits(config, encoder, true, false)
 
 
-def _read_transformer(folder: Path, *, is_causal: bool) -> tuple[Mapping[str, Any], bool]:
-    """What the chat template may see besides, and whether messages hold lists of parts."""
-    way = {"method": "forward", "method_output_name": "logits"}
+_TASKS: Final = {
+    "text-generation": ("logits", "causal_logits"),
+    "sequence-classification": ("logits", "scores"),
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+}
+"""What the Transformer takes from the model, and what it calls that."""
+
+
+def _read_transformer(folder: Path) -> tuple[str, Mapping[str, Any], bool]:
+    """The task, what the chat template may see besides, and whether messages hold lists of parts."""
+    said = JsonFile.read(folder, _FILE)
+    task = said.get("transformer_task", str)
+    taken, feature = said.lookup("transformer_task", task, _TASKS)
+    way = {"method": "forward", "method_output_name": taken}
     flat, structured = ({**way, "format": kind} for kind in ("flat", "structured"))
     stated: dict[str, tuple[object, ...]] = {
-        "transformer_task": ("text-generation" if is_causal else "sequence-classification",),
+        "transformer_task": (task,),
         "modality_config": tuple({**more, "message": form} for form in (flat, structured) for more in ({"text": way}, {})),
-        "module_output_name": ("causal_logits" if is_causal else "scores",),
+        "module_output_name": (feature,),
         "do_lower_case": (False, None),
     }
     file = read_transformer(folder, used=("processing_kwargs",), stated=stated)
@@ -246,7 +267,7 @@ def _read_transformer(folder: Path, *, is_causal: bool) -> tuple[Mapping[str, An
     for key in variables:
         if key in _NO_VARIABLES:
             raise file.error(f"{key!r} is not supported.", "processing_kwargs")
-    return variables, modalities["message"]["format"] == "structured"
+    return task, variables, modalities["message"]["format"] == "structured"
 
 
 _NO_VARIABLES: Final = frozenset(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from whimbrel.card import BareTokens, Card, Encoder, Output, TokenizerCard
-from whimbrel.card_heads import finish_output
+from whimbrel.card_heads import cut_output, finish_output
 from whimbrel.card_modules import Rows, model_kind, read_max_entries, read_prompts, read_sentence
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file
@@ -64,9 +64,9 @@ def read_static_card(folder: Path, name: str, rows: Rows) -> Card:
     else:
         encoder, tokenizer, max_length, normalized = _read_table(folder / path)
         mean = Output(encoder.hidden_size, modes=("mean",), finish="normalize", finished=False)
-        outputs = finish_output(folder, mean, rows[1:], max_entries)
-        if normalized is not None and "dense" in outputs:
-            outputs["dense"] = replace(outputs["dense"], finished=normalized)
+        outputs = finish_output(folder, {"sentence_embedding": mean}, rows[1:], max_entries)
+        if (dense := outputs.get("dense")) is not None:
+            outputs["dense"] = cut_output(dense if normalized is None else replace(dense, finished=normalized), sentence)
     prompts, default_prompt_name = read_prompts(sentence)
     return Card(
         name=name,
@@ -77,6 +77,7 @@ def read_static_card(folder: Path, name: str, rows: Rows) -> Card:
         tokenizer=tokenizer,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
+        matryoshka=sentence.data.get("truncate_dim") is not None,
         similarity=sentence.data.get("similarity_fn_name"),
     )
 

@@ -11,13 +11,20 @@ from pathlib import Path
 from typing import Final
 
 from whimbrel.card import Card, Encoder, Instruction, Output, StatedPooling
-from whimbrel.card_classes import FIXED_TRANSFORMER, OWN_KEYS, note_keys, read_classes
-from whimbrel.card_heads import finish_output, read_pooling
+from whimbrel.card_classes import (
+    FIXED_TRANSFORMER,
+    OWN_KEYS,
+    is_chain_of_scores,
+    is_cross_encoder,
+    note_keys,
+    read_chained_classes,
+    read_classes,
+)
+from whimbrel.card_heads import cut_output, finish_output, tokens
 from whimbrel.card_modules import (
     MODULES,
     WITH_TASKS,
     Rows,
-    has_modules,
     model_kind,
     read_max_entries,
     read_max_length,
@@ -39,10 +46,12 @@ _GRITLM: Final = Instruction("<|user|>\n", "<|embed|>\n")
 
 
 def read_transformer_card(folder: Path, name: str, rows: Rows, pooling: StatedPooling | None) -> Card:
-    """The card of `rows`, of which the first is a Transformer. Alone, and without a `pooling`, it gives classes."""
+    """The card of `rows`, of which the first is a Transformer. Alone, and without a `pooling`, it gives classes; in a
+    CrossEncoder, what comes after it does."""
     kind, path = rows[0]
     root = folder / path
-    has_classes, has_tasks = len(rows) == 1 and pooling is None, kind == WITH_TASKS
+    is_chain, has_tasks = is_chain_of_scores(folder, rows), kind == WITH_TASKS
+    has_classes = is_chain or (len(rows) == 1 and pooling is None)
     config = JsonFile.read(root, "config.json")
     if has_classes:
         note_keys(config)
@@ -50,19 +59,23 @@ def read_transformer_card(folder: Path, name: str, rows: Rows, pooling: StatedPo
     if has_tasks and not encoder.adapters:
         message = f"{kind!r} is code of the checkpoint's own, which is not run; known is that of jina-embeddings-v3 only."
         raise CheckpointError(message, file=MODULES, key="type")
-    transformer = _settings(root, rows, cross_encoder=has_classes and has_modules(folder))
+    transformer = _settings(root, rows, cross_encoder=has_classes and is_cross_encoder(root))
     files = JsonFile.read_optional(root, "tokenizer_config.json")
     sentence = read_sentence(folder, "CrossEncoder", OWN_KEYS) if has_classes else read_sentence(folder, model_kind(rows))
     tokenizer = read_tokenizer(root, config, files, lowercase=transformer.get("do_lower_case", bool, False))
-    if has_classes:
+    if is_chain:
+        outputs, labels = read_chained_classes(folder, rows, config, encoder, sentence)
+    elif has_classes:
         outputs, labels = read_classes(root, config, encoder, sentence)
     else:
         outputs, labels = _pooled(folder, rows, config, encoder, pooling=pooling, max_entries=read_max_entries(sentence)), ()
         if (dense := outputs.get("dense")) is not None:
             outputs |= read_m3(root, encoder, tokenizer)
             if is_gritlm(config):  # its instruction gives no vectors, and its own code normalises
-                outputs["dense"] = replace(dense, include_prompt=False, finished=dense.finished or pooling is not None)
+                dense = replace(dense, include_prompt=False, finished=dense.finished or pooling is not None)
+            outputs["dense"] = cut_output(dense, sentence)
     widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
+    is_cut = sentence.data.get("truncate_dim") is not None
     prompts, default_prompt_name = read_prompts(sentence)
     return Card(
         name=name,
@@ -75,7 +88,7 @@ def read_transformer_card(folder: Path, name: str, rows: Rows, pooling: StatedPo
         prompts=read_instructions(config, encoder.adapters, sentence) if encoder.adapters else prompts,
         default_prompt_name=default_prompt_name,
         default_adapter=read_default_adapter(transformer, encoder.adapters) if has_tasks else None,
-        matryoshka=config.get("is_matryoshka", bool, False) or bool(widths),
+        matryoshka=config.get("is_matryoshka", bool, False) or bool(widths) or is_cut,
         matryoshka_dimensions=widths,
         similarity=sentence.data.get("similarity_fn_name"),
         instruction=_GRITLM if is_gritlm(config) else None,
@@ -100,7 +113,7 @@ def _pooled(
         return {"sparse": read_splade(config, encoder, JsonFile("", {}), max_entries)}
     if pooling is not None:
         return {"dense": Output(encoder.hidden_size, modes=(pooling,), finish="normalize", finished=False)}
-    stated = JsonFile.read(folder, f"{rows[1][1]}/config.json")
     if rows[1][0] == "SpladePooling":
+        stated = JsonFile.read(folder, f"{rows[1][1]}/config.json")
         return {"sparse": read_splade(config, encoder, stated, max_entries)}
-    return finish_output(folder, read_pooling(stated, encoder.hidden_size), rows[2:], max_entries)
+    return finish_output(folder, tokens(encoder.hidden_size), rows[1:], max_entries)

@@ -244,7 +244,8 @@ def embed(
     with engine:
         chunks = streams.chunks(texts or streams.read_lines(sys.stdin.buffer))
         vectors = ((chunk, engine.embed(chunk, prompt=prompt, dimensions=dimensions)) for chunk in chunks)
-        streams.write(out, vectors, dimension=engine.card.dense.width)
+        dense = engine.card.dense
+        streams.write(out, vectors, dimension=dimensions or dense.usual_width or dense.width)
 
 
 @app.command()

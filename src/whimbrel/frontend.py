@@ -138,7 +138,7 @@ class Frontend:
         """The width of the vectors asked for."""
         wanted, full, stated = request.dimensions, output.width, card.matryoshka_dimensions
         if wanted is None:
-            return full
+            return output.usual_width or full
         if type(wanted) is not int:
             raise InvalidRequest(f"must be an integer, is {wanted!r}.", param="dimensions")
         if wanted == full:

@@ -187,7 +187,8 @@ def _usual_lengths(card: Card, plan: Plan) -> str:
 def _shape(output: Output, plan: Plan) -> str:
     if output.rows == "entry":
         return "by token id"
-    parts = [f"{output.width}{' or fewer' if plan.matryoshka and output.finish == 'normalize' else ''}"]
+    usual = f"{output.usual_width} of " if 0 < output.usual_width < output.width else ""
+    parts = [f"{usual}{output.width}{' or fewer' if plan.matryoshka and output.finish == 'normalize' else ''}"]
     if output.modes:
         parts.append(" + ".join(output.modes))
     if output.finished and output.finish != "identity":
