@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import warnings
 from collections.abc import Iterator
@@ -17,10 +18,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import tokenizer_files
 from checkpoints import edit_json, write_json
 from classifiers import two_layers, write_classifier
 from parity import Parity
+from test_models import DECODER, write
 from whimbrel import AsyncEngine, Engine
+from whimbrel.card_reader import read_card
 from whimbrel.entities import AGGREGATIONS, find_entities
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.types import Entity, Request, TokenSpans
@@ -216,3 +220,55 @@ def test_rewards_of_steps_lie_at_the_tags(tmp_path: Path, parity: Parity) -> Non
     for i, each in enumerate(alone):
         assert each is not None
         assert each[0].tobytes() == got[i].tobytes()
+
+
+SHEPHERD = "peiyi9979/math-shepherd-mistral-7b-prm"
+
+
+def write_shepherd(folder: Path) -> Any:
+    """A Mistral whose vocabulary has the tokens of the card."""
+    content, stated = copy.deepcopy(tokenizer_files.llama())
+    vocab, merges = content["model"]["vocab"], content["model"]["merges"]
+    for piece in ("+", "-", "к", "и", "▁+", "▁-", "▁к", "▁ки"):
+        vocab.setdefault(piece, len(vocab))
+    content["model"]["merges"] = [["▁", "+"], ["▁", "-"], ["▁", "к"], ["▁к", "и"], *merges]
+    model = write(folder, "Mistral", DECODER | {"max_position_embeddings": 200, "vocab_size": 900}, form="ForCausalLM")
+    write_json(folder / "tokenizer.json", content)
+    write_json(folder / "tokenizer_config.json", stated)
+    return model
+
+
+def test_rewards_of_steps_by_a_language_model(tmp_path: Path, parity: Parity) -> None:
+    """As the card of math-shepherd has it: '+' against '-' at each tag. Its id says so, or the user."""
+    model = write_shepherd(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    candidates, tag = tokenizer.encode("+ -")[1:], tokenizer.encode("ки")[-1]
+    assert tokenizer.convert_ids_to_tokens([*candidates, tag]) == ["▁+", "▁-", "▁ки"]
+    texts = ["birds fly ки\nsome fly far. The answer is: 18 ки", "birds fly", "ки 1 + 1 - 2 ки ки"]
+    expected: list[np.ndarray] = []
+    for text in texts:
+        ids = torch.tensor([tokenizer.encode(text)])
+        with torch.no_grad():
+            scores = model(ids).logits[:, :, candidates].softmax(dim=-1)[:, :, 0]
+        expected.append(scores[ids == tag].numpy())
+    assert [len(each) for each in expected] == [2, 0, 3]
+    card = read_card(tmp_path, SHEPHERD)
+    assert (card.labels, list(card.outputs)) == (("+",), ["token_scores"])
+    assert read_card(tmp_path, SHEPHERD, pooling="math-shepherd") == card
+    assert list(read_card(tmp_path, SHEPHERD, pooling="mean").outputs) == ["dense"]
+    with Engine(str(tmp_path), dtype="float32", pooling="math-shepherd") as engine:
+        got = engine.run(Request(texts)).outputs.token_scores
+        logits = engine.run(Request(texts, activate=False)).outputs.token_scores
+    assert got is not None
+    assert logits is not None
+    parity([got[i][:, 0] for i in range(3)], expected, SHEPHERD, family="llama", tasks=["token_scores"])
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits[0])), got[0], atol=1e-6)
+
+
+def test_a_vocabulary_without_the_tag_is_no_shepherds(tmp_path: Path) -> None:
+    write_shepherd(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    del content["model"]["vocab"]["▁ки"]
+    write_json(tmp_path / "tokenizer.json", content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: model: has no token '▁ки'"):
+        read_card(tmp_path, SHEPHERD)

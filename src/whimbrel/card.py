@@ -13,10 +13,10 @@ from whimbrel.types import InputType, OutputName
 
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-StatedPooling: TypeAlias = PoolingMode | Literal["splade"]
+StatedPooling: TypeAlias = PoolingMode | Literal["splade", "math-shepherd"]
 """What a user may say of a checkpoint that does not say it: how tokens are pooled, or that its language-modelling head makes
-weights of vocabulary entries."""
-STATED_POOLINGS: Final[tuple[StatedPooling, ...]] = (*POOLING_MODES, "splade")
+weights of vocabulary entries, or rewards of steps."""
+STATED_POOLINGS: Final[tuple[StatedPooling, ...]] = (*POOLING_MODES, "splade", "math-shepherd")
 
 
 RerankerName: TypeAlias = Literal["qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank"]

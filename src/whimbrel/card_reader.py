@@ -21,6 +21,7 @@ from whimbrel.card_multi_vector import find_layout, read_multi_vector
 from whimbrel.card_rerankers import is_reranker, read_reranker
 from whimbrel.card_router import read_router
 from whimbrel.card_static import is_model2vec, read_static_card
+from whimbrel.card_steps import SHEPHERDS
 from whimbrel.card_transformer import read_transformer_card
 from whimbrel.config_decoders import stated_pooling
 from whimbrel.errors import CheckpointError
@@ -49,7 +50,7 @@ def read_card(folder: Path, name: str, *, pooling: StatedPooling | None = None, 
         if pooling is not None:
             raise CheckpointError("says how tokens are pooled; leave out --pooling.", file=MODULES)
         return _read_modules(folder, name)
-    pooling = _pooling(folder, pooling)
+    pooling = _pooling(folder, "math-shepherd" if pooling is None and name in SHEPHERDS else pooling)
     if is_model2vec(folder):
         return read_static_card(folder, name, [("StaticEmbedding", "")])
     return read_transformer_card(folder, name, [("Transformer", "")], pooling)

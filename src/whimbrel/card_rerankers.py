@@ -123,7 +123,7 @@ def _read_convention(folder: Path, name: str, config: JsonFile, stated: Reranker
         raise config.error(f"{stem!r} is not what rerankers of the kind {kind!r} are made of.", "architectures")
     if is_causal:
         true, false = cast(tuple[str, str | None], convention.tokens)
-        head = _token_logits(config, encoder, _token_id(folder, true), None if false is None else _token_id(folder, false))
+        head = read_token_logits(config, encoder, token_id(folder, true), None if false is None else token_id(folder, false))
         heads = (head,) if convention.divisor == 1.0 else (head, Quotient(convention.divisor))
     else:
         heads = _score(config, encoder)
@@ -146,15 +146,17 @@ def _architecture(config: JsonFile) -> tuple[str, bool]:
     raise config.error(f"{name!r} has neither logits nor scores.", "architectures")
 
 
-def _token_id(folder: Path, token: str) -> int:
+def token_id(folder: Path, token: str) -> int:
+    """The id of a token of the vocabulary. Raises CheckpointError."""
     file = JsonFile.read(folder, "tokenizer.json")
     number: object = cast(dict[str, Any], file.get("model", dict)).get("vocab", {}).get(token)
     if type(number) is not int:
-        raise file.error(f"has no token {token!r}, whose logit would be the score.", "model")
+        raise file.error(f"has no token {token!r}, without which there is no score.", "model")
     return number
 
 
-def _token_logits(config: JsonFile, encoder: Encoder, true_id: int, false_id: int | None) -> TokenLogits:
+def read_token_logits(config: JsonFile, encoder: Encoder, true_id: int, false_id: int | None) -> TokenLogits:
+    """The logit of a token as the next one, less that of another. Raises CheckpointError for models that do more to logits."""
     if encoder.family not in _UNCAPPED or config.data.get("final_logit_softcapping") is not None:
         raise config.error("logits of this model are not supported.", "architectures")
     tied = config.get("tie_word_embeddings", bool, config.data.get("model_type") in _TIED)
@@ -235,7 +237,7 @@ def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encode
     for key, number in (("true_token_id", true), ("false_token_id", false)):
         if number is not None and not 0 <= number < encoder.vocab_size:
             raise file.error(f"{number} is outside the vocabulary of {encoder.vocab_size}.", key)
-    return _token_logits(config, encoder, true, false)
+    return read_token_logits(config, encoder, true, false)
 
 
 _TASKS: Final = {

@@ -33,6 +33,7 @@ from whimbrel.card_modules import (
     read_transformer,
 )
 from whimbrel.card_sparse import FILL_MASK, read_m3, read_splade
+from whimbrel.card_steps import STEP_LABELS, read_step_rewards
 from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.config_decoders import is_gritlm
 from whimbrel.config_parts import read_matryoshka
@@ -68,7 +69,8 @@ def read_transformer_card(folder: Path, name: str, rows: Rows, pooling: StatedPo
     elif has_classes:
         outputs, labels = read_classes(root, config, encoder, sentence)
     else:
-        outputs, labels = _pooled(folder, rows, config, encoder, pooling=pooling, max_entries=read_max_entries(sentence)), ()
+        outputs = _pooled(folder, rows, config, encoder, pooling=pooling, max_entries=read_max_entries(sentence))
+        labels = STEP_LABELS if "token_scores" in outputs else ()
         if (dense := outputs.get("dense")) is not None:
             outputs |= read_m3(root, encoder, tokenizer)
             if is_gritlm(config):  # its instruction gives no vectors, and its own code normalises
@@ -111,6 +113,8 @@ def _pooled(
     """What comes after the Transformer. `max_entries` of a sparse vector; 0: not stated."""
     if pooling == "splade":
         return {"sparse": read_splade(config, encoder, JsonFile("", {}), max_entries)}
+    if pooling == "math-shepherd":
+        return {"token_scores": read_step_rewards(folder, config, encoder)}
     if pooling is not None:
         return {"dense": Output(encoder.hidden_size, modes=(pooling,), finish="normalize", finished=False)}
     if rows[1][0] == "SpladePooling":

@@ -52,7 +52,8 @@ MaxLength = Annotated[
 ]
 MaxBatchTokens = Annotated[int | None, typer.Option(help="Tokens in one batch. [default: 512 per core, 16384 on a GPU]")]
 PoolingOption = Annotated[
-    str | None, typer.Option(help="Only for a checkpoint without modules.json: mean, cls, lasttoken, max, ..., splade.")
+    str | None,
+    typer.Option(help="Only for a checkpoint without modules.json: mean, cls, lasttoken, max, ..., splade, math-shepherd."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RerankerOption = Annotated[
