@@ -169,7 +169,7 @@ def read_chained_classes(
     output = follow(folder, rows[1:], given, "scores")
     if not output.include_prompt:
         raise CheckpointError("a pair whose prompt is not pooled is not supported.", file=MODULES)
-    labels = _labels(config, None)
+    labels = _labels(config, 2)
     if len(labels) != output.width:
         labels = tuple(f"LABEL_{i}" for i in range(output.width))
     return {"scores": replace(output, finish=_finish(config, sentence, encoder, output.width)[0])}, labels
