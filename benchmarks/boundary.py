@@ -25,7 +25,7 @@ import numpy as np
 import uvloop
 from common import default_plan, note, print_setting, print_table
 
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.engine import AsyncEngine
 from whimbrel.logs import LogOptions
 from whimbrel.plan import Options

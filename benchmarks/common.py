@@ -25,11 +25,11 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.checkpoint import find_checkpoint
 from whimbrel.plan import Options, Plan, make_plan
 from whimbrel.runner import probe
-from whimbrel.tokenizer import Tokenizer
+from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.types import Float32Array, Request
 
 T = TypeVar("T")

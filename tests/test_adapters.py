@@ -18,7 +18,7 @@ from checkpoints import edit_json, write_json, xlmr_tokenizer
 from jina_v3 import INSTRUCTIONS, LAYOUTS, TASKS, WIDTH, merged, write
 from test_models import assert_close, hidden
 from whimbrel import Engine
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.frontend import Frontend
 from whimbrel.models import load_model

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel.admission import Queue, Rate, check
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import Overloaded
 from whimbrel.plan import Hardware, Options, Plan, make_plan
 

@@ -17,7 +17,7 @@ from checkpoints import sentence_layout, write_xlmr
 from parity import Parity
 from test_sparse import rows, splade_layout, write_splade
 from whimbrel import Engine
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.processes import channel, replica
 from whimbrel.processes.channel import pair

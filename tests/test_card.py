@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from checkpoints import edit_json, sentence_layout, write_bert, write_json, write_roberta
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.heads import Normalize
 

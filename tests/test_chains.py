@@ -22,7 +22,7 @@ from test_llm_rerankers import qwen
 from test_llm_rerankers import write as write_decoder
 from test_scores import PAIRS, SPLIT
 from whimbrel import Engine
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.types import Request
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fakes import dense_job
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.dispatch import Dispatch
 from whimbrel.plan import Hardware, Options, make_plan
 from whimbrel.types import Seq

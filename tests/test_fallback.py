@@ -19,8 +19,9 @@ import tokenizer_files
 from checkpoints import bert_tokenizer, edit_json, sentence_layout, write_json
 from parity import Parity
 from test_models import DECODER, ROBERTA, SIZES, VOCABULARY, YARN, assert_close, hidden, reference, rows, write
-from whimbrel import Engine, config_fallback
-from whimbrel.card_reader import read_card
+from whimbrel import Engine
+from whimbrel.cards import config_fallback
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.models import load_model
 

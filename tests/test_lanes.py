@@ -22,7 +22,7 @@ from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.batch import Batch, pack
 from whimbrel.card import Card
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.checkpoint import find_checkpoint
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory, Overloaded, Unavailable
 from whimbrel.lanes import Lanes

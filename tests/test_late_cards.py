@@ -16,8 +16,8 @@ import pytest
 from checkpoints import edit_json, write_json
 from late_models import write_pylate, write_sentence_transformers, write_stanford
 from whimbrel.card import Layer
-from whimbrel.card_parts import read_expansion
-from whimbrel.card_reader import read_card
+from whimbrel.cards.parts import read_expansion
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile
 

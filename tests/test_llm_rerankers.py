@@ -22,8 +22,8 @@ import tokenizer_files
 from checkpoints import edit_json, sentence_layout, write_json
 from parity import Parity, difference
 from whimbrel import Engine
+from whimbrel.cards.reranker_conventions import CONVENTIONS
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
-from whimbrel.reranker_conventions import CONVENTIONS
 from whimbrel.types import Float32Array, Request
 
 JSON = dict[str, Any]

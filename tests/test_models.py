@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import bert_tokenizer, edit_json, write_json
 from whimbrel.batch import pack, runs
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.models import load_model
 from whimbrel.ops.attention import Layout

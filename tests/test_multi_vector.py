@@ -38,7 +38,7 @@ from late_models import (
 from parity import Parity
 from test_hub_models import jina_bert, jina_roberta
 from whimbrel import Engine
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.frontend import Frontend
 from whimbrel.logs import LogOptions

@@ -16,11 +16,11 @@ from transformers import AutoTokenizer
 
 from checkpoints import sentence_layout, write_bert
 from tokenizer_files import FAMILIES, load, write
-from whimbrel.config_reader import _ARCHITECTURES
+from whimbrel.cards.config_reader import _ARCHITECTURES
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
-from whimbrel.limits import MAX_CHARACTERS
-from whimbrel.pairs import cut_pair, find_template
-from whimbrel.tokenizer import Tokenizer
+from whimbrel.tokenizing.limits import MAX_CHARACTERS
+from whimbrel.tokenizing.pairs import cut_pair, find_template
+from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.types import Pair, Request, Seq
 
 PIECES = [

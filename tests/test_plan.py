@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from whimbrel.card import Card
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import SetupError
 from whimbrel.plan import Hardware, Options, make_plan
 

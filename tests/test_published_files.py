@@ -15,7 +15,7 @@ import pytest
 from checkpoints import OLD, write_json
 from tokenizer_files import FAMILIES, qwen
 from whimbrel.card import StatedPooling
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 
 JSON = dict[str, Any]
 

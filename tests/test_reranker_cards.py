@@ -17,11 +17,11 @@ from checkpoints import edit_json, write_json
 from test_cli import error, run
 from test_llm_rerankers import CHAT, JSON, LONG_QUERY, gemma, mxbai_recipe, qwen, write, write_sentence_layout
 from whimbrel import Engine
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
+from whimbrel.cards.reranker_conventions import CONVENTIONS
 from whimbrel.errors import CheckpointError
 from whimbrel.frontend import Frontend
 from whimbrel.plan import Options, make_plan
-from whimbrel.reranker_conventions import CONVENTIONS
 from whimbrel.runner import probe
 from whimbrel.types import Request
 

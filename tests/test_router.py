@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from checkpoints import bert_tokenizer, edit_json, write_bert, write_json, write_xlmr
 from serving import Server
 from whimbrel import Client, Engine
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.runner import Runner
 from whimbrel.types import Request

@@ -20,7 +20,7 @@ from checkpoints import SIZES, edit_json, write_json
 from classifiers import FAMILIES, two_layers, write_classifier
 from parity import Parity
 from whimbrel import AsyncEngine, Engine
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.types import Ranked, Request
 

@@ -20,7 +20,7 @@ from checkpoints import edit_json, sentence_layout, write_bert, write_json
 from parity import Parity
 from test_models import CASES, write
 from whimbrel import Engine
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.models import vocabulary
 from whimbrel.types import Request, Sparse

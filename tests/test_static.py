@@ -19,7 +19,7 @@ import tokenizer_files
 from checkpoints import OLD, bert_tokenizer, edit_json, write_json
 from parity import Parity
 from whimbrel import Engine
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.types import Request
 

@@ -16,7 +16,7 @@ import pytest
 
 from fakes import dense_job, vectors_of
 from whimbrel.batch import Batch
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory
 from whimbrel.lanes import Lanes
 from whimbrel.plan import Hardware, Options, make_plan

@@ -24,7 +24,7 @@ from classifiers import two_layers, write_classifier
 from parity import Parity
 from test_models import DECODER, write
 from whimbrel import AsyncEngine, Engine
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.entities import AGGREGATIONS, find_entities
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.types import Entity, Request, TokenSpans

@@ -14,10 +14,10 @@ from transformers.models.auto import tokenization_auto as auto
 import tokenizer_files
 from checkpoints import write_json
 from tokenizer_files import FAMILIES, charsmap, gemma, llama, qwen, roberta, write, xlm_roberta
-from whimbrel import config_reader, tokenizer_reader
-from whimbrel.card_reader import read_card
+from whimbrel.cards import config_reader, tokenizer_reader
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.tokenizer import Tokenizer
+from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.types import Request
 
 JSON = dict[str, Any]

@@ -14,9 +14,9 @@ import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from checkpoints import CORPUS, write_json
-from whimbrel import tokenizer as ours
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.plan import Hardware, Options, make_plan
+from whimbrel.tokenizing import tokenizer as ours
 
 JSON = dict[str, Any]
 

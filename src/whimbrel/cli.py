@@ -264,7 +264,7 @@ def show(
 ) -> None:
     """Show what a checkpoint says (card) and how it would be run (plan). Loads no weights."""
     from whimbrel import terminal
-    from whimbrel.card_reader import read_card
+    from whimbrel.cards.reader import read_card
     from whimbrel.checkpoint import find_checkpoint
     from whimbrel.plan import Options, make_plan
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from whimbrel import faults, scoring
 from whimbrel.card import Card, RerankerName, StatedPooling
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.checkpoint import Checkpoint, find_checkpoint
 from whimbrel.entities import Aggregation
 from whimbrel.errors import CheckpointError, NonFinite

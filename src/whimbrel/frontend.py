@@ -19,13 +19,13 @@ from whimbrel.card import Card, Output
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from whimbrel.heads import SparseCode
 from whimbrel.outputs import Ask, place
-from whimbrel.part_tokenizer import encode_document, encode_split
 from whimbrel.parts import Merge
 from whimbrel.plan import Plan, length_for
 from whimbrel.request_checks import check_uses
-from whimbrel.template_tokenizer import TemplateTokenizer
-from whimbrel.token_spans import locate
-from whimbrel.tokenizer import Tokenizer
+from whimbrel.tokenizing.part_tokenizer import encode_document, encode_split
+from whimbrel.tokenizing.template_tokenizer import TemplateTokenizer
+from whimbrel.tokenizing.token_spans import locate
+from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.trace import trace
 from whimbrel.types import Int64Array, OutputName, Pair, Prepared, Request, Seq, TokenSpans
 

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from whimbrel.card import Card, Output
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import SetupError
 from whimbrel.plan import Plan
 from whimbrel.processes.messages import Planned

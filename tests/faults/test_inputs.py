@@ -20,7 +20,7 @@ from load import PATH, ask, vectors_of
 from serving import Server
 from texts import AWKWARD, TEXTS
 from whimbrel import Engine
-from whimbrel.limits import MAX_CHARACTERS
+from whimbrel.tokenizing.limits import MAX_CHARACTERS
 from whimbrel.types import Float32Array, Request
 
 GOLDEN = "A whimbrel is a wader."

@@ -444,10 +444,10 @@ NEVER_METHODS = {
 
 ALLOWED = {
     "__init__.py": [".import_module"],  # of what its own table names
-    "chat_template.py": ["jinja2", "jinja2.TemplateError", "jinja2.ext", "jinja2.ext.loopcontrols", "jinja2.sandbox",
+    "cards/chat_template.py": ["jinja2", "jinja2.TemplateError", "jinja2.ext", "jinja2.ext.loopcontrols", "jinja2.sandbox",
                          "jinja2.sandbox.ImmutableSandboxedEnvironment"],
     "models/hf_load.py": ["hf.AutoConfig.from_pretrained", "hf.AutoModel.from_pretrained"],
-    "pickled.py": ["pickle"],
+    "cards/pickled.py": ["pickle"],
 }  # fmt: skip
 """What some modules may do; see test_H16_what_is_allowed_is_harmless."""
 
@@ -486,7 +486,7 @@ def test_H16_no_module_runs_or_unpickles_data(path: Path) -> None:
 
 def test_H16_what_is_allowed_is_harmless() -> None:
     """A sandbox for templates, no code and no pickles of checkpoints, and an unpickler that makes nothing but shapes."""
-    template = (SOURCE / "chat_template.py").read_text(encoding="utf-8")
+    template = (SOURCE / "cards/chat_template.py").read_text(encoding="utf-8")
     assert "environment = ImmutableSandboxedEnvironment(" in template
     assert template.count("Environment(") == 1
     calls = [
@@ -497,7 +497,7 @@ def test_H16_what_is_allowed_is_harmless() -> None:
     assert len(calls) == 2
     assert all(call["local_files_only"] == "True" and call["trust_remote_code"] == "False" for call in calls)
     assert [call.get("use_safetensors") for call in calls] == [None, "True"]
-    unpickler = (SOURCE / "pickled.py").read_text(encoding="utf-8")
+    unpickler = (SOURCE / "cards/pickled.py").read_text(encoding="utf-8")
     assert unpickler.count("pickle.Unpickler") == 1
     assert "def find_class" in unpickler
     assert not re.search(r"pickle\.loads?\(", unpickler)

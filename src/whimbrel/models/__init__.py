@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whimbrel.card import Card
-from whimbrel.config_fallback import FALLBACK
+from whimbrel.cards.config_fallback import FALLBACK
 from whimbrel.heads import Head
 from whimbrel.models.families import FAMILIES
 from whimbrel.models.heads import LoadedHead, load_head

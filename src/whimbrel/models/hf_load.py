@@ -21,7 +21,7 @@ from torch import Tensor
 
 from whimbrel.batch import Batch, pack, runs
 from whimbrel.card import Card
-from whimbrel.config_reader import refuse_undeclared
+from whimbrel.cards.config_reader import refuse_undeclared
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile
 from whimbrel.models.hf import OURS, HFModel, Run, hf

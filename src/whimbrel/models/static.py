@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.card import Card, Encoder
+from whimbrel.cards.tokenizer_file import read_vocabulary
+from whimbrel.cards.vocabulary_file import read_tokenizer_file
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile
 from whimbrel.models.weights import Weights
 from whimbrel.ops.attention import Layout
-from whimbrel.tokenizer_file import read_vocabulary
-from whimbrel.vocabulary_file import read_tokenizer_file
 
 _NAMES: Final = ("embedding.weight", "embeddings", "weight")
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import uvloop
 
 from whimbrel import logs, metrics, otel
-from whimbrel.card_reader import read_card
+from whimbrel.cards.reader import read_card
 from whimbrel.errors import Unavailable
 from whimbrel.processes.channel import AsyncLine, BrokenLine
 from whimbrel.processes.lifeline import LINE_BROKEN, control_socket, end_process, max_segments, raise_file_limit

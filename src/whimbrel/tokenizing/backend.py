@@ -15,11 +15,11 @@ import numpy as np
 import tokenizers
 
 from whimbrel.card import Card
+from whimbrel.cards.tokenizer_file import read_as_class
+from whimbrel.cards.vocabulary_file import read_tokenizer_file
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.limits import MAX_CHARACTERS, check_characters
-from whimbrel.tokenizer_file import read_as_class
+from whimbrel.tokenizing.limits import MAX_CHARACTERS, check_characters
 from whimbrel.types import Int32Array
-from whimbrel.vocabulary_file import read_tokenizer_file
 
 _FILE: Final = "tokenizer.json"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from whimbrel.card import Encoder
-from whimbrel.config_parts import read_positive
+from whimbrel.cards.config_parts import read_positive
 from whimbrel.json_file import JsonFile
 
 _UNUSED_IN_FOLDERS: Final = (

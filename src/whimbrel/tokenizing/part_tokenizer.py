@@ -19,11 +19,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.backend_tokenizer import find_surrogate
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
 from whimbrel.parts import Merge
-from whimbrel.text_checks import check_texts
-from whimbrel.tokenizer import Tokenizer
+from whimbrel.tokenizing.backend import find_surrogate
+from whimbrel.tokenizing.text_checks import check_texts
+from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.types import Int32Array, Request, Seq
 
 _MAX_PARTS: Final = 2**14

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from whimbrel.card import Encoder, Layer, PoolingMode
-from whimbrel.config_parts import (
+from whimbrel.cards.config_parts import (
     ACTIVATIONS,
     FULL,
     SLIDING,

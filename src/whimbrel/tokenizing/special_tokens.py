@@ -10,7 +10,7 @@ import tokenizers
 
 from whimbrel.card import Card
 from whimbrel.errors import CheckpointError
-from whimbrel.limits import Limit
+from whimbrel.tokenizing.limits import Limit
 from whimbrel.types import Int32Array
 
 _FILE: Final = "tokenizer.json"

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.card import Encoder, Output, PoolingMode
-from whimbrel.card_heads import Features, follow, tokens
-from whimbrel.card_modules import MODULES, SENTENCE, Rows
-from whimbrel.config_parts import ACTIVATIONS
+from whimbrel.cards.config_parts import ACTIVATIONS
+from whimbrel.cards.heads import Features, follow, tokens
+from whimbrel.cards.modules import MODULES, SENTENCE, Rows
 from whimbrel.errors import CheckpointError
 from whimbrel.heads import Activation, Dense, Finish, Head, LayerNorm
 from whimbrel.json_file import JsonFile

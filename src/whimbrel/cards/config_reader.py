@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, TypeAlias, cast
 
 from whimbrel.card import Encoder
-from whimbrel.config_bert import (
+from whimbrel.cards.config_bert import (
     read_bert,
     read_distilbert,
     read_electra,
@@ -23,7 +23,7 @@ from whimbrel.config_bert import (
     read_roberta,
     read_xlm_roberta,
 )  # fmt: skip
-from whimbrel.config_decoders import (
+from whimbrel.cards.config_decoders import (
     read_gemma,
     read_gemma2,
     read_gemma3,
@@ -33,9 +33,9 @@ from whimbrel.config_decoders import (
     read_qwen2,
     read_qwen3,
 )  # fmt: skip
-from whimbrel.config_fallback import is_offered, read_fallback, undeclared_keys
-from whimbrel.config_hub import read_jina_bert, read_jina_roberta
-from whimbrel.config_parts import refuse_own_code
+from whimbrel.cards.config_fallback import is_offered, read_fallback, undeclared_keys
+from whimbrel.cards.config_hub import read_jina_bert, read_jina_roberta
+from whimbrel.cards.config_parts import refuse_own_code
 from whimbrel.json_file import JsonFile
 
 _Reader: TypeAlias = Callable[[JsonFile], Encoder]

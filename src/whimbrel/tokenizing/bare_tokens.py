@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 
 from whimbrel.card import BareTokens
-from whimbrel.limits import Limit
+from whimbrel.tokenizing.limits import Limit
 from whimbrel.types import Int32Array
 
 

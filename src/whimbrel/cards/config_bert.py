@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Final
 
 from whimbrel.card import Encoder, Layer
-from whimbrel.config_adapters import name_adapter_folders, read_stacked_adapters
-from whimbrel.config_hub import JINA_INERT, read_hub_nomic, read_jina_roberta
-from whimbrel.config_parts import (
+from whimbrel.cards.config_adapters import name_adapter_folders, read_stacked_adapters
+from whimbrel.cards.config_hub import JINA_INERT, read_hub_nomic, read_jina_roberta
+from whimbrel.cards.config_parts import (
     ACTIVATIONS,
     FULL,
     SLIDING,

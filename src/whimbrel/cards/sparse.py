@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from whimbrel.card import Encoder, Output, TokenizerCard
+from whimbrel.cards.pickled import tensor_shapes
+from whimbrel.cards.tokenizer_file import read_vocabulary
+from whimbrel.cards.vocabulary_file import read_tokenizer_file
 from whimbrel.errors import CheckpointError
 from whimbrel.heads import Activation, Dense, LayerNorm, Vocabulary
 from whimbrel.json_file import JsonFile, find_file
-from whimbrel.pickled import tensor_shapes
-from whimbrel.tokenizer_file import read_vocabulary
-from whimbrel.vocabulary_file import read_tokenizer_file
 
 FILL_MASK: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("fill-mask",),

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from whimbrel.card import BareTokens, Card, Encoder, Output, TokenizerCard
-from whimbrel.card_heads import cut_output, finish_output
-from whimbrel.card_modules import Rows, model_kind, read_max_entries, read_prompts, read_sentence
+from whimbrel.cards.heads import cut_output, finish_output
+from whimbrel.cards.modules import Rows, model_kind, read_max_entries, read_prompts, read_sentence
+from whimbrel.cards.tokenizer_file import read_vocabulary
+from whimbrel.cards.tokenizer_reader import read_tokenizer
+from whimbrel.cards.vocabulary_file import read_tokenizer_file
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file
-from whimbrel.tokenizer_file import read_vocabulary
-from whimbrel.tokenizer_reader import read_tokenizer
 from whimbrel.types import OutputName
-from whimbrel.vocabulary_file import read_tokenizer_file
 
 _WEIGHTS: Final = "model.safetensors"
 _TABLES: Final = ("embedding.weight", "embeddings")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import tokenizers
 
-from whimbrel.text_checks import check_texts
-from whimbrel.tokenizer import Tokenizer
-from whimbrel.tokenizer_file import unknown_token
+from whimbrel.cards.tokenizer_file import unknown_token
+from whimbrel.tokenizing.text_checks import check_texts
+from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.types import Request, Seq, TokenSpans
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from whimbrel.card import Card, Encoder, Instruction, Output, StatedPooling
-from whimbrel.card_classes import (
+from whimbrel.cards.classes import (
     FIXED_TRANSFORMER,
     OWN_KEYS,
     is_chain_of_scores,
@@ -20,8 +20,12 @@ from whimbrel.card_classes import (
     read_chained_classes,
     read_classes,
 )
-from whimbrel.card_heads import cut_output, finish_output, tokens
-from whimbrel.card_modules import (
+from whimbrel.cards.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
+from whimbrel.cards.config_decoders import is_gritlm
+from whimbrel.cards.config_parts import read_matryoshka
+from whimbrel.cards.config_reader import read_encoder
+from whimbrel.cards.heads import cut_output, finish_output, tokens
+from whimbrel.cards.modules import (
     MODULES,
     WITH_TASKS,
     Rows,
@@ -32,15 +36,11 @@ from whimbrel.card_modules import (
     read_sentence,
     read_transformer,
 )
-from whimbrel.card_sparse import FILL_MASK, read_m3, read_splade
-from whimbrel.card_steps import STEP_LABELS, read_step_rewards
-from whimbrel.config_adapters import read_adapter_folders, read_default_adapter, read_instructions
-from whimbrel.config_decoders import is_gritlm
-from whimbrel.config_parts import read_matryoshka
-from whimbrel.config_reader import read_encoder
+from whimbrel.cards.sparse import FILL_MASK, read_m3, read_splade
+from whimbrel.cards.steps import STEP_LABELS, read_step_rewards
+from whimbrel.cards.tokenizer_reader import read_tokenizer
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile
-from whimbrel.tokenizer_reader import read_tokenizer
 from whimbrel.types import OutputName
 
 _GRITLM: Final = Instruction("<|user|>\n", "<|embed|>\n")

@@ -13,17 +13,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.backend_tokenizer import BackendTokenizer, load_tokenizer
-from whimbrel.bare_tokens import bare_rules
 from whimbrel.card import Card, Form
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.forms import give_form, lengths, room
-from whimbrel.instruction import InstructionFinder
-from whimbrel.limits import MAX_CHARACTERS_PER_TOKEN, Lengths, Limit
-from whimbrel.pairs import find_template
 from whimbrel.plan import Plan
-from whimbrel.special_tokens import find_special_tokens
-from whimbrel.text_checks import check_ids, check_pairs, check_texts, has_ids
+from whimbrel.tokenizing.backend import BackendTokenizer, load_tokenizer
+from whimbrel.tokenizing.bare_tokens import bare_rules
+from whimbrel.tokenizing.forms import give_form, lengths, room
+from whimbrel.tokenizing.instruction import InstructionFinder
+from whimbrel.tokenizing.limits import MAX_CHARACTERS_PER_TOKEN, Lengths, Limit
+from whimbrel.tokenizing.pairs import find_template
+from whimbrel.tokenizing.special_tokens import find_special_tokens
+from whimbrel.tokenizing.text_checks import check_ids, check_pairs, check_texts, has_ids
 from whimbrel.types import Int32Array, Request, Seq
 
 _FILE: Final = "tokenizer.json"

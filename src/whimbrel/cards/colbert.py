@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 from whimbrel.card import Expansion, Form
-from whimbrel.card_modules import KNOWN_SENTENCE, MODULES, SENTENCE, read_max_length, read_prompts
-from whimbrel.card_parts import METADATA, Base, Said, fill_token, read_expansion, read_similarity, read_words
+from whimbrel.cards.modules import KNOWN_SENTENCE, MODULES, SENTENCE, read_max_length, read_prompts
+from whimbrel.cards.parts import METADATA, Base, Said, fill_token, read_expansion, read_similarity, read_words
+from whimbrel.cards.vocabulary_file import read_tokenizer_file
 from whimbrel.errors import CheckpointError
 from whimbrel.heads import Dense
 from whimbrel.json_file import JsonFile
 from whimbrel.types import InputType
-from whimbrel.vocabulary_file import read_tokenizer_file
 
 PYLATE_KEYS: Final = frozenset(
     """

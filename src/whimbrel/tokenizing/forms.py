@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from whimbrel.card import Form
-from whimbrel.limits import Lengths, Limit
+from whimbrel.tokenizing.limits import Lengths, Limit
 from whimbrel.types import Seq
 
 

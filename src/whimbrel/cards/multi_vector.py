@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 
 from whimbrel.card import Card, Output, StatedPooling
-from whimbrel.card_colbert import DIMENSIONS, PYLATE_KEYS, read_multi_vector_encoder, read_pylate, read_stanford
-from whimbrel.card_modules import MODULES, SENTENCE, kinds_of, read_modules, read_transformer
-from whimbrel.card_parts import METADATA, Base
-from whimbrel.config_parts import read_matryoshka
-from whimbrel.config_reader import read_encoder
+from whimbrel.cards.colbert import DIMENSIONS, PYLATE_KEYS, read_multi_vector_encoder, read_pylate, read_stanford
+from whimbrel.cards.config_parts import read_matryoshka
+from whimbrel.cards.config_reader import read_encoder
+from whimbrel.cards.modules import MODULES, SENTENCE, kinds_of, read_modules, read_transformer
+from whimbrel.cards.parts import METADATA, Base
+from whimbrel.cards.tokenizer_file import read_vocabulary
+from whimbrel.cards.tokenizer_reader import read_tokenizer
+from whimbrel.cards.vocabulary_file import read_tokenizer_file
 from whimbrel.errors import CheckpointError
 from whimbrel.heads import Dense
 from whimbrel.json_file import JsonFile, read_json
-from whimbrel.tokenizer_file import read_vocabulary
-from whimbrel.tokenizer_reader import read_tokenizer
-from whimbrel.vocabulary_file import read_tokenizer_file
 
 Layout: TypeAlias = Literal["stanford", "pylate", "sentence_transformers"]
 

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Final
 
 from whimbrel.card import Card, RerankerName, StatedPooling
-from whimbrel.card_classes import is_chain_of_scores, is_cross_encoder, names_classes
-from whimbrel.card_heads import CHAINED
-from whimbrel.card_modules import KINDS, MODULES, WITH_TASKS, Rows, has_modules, read_modules
-from whimbrel.card_multi_vector import find_layout, read_multi_vector
-from whimbrel.card_rerankers import is_reranker, read_reranker
-from whimbrel.card_router import read_router
-from whimbrel.card_static import is_model2vec, read_static_card
-from whimbrel.card_steps import SHEPHERDS
-from whimbrel.card_transformer import read_transformer_card
-from whimbrel.config_decoders import stated_pooling
+from whimbrel.cards.classes import is_chain_of_scores, is_cross_encoder, names_classes
+from whimbrel.cards.config_decoders import stated_pooling
+from whimbrel.cards.heads import CHAINED
+from whimbrel.cards.modules import KINDS, MODULES, WITH_TASKS, Rows, has_modules, read_modules
+from whimbrel.cards.multi_vector import find_layout, read_multi_vector
+from whimbrel.cards.rerankers import is_reranker, read_reranker
+from whimbrel.cards.router import read_router
+from whimbrel.cards.static import is_model2vec, read_static_card
+from whimbrel.cards.steps import SHEPHERDS
+from whimbrel.cards.transformer import read_transformer_card
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
-from whimbrel.card_modules import KINDS, Rows, module_kind, module_path
+from whimbrel.cards.modules import KINDS, Rows, module_kind, module_path
 from whimbrel.json_file import JsonFile
 from whimbrel.types import InputType
 

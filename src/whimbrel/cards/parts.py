@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, cast
 
 from whimbrel.card import Encoder, Expansion, Form, TokenizerCard
-from whimbrel.card_heads import CHAINED, follow, tokens, without_norm
-from whimbrel.card_modules import Rows
+from whimbrel.cards.heads import CHAINED, follow, tokens, without_norm
+from whimbrel.cards.modules import Rows
 from whimbrel.heads import Head
 from whimbrel.json_file import JsonFile
 from whimbrel.types import InputType

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.card import AddedToken, TokenizerCard, TokenizerClass
+from whimbrel.cards.vocabulary_file import read_tokenizer_file
 from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile, find_file
-from whimbrel.vocabulary_file import read_tokenizer_file
 
 JSON: TypeAlias = dict[str, Any]
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Final
 
 from whimbrel.card import Encoder, Layer, Rotary
-from whimbrel.config_adapters import read_stacked_adapters
-from whimbrel.config_parts import ACTIVATIONS, accept_own_code, read_sizes, read_types
+from whimbrel.cards.config_adapters import read_stacked_adapters
+from whimbrel.cards.config_parts import ACTIVATIONS, accept_own_code, read_sizes, read_types
 from whimbrel.heads import Activation
 from whimbrel.json_file import JsonFile
 

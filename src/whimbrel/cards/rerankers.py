@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from whimbrel.card import Card, Encoder, Output, RerankerName
-from whimbrel.card_heads import follow, tokens
-from whimbrel.card_modules import (
+from whimbrel.cards.chat_template import read_chat_template
+from whimbrel.cards.config_decoders import stated_pooling
+from whimbrel.cards.config_parts import accept_own_code
+from whimbrel.cards.config_reader import read_encoder
+from whimbrel.cards.heads import follow, tokens
+from whimbrel.cards.modules import (
     MODULES,
     SENTENCE,
     Rows,
@@ -29,16 +33,12 @@ from whimbrel.card_modules import (
     read_sentence,
     read_transformer,
 )  # fmt: skip
-from whimbrel.chat_template import read_chat_template
-from whimbrel.config_decoders import stated_pooling
-from whimbrel.config_parts import accept_own_code
-from whimbrel.config_reader import read_encoder
+from whimbrel.cards.reranker_conventions import CONVENTIONS, convention_of
+from whimbrel.cards.tokenizer_reader import read_tokenizer
 from whimbrel.errors import CheckpointError
 from whimbrel.heads import Dense, Finish, Head, Quotient, TokenLogits
 from whimbrel.json_file import JsonFile
-from whimbrel.reranker_conventions import CONVENTIONS, convention_of
 from whimbrel.templates import Template, fill
-from whimbrel.tokenizer_reader import read_tokenizer
 
 _FILE: Final = "sentence_bert_config.json"
 _KINDS: Final = kinds_of("""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 
 from whimbrel.card import POOLING_MODES, Output, PoolingMode
-from whimbrel.card_modules import MODULES, Rows
+from whimbrel.cards.modules import MODULES, Rows
 from whimbrel.errors import CheckpointError
 from whimbrel.heads import Activation, Dense, Head, LayerNorm, Normalize, SparseCode
 from whimbrel.json_file import JsonFile

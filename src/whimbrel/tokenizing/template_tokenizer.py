@@ -18,15 +18,15 @@ from typing import Final
 import numpy as np
 import tokenizers
 
-from whimbrel.backend_tokenizer import BackendTokenizer, find_surrogate
 from whimbrel.card import Card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
-from whimbrel.limits import Lengths, Limit
 from whimbrel.plan import Plan
-from whimbrel.special_tokens import SpecialTokens
 from whimbrel.templates import Template, common_end, fields, fill, split
-from whimbrel.text_checks import check_pairs, has_ids
-from whimbrel.tokenizer import Tokenizer
+from whimbrel.tokenizing.backend import BackendTokenizer, find_surrogate
+from whimbrel.tokenizing.limits import Lengths, Limit
+from whimbrel.tokenizing.special_tokens import SpecialTokens
+from whimbrel.tokenizing.text_checks import check_pairs, has_ids
+from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.types import Int32Array, Pair, Request, Seq, Truncate
 
 _FILE: Final = "tokenizer.json"

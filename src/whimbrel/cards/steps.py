@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from whimbrel.card import Encoder, Output
-from whimbrel.card_rerankers import read_token_logits, token_id
+from whimbrel.cards.rerankers import read_token_logits, token_id
 from whimbrel.json_file import JsonFile
 
 SHEPHERDS: Final = ("peiyi9979/math-shepherd-mistral-7b-prm",)

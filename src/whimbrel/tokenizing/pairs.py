@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 
 from whimbrel.errors import InvalidRequest
-from whimbrel.limits import Limit
+from whimbrel.tokenizing.limits import Limit
 from whimbrel.types import Int32Array, Seq
 
 _PROBES: Final = (("a", "b"), ("the quick brown fox", "jumps over 2 dogs"), ("b", "a a a"))
