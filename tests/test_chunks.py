@@ -278,6 +278,7 @@ def test_an_error_names_the_text_not_the_part() -> None:
     assert (type(moved), moved.param, str(moved)) == (ComputeError, "input[1]", "input[1]: is broken.")
     for error in (ComputeError("is broken."), ComputeError("is broken.", param="model")):
         assert located(error, merge) is error
+    assert located(ComputeError("is broken.", param="input"), merge).param == "input"
 
 
 def test_the_async_engine_does_the_same(saved: Callable[..., Path]) -> None:

@@ -48,7 +48,7 @@ def located(error: WhimbrelError, merge: Merge | None) -> WhimbrelError:
         return error
     ends_N = merge.offsets_N1[1:]
 
-    def name(part: int) -> str:
-        return f"input[{np.searchsorted(ends_N, part, side='right')}]"
+    def name(part: int | None = None, *_: int) -> str:
+        return "input" if part is None else f"input[{np.searchsorted(ends_N, part, side='right')}]"
 
     return relocated(error, name)
