@@ -221,7 +221,7 @@ def test_H11_pickled_weights_are_refused(tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    assert "save the model again as safetensors" in error("embed", "a", "--model", str(tmp_path))
+    assert "make safetensors of it" in error("embed", "a", "--model", str(tmp_path))
 
 
 def test_G8_a_port_in_use() -> None:

@@ -493,7 +493,7 @@ def test_what_is_refused_of_a_request(tmp_path: Path) -> None:
             (["text"], {}, InvalidRequest, "must be a pair"),
             ([("a", "b"), "text"], {}, InvalidRequest, "cannot be mixed"),
             ([("a", "b", "c")], {}, InvalidRequest, "has 3 parts"),
-            ([("a", 1)], {}, InvalidRequest, "one part is int"),
+            ([("a", 1)], {}, InvalidRequest, "this is int"),
             ([("a", "b")], {"instruction": "i"}, InvalidRequest, "no instruction"),
             ([("a", "b")], {"prompt_name": "web"}, InvalidRequest, "no prompt"),
             ([("a", "b"), ("a", "\ud800")], {}, InvalidRequest, "lone surrogate"),
