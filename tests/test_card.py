@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("config.json", "hidden_size", {"hidden_size": None}),
     ("config.json", "num_attention_heads", {"num_attention_heads": 5}),
     ("config.json", "num_hidden_layers", {"num_hidden_layers": 0}),
+    ("config.json", "num_hidden_layers", {"num_hidden_layers": 10**9}),
     ("config.json", "vocab_size", {"vocab_size": True}),
     ("config.json", "pad_token_id", {"pad_token_id": 10**6}),
     ("config.json", "quantization_config", {"quantization_config": {"bits": 4}}),
@@ -150,6 +152,13 @@ def test_what_transformers_is_to_load_a_model_with(folder: Path) -> None:
 def test_module_types_come_from_a_list(kind: str | None, folder: Path) -> None:
     write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": kind}])
     with pytest.raises(CheckpointError, match=r"modules\.json: type"):
+        read_card(folder, "m")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json: is no regular file"):
         read_card(folder, "m")
 
 

@@ -31,6 +31,8 @@ def find_file(folder: Path, file: str) -> Path:
     blobs = [place / "blobs" for repository in repositories for place in (repository, repository.parent)]
     if not any(path.is_relative_to(place) for place in (home, *blobs)):
         raise CheckpointError("is a link that leads out of the checkpoint's folder; put the file itself there.", file=file)
+    if path.exists() and not (path.is_file() or path.is_dir()):  # whoever opens a pipe waits for ever
+        raise CheckpointError("is no regular file.", file=file)
     return path
 
 

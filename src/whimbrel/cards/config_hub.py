@@ -15,7 +15,7 @@ from typing import Final
 
 from whimbrel.card import Encoder, Layer, Rotary
 from whimbrel.cards.config_adapters import read_stacked_adapters
-from whimbrel.cards.config_parts import ACTIVATIONS, accept_own_code, read_sizes, read_types
+from whimbrel.cards.config_parts import ACTIVATIONS, accept_own_code, read_depth, read_sizes, read_types
 from whimbrel.heads import Activation
 from whimbrel.json_file import JsonFile
 
@@ -67,7 +67,7 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
         intermediate_size=_rounded(config.positive("n_inner", 8 * width // 3), 256) if gated else config.positive("n_inner"),
         layers=tuple(
             replace(layer, num_experts=experts) if every and i % every == 1 else layer
-            for i in range(config.positive("n_layer"))
+            for i in range(read_depth(config, "n_layer"))
         ),
         num_heads=num_heads,
         max_positions=_nomic_positions(config),

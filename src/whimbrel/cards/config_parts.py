@@ -22,6 +22,8 @@ ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "tanh": "tanh",
 }
 
+_MAX_LAYERS: Final = 2**12
+
 
 def read_sizes(config: JsonFile) -> dict[str, Any]:
     """What nearly all configs call alike."""
@@ -32,10 +34,18 @@ def read_sizes(config: JsonFile) -> dict[str, Any]:
         "vocab_size": config.positive("vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": config.positive("intermediate_size"),
-        "layers": (Layer(),) * config.positive("num_hidden_layers"),
+        "layers": (Layer(),) * read_depth(config, "num_hidden_layers"),
         "num_heads": num_heads,
         "head_width": config.positive("head_dim", hidden_size // num_heads),
     }
+
+
+def read_depth(config: JsonFile, key: str) -> int:
+    """How many layers there are: not so many that a list of them is out of memory before weights are missed."""
+    layers = config.positive(key)
+    if layers > _MAX_LAYERS:
+        raise config.error(f"{layers:,} layers; the limit is {_MAX_LAYERS:,}.", key)
+    return layers
 
 
 def read_types(config: JsonFile, default: int) -> int:
