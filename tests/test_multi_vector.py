@@ -159,6 +159,16 @@ def test_vectors(case: str, checkpoint: Callable[[str], Path], parity: Parity) -
             assert np.array_equal(model.multi_vector(text, input_type=kind)[0], one)
 
 
+@pytest.mark.parametrize("case", ["stanford", "stanford, attended"])
+def test_a_padding_token_in_a_text(case: str, checkpoint: Callable[[str], Path]) -> None:
+    """Stanford's code takes it for padding: `ids[ids == pad] = mask` in queries, no vector in documents."""
+    model = engine(checkpoint(case))
+    padded, masked = (model.multi_vector(f"a {token} bird", input_type="query")[0] for token in ("[PAD]", "[MASK]"))
+    assert np.array_equal(padded, masked)
+    padded, masked = (model.multi_vector(f"a {token} bird", input_type="document")[0] for token in ("[PAD]", "[MASK]"))
+    assert len(padded) == len(masked) - 1
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_order_of_scores(case: str, checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint(case)
@@ -235,7 +245,7 @@ def jina(weights: dict[str, Any], folder: Path, text: str, kind: InputType, widt
 def test_jina_colbert(tmp_path: Path, parity: Parity) -> None:
     weights = write_jina(tmp_path, "HF_ColBERT")
     with Engine(str(tmp_path), dtype="float32", matryoshka=True) as model:
-        assert len(model.card.outputs["multi_vector"].skip_ids) == 2
+        assert len(model.card.outputs["multi_vector"].skip_ids) == 3  # two signs, and the padding
         for kind in KINDS:
             for width in (16, 12, 8):
                 got = model.multi_vector(texts_of(kind), input_type=kind, dimensions=width)

@@ -240,6 +240,8 @@ class Expansion:
     """Tokens of a query that has been filled up."""
     attended: bool
     """Whether they are attended to as well."""
+    stands_for: int | None = None
+    """This token of a query becomes such a token too."""
 
 
 @dataclass(frozen=True, slots=True)

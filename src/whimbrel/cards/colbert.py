@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from whimbrel.card import Expansion, Form
@@ -49,7 +50,8 @@ DIMENSIONS: Final = ("dim", "colbert_dim", "projection_dim")
 
 
 def read_stanford(base: Base) -> Said:
-    """Defaults are those of ColBERTConfig."""
+    """Defaults are those of ColBERTConfig. A padding token in a text is padding to that code: it becomes one that fills up a
+    query, and has no vector in a document."""
     file = JsonFile.read(base.folder, METADATA)
     file.refuse_other(_FIXED_METADATA)
     width = file.positive("dim", 128)
@@ -62,6 +64,8 @@ def read_stanford(base: Base) -> Said:
         token_id=fill_token(base, file, "query_maxlen"),
         attended=file.get("attend_to_mask_tokens", bool, False),
     )
+    pad_id = base.ids.get(base.roles.get("pad", ""))
+    expansion = replace(expansion, stands_for=pad_id)  # wherever the padding's token comes from
     markers = {
         key: base.token_id(file.get(key, str, default), file, key)
         for key, default in (("query_token_id", "[unused0]"), ("doc_token_id", "[unused1]"))
@@ -71,9 +75,10 @@ def read_stanford(base: Base) -> Said:
         "document": base.form(file.positive("doc_maxlen", 220), markers["doc_token_id"]),
     }
     skips = string.punctuation if file.get("mask_punctuation", bool, True) else ""
+    skip_ids = {*base.known(_first_pieces(base, skips)), *([] if pad_id is None else [pad_id])}
     file.refuse_unread(_INERT_METADATA)
     head = Dense(None, "linear", base.encoder.hidden_size, width, bias=False, activation="identity")
-    return Said(forms, (head,), base.known(_first_pieces(base, skips)))
+    return Said(forms, (head,), tuple(sorted(skip_ids)))
 
 
 def _first_pieces(base: Base, words: Iterable[str]) -> list[str]:

@@ -34,6 +34,8 @@ def give_form(seq: Seq, form: Form | None, *, is_query: bool) -> Seq:
     ids, num_keys = seq.ids, 0
     if form is not None and form.marker_id is not None:
         ids = np.insert(ids, 1, form.marker_id)
+    if form is not None and form.expansion is not None and form.expansion.stands_for is not None:
+        ids = np.where(ids == form.expansion.stands_for, np.int32(form.expansion.token_id), ids)
     if form is not None and form.expansion is not None and ids.size < form.expansion.length:
         filled = np.full(form.expansion.length, form.expansion.token_id, np.int32)
         filled[: ids.size] = ids
