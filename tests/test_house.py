@@ -12,7 +12,7 @@ import pytest
 import whimbrel
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ["torch", "transformers", "tokenizers", "safetensors", "starlette", "granian", "huggingface_hub"]
+HEAVY = ["torch", "transformers", "tokenizers", "safetensors", "starlette", "granian", "huggingface_hub", "scipy"]
 
 
 def test_import_contracts() -> None:
@@ -27,6 +27,7 @@ def test_import_contracts() -> None:
         ("import whimbrel", [*HEAVY, "numpy", "httpx2"]),
         ("from whimbrel import Client, AsyncClient, WhimbrelError", HEAVY),
         ("import whimbrel.wire, whimbrel.dialects, whimbrel.card, whimbrel.plan", HEAVY),
+        ("import whimbrel.muvera, whimbrel.token_pooling", HEAVY),
         (
             "import whimbrel.cli; whimbrel.cli.app(['--help'], standalone_mode=False)",
             [*HEAVY, "numpy", "httpx2", "rich.markdown"],
