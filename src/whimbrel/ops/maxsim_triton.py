@@ -1,0 +1,166 @@
+"""MaxSim on a GPU: one launch for all pairs of any requests, over flat token vectors.
+
+Theory of operation. A program takes some tokens of one query and a stretch of one document, keeps the query's vectors, runs
+over the document's in blocks to its real end, and keeps the greatest similarity of each query token; similarities never leave
+the chip. A second launch takes the maxima over stretches and the sum over tokens, in a fixed order. Long documents are cut into
+stretches when there are too few pairs to fill the device. All lengths, offsets and counts are runtime arguments, so that what is
+compiled depends only on the dtypes and on which of few block shapes is used. Offsets are int64.
+
+Source of the scheme: flash-attention's tiling, as flash-maxsim (2605.29517) applies it to MaxSim.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whimbrel.ops.maxsim import TokenVectors
+from whimbrel.types import Float32Array, Int64Array
+
+_BLOCK_T: Final = 64
+_MAX_BLOCK_D: Final = 128
+_PROGRAMS: Final = 4 * 132
+"""From so many on the device is full, and documents are not cut."""
+_MIN_STRETCH: Final = 512
+
+
+@triton.jit(do_not_specialize=["width", "q_stride", "x_stride"])
+def _maxima_kernel(
+    q_ptr,
+    x_ptr,
+    scales_ptr,
+    items_ptr,
+    best_ptr,
+    width,
+    q_stride,
+    x_stride,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ONE_SLICE: tl.constexpr,
+    BITS: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    item = items_ptr + tl.program_id(0).to(tl.int64) * 4
+    q_start, num_q = tl.load(item), tl.load(item + 1)
+    x_start, num_x = tl.load(item + 2), tl.load(item + 3)
+    rows = tl.arange(0, BLOCK_Q)
+    columns = tl.arange(0, BLOCK_D)
+    q_rows = q_ptr + (q_start + rows)[:, None] * q_stride
+    has_row = (rows < num_q)[:, None]
+    q = tl.load(q_rows + columns[None, :], mask=has_row & (columns < width)[None, :], other=0.0)
+    best = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+    for begin in range(0, num_x, BLOCK_T):
+        tokens = begin + tl.arange(0, BLOCK_T)
+        has_token = tokens < num_x
+        x_rows = (x_start + tokens) * x_stride
+        similarities = tl.zeros((BLOCK_Q, BLOCK_T), tl.float32)
+        for k in range(0, 1 if ONE_SLICE else width, BLOCK_D):
+            at = k + columns
+            has_column = at < width
+            if not ONE_SLICE:
+                q = tl.load(q_rows + at[None, :], mask=has_row & has_column[None, :], other=0.0)
+            mask = has_column[:, None] & has_token[None, :]
+            if BITS:
+                packed = tl.load(x_ptr + x_rows[None, :] + (at // 8)[:, None], mask=mask, other=0)
+                x = ((packed >> (7 - at % 8)[:, None]) & 1).to(tl.float32) * 2.0 - 1.0
+            else:
+                x = tl.load(x_ptr + x_rows[None, :] + at[:, None], mask=mask, other=0)
+            similarities = tl.dot(q, x.to(q.dtype), similarities, input_precision="ieee")
+        if SCALED:
+            similarities *= tl.load(scales_ptr + x_start + tokens, mask=has_token, other=0.0)[None, :]
+        similarities = tl.where(has_token[None, :], similarities, float("-inf"))
+        best = tl.maximum(best, tl.max(similarities, axis=1))
+    tl.store(best_ptr + tl.program_id(0).to(tl.int64) * BLOCK_Q + rows, best)
+
+
+@triton.jit
+def _sum_kernel(best_ptr, groups_ptr, scores_ptr, BLOCK_Q: tl.constexpr):
+    """Of each pair: blocks of query tokens one after another, each with its stretches of the document."""
+    group = groups_ptr + tl.program_id(0).to(tl.int64) * 4
+    first, num_q, num_blocks, num_stretches = tl.load(group), tl.load(group + 1), tl.load(group + 2), tl.load(group + 3)
+    rows = tl.arange(0, BLOCK_Q)
+    total = 0.0
+    for block in range(num_blocks):
+        best = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+        for stretch in range(num_stretches):
+            item = first + block * num_stretches + stretch
+            best = tl.maximum(best, tl.load(best_ptr + item * BLOCK_Q + rows))
+        total += tl.sum(tl.where(block * BLOCK_Q + rows < num_q, best, 0.0))
+    tl.store(scores_ptr + tl.program_id(0), total)
+
+
+def maxsim_triton(
+    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
+) -> Float32Array:
+    """As `maxsim`, the sum; pairs without tokens on either side score 0. On the device where the vectors are."""
+    scores_P = np.zeros(query_P.size, np.float32)
+    places_P = np.flatnonzero((queries.lengths_N[query_P] > 0) & (documents.lengths_N[document_P] > 0))
+    if not places_P.size:
+        return scores_P
+    query_P, document_P = query_P[places_P], document_P[places_P]
+    block_q = _block_q(int(queries.lengths_N[query_P].max()))
+    items_W4, groups_P4 = _items(queries, documents, query_P, document_P, block_q)
+    device = documents.rows_TD.device
+    q_TD, x_TD = _operands(queries, documents)
+    best = torch.empty(len(items_W4) * block_q, dtype=torch.float32, device=device)
+    scores = torch.empty(places_P.size, dtype=torch.float32, device=device)
+    items, groups = (torch.from_numpy(each).to(device, non_blocking=True) for each in (items_W4, groups_P4))
+    width = queries.width
+    block_d = min(_MAX_BLOCK_D, max(16, triton.next_power_of_2(width)))
+    scales = documents.scales_T
+    _maxima_kernel[(len(items_W4),)](
+        q_TD, x_TD, best if scales is None else scales, items, best, width, q_TD.stride(0), x_TD.stride(0),
+        BLOCK_Q=block_q, BLOCK_T=_BLOCK_T, BLOCK_D=block_d, ONE_SLICE=width <= block_d,
+        BITS=x_TD.dtype == torch.uint8, SCALED=scales is not None, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    _sum_kernel[(places_P.size,)](best, groups, scores, BLOCK_Q=block_q, num_warps=1)
+    scores_P[places_P] = scores.cpu().numpy()
+    return scores_P
+
+
+def _block_q(longest: int) -> int:
+    """Query tokens of a program, so that most documents are read once."""
+    return next((block for block in (16, 32, 64) if longest <= block), 128)
+
+
+def _operands(queries: TokenVectors, documents: TokenVectors) -> tuple[Tensor, Tensor]:
+    """Both sides' vectors; queries in the dtype of the product, which is that of documents if these are floats."""
+    q_TD, x_TD = queries.rows_TD, documents.rows_TD
+    if not q_TD.is_floating_point() or queries.scales_T is not None:
+        q_TD = queries.floats(slice(None))
+    return (q_TD.to(x_TD.dtype) if x_TD.is_floating_point() else q_TD), x_TD
+
+
+def _items(
+    queries: TokenVectors,
+    documents: TokenVectors,
+    query_P: NDArray[np.integer],
+    document_P: NDArray[np.integer],
+    block_q: int,
+) -> tuple[Int64Array, Int64Array]:
+    """(first query token, how many, first document token, how many) of each program, and for each pair (its first program, query
+    tokens, blocks of these, stretches of the document)."""
+    q_P, x_P = queries.lengths_N[query_P], documents.lengths_N[document_P]
+    blocks_P = -(-q_P // block_q)
+    wanted = max(1, -(-_PROGRAMS // int(blocks_P.sum())))
+    stretch = max(_MIN_STRETCH, -(-int(x_P.max()) // wanted))
+    stretches_P = -(-x_P // stretch)
+    counts_P = blocks_P * stretches_P
+    first_P = np.cumsum(counts_P) - counts_P
+    pair_W = np.repeat(np.arange(query_P.size), counts_P)
+    block_W, stretch_W = np.divmod(np.arange(pair_W.size) - first_P[pair_W], stretches_P[pair_W])
+    block_W, stretch_W = block_W * block_q, stretch_W * stretch
+    items = (
+        queries.starts_N[query_P][pair_W] + block_W,
+        np.minimum(q_P[pair_W] - block_W, block_q),
+        documents.starts_N[document_P][pair_W] + stretch_W,
+        np.minimum(x_P[pair_W] - stretch_W, stretch),
+    )
+    return np.stack(items, axis=1), np.stack((first_P, q_P, blocks_P, stretches_P), axis=1)
