@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 from whimbrel.errors import InvalidRequest
 from whimbrel.heads import Activation, Finish, Head, Vocabulary
 from whimbrel.templates import Template
-from whimbrel.types import InputType, OutputName
+from whimbrel.types import InputType, OutputName, Similarity
 
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -149,6 +149,8 @@ class Output:
     """So many leading tokens give no row, whatever they are."""
     keep_ids: tuple[int, ...] = ()
     """If any are named, no other tokens give a row: the tags at the end of each step of a solution."""
+    similarity: Similarity | None = None
+    """How pairs are compared by it, where the card says nothing else; None: in the usual way."""
     padding_id: int | None = None
     """Tokens of this id at the end of a text do not count, padding or not; a text of nothing else ends with its first token.
     So transformers finds the last token that a decoder's classes come from."""

@@ -24,7 +24,7 @@ from weakref import ref
 import numpy as np
 
 from whimbrel.admission import Queue, Rate, check
-from whimbrel.errors import DeadlineExceeded, Unavailable
+from whimbrel.errors import DeadlineExceeded, OutOfMemory, Unavailable
 from whimbrel.plan import Plan
 from whimbrel.scheduler import Scheduler, Taken
 from whimbrel.trace import count, observe
@@ -246,14 +246,29 @@ class Dispatch:
 
     def deliver(self, job: Job, batch: Collection, rows: list[int], indexes: list[int]) -> None:
         """Write what a batch gave for its seqs `rows`, which are the job's seqs `indexes`; the last of a job answer it."""
+        if job.matcher is not None and not self._matched(job, batch, rows, indexes):
+            return
         with self._writing:
             if job not in self._jobs:
                 return
-            job.write(batch, np.array(rows), np.array(indexes))
+            if job.matcher is None:
+                job.write(batch, np.array(rows), np.array(indexes))
             job.waiting -= len(indexes)
             complete = not job.waiting
         if complete and self.claim(job):
             job.resolve()
+
+    def _matched(self, job: Job, batch: Collection, rows: list[int], indexes: list[int]) -> bool:
+        """Compare what a batch gave, which may take long, outside of any lock; False if the job is gone."""
+        if job not in self._jobs:
+            return False
+        try:
+            job.match(batch, np.array(rows), np.array(indexes))
+        except MemoryError:
+            if self.claim(job):
+                job.fail(OutOfMemory("there is no memory to compare the vectors of this request."))
+            return False
+        return True
 
     def claim(self, job: Job) -> bool:
         """Take a job out, if it is there: whoever gets True answers it."""

@@ -26,7 +26,8 @@ from whimbrel.entities import Aggregation
 from whimbrel.errors import CheckpointError, NonFinite
 from whimbrel.frontend import AsyncFrontend, Frontend
 from whimbrel.lanes import Lanes
-from whimbrel.outputs import Ask, place
+from whimbrel.matching import Matcher
+from whimbrel.outputs import Ask, answer_places, place
 from whimbrel.plan import EngineOptions, Options, Plan, length_for, make_plan
 from whimbrel.runner import Runner, probe
 from whimbrel.scoring import Question
@@ -181,7 +182,8 @@ class Engine:
         `tag` is what a recorder knows it by. `admitted`: another engine had admitted it, so it is not refused for overload.
         Raises Overloaded, Unavailable, DeadlineExceeded.
         """
-        job = Job(Future(), prepared, np.empty(prepared.places.num_bytes, np.uint8) if out is None else out, tag=tag)
+        memory = np.empty(answer_places(prepared).num_bytes, np.uint8) if out is None else out
+        job = Job(Future(), prepared, memory, _matcher(prepared), tag)
         if prepared.seqs:
             self._lanes.add(job, admitted=admitted)
         else:
@@ -240,6 +242,11 @@ class Engine:
                     file = f"{tower.path}/config.json".lstrip("/")
                     raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None
         self._lanes.forget_rate()
+
+
+def _matcher(prepared: Prepared) -> Matcher | None:
+    comparison = prepared.comparison
+    return Matcher(comparison) if comparison is not None and comparison.output == "multi_vector" else None
 
 
 def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, faulty: bool) -> AnyRunner:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Final, cast
@@ -16,6 +16,7 @@ from typing import Final, cast
 import numpy as np
 
 from whimbrel.card import Card, Output
+from whimbrel.comparison import Side, compared_by, is_comparison, sides
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from whimbrel.heads import SparseCode
 from whimbrel.outputs import Ask, place
@@ -27,7 +28,7 @@ from whimbrel.tokenizing.template_tokenizer import TemplateTokenizer
 from whimbrel.tokenizing.token_spans import locate
 from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.trace import trace
-from whimbrel.types import Int64Array, OutputName, Pair, Prepared, Request, Seq, TokenSpans
+from whimbrel.types import Comparison, Int64Array, OutputName, Pair, Prepared, Request, Seq, Similarity, TokenSpans
 
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
@@ -35,6 +36,18 @@ _INLINE_CHARACTERS: Final = 2000
 _MAX_WAITING: Final = 1024
 _VECTORS: Final = ("dense", "multi_vector")
 """Outputs whose rows may be cut."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Read:
+    """What a request asks, and its texts, tokenised."""
+
+    card: Card
+    asks: list[Ask]
+    seqs: list[Seq]
+    merge: Merge | None = None
+    spans: list[TokenSpans] | None = None
+    comparison: Comparison | None = None
 
 
 class Frontend:
@@ -54,12 +67,9 @@ class Frontend:
         Raises InvalidRequest, TooLong, TooLarge.
         """
         received = perf_counter() if received is None else received
-        number = self._card.tower_for(request.input_type)
-        card = self._card.tower(number)
-        asks = [self._ask(card, request, name) for name in dict.fromkeys(request.outputs or (next(iter(card.outputs)),))]
-        check_uses(card, request, [ask.name for ask in asks])
         with trace("tokenize") as tokenized:
-            seqs, merge, spans = self._tokenized(self._tokenizers[number], card, request, asks)
+            read = self._compared(request) if is_comparison(self._card, request) else self._read(request)
+        seqs = read.seqs
         num_tokens = sum(seq.ids.size for seq in seqs)
         if num_tokens > self._plan.max_request_tokens:
             raise TooLarge(
@@ -69,7 +79,7 @@ class Frontend:
             )
         return Prepared(
             seqs,
-            place(card, seqs, asks),
+            place(read.card, seqs, read.asks),
             num_tokens=num_tokens,
             num_truncated=sum(seq.truncated for seq in seqs),
             received=received,
@@ -77,9 +87,32 @@ class Frontend:
             priority=request.priority,
             deadline=request.deadline,
             owner=request.owner,
-            merge=merge,
-            spans=spans,
+            comparison=read.comparison,
+            merge=read.merge,
+            spans=read.spans,
         )
+
+    def _read(self, request: Request) -> _Read:
+        number = self._card.tower_for(request.input_type)
+        card = self._card.tower(number)
+        asks = [self._ask(card, request, name) for name in dict.fromkeys(request.outputs or (next(iter(card.outputs)),))]
+        check_uses(card, request, [ask.name for ask in asks])
+        return _Read(card, asks, *self._tokenized(self._tokenizers[number], card, request, asks))
+
+    def _compared(self, request: Request) -> _Read:
+        """Pairs of which each text is encoded once, queries first."""
+        output, similarity = compared_by(self._card, request)
+        queries, documents = sides(request, output)
+        first = self._side(queries, similarity)
+        second = self._side(documents, similarity)
+        seqs = [*first.seqs, *(replace(seq, index=seq.index + len(first.seqs)) for seq in second.seqs)]
+        comparison = Comparison(output, similarity, queries.place_P, documents.place_P + np.int32(len(first.seqs)))
+        return _Read(first.card, first.asks, seqs, comparison=comparison)
+
+    def _side(self, side: Side, similarity: Similarity) -> _Read:
+        with side.asking():
+            read = self._read(side.request)
+        return replace(read, asks=[replace(ask, finished=True) for ask in read.asks]) if similarity == "cosine" else read
 
     def _tokenizer(self, folder: Path, card: Card, plan: Plan, tower: int) -> Tokenizer | TemplateTokenizer:
         return TemplateTokenizer(folder, card, plan) if card.template else Tokenizer(folder, card, plan, tower=tower)

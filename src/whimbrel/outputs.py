@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.card import Card, Output
-from whimbrel.types import Float32Array, Int32Array, Int64Array, OutputName, Outputs, Ragged, Seq, Sparse
+from whimbrel.types import Float32Array, Int32Array, Int64Array, OutputName, Outputs, Prepared, Ragged, Seq, Sparse
 
 if TYPE_CHECKING:
     from whimbrel.batch import Batch
@@ -109,6 +109,15 @@ def place(card: Card, seqs: Sequence[Seq], asks: Sequence[Ask]) -> Places:
         places[ask.name] = each = Place(ask, start, _offsets(counts), ids)
         start += -(-each.num_bytes // _ALIGN) * _ALIGN
     return Places(places, start, unplaced)
+
+
+def answer_places(prepared: Prepared) -> Places:
+    """Where the answer lies in a request's memory."""
+    if prepared.comparison is None:
+        return prepared.places
+    offsets = np.arange(prepared.comparison.num_pairs + 1, dtype=np.int64)
+    scores = Place(Ask("scores", 1, True), 0, offsets, None)
+    return Places({"scores": scores}, scores.num_bytes)
 
 
 def guessed_bytes(places: Places) -> int:

@@ -31,7 +31,11 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "owner": ((str,), "a string"),
 }
 _PRIORITIES: Final = range(-(2**31), 2**31)
-_WORDS: Final[dict[str, tuple[str, ...]]] = {"input_type": ("query", "document"), "truncate": ("right", "left", "never")}
+_WORDS: Final[dict[str, tuple[str, ...]]] = {
+    "input_type": ("query", "document"),
+    "truncate": ("right", "left", "never"),
+    "score_by": ("dense", "sparse", "multi_vector"),
+}
 _COUNTS_FOR: Final[dict[str, tuple[OutputName, ...]]] = {
     "dimensions": ("dense", "multi_vector"),
     "normalize": ("dense", "multi_vector"),
@@ -87,6 +91,8 @@ def check_uses(card: Card, request: Request, outputs: Collection[OutputName]) ->
                 f"is for {' and '.join(counts_for)}; this request asks for {', '.join(outputs)}.",
                 param=name,
             )
+    if request.score_by is not None and "scores" in outputs:
+        raise InvalidRequest("this model scores pairs itself, and compares no vectors.", param="score_by")
     if request.instruction is not None and card.template is None:
         raise InvalidRequest(
             "this model takes no instruction. What is to stand before a text is a prompt.", param="instruction"

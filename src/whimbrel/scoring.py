@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, Unpack, cast
 import numpy as np
 
 from whimbrel.card import Card
+from whimbrel.comparison import can_score
 from whimbrel.entities import AGGREGATIONS, Aggregation, find_entities
 from whimbrel.errors import InvalidRequest, WhimbrelError, relocated
 from whimbrel.types import Classes, Entity, Float32Array, OutputName, Pair, Ranked, Request, Result, read_truncate
@@ -50,7 +51,8 @@ def score(
 
 def _score(card: Card, given: Mapping[str, str | Iterable[str]], options: ScoreOptions) -> Question[Float32Array]:
     """Of queries and documents, by the names that the caller has for them."""
-    card.output("scores")
+    if not can_score(card):
+        card.output("scores")
     names = [(name, isinstance(texts, str)) for name, texts in given.items()]
 
     def name(index: int | None = None, part: int = 1) -> str:
@@ -65,7 +67,7 @@ def rerank(
     card: Card, query: str, documents: str | Iterable[str], *, top_n: int | None = None, **options: Unpack[ScoreOptions]
 ) -> Question[list[Ranked]]:
     """The documents in order of their score, the best first; of equal ones the one that was given first."""
-    if card.output("scores").width != 1:
+    if "scores" in card.outputs and card.output("scores").width != 1:
         labels = ", ".join(card.labels)
         raise InvalidRequest(f"this model gives a score for each of several classes ({labels}); ask for score or classify.")
     if top_n is not None and (type(top_n) is not int or top_n < 1):
@@ -115,6 +117,7 @@ def _request(card: Card, output: OutputName, texts: Sequence[Any], options: Scor
         prompt=text,
         prompt_name=name,
         activate=options.get("activate"),
+        score_by=options.get("score_by"),
         truncate=read_truncate(options.get("truncate")),
         locate=locate,
     )

@@ -60,6 +60,9 @@ InputType: TypeAlias = Literal["query", "document"]
 Pair: TypeAlias = tuple[str, str]
 """A query and a document, or any two texts of which one score is asked."""
 
+Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]
+"""How vectors are compared. Distances are negative; of token vectors the sum, or the mean, of each query token's best match."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -81,6 +84,8 @@ class Request:
     """Whether the texts are queries or documents."""
     instruction: str | None = None
     """What a reranker with a template is told to judge; None: the template's own."""
+    score_by: OutputName | None = None
+    """Of models that give no scores of their own: by which output pairs are compared; None: what the model is made for."""
     dimensions: int | None = None
     normalize: bool | None = None
     """Of vectors: whether they are divided by their Euclidean norm."""
@@ -149,12 +154,26 @@ class TokenSpans:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """Scores of pairs, made of what the model gives for each text: of seq queries_P[i] and seq documents_P[i]."""
+
+    output: OutputName
+    similarity: Similarity
+    queries_P: Int32Array
+    documents_P: Int32Array
+
+    @property
+    def num_pairs(self) -> int:
+        return self.queries_P.size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """A tokenised request and what is to become of it: the one message that goes to an engine."""
 
     seqs: Sequence[Seq]
     places: Places
-    """What it asks for, and where each row of the answer lies."""
+    """What it asks of the model, and where each row lies."""
     num_tokens: int
     num_truncated: int
     received: float
@@ -164,6 +183,8 @@ class Prepared:
     priority: int = 0
     deadline: float = inf
     owner: str = ""
+    comparison: Comparison | None = None
+    """What the answer is made of it; None: it is the answer."""
     merge: Merge | None = None
     """How the vectors of seqs become those of texts, where a text has several; it stays where the request came in."""
     spans: Sequence[TokenSpans] | None = None

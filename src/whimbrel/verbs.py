@@ -48,6 +48,8 @@ class ScoreOptions(TypedDict, total=False):
     """As of TextOptions; put before each text, before the query of a pair."""
     activate: bool | None
     """Whether the checkpoint's activation is applied; False: logits. None: as the checkpoint does."""
+    score_by: OutputName | None
+    """Of models without scores of their own: by which of their outputs pairs are compared. None: what they are made for."""
     truncate: Truncate | bool | None
     """As of TextOptions. Of a pair that is too long, the longer text is cut first."""
 

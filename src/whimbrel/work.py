@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.batch import Batch
-from whimbrel.errors import WhimbrelError
-from whimbrel.outputs import Collected, Wanted, assemble, guessed_bytes, joined, ranges
+from whimbrel.errors import OutOfMemory, WhimbrelError
+from whimbrel.outputs import Collected, Wanted, answer_places, assemble, guessed_bytes, joined, ranges
 from whimbrel.parts import located, merged
-from whimbrel.types import Float32Array, Int32Array, OutputName, Prepared, Result, Seq, Sparse, Timings
+from whimbrel.similarity import compare
+from whimbrel.types import Float32Array, Int32Array, OutputName, Outputs, Prepared, Result, Seq, Sparse, Timings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +27,25 @@ class Collection:
     outputs: Mapping[OutputName, Collected]
 
 
+class AnyMatcher(Protocol):
+    """Compares token vectors as they come; see `matching.Matcher`."""
+
+    @property
+    def scores_P(self) -> Float32Array:
+        """The scores of all pairs, once all seqs were added."""
+        ...
+
+    def add(
+        self,
+        rows_XD: Float32Array,
+        seqs: NDArray[np.integer],
+        starts_N: NDArray[np.integer],
+        ends_N: NDArray[np.integer],
+    ) -> None:
+        """Seqs that were computed, each once: seqs[i] has rows starts_N[i] to ends_N[i]. The rows are not kept."""
+        ...
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
     """A request on its way: where its outputs go, and what is left to do."""
@@ -33,7 +53,9 @@ class Job:
     future: Future[Result]
     prepared: Prepared
     memory: NDArray[np.uint8]
-    """Of the outputs, as `prepared.places` divides it. Nothing is written here any more once the Future is done."""
+    """Of the answer, as `answer_places` divides it. Nothing is written here any more once the Future is done."""
+    matcher: AnyMatcher | None = None
+    """Of pairs that are compared by their token vectors, which have no place."""
     tag: object = None
     """Whatever the owner of a recorder wants to know a job by."""
     queue: float = -1.0
@@ -43,18 +65,21 @@ class Job:
     """Seqs not collected yet."""
     arrays: dict[OutputName, Float32Array] = field(init=False)
     pieces: dict[int, tuple[Int32Array, Float32Array]] = field(init=False)
-    """By seq: what has no place in `memory`."""
+    """By seq: what has no place."""
 
     def __post_init__(self) -> None:
+        places = self.prepared.places
         self.waiting = len(self.prepared.seqs)
-        self.arrays = self.prepared.places.arrays(self.memory)
+        memory = self.memory if self.prepared.comparison is None else np.empty(places.num_bytes, np.uint8)
+        self.arrays = {} if self.matcher is not None else places.arrays(memory)
         self.pieces = {}
 
     @property
     def num_bytes(self) -> int:
         """Of its ids and its outputs, about."""
         ids = self.prepared.num_tokens * np.dtype(np.int32).itemsize
-        return ids + self.memory.nbytes + guessed_bytes(self.prepared.places) * len(self.prepared.seqs)
+        arrays = sum(array.nbytes for array in self.arrays.values()) if self.prepared.comparison else 0
+        return ids + self.memory.nbytes + arrays + guessed_bytes(self.prepared.places) * len(self.prepared.seqs)
 
     def write(self, batch: Collection, rows: NDArray[np.integer], indexes: NDArray[np.integer]) -> None:
         """Take over what a batch gave: its seqs `rows` are the job's seqs `indexes`."""
@@ -69,15 +94,40 @@ class Job:
             for row, index in zip(batch.wanted[unplaced.name].offsets_B1[rows].tolist(), indexes.tolist(), strict=True):
                 self.pieces[index] = entries[row]
 
+    def match(self, batch: Collection, rows: NDArray[np.integer], indexes: NDArray[np.integer]) -> None:
+        """As `write`, of token vectors that are compared. Raises MemoryError."""
+        assert self.matcher is not None
+        name = "multi_vector"
+        offsets_B1, width = batch.wanted[name].offsets_B1, self.prepared.places.by_name[name].ask.width
+        vectors_XD = cast(Float32Array, batch.outputs[name])[:, :width]
+        self.matcher.add(vectors_XD, indexes, offsets_B1[rows], offsets_B1[rows + 1])
+
     def resolve(self) -> None:
         """Answer; the job is nobody else's any more."""
         prepared = self.prepared
         total = perf_counter() - prepared.received
         timings = Timings(prepared.tokenize, max(0.0, self.queue), self.compute, total)
         if self.future.set_running_or_notify_cancel():
+            try:
+                outputs = self._outputs()
+            except MemoryError:
+                self.future.set_exception(OutOfMemory("there is no memory to put the answer together."))
+                return
+            self.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.spans))
+
+    def _outputs(self) -> Outputs:
+        prepared, comparison = self.prepared, self.prepared.comparison
+        if comparison is None or self.matcher is None:
             entries = joined(self.pieces) if prepared.places.unplaced is not None else None
             outputs = merged(assemble(prepared.places, self.arrays, entries), prepared.merge)
-            self.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.spans))
+            if comparison is None:
+                return outputs
+            scores_P = compare(outputs, comparison)
+        else:
+            scores_P = self.matcher.scores_P
+        arrays = answer_places(prepared).arrays(self.memory)
+        arrays["scores"][:, 0] = scores_P
+        return Outputs(scores=arrays["scores"])
 
     def fail(self, error: WhimbrelError) -> None:
         """Answer with an error; the job is nobody else's any more."""

@@ -139,7 +139,9 @@ def read_m3(root: Path, encoder: Encoder, tokenizer: TokenizerCard) -> dict[Lite
         outputs["sparse"] = Output(1, rows="entry", head=(head,), skip_ids=skip_ids)
     if (root / _COLBERT).exists():
         head = Dense(_COLBERT, "", encoder.hidden_size, _rows(root, _COLBERT), bias=True, activation="identity")
-        outputs["multi_vector"] = Output(head.out_features, rows="token", head=(head,), finish="normalize", skip_first=1)
+        outputs["multi_vector"] = Output(
+            head.out_features, rows="token", head=(head,), finish="normalize", skip_first=1, similarity="meanmaxsim"
+        )
     return outputs
 
 

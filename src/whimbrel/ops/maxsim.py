@@ -68,6 +68,11 @@ class TokenVectors:
         offsets = np.asarray(offsets_N1, np.int64)
         return cls(rows_TD, offsets[:-1], offsets[1:], scales_T)
 
+    @classmethod
+    def from_array(cls, rows_TD: Float32Array, starts_N: Int64Array, ends_N: Int64Array) -> TokenVectors:
+        """Of rows on the host, which are not copied."""
+        return cls(torch.from_numpy(rows_TD), starts_N, ends_N)  # pyright: ignore[reportUnknownMemberType]
+
     def __len__(self) -> int:
         return self.starts_N.size
 

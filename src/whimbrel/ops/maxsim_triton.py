@@ -11,7 +11,7 @@ Source of the scheme: flash-attention's tiling, as flash-maxsim (2605.29517) app
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch

@@ -26,7 +26,7 @@ import numpy as np
 from whimbrel import logs, metrics
 from whimbrel.engine import Engine
 from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
-from whimbrel.outputs import Ask, place
+from whimbrel.outputs import Ask, answer_places, place
 from whimbrel.processes.channel import BrokenLine, Line
 from whimbrel.processes.lifeline import LINE_BROKEN, control_socket, end_process, raise_file_limit
 from whimbrel.processes.messages import (
@@ -43,10 +43,10 @@ from whimbrel.processes.messages import (
     ToEngine,
     failed,
 )
-from whimbrel.processes.seqs import num_ints, pack_entries, unpack_seqs
+from whimbrel.processes.seqs import ints_of, num_ints, pack_entries, unpack_pairs, unpack_seqs
 from whimbrel.processes.shared import SHARED_BYTES, Board, align, bytes_at, map_memory, share
 from whimbrel.trace import level
-from whimbrel.types import Prepared, Result, Sparse, Timings
+from whimbrel.types import Comparison, Prepared, Result, Sparse, Timings
 from whimbrel.work import Work
 
 _log = logging.getLogger("whimbrel")
@@ -136,12 +136,11 @@ class WorkerLine:
             self._segments[message.segment] = map_memory(self._line.take_fd(), message.segment_bytes)
         segment = self._segments[message.segment] if message.segment else None
         prepared = self._prepared(message, message.arrays if segment is None else segment)
-        size = prepared.places.num_bytes
+        size = answer_places(prepared).num_bytes
         if segment is None:
             memory = np.empty(size, np.uint8)
         else:
-            used = 4 * num_ints(message.num_seqs, message.num_tokens, message.num_spans)
-            memory = bytes_at(segment, align(used), size)
+            memory = bytes_at(segment, align(4 * ints_of(prepared)), size)
         try:
             future = self._engine.submit_prepared(
                 prepared, out=memory, tag=Origin(self._worker, message.uid), admitted=message.admitted
@@ -151,11 +150,16 @@ class WorkerLine:
             return
         self._futures[message.uid] = future
         inline = memory.data if segment is None else _NOTHING
-        future.add_done_callback(partial(self._answer, message.uid, inline, prepared.places.unplaced is not None))
+        has_entries = answer_places(prepared).unplaced is not None
+        future.add_done_callback(partial(self._answer, message.uid, inline, has_entries))
 
     def _prepared(self, message: Submit, source: memoryview | mmap) -> Prepared:
         """The request, its arrays still where they lie."""
-        seqs = unpack_seqs(source, message.num_seqs, message.num_tokens, message.num_spans)
+        seqs, comparison = unpack_seqs(source, message.num_seqs, message.num_tokens, message.num_spans), None
+        if message.compare is not None:
+            output, similarity, num_pairs = message.compare
+            before = num_ints(message.num_seqs, message.num_tokens, message.num_spans)
+            comparison = Comparison(output, similarity, *unpack_pairs(source, before, num_pairs))
         card = self._engine.card.tower(seqs[0].tower)
         return Prepared(
             seqs,
@@ -168,6 +172,7 @@ class WorkerLine:
             deadline=message.deadline,
             owner=message.owner,
             suspects=message.suspects,
+            comparison=comparison,
         )
 
     def _answer(self, uid: int, inline: memoryview, has_entries: bool, future: Future[Result]) -> None:

@@ -14,7 +14,7 @@ from whimbrel.errors import Overloaded, Unavailable, WhimbrelError
 from whimbrel.logs import LogOptions
 from whimbrel.plan import Options, Plan
 from whimbrel.server.options import GuardOptions
-from whimbrel.types import OutputName
+from whimbrel.types import OutputName, Similarity
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
@@ -36,6 +36,8 @@ class Submit(_Message):
     num_spans: int
     asks: list[tuple[OutputName, int, bool, int]]
     """The fields of outputs.Ask."""
+    compare: tuple[OutputName, Similarity, int] | None
+    """Of a comparison its output, its similarity and how many pairs it has; these come after the seqs."""
     num_tokens: int
     num_truncated: int
     received: float

@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 
 from whimbrel.errors import WhimbrelError
-from whimbrel.outputs import assemble
+from whimbrel.outputs import answer_places, assemble
 from whimbrel.parts import located, merged
 from whimbrel.processes.channel import AsyncLine, BrokenLine
 from whimbrel.processes.messages import Answer, Cancel, Down, Drop, Failed, FromEngine, Submit, error_of
-from whimbrel.processes.seqs import count_spans, num_ints, pack_seqs, unpack_entries
+from whimbrel.processes.seqs import count_spans, ints_of, pack, unpack_entries
 from whimbrel.processes.shared import SHARED_BYTES, Board, Segment, SegmentPool, align, map_memory
 from whimbrel.types import Prepared, Result, Timings
 
@@ -87,8 +87,8 @@ class Replica:
         prepared = pending.prepared
         self._next += 1
         uid = self._next
-        arrays = pack_seqs(prepared.seqs)
-        result_bytes = prepared.places.num_bytes
+        arrays, comparison = pack(prepared), prepared.comparison
+        result_bytes = answer_places(prepared).num_bytes
         segment = None
         if max(arrays.nbytes, result_bytes) > SHARED_BYTES:
             segment = self._pool.take(align(arrays.nbytes) + result_bytes)
@@ -103,6 +103,7 @@ class Replica:
             num_seqs=len(prepared.seqs),
             num_spans=count_spans(prepared.seqs),
             asks=[(ask.name, ask.width, ask.finished, ask.max_entries) for ask in prepared.places.asks],
+            compare=None if comparison is None else (comparison.output, comparison.similarity, comparison.num_pairs),
             num_tokens=prepared.num_tokens,
             num_truncated=prepared.num_truncated,
             received=prepared.received,
@@ -140,14 +141,11 @@ class Replica:
 
     def _answer(self, pending: Pending, message: Answer) -> None:
         prepared = pending.prepared
-        places = prepared.places
+        places = answer_places(prepared)
         if pending.segment is None:
             memory = np.frombuffer(message.memory, np.uint8)
         else:
-            num_seqs, num_spans = len(prepared.seqs), count_spans(prepared.seqs)
-            memory = self._pool.lend(
-                pending.segment, align(4 * num_ints(num_seqs, prepared.num_tokens, num_spans)), places.num_bytes
-            )
+            memory = self._pool.lend(pending.segment, align(4 * ints_of(prepared)), places.num_bytes)
         given: memoryview | mmap = message.entries
         if message.entries_bytes:
             assert self._line is not None  # it is reading

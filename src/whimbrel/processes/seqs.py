@@ -8,14 +8,33 @@ from typing import Final
 
 import numpy as np
 
-from whimbrel.types import Int32Array, Seq, Sparse
+from whimbrel.types import Int32Array, Prepared, Seq, Sparse
 
 _COLUMNS: Final = 9
 
 
-def num_ints(num_seqs: int, num_tokens: int, num_spans: int) -> int:
-    """Of the array that `pack_seqs` makes."""
-    return _COLUMNS * num_seqs + num_tokens + 2 * num_spans
+def num_ints(num_seqs: int, num_tokens: int, num_spans: int, num_pairs: int = 0) -> int:
+    """Of the array that `pack` makes."""
+    return _COLUMNS * num_seqs + num_tokens + 2 * (num_spans + num_pairs)
+
+
+def ints_of(prepared: Prepared) -> int:
+    """Of the array that `pack` makes of a request."""
+    comparison = prepared.comparison
+    num_pairs = 0 if comparison is None else comparison.num_pairs
+    return num_ints(len(prepared.seqs), prepared.num_tokens, count_spans(prepared.seqs), num_pairs)
+
+
+def pack(prepared: Prepared) -> Int32Array:
+    """The seqs of a request, and the pairs that are compared."""
+    seqs, comparison = pack_seqs(prepared.seqs), prepared.comparison
+    return seqs if comparison is None else np.concatenate((seqs, comparison.queries_P, comparison.documents_P))
+
+
+def unpack_pairs(source: memoryview | mmap, num_before: int, num_pairs: int) -> tuple[Int32Array, Int32Array]:
+    """The pairs that come after so many numbers. Raises ValueError if the source is too short."""
+    flat = np.frombuffer(source, np.int32, 2 * num_pairs, 4 * num_before)
+    return flat[:num_pairs], flat[num_pairs:]
 
 
 def count_spans(seqs: Sequence[Seq]) -> int:
