@@ -1,12 +1,13 @@
 """Late interaction: the scores of a request's pairs, made as soon as both sides are there.
 
-Theory of operation. Texts are computed in batches that end in any order. What a batch gave of documents is scored where it lies,
-against the queries that are there; only queries are kept, and documents that come before their queries. So a rerank of ten
-thousand documents takes the memory of a few. Knows no lanes and no jobs; safe to use from several threads.
+Theory of operation. Texts are computed in batches that end in any order. What a batch gave of documents is scored where it
+lies, against the queries that are there; only queries are kept, and documents that come before their queries. So a rerank of
+ten thousand documents takes the memory of a few. Knows no lanes and no jobs; safe to use from several threads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from threading import Lock
 from typing import cast
@@ -21,89 +22,77 @@ from whimbrel.types import Comparison, Float32Array, Int64Array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lying:
-    """Where the rows of seqs lie."""
+    """Where the rows of some seqs lie."""
 
+    seqs_N: NDArray[np.integer]
     rows_XD: Float32Array
-    starts_N: Int64Array
-    ends_N: Int64Array
+    starts_N: NDArray[np.integer]
+    ends_N: NDArray[np.integer]
+
+    def only(self, some_N: NDArray[np.bool_]) -> _Lying:
+        return _Lying(self.seqs_N[some_N], self.rows_XD, self.starts_N[some_N], self.ends_N[some_N])
+
+    def copied(self) -> dict[int, Float32Array]:
+        rows = zip(self.seqs_N.tolist(), self.starts_N.tolist(), self.ends_N.tolist(), strict=True)
+        return {seq: self.rows_XD[start:end].copy() for seq, start, end in rows}
 
 
 class Matcher:
     """The scores of one request."""
 
     def __init__(self, comparison: Comparison) -> None:
-        self.scores_P = np.empty(comparison.num_pairs, np.float32)
-        self._comparison = comparison
+        self.scores = np.empty(comparison.num_pairs, np.float32)
+        self._query_P, self._document_P = comparison.queries_P, comparison.documents_P
+        self._reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
+        self._by_query, self._by_document = _Index(self._query_P), _Index(self._document_P)
         self._lock = Lock()
         self._queries: dict[int, Float32Array] = {}
         self._waiting: dict[int, Float32Array] = {}
         """Documents whose queries are not all there."""
-        self._by_query = _Index(comparison.queries_P)
-        self._by_document = _Index(comparison.documents_P)
 
     def add(
-        self,
-        rows_XD: Float32Array,
-        seqs: NDArray[np.integer],
-        starts_N: NDArray[np.integer],
-        ends_N: NDArray[np.integer],
+        self, rows_XD: Float32Array, seqs: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
     ) -> None:
-        """Seqs that were computed, each once: seqs[i] has rows starts_N[i] to ends_N[i]. The rows are not kept."""
+        """Seqs that were computed, each once: seqs[i] has rows starts[i] to ends[i]. The rows are not kept."""
+        lying = _Lying(seqs, rows_XD, starts, ends)
+        is_query_N = self._by_query.has(seqs)
         with self._lock:
-            is_query_N = self._by_query.has(seqs)
-            rows = zip(seqs.tolist(), starts_N.tolist(), ends_N.tolist(), is_query_N.tolist(), strict=True)
-            come = {seq: rows_XD[start:end].copy() for seq, start, end, is_query in rows if is_query}
-            self._queries |= come
-            self._score_waiting(list(come))
-            documents_N = self._by_document.has(seqs)
-            self._score(
-                _Lying(rows_XD, starts_N[documents_N].astype(np.int64), ends_N[documents_N].astype(np.int64)), seqs[documents_N]
-            )
+            if is_query_N.any():
+                self._add_queries(lying.only(is_query_N).copied())
+            if not is_query_N.all():
+                self._add_documents(lying.only(~is_query_N))
 
-    def _score(self, lying: _Lying, documents_N: NDArray[np.integer]) -> None:
-        """Documents that were computed, against the queries that are there."""
-        places = {seq: i for i, seq in enumerate(cast(list[int], documents_N.tolist()))}
-        pairs = self._by_document.places(documents_N)
-        there = np.fromiter(
-            (query in self._queries for query in self._comparison.queries_P[pairs].tolist()), np.bool_, pairs.size
-        )
-        self._match(pairs[there], lying, places)
-        for seq in set(self._comparison.documents_P[pairs[~there]].tolist()):
-            place = places[seq]
-            self._waiting[seq] = lying.rows_XD[lying.starts_N[place] : lying.ends_N[place]].copy()
+    def _add_queries(self, queries: dict[int, Float32Array]) -> None:
+        """They meet the documents that came before them."""
+        self._queries |= queries
+        pairs = self._by_query.places(np.array(list(queries)))
+        pairs = pairs[_among(self._document_P[pairs], self._waiting)]
+        if pairs.size:
+            documents = np.unique(self._document_P[pairs])
+            self._match(pairs, _stacked(documents, self._waiting))
+            for seq in documents.tolist():
+                if _among(self._query_P[self._by_document.places(np.array([seq]))], self._queries).all():
+                    del self._waiting[seq]
 
-    def _score_waiting(self, queries: list[int]) -> None:
-        """Queries that have come, against documents that were there before."""
-        pairs = self._by_query.places(np.array(queries, np.int64))
-        known = np.fromiter(
-            (seq in self._waiting for seq in self._comparison.documents_P[pairs].tolist()), np.bool_, pairs.size
-        )
-        pairs = pairs[known]
-        seqs = sorted(set(cast(list[int], self._comparison.documents_P[pairs].tolist())))
-        if not seqs:
-            return
-        self._match(pairs, _joined([self._waiting[seq] for seq in seqs]), {seq: i for i, seq in enumerate(seqs)})
-        for seq in seqs:
-            if all(
-                query in self._queries
-                for query in self._comparison.queries_P[self._by_document.places(np.array([seq]))].tolist()
-            ):
-                del self._waiting[seq]
+    def _add_documents(self, documents: _Lying) -> None:
+        """They meet the queries that are there, and wait for the others."""
+        pairs = self._by_document.places(documents.seqs_N)
+        there = _among(self._query_P[pairs], self._queries)
+        if there.any():
+            self._match(pairs[there], documents)
+        if not there.all():
+            self._waiting |= documents.only(np.isin(documents.seqs_N, self._document_P[pairs[~there]])).copied()
 
-    def _match(self, pairs: Int64Array, documents: _Lying, places: dict[int, int]) -> None:
-        if not pairs.size:
-            return
-        query_P: list[int] = self._comparison.queries_P[pairs].tolist()
-        queries = sorted(set(query_P))
-        number = {seq: i for i, seq in enumerate(queries)}
-        lying = _joined([self._queries[seq] for seq in queries])
-        document_P: list[int] = self._comparison.documents_P[pairs].tolist()
-        self.scores_P[pairs] = maxsim(
-            TokenVectors.from_array(lying.rows_XD, lying.starts_N, lying.ends_N),
-            TokenVectors.from_array(documents.rows_XD, documents.starts_N, documents.ends_N),
-            np.fromiter((number[seq] for seq in query_P), np.int64, pairs.size),
-            np.fromiter((places[seq] for seq in document_P), np.int64, pairs.size),
-            reduce="mean" if self._comparison.similarity == "meanmaxsim" else "sum",
+    def _match(self, pairs: Int64Array, documents: _Lying) -> None:
+        queries_M, query_P = np.unique(self._query_P[pairs], return_inverse=True)
+        queries = _stacked(queries_M, self._queries)
+        order = np.argsort(documents.seqs_N)
+        document_P = order[np.searchsorted(documents.seqs_N, self._document_P[pairs], sorter=order)]
+        self.scores[pairs] = maxsim(
+            *(TokenVectors.from_array(side.rows_XD, side.starts_N, side.ends_N) for side in (queries, documents)),
+            query_P,
+            document_P,
+            reduce="mean" if self._reduce == "mean" else "sum",
         )
 
 
@@ -126,6 +115,14 @@ class _Index:
         return np.searchsorted(self._sorted_P, seqs_N, "left"), np.searchsorted(self._sorted_P, seqs_N, "right")
 
 
-def _joined(rows: list[Float32Array]) -> _Lying:
-    ends = np.cumsum([len(each) for each in rows])
-    return _Lying(rows[0] if len(rows) == 1 else np.concatenate(rows), np.concatenate(([0], ends[:-1])), ends)
+def _among(seqs_P: NDArray[np.integer], known: Container[int]) -> NDArray[np.bool_]:
+    """Which of them are known."""
+    return np.fromiter((seq in known for seq in cast(list[int], seqs_P.tolist())), np.bool_, seqs_P.size)
+
+
+def _stacked(seqs_N: NDArray[np.integer], rows: dict[int, Float32Array]) -> _Lying:
+    """Some seqs one after another."""
+    found = [rows[seq] for seq in cast(list[int], seqs_N.tolist())]
+    ends_N = np.cumsum([len(each) for each in found])
+    rows_XD = found[0] if len(found) == 1 else np.concatenate(found)
+    return _Lying(seqs_N, rows_XD, np.concatenate(([0], ends_N[:-1])), ends_N)

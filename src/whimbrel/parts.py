@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from whimbrel.errors import WhimbrelError, relocated
-from whimbrel.types import Float32Array, Int64Array, Outputs
+from whimbrel.types import Comparison, Float32Array, Int64Array, Outputs, Prepared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,13 +42,18 @@ def merged(outputs: Outputs, merge: Merge | None) -> Outputs:
     return replace(outputs, dense=dense)
 
 
-def located(error: WhimbrelError, merge: Merge | None) -> WhimbrelError:
-    """An error that names a part, as one that names the text."""
-    if merge is None:
-        return error
-    ends_N = merge.offsets_N1[1:]
+def located(error: WhimbrelError, prepared: Prepared) -> WhimbrelError:
+    """An error that names a seq, as one that names the text, or the part of a pair, that it is of."""
+    merge, comparison = prepared.merge, prepared.comparison
+    if merge is not None:
+        ends_N = merge.offsets_N1[1:]
+        return relocated(error, lambda seq: f"input[{np.searchsorted(ends_N, seq, side='right')}]")
+    return error if comparison is None else relocated(error, lambda seq: _of_pair(comparison, seq))
 
-    def name(part: int | None = None, *_: int) -> str:
-        return "input" if part is None else f"input[{np.searchsorted(ends_N, part, side='right')}]"
 
-    return relocated(error, name)
+def _of_pair(comparison: Comparison, seq: int) -> str:
+    for part, seqs_P in enumerate((comparison.queries_P, comparison.documents_P)):
+        (pairs,) = np.nonzero(seqs_P == seq)
+        if pairs.size:
+            return f"input[{pairs[0]}][{part}]"
+    return "input"

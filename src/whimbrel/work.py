@@ -31,7 +31,7 @@ class AnyMatcher(Protocol):
     """Compares token vectors as they come; see `matching.Matcher`."""
 
     @property
-    def scores_P(self) -> Float32Array:
+    def scores(self) -> Float32Array:
         """The scores of all pairs, once all seqs were added."""
         ...
 
@@ -39,10 +39,10 @@ class AnyMatcher(Protocol):
         self,
         rows_XD: Float32Array,
         seqs: NDArray[np.integer],
-        starts_N: NDArray[np.integer],
-        ends_N: NDArray[np.integer],
+        starts: NDArray[np.integer],
+        ends: NDArray[np.integer],
     ) -> None:
-        """Seqs that were computed, each once: seqs[i] has rows starts_N[i] to ends_N[i]. The rows are not kept."""
+        """Seqs that were computed, each once: seqs[i] has rows starts[i] to ends[i]. The rows are not kept."""
         ...
 
 
@@ -124,7 +124,7 @@ class Job:
                 return outputs
             scores_P = compare(outputs, comparison)
         else:
-            scores_P = self.matcher.scores_P
+            scores_P = self.matcher.scores
         arrays = answer_places(prepared).arrays(self.memory)
         arrays["scores"][:, 0] = scores_P
         return Outputs(scores=arrays["scores"])
@@ -132,7 +132,7 @@ class Job:
     def fail(self, error: WhimbrelError) -> None:
         """Answer with an error; the job is nobody else's any more."""
         if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(located(error, self.prepared.merge))
+            self.future.set_exception(located(error, self.prepared))
 
 
 Work: TypeAlias = list[tuple[Job, Seq]]

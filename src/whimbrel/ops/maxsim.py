@@ -5,8 +5,8 @@ are whose is said by ranges of rows, so that documents may lie anywhere in a lar
 vectors are. A document without tokens scores EMPTY, below all others, as in Sentence Transformers.
 
 - CPU: tiles of about a thousand tokens, small enough for the cache of a core, cut wherever they end. A matrix product gives
-  the similarities of a tile, and one pass along them the maximum of each piece of a document in it. From `_QUERY_TOKENS`
-  query tokens and `_MIN_TOKENS` others on a product has the same bits in any shape, so a score does not depend on what it is computed with.
+  the similarities of a tile, and one pass along them the maximum of each piece of a document in it. From `_QUERY_TOKENS` by
+  `_MIN_TOKENS` on a product has the same bits in any shape, so a score does not depend on what it is computed with.
 - GPU: a Triton kernel (maxsim_triton.py).
 
 `maxsim_reference` is the plain formula that both are tested against. Source of the formula: Khattab and Zaharia,
@@ -69,9 +69,9 @@ class TokenVectors:
         return cls(rows_TD, offsets[:-1], offsets[1:], scales_T)
 
     @classmethod
-    def from_array(cls, rows_TD: Float32Array, starts_N: Int64Array, ends_N: Int64Array) -> TokenVectors:
+    def from_array(cls, rows_TD: Float32Array, starts_N: NDArray[np.integer], ends_N: NDArray[np.integer]) -> TokenVectors:
         """Of rows on the host, which are not copied."""
-        return cls(torch.from_numpy(rows_TD), starts_N, ends_N)  # pyright: ignore[reportUnknownMemberType]
+        return cls(torch.from_numpy(rows_TD), np.asarray(starts_N, np.int64), np.asarray(ends_N, np.int64))  # pyright: ignore[reportUnknownMemberType]
 
     def __len__(self) -> int:
         return self.starts_N.size
@@ -81,7 +81,7 @@ class TokenVectors:
         return self.rows_TD.shape[1] * (8 if self.rows_TD.dtype == torch.uint8 else 1)
 
     @property
-    def lengths_N(self) -> Int64Array:
+    def lengths(self) -> Int64Array:
         return self.ends_N - self.starts_N
 
     def floats(self, rows: slice | Tensor) -> Tensor:
@@ -119,8 +119,8 @@ def maxsim(
         for _ in map(run, parts) if threads is None or len(parts) == 1 else threads.map(run, parts):
             pass
     if reduce == "mean":
-        scores_P /= np.maximum(queries.lengths_N, 1)[query_P]
-    scores_P[documents.lengths_N[document_P] == 0] = EMPTY
+        scores_P /= np.maximum(queries.lengths, 1)[query_P]
+    scores_P[documents.lengths[document_P] == 0] = EMPTY
     return scores_P
 
 
@@ -159,7 +159,7 @@ def _parts(
     num_threads: int,
 ) -> Iterator[_Part]:
     """The pairs whose document has tokens, in parts of some thousand document tokens."""
-    lengths_N, query_lengths_M = documents.lengths_N, queries.lengths_N
+    lengths_N, query_lengths_M = documents.lengths, queries.lengths
     places_P = np.flatnonzero((lengths_N[document_P] > 0) & (query_lengths_M[query_P] > 0))
     order = np.lexsort((documents.starts_N[document_P[places_P]], query_P[places_P]))
     places_P = places_P[order]

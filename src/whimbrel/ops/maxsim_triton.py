@@ -3,11 +3,16 @@
 Theory of operation. A program takes some tokens of one query and a stretch of one document, keeps the query's vectors, runs
 over the document's in blocks to its real end, and keeps the greatest similarity of each query token; similarities never leave
 the chip. A second launch takes the maxima over stretches and the sum over tokens, in a fixed order. Long documents are cut into
-stretches when there are too few pairs to fill the device. All lengths, offsets and counts are runtime arguments, so that what is
+stretches when there are too few pairs to fill the device. All lengths, offsets and counts are runtime arguments, so what is
 compiled depends only on the dtypes and on which of few block shapes is used. Offsets are int64.
 
 Source of the scheme: flash-attention's tiling, as flash-maxsim (2605.29517) applies it to MaxSim.
 """
+
+# Triton's language has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportIndexIssue=false, reportMissingImports=false
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ _MIN_STRETCH: Final = 512
 
 
 @triton.jit(do_not_specialize=["width", "q_stride", "x_stride"])
-def _maxima_kernel(
+def _maxima_kernel(  # noqa: PLR0917
     q_ptr,
     x_ptr,
     scales_ptr,
@@ -101,11 +106,11 @@ def maxsim_triton(
 ) -> Float32Array:
     """As `maxsim`, the sum; pairs without tokens on either side score 0. On the device where the vectors are."""
     scores_P = np.zeros(query_P.size, np.float32)
-    places_P = np.flatnonzero((queries.lengths_N[query_P] > 0) & (documents.lengths_N[document_P] > 0))
+    places_P = np.flatnonzero((queries.lengths[query_P] > 0) & (documents.lengths[document_P] > 0))
     if not places_P.size:
         return scores_P
     query_P, document_P = query_P[places_P], document_P[places_P]
-    block_q = _block_q(int(queries.lengths_N[query_P].max()))
+    block_q = _block_q(int(queries.lengths[query_P].max()))
     items_W4, groups_P4 = _items(queries, documents, query_P, document_P, block_q)
     device = documents.rows_TD.device
     q_TD, x_TD = _operands(queries, documents)
@@ -145,9 +150,9 @@ def _items(
     document_P: NDArray[np.integer],
     block_q: int,
 ) -> tuple[Int64Array, Int64Array]:
-    """(first query token, how many, first document token, how many) of each program, and for each pair (its first program, query
-    tokens, blocks of these, stretches of the document)."""
-    q_P, x_P = queries.lengths_N[query_P], documents.lengths_N[document_P]
+    """(first query token, how many, first document token, how many) of each program, and for each pair (its first program,
+    query tokens, blocks of these, stretches of the document)."""
+    q_P, x_P = queries.lengths[query_P], documents.lengths[document_P]
     blocks_P = -(-q_P // block_q)
     wanted = max(1, -(-_PROGRAMS // int(blocks_P.sum())))
     stretch = max(_MIN_STRETCH, -(-int(x_P.max()) // wanted))

@@ -137,10 +137,7 @@ class WorkerLine:
         segment = self._segments[message.segment] if message.segment else None
         prepared = self._prepared(message, message.arrays if segment is None else segment)
         size = answer_places(prepared).num_bytes
-        if segment is None:
-            memory = np.empty(size, np.uint8)
-        else:
-            memory = bytes_at(segment, align(4 * ints_of(prepared)), size)
+        memory = np.empty(size, np.uint8) if segment is None else bytes_at(segment, align(4 * ints_of(prepared)), size)
         try:
             future = self._engine.submit_prepared(
                 prepared, out=memory, tag=Origin(self._worker, message.uid), admitted=message.admitted

@@ -1,0 +1,154 @@
+"""Scores of pairs by models that give vectors, against Sentence Transformers and the formulas of the models' authors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.util import maxsim as reference_maxsim
+
+from checkpoints import edit_json, sentence_layout, write_bert
+from test_bge_m3 import write_m3
+from test_multi_vector import CASES, DOCUMENTS, QUERIES, reference
+from test_sparse import splade_layout, write_splade
+from whimbrel import Engine
+from whimbrel.errors import InvalidRequest, TooLong
+from whimbrel.matching import Matcher
+from whimbrel.ops.maxsim import TokenVectors, maxsim
+from whimbrel.types import Comparison, Request
+
+TEXTS = ["far away", "the whimbrel flies", "a bird, a wader", "", "1, 2; 3!"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def make(case: str) -> Path:
+        folder = tmp_path_factory.mktemp("late")
+        CASES[case](folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def m3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("m3")
+    write_m3(folder)
+    with Engine(str(folder), dtype="float32") as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("case", ["stanford", "mxbai large", "pylate", "pylate, filled up", "old pylate", "fixed", "min"])
+def test_late_interaction(case: str, checkpoint: Callable[[str], Path]) -> None:
+    folder = checkpoint(case)
+    model = reference(folder)
+    queries, documents = model.encode_query(QUERIES), model.encode_document(DOCUMENTS)
+    expected = reference_maxsim([torch.as_tensor(q) for q in queries], [torch.as_tensor(d) for d in documents]).numpy()
+    scale = np.abs(np.where(expected > -1e8, expected, 0)).max()
+    with Engine(str(folder), dtype="float32") as engine:
+        for query, row in zip(QUERIES, expected, strict=True):
+            found = engine.score(query, DOCUMENTS)
+            assert np.abs(found - row).max() <= 1e-5 * scale
+            assert [each.index for each in engine.rerank(query, DOCUMENTS)] == np.argsort(-found, kind="stable").tolist()
+        pairs = engine.score(QUERIES[: len(DOCUMENTS)], DOCUMENTS)
+        assert np.abs(pairs - expected.diagonal()).max() <= 1e-5 * scale
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan", None])
+def test_dense(similarity: str | None, tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path, modes=("mean",), heads=(), prompts={"query": "far ", "document": "a "})
+    if similarity:
+        edit_json(tmp_path / "config_sentence_transformers.json", similarity_fn_name=similarity)
+    model = SentenceTransformer(str(tmp_path), device="cpu")
+    expected = model.similarity(model.encode_query(TEXTS), model.encode_document(TEXTS)).numpy()
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for query, row in zip(TEXTS, expected, strict=True):
+            np.testing.assert_allclose(engine.score(query, TEXTS), row, atol=2e-5 * max(1.0, np.abs(expected).max()))
+        assert np.array_equal(engine.score(TEXTS, TEXTS), [engine.score(text, text)[0] for text in TEXTS])
+
+
+def test_sparse(tmp_path: Path) -> None:
+    write_splade(tmp_path, "bert")
+    splade_layout(tmp_path)
+    model = SparseEncoder(str(tmp_path), device="cpu")
+    expected = (model.encode_query(TEXTS).to_dense() @ model.encode_document(TEXTS).to_dense().T).numpy()
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for query, row in zip(TEXTS, expected, strict=True):
+            np.testing.assert_allclose(engine.score(query, TEXTS), row, rtol=1e-4, atol=1e-4)
+
+
+def test_the_three_scores_of_bge_m3(m3: Engine) -> None:
+    """As FlagEmbedding's compute_score has them: the late one is the mean over the query's tokens."""
+    given = m3.encode(TEXTS, ("dense", "sparse", "multi_vector"))
+    assert given.dense is not None
+    assert given.sparse is not None
+    assert given.multi_vector is not None
+    for i, query in enumerate(TEXTS):
+        dense = [given.dense[i] @ vector for vector in given.dense]
+        weights = dict(zip(*map(np.ndarray.tolist, given.sparse[i]), strict=True))
+        sparse = [sum(weights.get(id_, 0.0) * w for id_, w in zip(*each, strict=True)) for each in given.sparse]
+        late = [(given.multi_vector[i] @ rows.T).max(axis=1).mean() for rows in given.multi_vector]
+        for name, expected in (("dense", dense), ("sparse", sparse), ("multi_vector", late)):
+            np.testing.assert_allclose(m3.score(query, TEXTS, score_by=name), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(m3.score(query, TEXTS), m3.score(query, TEXTS, score_by="dense"))
+
+
+def test_scores_have_the_same_bits_alone_and_in_any_mix(checkpoint: Callable[[str], Path]) -> None:
+    documents = [*DOCUMENTS * 3, *(f"text number {i} of birds" * (i % 9) for i in range(60))]
+    with Engine(str(checkpoint("stanford")), dtype="float32", max_batch_tokens=128) as engine:
+        alone = {(q, d): engine.score(q, d)[0] for q in QUERIES for d in set(documents)}
+        with ThreadPoolExecutor(6) as pool:
+            many = list(pool.map(lambda query: engine.score(query, documents), QUERIES))
+        for query, scores in zip(QUERIES, many, strict=True):
+            assert scores.tolist() == [alone[query, document] for document in documents]
+        pairs = [(query, document) for document in documents for query in QUERIES]
+        scores = engine.run(Request(pairs, ("scores",))).outputs.scores
+        assert scores is not None
+        assert scores[:, 0].tolist() == [alone[pair] for pair in pairs]
+
+
+def test_each_text_is_encoded_once(checkpoint: Callable[[str], Path]) -> None:
+    with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
+        prepared = engine.frontend.prepare(Request([(q, d) for q in QUERIES * 2 for d in DOCUMENTS * 3], ("scores",)))
+        assert len(prepared.seqs) == len(QUERIES) + len(DOCUMENTS)
+        assert [seq.index for seq in prepared.seqs] == list(range(len(prepared.seqs)))
+        assert [seq.is_query for seq in prepared.seqs] == [True] * len(QUERIES) + [False] * len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_texts_may_be_computed_in_any_order(seed: int) -> None:
+    """And in batches of any size: scores are those of all at once."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 9, 30)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    rows = rng.standard_normal((offsets[-1], 16)).astype(np.float32)
+    query_P, document_P = rng.integers(0, 10, 80).astype(np.int32), rng.integers(10, 30, 80).astype(np.int32)
+    vectors = TokenVectors.from_array(rows, offsets[:-1], offsets[1:])
+    matcher = Matcher(Comparison("multi_vector", "maxsim", query_P, document_P))
+    order = np.array([seq for seq in rng.permutation(30) if seq in query_P or seq in document_P])
+    for seqs in np.array_split(order, rng.integers(1, 12)):
+        matcher.add(rows, seqs, offsets[seqs], offsets[seqs + 1])
+    assert np.array_equal(matcher.scores, maxsim(vectors, vectors, query_P, document_P))
+    assert not matcher._waiting
+
+
+def test_what_is_wrong_names_what_was_given(m3: Engine, checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(InvalidRequest, match=r"documents\[1\]: .*surrogate"):
+        m3.score("a", ["a", "\ud800"])
+    with pytest.raises(TooLong, match=r"documents\[2\]: the text has"):
+        m3.score("a", ["a", "b", "far " * 5000], truncate=False)
+    with pytest.raises(InvalidRequest, match=r"queries\[1\]: must be a string"):
+        m3.score(["a", 3], ["a", "b"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidRequest, match="score_by: 'scores' is not known; it takes dense, sparse, multi_vector"):
+        m3.run(Request([("a", "b")], ("scores",), score_by="scores"))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidRequest, match="activate: .*similarities"):
+        m3.score("a", ["b"], activate=False)
+    assert m3.score("a", []).tolist() == []
