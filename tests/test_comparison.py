@@ -149,6 +149,6 @@ def test_what_is_wrong_names_what_was_given(m3: Engine, checkpoint: Callable[[st
         m3.score(["a", 3], ["a", "b"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidRequest, match="score_by: 'scores' is not known; it takes dense, sparse, multi_vector"):
         m3.run(Request([("a", "b")], ("scores",), score_by="scores"))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidRequest, match="activate: .*similarities"):
+    with pytest.raises(InvalidRequest, match=r"activate: .*similarities"):
         m3.score("a", ["b"], activate=False)
     assert m3.score("a", []).tolist() == []

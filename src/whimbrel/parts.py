@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from whimbrel.errors import WhimbrelError, relocated
-from whimbrel.types import Comparison, Float32Array, Int64Array, Outputs, Prepared
+from whimbrel.types import Comparison, Float32Array, Int64Array, Outputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,18 +42,21 @@ def merged(outputs: Outputs, merge: Merge | None) -> Outputs:
     return replace(outputs, dense=dense)
 
 
-def located(error: WhimbrelError, prepared: Prepared) -> WhimbrelError:
+def located(error: WhimbrelError, merge: Merge | None, comparison: Comparison | None = None) -> WhimbrelError:
     """An error that names a seq, as one that names the text, or the part of a pair, that it is of."""
-    merge, comparison = prepared.merge, prepared.comparison
-    if merge is not None:
-        ends_N = merge.offsets_N1[1:]
-        return relocated(error, lambda seq: f"input[{np.searchsorted(ends_N, seq, side='right')}]")
-    return error if comparison is None else relocated(error, lambda seq: _of_pair(comparison, seq))
+
+    def name(seq: int | None = None, *_: int) -> str:
+        if seq is None:
+            return "input"
+        if merge is not None:
+            return f"input[{np.searchsorted(merge.offsets_N1[1:], seq, side='right')}]"
+        return f"input[{seq}]" if comparison is None else _of_pair(comparison, seq)
+
+    return error if merge is None and comparison is None else relocated(error, name)
 
 
 def _of_pair(comparison: Comparison, seq: int) -> str:
-    for part, seqs_P in enumerate((comparison.queries_P, comparison.documents_P)):
-        (pairs,) = np.nonzero(seqs_P == seq)
-        if pairs.size:
-            return f"input[{pairs[0]}][{part}]"
-    return "input"
+    """The first pair that a seq is in, and which part of it."""
+    part = int(seq not in comparison.queries_P)
+    pairs = np.flatnonzero((comparison.queries_P, comparison.documents_P)[part] == seq)
+    return f"input[{pairs[0]}][{part}]"

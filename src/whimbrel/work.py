@@ -132,7 +132,7 @@ class Job:
     def fail(self, error: WhimbrelError) -> None:
         """Answer with an error; the job is nobody else's any more."""
         if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(located(error, self.prepared))
+            self.future.set_exception(located(error, self.prepared.merge, self.prepared.comparison))
 
 
 Work: TypeAlias = list[tuple[Job, Seq]]

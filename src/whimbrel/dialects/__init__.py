@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from whimbrel.dialects import native, openai
+from whimbrel.dialects import native, openai, rerank
 from whimbrel.errors import WhimbrelError
 from whimbrel.types import Request, Result
 
@@ -50,6 +50,26 @@ ROUTES: Final = (
         request_type=native.EmbedRequest,
         response_type=native.EmbedResponse,
         example='{"input": ["A whimbrel is a wader."], "encoding_format": "base64"}',
+    ),
+    Route(
+        path="/v1/rerank",
+        summary="Documents in the order in which they answer a query (Jina, vLLM).",
+        read_request=rerank.read_rerank,
+        write_result=rerank.write_rerank,
+        write_error=rerank.write_rerank_error,
+        request_type=rerank.RerankRequest,
+        response_type=rerank.RerankResponse,
+        example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
+    ),
+    Route(
+        path="/v1/score",
+        summary="The scores of pairs of texts (vLLM).",
+        read_request=rerank.read_score,
+        write_result=rerank.write_score,
+        write_error=rerank.write_score_error,
+        request_type=rerank.ScoreRequest,
+        response_type=rerank.ScoreResponse,
+        example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
     ),
 )
 """Every POST route; all are served alike."""

@@ -160,4 +160,4 @@ class Replica:
 
 def fail(pending: Pending, error: WhimbrelError) -> None:
     if not pending.future.done():
-        pending.future.set_exception(located(error, pending.prepared))
+        pending.future.set_exception(located(error, pending.prepared.merge, pending.prepared.comparison))
