@@ -15,7 +15,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.ops.maxsim import TokenVectors, maxsim
+from whimbrel.ops.maxsim import Reduce, TokenVectors, maxsim
 from whimbrel.outputs import ranges
 from whimbrel.types import Comparison, Float32Array, Int64Array
 
@@ -28,6 +28,10 @@ class _Lying:
     rows_XD: Float32Array
     starts_N: NDArray[np.integer]
     ends_N: NDArray[np.integer]
+
+    @property
+    def vectors(self) -> TokenVectors:
+        return TokenVectors.from_array(self.rows_XD, self.starts_N, self.ends_N)
 
     def only(self, some_N: NDArray[np.bool_]) -> _Lying:
         return _Lying(self.seqs_N[some_N], self.rows_XD, self.starts_N[some_N], self.ends_N[some_N])
@@ -43,7 +47,7 @@ class Matcher:
     def __init__(self, comparison: Comparison) -> None:
         self.scores = np.empty(comparison.num_pairs, np.float32)
         self._query_P, self._document_P = comparison.queries_P, comparison.documents_P
-        self._reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
+        self._reduce: Reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
         self._by_query, self._by_document = _Index(self._query_P), _Index(self._document_P)
         self._lock = Lock()
         self._queries: dict[int, Float32Array] = {}
@@ -88,12 +92,7 @@ class Matcher:
         queries = _stacked(queries_M, self._queries)
         order = np.argsort(documents.seqs_N)
         document_P = order[np.searchsorted(documents.seqs_N, self._document_P[pairs], sorter=order)]
-        self.scores[pairs] = maxsim(
-            *(TokenVectors.from_array(side.rows_XD, side.starts_N, side.ends_N) for side in (queries, documents)),
-            query_P,
-            document_P,
-            reduce="mean" if self._reduce == "mean" else "sum",
-        )
+        self.scores[pairs] = maxsim(queries.vectors, documents.vectors, query_P, document_P, reduce=self._reduce)
 
 
 class _Index:

@@ -1,7 +1,8 @@
 """POST /v1/rerank and /v1/score, in the shapes that Jina's API and vLLM share. Pure functions over bytes.
 
 Texts that are too long are refused unless cutting is asked for: a score of half a document looks like any other. Sources:
-Jina's API (api.jina.ai/openapi.json) and vLLM 0.33, entrypoints/pooling/scoring. Fields that are not known are ignored, as there.
+Jina's API (api.jina.ai/openapi.json) and vLLM 0.33, entrypoints/pooling/scoring. Fields that are not known are ignored, as
+there.
 """
 
 from __future__ import annotations
@@ -122,11 +123,11 @@ def read_score(body: bytes) -> tuple[ScoreRequest, Request]:
     """The same of /v1/score."""
     sent = decode(ScoreRequest, body)
     names = ("queries", "documents") if sent.queries is not None or sent.documents is not None else ("text_1", "text_2")
-    first, second = (getattr(sent, name) for name in names)
-    for name, given in zip(names, (first, second), strict=True):
-        if given is None:
-            raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
-    queries, documents = ([_text(each) for each in (side if isinstance(side, list) else [side])] for side in (first, second))
+    first, second = (sent.queries, sent.documents) if names[0] == "queries" else (sent.text_1, sent.text_2)
+    if first is None or second is None:
+        name = names[0] if first is None else names[1]
+        raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
+    queries, documents = _texts(first), _texts(second)
     if len(queries) == 1:
         queries = queries * len(documents)
     if len(queries) != len(documents):
@@ -209,6 +210,10 @@ def _scores(result: Result) -> Float32Array:
 
 def _usage(result: Result) -> dict[str, int]:
     return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
+
+
+def _texts(given: Text | list[Text]) -> list[str]:
+    return [_text(each) for each in given] if isinstance(given, list) else [_text(given)]
 
 
 def _text(given: Text) -> str:

@@ -170,7 +170,7 @@ def _parts(
         places_MN = np.stack(group)
         documents_N = document_P[places_MN[0]]
         ends_N = np.cumsum(lengths_N[documents_N])
-        cuts = np.searchsorted(ends_N, np.arange(slab, ends_N[-1], slab)) + 1
+        cuts = np.searchsorted(ends_N, np.arange(slab, int(ends_N[-1]), slab)) + 1
         for places in np.split(places_MN, np.unique(cuts[cuts < documents_N.size]), axis=1):
             yield _Part(query_P[places[:, 0]].astype(np.int64), document_P[places[0]].astype(np.int64), places)
 
@@ -236,7 +236,7 @@ def _rows(starts_N: Int64Array, ends_N: Int64Array) -> slice | Tensor:
     """The rows of several texts: a slice if they lie one after another."""
     if np.array_equal(starts_N[1:], ends_N[:-1]):
         return slice(int(starts_N[0]), int(ends_N[-1]))
-    return torch.from_numpy(ranges(starts_N, ends_N))
+    return torch.from_numpy(ranges(starts_N, ends_N))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _part_of(rows: slice | Tensor, start: int, end: int) -> slice | Tensor:
