@@ -42,7 +42,7 @@ def compared_by(card: Card, request: Request) -> tuple[OutputName, Similarity]:
     """By which output pairs are compared, and how. Raises InvalidRequest."""
     if request.activate is not None:
         raise InvalidRequest("this model's scores are similarities, which have no activation.", param="activate")
-    names = [name for name in card.outputs if name in _SIMILARITIES]
+    names: list[OutputName] = [name for name in card.outputs if name in _SIMILARITIES]
     if not names:
         raise InvalidRequest(f"this model gives {', '.join(card.outputs)}, by which pairs cannot be compared.", param="input")
     name = request.score_by or names[0]

@@ -168,8 +168,9 @@ def write_rerank(sent: RerankRequest, result: Result, model: str) -> bytes:
         {"index": index, "relevance_score": score} for index, score in zip(order, scores_P[order], strict=True)
     ]
     if sent.return_documents is not False:
+        texts = _texts(sent.documents)
         for each in results:
-            each["document"] = {"text": _text(sent.documents[each["index"]])}
+            each["document"] = {"text": texts[each["index"]]}
     return to_json({"model": model, "usage": _usage(result), "results": results})
 
 
