@@ -36,8 +36,6 @@ class Submit(_Message):
     num_spans: int
     asks: list[tuple[OutputName, int, bool, int]]
     """The fields of outputs.Ask."""
-    compare: tuple[OutputName, Similarity, int] | None
-    """Of a comparison its output, its similarity and how many pairs it has; these come after the seqs."""
     num_tokens: int
     num_truncated: int
     received: float
@@ -48,6 +46,8 @@ class Submit(_Message):
     suspects: dict[int, int]
     admitted: bool
     """Whether another life of an engine had admitted it, so that it must not be refused for overload."""
+    compare: tuple[OutputName, Similarity, int] | None = None
+    """Of a comparison its output, its similarity and how many pairs it has; these come after the seqs."""
 
 
 class Cancel(_Message):
