@@ -28,9 +28,9 @@ _SIMILARITIES: Final[dict[OutputName, tuple[Similarity, ...]]] = {
 
 def is_comparison(card: Card, request: Request) -> bool:
     """Whether a request asks for scores that are made of vectors."""
-    if request.outputs != ("scores",) or not request.texts or not isinstance(request.texts[0], tuple):
+    if request.outputs != ("scores",) or "scores" in card.outputs or not can_score(card):
         return False
-    return "scores" not in card.outputs
+    return not request.texts or isinstance(request.texts[0], tuple)
 
 
 def can_score(card: Card) -> bool:

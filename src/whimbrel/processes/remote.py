@@ -25,7 +25,7 @@ from whimbrel.admission import Queue, check, check_bound
 from whimbrel.card import Card
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
 from whimbrel.frontend import AsyncFrontend, Frontend, size
-from whimbrel.outputs import assemble, joined
+from whimbrel.outputs import answer_places, assemble, joined
 from whimbrel.plan import Plan
 from whimbrel.processes.channel import BrokenLine
 from whimbrel.processes.messages import Down
@@ -101,8 +101,8 @@ class RemoteEngine:
             self._preparing_tokens -= tokens
         self._learn(request, prepared)
         if not prepared.seqs:
-            arrays = prepared.places.arrays(np.empty(0, np.uint8))
-            outputs = assemble(prepared.places, arrays, None if prepared.places.unplaced is None else joined({}))
+            places = answer_places(prepared)
+            outputs = assemble(places, places.arrays(np.empty(0, np.uint8)), None if places.unplaced is None else joined({}))
             return Result(
                 outputs, 0, 0, Timings(tokenize=prepared.tokenize, total=perf_counter() - prepared.received), prepared.spans
             )
