@@ -12,7 +12,7 @@ Source of the scheme: flash-attention's tiling, as flash-maxsim (2605.29517) app
 # Triton's language has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportIndexIssue=false, reportUntypedFunctionDecorator=false, reportMissingImports=false
+# pyright: reportIndexIssue=false, reportCallIssue=false, reportUntypedFunctionDecorator=false, reportMissingImports=false
 
 from __future__ import annotations
 
