@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -18,10 +18,11 @@ from test_bge_m3 import write_m3
 from test_multi_vector import CASES, DOCUMENTS, QUERIES, reference
 from test_sparse import splade_layout, write_splade
 from whimbrel import Engine
-from whimbrel.errors import InvalidRequest, TooLong
+from whimbrel.errors import InvalidRequest, NonFinite, TooLong
 from whimbrel.matching import Matcher
 from whimbrel.ops.maxsim import TokenVectors, maxsim
 from whimbrel.types import Comparison, Request
+from whimbrel.work import Job
 
 TEXTS = ["far away", "the whimbrel flies", "a bird, a wader", "", "1, 2; 3!"]
 
@@ -152,3 +153,28 @@ def test_what_is_wrong_names_what_was_given(m3: Engine, checkpoint: Callable[[st
     with pytest.raises(InvalidRequest, match=r"activate: .*similarities"):
         m3.score("a", ["b"], activate=False)
     assert m3.score("a", []).tolist() == []
+
+
+def test_late_interaction_sets_no_memory_aside(checkpoint: Callable[[str], Path]) -> None:
+    """Its vectors are compared as batches end: the rows of 10,000 documents need not exist at one time."""
+    with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
+        job = _job(engine, DOCUMENTS)
+        assert job.arrays == {}
+        assert job.num_bytes == 4 * (job.prepared.num_tokens + len(DOCUMENTS))
+
+
+def test_a_score_that_is_not_finite_is_an_error(checkpoint: Callable[[str], Path]) -> None:
+    """The product of finite vectors may not be; JSON would say null."""
+    with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
+        job = _job(engine, DOCUMENTS)
+    assert job.matcher is not None
+    job.matcher.scores[:] = (*np.zeros(len(DOCUMENTS) - 1), np.inf)
+    job.resolve()
+    with pytest.raises(NonFinite, match=rf"input\[{len(DOCUMENTS) - 1}\]: a score is NaN or infinite"):
+        job.future.result()
+
+
+def _job(engine: Engine, documents: Sequence[str]) -> Job:
+    prepared = engine.frontend.prepare(Request([("far", text) for text in documents], ("scores",)))
+    assert prepared.comparison is not None
+    return Job(Future(), prepared, np.empty(4 * len(documents), np.uint8), Matcher(prepared.comparison))

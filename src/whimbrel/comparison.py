@@ -6,15 +6,13 @@ prompts for them are put before them; a prompt that is asked for stands before q
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
 import numpy as np
 
 from whimbrel.card import Card
-from whimbrel.errors import InvalidRequest, WhimbrelError, relocated
+from whimbrel.errors import InvalidRequest
 from whimbrel.tokenizing.text_checks import check_pairs
 from whimbrel.types import InputType, Int32Array, OutputName, Pair, Request, Similarity
 
@@ -43,8 +41,6 @@ def compared_by(card: Card, request: Request) -> tuple[OutputName, Similarity]:
     if request.activate is not None:
         raise InvalidRequest("this model's scores are similarities, which have no activation.", param="activate")
     names: list[OutputName] = [name for name in card.outputs if name in _SIMILARITIES]
-    if not names:
-        raise InvalidRequest(f"this model gives {', '.join(card.outputs)}, by which pairs cannot be compared.", param="input")
     name = request.score_by or names[0]
     if name not in names:
         raise InvalidRequest(f"pairs are compared by {', '.join(names)}, not by {name!r}.", param="score_by")
@@ -64,18 +60,8 @@ class Side:
     """In which pair each text stands first."""
     part: int
 
-    @contextmanager
-    def asking(self) -> Generator[None]:
-        """Errors within speak of the pairs."""
-        try:
-            yield
-        except WhimbrelError as error:
-            moved = relocated(error, self._name)
-            if moved is error:
-                raise
-            raise moved.with_traceback(error.__traceback__) from error.__cause__
-
-    def _name(self, index: int | None = None, *_: int) -> str:
+    def name(self, index: int | None = None, *_: int) -> str:
+        """Of one of its texts, the part of the pair that it is."""
         return "input" if index is None else f"input[{self.first_N[index]}][{self.part}]"
 
 

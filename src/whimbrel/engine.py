@@ -23,7 +23,7 @@ from whimbrel.card import Card, RerankerName, StatedPooling
 from whimbrel.cards.reader import read_card
 from whimbrel.checkpoint import Checkpoint, find_checkpoint
 from whimbrel.entities import Aggregation
-from whimbrel.errors import CheckpointError, NonFinite
+from whimbrel.errors import CheckpointError, NonFinite, relocating
 from whimbrel.frontend import AsyncFrontend, Frontend
 from whimbrel.lanes import Lanes
 from whimbrel.matching import Matcher
@@ -149,7 +149,7 @@ class Engine:
         return self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
 
     def _answer(self, question: Question[T]) -> T:
-        with question.asking():
+        with relocating(question.name):
             return question.answer(self.run(question.request))
 
     def run(self, request: Request) -> Result:
@@ -337,7 +337,7 @@ class AsyncEngine:
         return await self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
 
     async def _answer(self, question: Question[T]) -> T:
-        with question.asking():
+        with relocating(question.name):
             return question.answer(await self.run(question.request))
 
     async def run(self, request: Request) -> Result:

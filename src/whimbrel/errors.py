@@ -28,7 +28,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from typing import Final, Self
 
@@ -217,6 +218,17 @@ class SetupError(WhimbrelError):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+
+
+@contextmanager
+def relocating(name: Callable[..., str] | None) -> Generator[None]:
+    """Errors within are `relocated`; None: they are not."""
+    try:
+        yield
+    except WhimbrelError as error:
+        if name is None or (moved := relocated(error, name)) is error:
+            raise
+        raise moved.with_traceback(error.__traceback__) from error.__cause__
 
 
 def relocated(error: WhimbrelError, name: Callable[..., str]) -> WhimbrelError:

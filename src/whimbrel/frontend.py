@@ -17,7 +17,7 @@ import numpy as np
 
 from whimbrel.card import Card, Output
 from whimbrel.comparison import Side, compared_by, is_comparison, sides
-from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
+from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable, relocating
 from whimbrel.heads import SparseCode
 from whimbrel.outputs import Ask, place
 from whimbrel.parts import Merge
@@ -110,7 +110,7 @@ class Frontend:
         return _Read(first.card, first.asks, seqs, comparison=comparison)
 
     def _side(self, side: Side, similarity: Similarity) -> _Read:
-        with side.asking():
+        with relocating(side.name):
             read = self._read(side.request)
         return replace(read, asks=[replace(ask, finished=True) for ask in read.asks]) if similarity == "cosine" else read
 
@@ -163,9 +163,8 @@ class Frontend:
         for head in output.head:
             if isinstance(head, SparseCode) and wanted > head.k:
                 raise InvalidRequest(f"{wanted:,} are asked for; this model gives {head.k:,}.", param="max_active_dims")
-        return min(
-            wanted, max(card.encoder.vocab_size, output.width)
-        )  # as many as there are; more would not fit into a message
+        there_are = max(card.encoder.vocab_size, output.width)
+        return min(wanted, there_are)  # a larger number might not fit into a message
 
     def _width(self, card: Card, request: Request, output: Output) -> int:
         """The width of the vectors asked for."""

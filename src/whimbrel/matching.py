@@ -7,7 +7,6 @@ ten thousand documents takes the memory of a few. Knows no lanes and no jobs; sa
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass
 from threading import Lock
 from typing import cast
@@ -49,6 +48,9 @@ class Matcher:
         self._query_P, self._document_P = comparison.queries_P, comparison.documents_P
         self._reduce: Reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
         self._by_query, self._by_document = _Index(self._query_P), _Index(self._document_P)
+        num_seqs = 1 + max(self._query_P.max(initial=-1), self._document_P.max(initial=-1))
+        self._is_there, self._waits = np.zeros(num_seqs, np.bool_), np.zeros(num_seqs, np.bool_)
+        """Which queries are there, and which documents wait."""
         self._lock = Lock()
         self._queries: dict[int, Float32Array] = {}
         self._waiting: dict[int, Float32Array] = {}
@@ -69,23 +71,27 @@ class Matcher:
     def _add_queries(self, queries: dict[int, Float32Array]) -> None:
         """They meet the documents that came before them."""
         self._queries |= queries
-        pairs = self._by_query.places(np.array(list(queries)))
-        pairs = pairs[_among(self._document_P[pairs], self._waiting)]
+        seqs = np.array(list(queries))
+        self._is_there[seqs] = True
+        pairs = self._by_query.places(seqs)
+        pairs = pairs[self._waits[self._document_P[pairs]]]
         if pairs.size:
             documents = np.unique(self._document_P[pairs])
             self._match(pairs, _stacked(documents, self._waiting))
             for seq in documents.tolist():
-                if _among(self._query_P[self._by_document.places(np.array([seq]))], self._queries).all():
+                if self._is_there[self._query_P[self._by_document.places(np.array([seq]))]].all():
                     del self._waiting[seq]
+                    self._waits[seq] = False
 
     def _add_documents(self, documents: _Lying) -> None:
         """They meet the queries that are there, and wait for the others."""
         pairs = self._by_document.places(documents.seqs_N)
-        there = _among(self._query_P[pairs], self._queries)
+        there = self._is_there[self._query_P[pairs]]
         if there.any():
             self._match(pairs[there], documents)
         if not there.all():
-            self._waiting |= documents.only(np.isin(documents.seqs_N, self._document_P[pairs[~there]])).copied()
+            self._waits[self._document_P[pairs[~there]]] = True
+            self._waiting |= documents.only(self._waits[documents.seqs_N]).copied()
 
     def _match(self, pairs: Int64Array, documents: _Lying) -> None:
         queries_M, query_P = np.unique(self._query_P[pairs], return_inverse=True)
@@ -112,11 +118,6 @@ class _Index:
 
     def _bounds(self, seqs_N: NDArray[np.integer]) -> tuple[Int64Array, Int64Array]:
         return np.searchsorted(self._sorted_P, seqs_N, "left"), np.searchsorted(self._sorted_P, seqs_N, "right")
-
-
-def _among(seqs_P: NDArray[np.integer], known: Container[int]) -> NDArray[np.bool_]:
-    """Which of them are known."""
-    return np.fromiter((seq in known for seq in cast(list[int], seqs_P.tolist())), np.bool_, seqs_P.size)
 
 
 def _stacked(seqs_N: NDArray[np.integer], rows: dict[int, Float32Array]) -> _Lying:

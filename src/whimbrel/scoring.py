@@ -5,8 +5,7 @@ Which outputs a model has decides how it scores. Pure: no engine, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, Unpack, cast
 
@@ -15,7 +14,7 @@ import numpy as np
 from whimbrel.card import Card
 from whimbrel.comparison import can_score
 from whimbrel.entities import AGGREGATIONS, Aggregation, find_entities
-from whimbrel.errors import InvalidRequest, WhimbrelError, relocated
+from whimbrel.errors import InvalidRequest
 from whimbrel.types import Classes, Entity, Float32Array, OutputName, Pair, Ranked, Request, Result, read_truncate
 from whimbrel.verbs import ScoreOptions, asked, check_options, listed, named_prompt, strings
 
@@ -30,16 +29,6 @@ class Question(Generic[T]):
     answer: Callable[[Result], T]
     name: Callable[..., str] | None = None
     """What the caller calls the inputs, one of them, or a part of one, for errors; None: as the request does."""
-
-    @contextmanager
-    def asking(self) -> Generator[None]:
-        """Errors within speak of what the caller gave."""
-        try:
-            yield
-        except WhimbrelError as error:
-            if self.name is None or (moved := relocated(error, self.name)) is error:
-                raise
-            raise moved.with_traceback(error.__traceback__) from error.__cause__
 
 
 def score(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.batch import Batch
-from whimbrel.errors import OutOfMemory, WhimbrelError
+from whimbrel.errors import NonFinite, OutOfMemory, WhimbrelError
 from whimbrel.outputs import Collected, Wanted, answer_places, assemble, guessed_bytes, joined, ranges
 from whimbrel.parts import located, merged
 from whimbrel.similarity import compare
@@ -70,8 +70,10 @@ class Job:
     def __post_init__(self) -> None:
         places = self.prepared.places
         self.waiting = len(self.prepared.seqs)
-        memory = self.memory if self.prepared.comparison is None else np.empty(places.num_bytes, np.uint8)
-        self.arrays = {} if self.matcher is not None else places.arrays(memory)
+        self.arrays = {}
+        if self.matcher is None:
+            memory = self.memory if self.prepared.comparison is None else np.empty(places.num_bytes, np.uint8)
+            self.arrays = places.arrays(memory)
         self.pieces = {}
 
     @property
@@ -113,6 +115,9 @@ class Job:
             except MemoryError:
                 self.future.set_exception(OutOfMemory("there is no memory to put the answer together."))
                 return
+            except NonFinite as error:
+                self.future.set_exception(error)
+                return
             self.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.spans))
 
     def _outputs(self) -> Outputs:
@@ -125,6 +130,8 @@ class Job:
             scores_P = compare(outputs, comparison)
         else:
             scores_P = self.matcher.scores
+        if not np.isfinite(scores_P).all():  # finite vectors whose product is not
+            raise NonFinite("a score is NaN or infinite.", param=f"input[{np.isfinite(scores_P).argmin()}]")
         arrays = answer_places(prepared).arrays(self.memory)
         arrays["scores"][:, 0] = scores_P
         return Outputs(scores=arrays["scores"])
