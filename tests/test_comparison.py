@@ -133,7 +133,7 @@ def test_texts_may_be_computed_in_any_order(seed: int) -> None:
     rows = rng.standard_normal((offsets[-1], 16)).astype(np.float32)
     query_P, document_P = rng.integers(0, 10, 80).astype(np.int32), rng.integers(10, 30, 80).astype(np.int32)
     vectors = TokenVectors.from_array(rows, offsets[:-1], offsets[1:])
-    matcher = Matcher(Comparison("multi_vector", "maxsim", query_P, document_P))
+    matcher = Matcher(Comparison("multi_vector", "maxsim", query_P, document_P), 30)
     order = np.array([seq for seq in rng.permutation(30) if seq in query_P or seq in document_P])
     for seqs in np.array_split(order, rng.integers(1, 12)):
         matcher.add(rows, seqs, offsets[seqs], offsets[seqs + 1])
@@ -177,4 +177,4 @@ def test_a_score_that_is_not_finite_is_an_error(checkpoint: Callable[[str], Path
 def _job(engine: Engine, documents: Sequence[str]) -> Job:
     prepared = engine.frontend.prepare(Request([("far", text) for text in documents], ("scores",)))
     assert prepared.comparison is not None
-    return Job(Future(), prepared, np.empty(4 * len(documents), np.uint8), Matcher(prepared.comparison))
+    return Job(Future(), prepared, np.empty(4 * len(documents), np.uint8), Matcher(prepared.comparison, len(prepared.seqs)))

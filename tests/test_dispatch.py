@@ -21,7 +21,7 @@ from whimbrel.work import Job
 @pytest.fixture
 def dispatch(minilm: Path) -> Dispatch:
     card = read_card(minilm, "minilm")
-    return Dispatch(make_plan(Options(), card, Hardware(num_cores=1, cpu_bfloat16=False)))
+    return Dispatch(make_plan(Options(), card, Hardware(num_cores=1, cpu_bfloat16=False)), lambda: None)
 
 
 def job(num_seqs: int, suspects: Sequence[int] = ()) -> Job:

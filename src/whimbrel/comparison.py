@@ -6,6 +6,7 @@ prompts for them are put before them; a prompt that is asked for stands before q
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -13,8 +14,8 @@ import numpy as np
 
 from whimbrel.card import Card
 from whimbrel.errors import InvalidRequest
-from whimbrel.tokenizing.text_checks import check_pairs
-from whimbrel.types import InputType, Int32Array, OutputName, Pair, Request, Similarity
+from whimbrel.given import Stack
+from whimbrel.types import Compared, Given, InputType, Int32Array, OutputName, Request, Similarity
 
 _SIMILARITIES: Final[dict[OutputName, tuple[Similarity, ...]]] = {
     "dense": ("cosine", "dot", "euclidean", "manhattan"),
@@ -36,12 +37,17 @@ def can_score(card: Card) -> bool:
     return any(name in card.outputs for name in ("scores", *_SIMILARITIES))
 
 
+def first_compared(card: Card) -> OutputName:
+    """By which output pairs are compared if the request does not say; the card `can_score` and gives no scores."""
+    return next(name for name in card.outputs if name in _SIMILARITIES)
+
+
 def compared_by(card: Card, request: Request) -> tuple[OutputName, Similarity]:
     """By which output pairs are compared, and how. Raises InvalidRequest."""
     if request.activate is not None:
         raise InvalidRequest("this model's scores are similarities, which have no activation.", param="activate")
     names: list[OutputName] = [name for name in card.outputs if name in _SIMILARITIES]
-    name = request.score_by or names[0]
+    name = request.score_by or first_compared(card)
     if name not in names:
         raise InvalidRequest(f"pairs are compared by {', '.join(names)}, not by {name!r}.", param="score_by")
     similarities = _SIMILARITIES[name]
@@ -51,34 +57,75 @@ def compared_by(card: Card, request: Request) -> tuple[OutputName, Similarity]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """The queries of pairs, or their documents, without repetition."""
+    """The queries of pairs, or their documents, without repetition: texts, and vectors in place of texts."""
 
     request: Request
+    """For the texts."""
+    given: tuple[Given, ...]
     place_P: Int32Array
-    """Which of its texts each pair has."""
+    """Which of its texts each pair has, or which of the vectors, counted on from the texts."""
     first_N: list[int]
     """In which pair each text stands first."""
     part: int
 
     def name(self, index: int | None = None, *_: int) -> str:
         """Of one of its texts, the part of the pair that it is."""
-        return "input" if index is None else f"input[{self.first_N[index]}][{self.part}]"
+        return "input" if index is None else _name(self.first_N[index], self.part)
+
+    def numbers(self, first_text: int, first_given: int) -> Int32Array:
+        """`place_P`, where texts count from one number on and vectors from another: (P,)."""
+        num_texts = len(self.first_N)
+        return np.where(self.place_P < num_texts, self.place_P + first_text, self.place_P - num_texts + first_given).astype(
+            np.int32
+        )
 
 
-def sides(request: Request, output: OutputName) -> tuple[Side, Side]:
-    """The requests for the vectors of both sides."""
-    pairs = check_pairs(request.texts)
-    return _side(request, pairs, output, 0, "query"), _side(request, pairs, output, 1, "document")
+def sides(request: Request, output: OutputName, width: int) -> tuple[Side, Side]:
+    """The requests for the vectors of both sides. `width` as of `given.Stack`. Raises InvalidRequest."""
+    pairs = _checked(request.texts)
+    queries, documents = _side(request, pairs, output, width, 0), _side(request, pairs, output, width, 1)
+    if pairs and not queries.request.texts and (request.prompt is not None or request.prompt_name is not None):
+        param = "prompt" if request.prompt is not None else "prompt_name"
+        raise InvalidRequest("stands before queries, which came as vectors.", param=param)
+    return queries, documents
 
 
-def _side(request: Request, pairs: list[Pair], output: OutputName, part: int, input_type: InputType) -> Side:
+def _side(request: Request, pairs: list[Compared], output: OutputName, width: int, part: int) -> Side:
     first: dict[str, int] = {}
+    stack = Stack(output, width)
+    of_vectors: dict[int, int] = {}
+    place_P = np.empty(len(pairs), np.int32)
     for index, pair in enumerate(pairs):
-        first.setdefault(pair[part], index)
+        each = pair[part]
+        if isinstance(each, str):
+            first.setdefault(each, index)
+        elif id(each) not in of_vectors:  # the pairs keep it, so nothing else has its id
+            of_vectors[id(each)] = stack.add(each, _name(index, part))
+            if not part and output == "multi_vector" and not len(each):
+                raise InvalidRequest("has no vectors.", param=_name(index, part))
+    given, places = stack.laid()
     number = {text: i for i, text in enumerate(first)}
-    place_P = np.fromiter((number[pair[part]] for pair in pairs), np.int32, len(pairs))
-    texts = list(first)
-    side = replace(request, texts=texts, outputs=(output,), input_type=input_type)
+    place_of = {key: len(first) + int(places[i]) for key, i in of_vectors.items()}
+    for index, pair in enumerate(pairs):
+        each = pair[part]
+        place_P[index] = number[each] if isinstance(each, str) else place_of[id(each)]
+    input_type: InputType = "document" if part else "query"
+    side = replace(request, texts=list(first), outputs=(output,), input_type=input_type)
     if part:
         side = replace(side, prompt=None, prompt_name=None)
-    return Side(side, place_P, list(first.values()), part)
+    return Side(side, given, place_P, list(first.values()), part)
+
+
+def _checked(texts: Sequence[object]) -> list[Compared]:
+    """Pairs, and nothing else. Raises InvalidRequest."""
+    for index, pair in enumerate(texts):
+        if not isinstance(pair, tuple):
+            said = "pairs and what is no pair cannot be mixed in one list." if index else "must be a pair."
+            raise InvalidRequest(said, param=f"input[{index}]")
+        if (count := len(cast(tuple[object, ...], pair))) != 2:
+            raise InvalidRequest(f"must be a pair, has {count} parts.", param=f"input[{index}]")
+    return cast(list[Compared], list(texts))
+
+
+def _name(index: int, part: int) -> str:
+    return f"input[{index}][{part}]"

@@ -5,18 +5,23 @@ takes a job out of the set, and nobody else, answers it; never while it holds th
 A second lock is held while vectors are written, and passed once by whoever has taken a job out: so, when a Future is done,
 nobody writes into its vectors any more, and their memory may be used again.
 
+Vectors are compared in threads of their own: the collector has other batches to hand out.
+
 Suspects, which were on the device when an engine died, run alone: they are taken when nothing else is on its way, and nothing
 else is taken until they are done.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from time import perf_counter
 from weakref import ref
@@ -24,11 +29,13 @@ from weakref import ref
 import numpy as np
 
 from whimbrel.admission import Queue, Rate, check
-from whimbrel.errors import DeadlineExceeded, OutOfMemory, Unavailable
+from whimbrel.errors import ComputeError, DeadlineExceeded, OutOfMemory, Unavailable
 from whimbrel.plan import Plan
 from whimbrel.scheduler import Scheduler, Taken
 from whimbrel.trace import count, observe
-from whimbrel.work import Collection, Job
+from whimbrel.work import Collection, Job, Part
+
+_log = logging.getLogger("whimbrel")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +50,8 @@ class _Picked:
 class Dispatch:
     """The queue of one engine and its bookkeeping. Safe to use from many threads."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, enter_thread: Callable[[], None]) -> None:
+        """`enter_thread` is called once by each thread that compares, before anything else."""
         self._plan = plan
         self._scheduler = Scheduler[Job](plan.max_batch_tokens)
         self._rate = Rate()
@@ -53,6 +61,7 @@ class Dispatch:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # lanes wait here, and what runs beside them
         self._writing = threading.Lock()
+        self._comparing = ThreadPoolExecutor(plan.num_lanes, "whimbrel-comparing", initializer=enter_thread)
         self._process = os.getpid()
         self._idle = 0
         self._in_flight = 0
@@ -100,6 +109,11 @@ class Dispatch:
                 suspects=prepared.suspects,
             )
             self._changed.notify_all()
+        if job.matcher is not None:
+            for part in job.matcher.begin():
+                self._run(job, part, 1)
+        if not job.waiting and self.claim(job):
+            self._resolve(job)
         held = ref(job)  # loosely: the Future must not keep the memory of the job that keeps the Future
         job.future.add_done_callback(lambda future: self._left(held()) if future.cancelled() else None)
 
@@ -126,6 +140,13 @@ class Dispatch:
         with self._lock:
             self._closed = True
             self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait until everything is answered; call it when no batch is left, after `close`."""
+        with self._lock:
+            while self._jobs:
+                self._changed.wait()
+        self._comparing.shutdown()
 
     def abandon(self) -> None:
         """Answer everything with an error, and let nothing more in or out."""
@@ -245,30 +266,46 @@ class Dispatch:
             self._landed()
 
     def deliver(self, job: Job, batch: Collection, rows: list[int], indexes: list[int]) -> None:
-        """Write what a batch gave for its seqs `rows`, which are the job's seqs `indexes`; the last of a job answer it."""
-        if job.matcher is not None and not self._matched(job, batch, rows, indexes):
+        """Take over what a batch gave for its seqs `rows`, which are the job's seqs `indexes`; the last of a job answer it."""
+        if job.matcher is not None:
+            self._run(job, partial(job.match, batch, np.array(rows), np.array(indexes)), len(indexes))
             return
+        with self._writing:
+            if job in self._jobs:
+                job.write(batch, np.array(rows), np.array(indexes))
+        self._count(job, len(indexes))
+
+    def _run(self, job: Job, part: Callable[[], Sequence[Part] | None], count: int) -> None:
+        """Compare in a thread of its own, as it may take long; what it is of waits for `count` less afterwards."""
+        self._comparing.submit(self._compare, job, part, count)
+
+    def _compare(self, job: Job, part: Callable[[], Sequence[Part] | None], count: int) -> None:
+        if job not in self._jobs:
+            return
+        try:
+            for following in part() or ():
+                self._run(job, following, 1)
+        except BaseException as error:  # whatever it is, the request gets an answer
+            if self.claim(job):
+                job.fail(_not_compared(error))
+        else:
+            self._count(job, count)
+
+    def _count(self, job: Job, count: int) -> None:
+        """So many of what a job waits for are done."""
         with self._writing:
             if job not in self._jobs:
                 return
-            if job.matcher is None:
-                job.write(batch, np.array(rows), np.array(indexes))
-            job.waiting -= len(indexes)
+            job.waiting -= count
             complete = not job.waiting
         if complete and self.claim(job):
-            job.resolve()
+            self._resolve(job)
 
-    def _matched(self, job: Job, batch: Collection, rows: list[int], indexes: list[int]) -> bool:
-        """Compare what a batch gave, which may take long, outside of any lock; False if the job is gone."""
-        if job not in self._jobs:
-            return False
-        try:
-            job.match(batch, np.array(rows), np.array(indexes))
-        except MemoryError:
-            if self.claim(job):
-                job.fail(OutOfMemory("there is no memory to compare the vectors of this request."))
-            return False
-        return True
+    def _resolve(self, job: Job) -> None:
+        if job.prepared.comparison is None:
+            job.resolve()
+        else:
+            self._comparing.submit(job.resolve)
 
     def claim(self, job: Job) -> bool:
         """Take a job out, if it is there: whoever gets True answers it."""
@@ -309,6 +346,13 @@ class Dispatch:
         """Wait until what was being written is written; what comes later sees that the job is gone."""
         with self._writing:
             pass
+
+
+def _not_compared(error: BaseException) -> ComputeError:
+    if isinstance(error, MemoryError):
+        return OutOfMemory("there is no memory to compare the vectors of this request.")
+    _log.error("vectors could not be compared", exc_info=error)
+    return ComputeError(f"comparing the vectors failed ({type(error).__name__}); the server's log says more.")
 
 
 def _too_late() -> DeadlineExceeded:

@@ -30,7 +30,7 @@ from whimbrel.matching import Matcher
 from whimbrel.outputs import Ask, answer_places, place
 from whimbrel.plan import EngineOptions, Options, Plan, length_for, make_plan
 from whimbrel.runner import Runner, probe
-from whimbrel.scoring import Question
+from whimbrel.scoring import Question, Texts
 from whimbrel.types import (
     Classes,
     Entity,
@@ -45,6 +45,7 @@ from whimbrel.types import (
     Result,
     Seq,
     Sparse,
+    Vectors,
 )
 from whimbrel.verbs import ScoreOptions, TextOptions, asked, text_request
 from whimbrel.work import AnyRunner, Job, Recorder
@@ -123,17 +124,16 @@ class Engine:
         """
         return self.run(text_request(self.card, texts, outputs, **options)).outputs
 
-    def score(
-        self, queries: str | Iterable[str], documents: str | Iterable[str], **options: Unpack[ScoreOptions]
-    ) -> Float32Array:
+    def score(self, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Float32Array:
         """How well documents answer queries: float32, (N,), or (N, C) of a model with C classes.
 
-        One query goes with each document; else there are as many queries as documents. The options are those of ScoreOptions.
+        One query goes with each document; else there are as many queries as documents. Of models that compare vectors, those
+        may stand for any text, as the other verbs give them or in fewer bits (`given`). The options are those of ScoreOptions.
         """
         return self._answer(scoring.score(self.card, queries, documents, **options))
 
     def rerank(
-        self, query: str, documents: Iterable[str], *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+        self, query: str | Vectors, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
     ) -> list[Ranked]:
         """The places of documents and their scores, the best first. The options are those of ScoreOptions."""
         return self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))
@@ -184,7 +184,7 @@ class Engine:
         """
         memory = np.empty(answer_places(prepared).num_bytes, np.uint8) if out is None else out
         job = Job(Future(), prepared, memory, _matcher(prepared), tag)
-        if prepared.seqs:
+        if prepared.seqs or prepared.comparison is not None:
             self._lanes.add(job, admitted=admitted)
         else:
             job.resolve()
@@ -246,7 +246,7 @@ class Engine:
 
 def _matcher(prepared: Prepared) -> Matcher | None:
     comparison = prepared.comparison
-    return Matcher(comparison) if comparison is not None and comparison.output == "multi_vector" else None
+    return Matcher(comparison, len(prepared.seqs)) if comparison is not None and comparison.output == "multi_vector" else None
 
 
 def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, faulty: bool) -> AnyRunner:
@@ -314,14 +314,12 @@ class AsyncEngine:
         """As Engine.encode."""
         return (await self.run(text_request(self.card, texts, outputs, **options))).outputs
 
-    async def score(
-        self, queries: str | Iterable[str], documents: str | Iterable[str], **options: Unpack[ScoreOptions]
-    ) -> Float32Array:
+    async def score(self, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Float32Array:
         """As Engine.score."""
         return await self._answer(scoring.score(self.card, queries, documents, **options))
 
     async def rerank(
-        self, query: str, documents: Iterable[str], *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+        self, query: str | Vectors, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
     ) -> list[Ranked]:
         """As Engine.rerank."""
         return await self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))

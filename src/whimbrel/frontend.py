@@ -28,7 +28,7 @@ from whimbrel.tokenizing.template_tokenizer import TemplateTokenizer
 from whimbrel.tokenizing.token_spans import locate
 from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.trace import trace
-from whimbrel.types import Comparison, Int64Array, OutputName, Pair, Prepared, Request, Seq, Similarity, TokenSpans
+from whimbrel.types import Comparison, OutputName, Prepared, Request, Seq, Similarity, TokenSpans
 
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
@@ -102,11 +102,20 @@ class Frontend:
     def _compared(self, request: Request) -> _Read:
         """Pairs of which each text is encoded once, queries first."""
         output, similarity = compared_by(self._card, request)
-        queries, documents = sides(request, output)
+        card = self._card.tower(self._card.tower_for("query"))
+        width = _num_entries(card) if output == "sparse" else self._width(card, request, card.output(output))
+        queries, documents = sides(request, output, width)
         first = self._side(queries, similarity)
         second = self._side(documents, similarity)
         seqs = [*first.seqs, *(replace(seq, index=seq.index + len(first.seqs)) for seq in second.seqs)]
-        comparison = Comparison(output, similarity, queries.place_P, documents.place_P + np.int32(len(first.seqs)))
+        num_given = sum(map(len, queries.given))
+        comparison = Comparison(
+            output,
+            similarity,
+            queries.numbers(0, len(seqs)),
+            documents.numbers(len(first.seqs), len(seqs) + num_given),
+            (*queries.given, *documents.given),
+        )
         return _Read(first.card, first.asks, seqs, comparison=comparison)
 
     def _side(self, side: Side, similarity: Similarity) -> _Read:
@@ -163,8 +172,7 @@ class Frontend:
         for head in output.head:
             if isinstance(head, SparseCode) and wanted > head.k:
                 raise InvalidRequest(f"{wanted:,} are asked for; this model gives {head.k:,}.", param="max_active_dims")
-        there_are = max(card.encoder.vocab_size, output.width)
-        return min(wanted, there_are)  # a larger number might not fit into a message
+        return min(wanted, _num_entries(card))  # a larger number might not fit into a message
 
     def _width(self, card: Card, request: Request, output: Output) -> int:
         """The width of the vectors asked for."""
@@ -188,6 +196,11 @@ class Frontend:
         if not 1 <= wanted <= full:
             raise InvalidRequest(f"{wanted:,} are asked for; this model takes 1 to {full:,}.", param="dimensions")
         return wanted
+
+
+def _num_entries(card: Card) -> int:
+    """Of a sparse vector, at most."""
+    return max(card.encoder.vocab_size, card.output("sparse").width)
 
 
 class AsyncFrontend:
@@ -220,14 +233,18 @@ class AsyncFrontend:
         self._threads.shutdown()
 
 
-def size(text: str | Pair | Int64Array) -> int:
-    """Characters of a text or of a pair, or ids. What is none of these, and will be refused, counts for nothing."""
+def size(text: object) -> int:
+    """Characters of a text or of a pair, or ids. What is none of these, as vectors, costs no tokens."""
     if isinstance(text, str):
         return len(text)
     if isinstance(text, tuple):
         return sum(len(part) for part in cast(tuple[object, ...], text) if isinstance(part, str))
-    return text.size if isinstance(cast(object, text), np.ndarray) else 0
+    return text.size if isinstance(text, np.ndarray) else 0
 
 
 def _is_small(request: Request) -> bool:
-    return len(request.texts) <= _INLINE_TEXTS and sum(map(size, request.texts)) <= _INLINE_CHARACTERS
+    if len(request.texts) > _INLINE_TEXTS or sum(map(size, request.texts)) > _INLINE_CHARACTERS:
+        return False
+    return not any(
+        isinstance(pair, tuple) and set(map(type, cast(tuple[object, ...], pair))) != {str} for pair in request.texts
+    )

@@ -82,7 +82,7 @@ class Lanes:
         self._card = card
         self._model = plan.served_name
         self._recorder = recorder or _NoRecorder()
-        self._dispatch = Dispatch(plan)
+        self._dispatch = Dispatch(plan, runner.enter_lane)
         self._preempts = plan.device == "cpu"
         self._second = SecondOpinion(load_second or (lambda: runner), self._run_second, self._thread)
         self._launched: SimpleQueue[_Flight | None] = SimpleQueue()
@@ -134,6 +134,7 @@ class Lanes:
         self._launched.put(None)
         self._collector.join()
         self._second.close()
+        self._dispatch.join()
 
     # Threads
 

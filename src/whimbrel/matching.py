@@ -2,103 +2,170 @@
 
 Theory of operation. Texts are computed in batches that end in any order. What a batch gave of documents is scored where it
 lies, against the queries that are there; only queries are kept, and documents that come before their queries. So a rerank of
-ten thousand documents takes the memory of a few. Knows no lanes and no jobs; safe to use from several threads.
+ten thousand documents takes the memory of a few. Documents whose vectors are there from the beginning, as they came with the
+request or were kept from an earlier one, are scored in parts once all queries are there; parts may run at the same time. Knows
+no lanes and no jobs; safe to use from several threads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from threading import Lock
-from typing import cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from whimbrel.given import bounds, floats, scale
 from whimbrel.ops.maxsim import Reduce, TokenVectors, maxsim
 from whimbrel.outputs import ranges
-from whimbrel.types import Comparison, Float32Array, Int64Array
+from whimbrel.types import Comparison, Float32Array, Given, Int64Array
+
+Part: TypeAlias = Callable[[], None]
+"""Work that is left to do, in any thread. Raises MemoryError."""
+
+_PART_BYTES: Final = 8 * 2**20
+"""Of vectors that are there already: about a millisecond's work."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lying:
-    """Where the rows of some seqs lie."""
+    """Where the rows of some texts lie."""
 
-    seqs_N: NDArray[np.integer]
-    rows_XD: Float32Array
+    texts_N: NDArray[np.integer]
+    rows_XD: NDArray[Any]
     starts_N: NDArray[np.integer]
     ends_N: NDArray[np.integer]
+    scale: float = 1.0
+    """What its rows are multiplied by."""
 
     @property
     def vectors(self) -> TokenVectors:
         return TokenVectors.from_array(self.rows_XD, self.starts_N, self.ends_N)
 
     def only(self, some_N: NDArray[np.bool_]) -> _Lying:
-        return _Lying(self.seqs_N[some_N], self.rows_XD, self.starts_N[some_N], self.ends_N[some_N])
+        return _Lying(self.texts_N[some_N], self.rows_XD, self.starts_N[some_N], self.ends_N[some_N])
 
     def copied(self) -> dict[int, Float32Array]:
-        rows = zip(self.seqs_N.tolist(), self.starts_N.tolist(), self.ends_N.tolist(), strict=True)
-        return {seq: self.rows_XD[start:end].copy() for seq, start, end in rows}
+        rows = zip(self.texts_N.tolist(), self.starts_N.tolist(), self.ends_N.tolist(), strict=True)
+        return {text: self.rows_XD[start:end].copy() for text, start, end in rows}
 
 
 class Matcher:
     """The scores of one request."""
 
-    def __init__(self, comparison: Comparison) -> None:
+    def __init__(self, comparison: Comparison, num_seqs: int, kept: Mapping[int, Float32Array] | None = None) -> None:
+        """`num_seqs`: the texts that are no given vectors. `kept`: documents among them whose vectors are known, by number."""
         self.scores = np.empty(comparison.num_pairs, np.float32)
         self._query_P, self._document_P = comparison.queries_P, comparison.documents_P
         self._reduce: Reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
         self._by_query, self._by_document = _Index(self._query_P), _Index(self._document_P)
-        num_seqs = 1 + max(self._query_P.max(initial=-1), self._document_P.max(initial=-1))
-        self._is_there, self._waits = np.zeros(num_seqs, np.bool_), np.zeros(num_seqs, np.bool_)
+        num_texts = int(bounds(comparison.given, num_seqs)[-1])
+        self._is_there, self._waits = np.zeros(num_texts, np.bool_), np.zeros(num_texts, np.bool_)
         """Which queries are there, and which documents wait."""
         self._lock = Lock()
         self._queries: dict[int, Float32Array] = {}
         self._waiting: dict[int, Float32Array] = {}
         """Documents whose queries are not all there."""
+        self._parts = [*self._parts_of(kept or {}), *self._given(comparison.given, num_seqs)]
+        self.num_parts = len(self._parts)
+        self._num_missing = np.unique(self._query_P).size - len(self._queries)
+        """Queries that are not there."""
+
+    def begin(self) -> list[Part]:
+        """The parts that may run before anything was added."""
+        return [] if self._num_missing else self._parts
 
     def add(
-        self, rows_XD: Float32Array, seqs: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
-    ) -> None:
-        """Seqs that were computed, each once: seqs[i] has rows starts[i] to ends[i]. The rows are not kept."""
-        lying = _Lying(seqs, rows_XD, starts, ends)
-        is_query_N = self._by_query.has(seqs)
-        with self._lock:
-            if is_query_N.any():
-                self._add_queries(lying.only(is_query_N).copied())
-            if not is_query_N.all():
-                self._add_documents(lying.only(~is_query_N))
+        self, rows_XD: Float32Array, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
+    ) -> list[Part]:
+        """Texts that were computed, each once: texts[i] has rows starts[i] to ends[i], which are not kept.
 
-    def _add_queries(self, queries: dict[int, Float32Array]) -> None:
+        Returns the parts that may run from now on. Raises MemoryError."""
+        lying = _Lying(texts, rows_XD, starts, ends)
+        is_query_N = self._by_query.has(texts)
+        with self._lock:
+            parts, before = self._add_queries(lying.only(is_query_N).copied()) if is_query_N.any() else ([], [])
+            now = self._meet(lying.only(~is_query_N)) if not is_query_N.all() else []
+        for pairs, documents in (*before, *now):
+            self._match(pairs, documents)
+        return parts
+
+    def _add_queries(self, queries: dict[int, Float32Array]) -> tuple[list[Part], list[tuple[Int64Array, _Lying]]]:
         """They meet the documents that came before them."""
         self._queries |= queries
-        seqs = np.array(list(queries))
-        self._is_there[seqs] = True
-        pairs = self._by_query.places(seqs)
+        self._num_missing -= len(queries)
+        parts = [] if self._num_missing else self._parts
+        texts = np.array(list(queries))
+        self._is_there[texts] = True
+        pairs = self._by_query.places(texts)
         pairs = pairs[self._waits[self._document_P[pairs]]]
-        if pairs.size:
-            documents = np.unique(self._document_P[pairs])
-            self._match(pairs, _stacked(documents, self._waiting))
-            for seq in documents.tolist():
-                if self._is_there[self._query_P[self._by_document.places(np.array([seq]))]].all():
-                    del self._waiting[seq]
-                    self._waits[seq] = False
+        if not pairs.size:
+            return parts, []
+        documents = np.unique(self._document_P[pairs])
+        lying = _stacked(documents, self._waiting)
+        for text in documents.tolist():
+            if self._is_there[self._query_P[self._by_document.places(np.array([text]))]].all():
+                del self._waiting[text]
+                self._waits[text] = False
+        return parts, [(pairs, lying)]
 
-    def _add_documents(self, documents: _Lying) -> None:
+    def _meet(self, documents: _Lying) -> list[tuple[Int64Array, _Lying]]:
         """They meet the queries that are there, and wait for the others."""
-        pairs = self._by_document.places(documents.seqs_N)
+        pairs = self._by_document.places(documents.texts_N)
         there = self._is_there[self._query_P[pairs]]
-        if there.any():
-            self._match(pairs[there], documents)
         if not there.all():
             self._waits[self._document_P[pairs[~there]]] = True
-            self._waiting |= documents.only(self._waits[documents.seqs_N]).copied()
+            self._waiting |= documents.only(self._waits[documents.texts_N]).copied()
+        return [(pairs[there], documents)] if there.any() else []
 
     def _match(self, pairs: Int64Array, documents: _Lying) -> None:
         queries_M, query_P = np.unique(self._query_P[pairs], return_inverse=True)
-        queries = _stacked(queries_M, self._queries)
-        order = np.argsort(documents.seqs_N)
-        document_P = order[np.searchsorted(documents.seqs_N, self._document_P[pairs], sorter=order)]
+        queries = _stacked(queries_M, self._queries, documents.scale)
+        order = np.argsort(documents.texts_N)
+        document_P = order[np.searchsorted(documents.texts_N, self._document_P[pairs], sorter=order)]
         self.scores[pairs] = maxsim(queries.vectors, documents.vectors, query_P, document_P, reduce=self._reduce)
+
+    # What is there from the beginning
+
+    def _given(self, given: tuple[Given, ...], num_seqs: int) -> Iterable[Part]:
+        """Take over the queries among what is given; the parts of the documents."""
+        for first, block in zip(bounds(given, num_seqs)[:-1].tolist(), given, strict=True):
+            texts_N = np.arange(first, first + len(block), dtype=np.int64)
+            starts_N, ends_N = block.offsets_N1[:-1], block.offsets_N1[1:]
+            if len(block) and self._by_query.has(texts_N[:1])[0]:
+                self._queries |= _Lying(texts_N, floats(block), starts_N, ends_N).copied()
+                self._is_there[texts_N] = True
+                continue
+            for some in _cut(block.offsets_N1, block.rows_XD.nbytes // max(1, len(block.rows_XD))):
+                lying = _Lying(texts_N[some], block.rows_XD, starts_N[some], ends_N[some], float(scale(block)))
+                yield partial(self._match_all, lying)
+
+    def _parts_of(self, kept: Mapping[int, Float32Array]) -> Iterable[Part]:
+        if kept:
+            texts_N = np.array(list(kept))
+            offsets_N1 = np.cumsum([0, *(rows.nbytes for rows in kept.values())])
+            for some in _cut(offsets_N1, 1):
+                yield partial(self._match_kept, texts_N[some], kept)
+
+    def _match_kept(self, texts_N: Int64Array, kept: Mapping[int, Float32Array]) -> None:
+        self._match_all(_stacked(texts_N, kept))
+
+    def _match_all(self, documents: _Lying) -> None:
+        """Documents, all of whose queries are there."""
+        self._match(self._by_document.places(documents.texts_N), documents)
+
+
+def _cut(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]:
+    """Texts in runs of about `_PART_BYTES`."""
+    ends = offsets_N1[1:] * row_bytes
+    if not ends.size:
+        return []
+    cuts = np.searchsorted(ends, np.arange(_PART_BYTES, int(ends[-1]), _PART_BYTES)) + 1
+    return [slice(*run) for run in pairwise([0, *np.unique(cuts[cuts < ends.size]).tolist(), ends.size])]
 
 
 class _Index:
@@ -120,9 +187,9 @@ class _Index:
         return np.searchsorted(self._sorted_P, seqs_N, "left"), np.searchsorted(self._sorted_P, seqs_N, "right")
 
 
-def _stacked(seqs_N: NDArray[np.integer], rows: dict[int, Float32Array]) -> _Lying:
-    """Some seqs one after another."""
-    found = [rows[seq] for seq in cast(list[int], seqs_N.tolist())]
+def _stacked(texts_N: NDArray[np.integer], rows: Mapping[int, Float32Array], scale: float = 1.0) -> _Lying:
+    """Some texts one after another, their rows multiplied by a number."""
+    found = [rows[text] for text in cast(list[int], texts_N.tolist())]
     ends_N = np.cumsum([len(each) for each in found])
     rows_XD = found[0] if len(found) == 1 else np.concatenate(found)
-    return _Lying(seqs_N, rows_XD, np.concatenate(([0], ends_N[:-1])), ends_N)
+    return _Lying(texts_N, rows_XD if scale == 1 else rows_XD * np.float32(scale), np.concatenate(([0], ends_N[:-1])), ends_N)

@@ -7,18 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, Unpack, cast
+from typing import Any, Generic, TypeAlias, TypeVar, Unpack, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from whimbrel.card import Card
-from whimbrel.comparison import can_score
+from whimbrel.comparison import can_score, first_compared
 from whimbrel.entities import AGGREGATIONS, Aggregation, find_entities
 from whimbrel.errors import InvalidRequest
-from whimbrel.types import Classes, Entity, Float32Array, OutputName, Pair, Ranked, Request, Result, read_truncate
+from whimbrel.given import listed_vectors
+from whimbrel.types import (
+    Classes,
+    Entity,
+    Float32Array,
+    OutputName,
+    Pair,
+    Ragged,
+    Ranked,
+    Request,
+    Result,
+    Sparse,
+    Vectors,
+    read_truncate,
+)
 from whimbrel.verbs import ScoreOptions, asked, check_options, listed, named_prompt, strings
 
 T = TypeVar("T")
+Texts: TypeAlias = "str | Iterable[str | Vectors] | NDArray[Any] | Ragged | Sparse"
+"""Queries or documents. Of models that compare vectors, those may stand for any text: an array or the outcome of another verb,
+or arrays in a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +49,38 @@ class Question(Generic[T]):
     """What the caller calls the inputs, one of them, or a part of one, for errors; None: as the request does."""
 
 
-def score(
-    card: Card, queries: str | Iterable[str], documents: str | Iterable[str], **options: Unpack[ScoreOptions]
-) -> Question[Float32Array]:
+def score(card: Card, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Question[Float32Array]:
     """How well documents answer queries: (N,), or (N, C) of a model with C classes."""
     return _score(card, {"queries": queries, "documents": documents}, options)
 
 
-def _score(card: Card, given: Mapping[str, str | Iterable[str]], options: ScoreOptions) -> Question[Float32Array]:
+def _score(card: Card, given: Mapping[str, Texts], options: ScoreOptions) -> Question[Float32Array]:
     """Of queries and documents, by the names that the caller has for them."""
     if not can_score(card):
         card.output("scores")
-    names = [(name, isinstance(texts, str)) for name, texts in given.items()]
+    items = {name: _items(card, texts, name, options.get("score_by")) for name, texts in given.items()}
+    names = [(name, is_one) for name, (_, is_one) in items.items()]
 
     def name(index: int | None = None, part: int = 1) -> str:
         name, is_one = names[part]
         return name if index is None or is_one else f"{name}[{index}]"
 
-    request = _request(card, "scores", _paired(*(strings(texts, name) for name, texts in given.items())), options)
+    request = _request(card, "scores", _paired(*(texts for texts, _ in items.values())), options)
     return Question(request, lambda result: _flat(asked(result.outputs.scores)), name)
 
 
+def _items(card: Card, given: Texts, param: str, score_by: OutputName | None) -> tuple[list[Any], bool]:
+    """Texts, or vectors in place of them; and whether there is but one that stands for itself."""
+    if "scores" in card.outputs:
+        return strings(cast("str | Iterable[str]", given), param), isinstance(given, str)
+    vectors = listed_vectors(given, score_by or first_compared(card))
+    if vectors is not None:
+        return vectors, not isinstance(given, Ragged | Sparse) and len(vectors) == 1 and vectors[0] is given
+    return list(listed(cast("str | Iterable[Any]", given), param)), isinstance(given, str)
+
+
 def rerank(
-    card: Card, query: str, documents: str | Iterable[str], *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+    card: Card, query: str | Vectors, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
 ) -> Question[list[Ranked]]:
     """The documents in order of their score, the best first; of equal ones the one that was given first."""
     if "scores" in card.outputs and card.output("scores").width != 1:
@@ -61,8 +88,8 @@ def rerank(
         raise InvalidRequest(f"this model gives a score for each of several classes ({labels}); ask for score or classify.")
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
-    if not isinstance(cast(object, query), str):
-        raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
+    if not isinstance(query, str | np.ndarray | tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRequest(f"must be a string or its vectors, is {type(query).__name__}.", param="query")
     question = _score(card, {"query": query, "documents": documents}, options)
     return Question(question.request, lambda result: ranking(question.answer(result), top_n), question.name)
 
@@ -107,12 +134,13 @@ def _request(card: Card, output: OutputName, texts: Sequence[Any], options: Scor
         prompt_name=name,
         activate=options.get("activate"),
         score_by=options.get("score_by"),
+        dimensions=options.get("dimensions"),
         truncate=read_truncate(options.get("truncate")),
         locate=locate,
     )
 
 
-def _paired(first: list[str], second: list[str]) -> list[Pair]:
+def _paired(first: list[Any], second: list[Any]) -> list[Pair]:
     """Each query with its document, or the only query with each document."""
     if len(first) == 1:
         first = first * len(second)

@@ -13,9 +13,13 @@ from typing import Final
 
 import numpy as np
 
+from whimbrel.given import floats
+from whimbrel.outputs import joined, ranges
 from whimbrel.types import Comparison, Float32Array, Outputs, Similarity, Sparse
 
 _PAIRS_AT_A_TIME: Final = 4096
+_LEAST_NORM: Final = np.float32(1e-12)
+"""What a vector's norm is taken to be at least, as in torch.nn.functional.normalize."""
 
 _DENSE: Final[Mapping[Similarity, Callable[[Float32Array, Float32Array], Float32Array]]] = {
     "cosine": lambda a_PD, b_PD: (a_PD * b_PD).sum(axis=1),  # of unit vectors, which is what is asked of the model
@@ -27,10 +31,18 @@ _DENSE: Final[Mapping[Similarity, Callable[[Float32Array, Float32Array], Float32
 
 def compare(outputs: Outputs, comparison: Comparison) -> Float32Array:
     """The score of each pair -> (P,)."""
-    if outputs.dense is not None:
-        return _compare_dense(outputs.dense, comparison)
-    assert outputs.sparse is not None
-    return _compare_sparse(outputs.sparse, comparison)
+    if comparison.output == "dense":
+        return _compare_dense(_dense(outputs, comparison), comparison)
+    return _compare_sparse(_sparse(outputs, comparison), comparison)
+
+
+def _dense(outputs: Outputs, comparison: Comparison) -> Float32Array:
+    """The vectors of all texts, those given after those computed."""
+    computed = [] if outputs.dense is None else [outputs.dense]
+    given = [floats(each) for each in comparison.given]
+    if comparison.similarity == "cosine":
+        given = [rows_ND / np.maximum(np.linalg.norm(rows_ND, axis=1, keepdims=True), _LEAST_NORM) for rows_ND in given]
+    return computed[0] if computed and not given else np.concatenate([*computed, *given])
 
 
 def _compare_dense(dense_ND: Float32Array, comparison: Comparison) -> Float32Array:
@@ -42,16 +54,30 @@ def _compare_dense(dense_ND: Float32Array, comparison: Comparison) -> Float32Arr
     return scores_P
 
 
+def _sparse(outputs: Outputs, comparison: Comparison) -> Sparse:
+    """The entries of all texts, those given after those computed."""
+    if outputs.sparse is not None and not comparison.given:
+        return outputs.sparse
+    computed = outputs.sparse or joined({})
+    ids = [computed.ids_X, *(each.ids_X for each in comparison.given if each.ids_X is not None)]
+    weights = [computed.weights_X, *(each.rows_XD[:, 0] for each in comparison.given)]
+    counts = [np.diff(each.offsets_N1) for each in (computed, *comparison.given)]
+    return Sparse(np.concatenate(ids), np.concatenate(weights), np.concatenate(([0], np.cumsum(np.concatenate(counts)))))
+
+
 def _compare_sparse(sparse: Sparse, comparison: Comparison) -> Float32Array:
     """The dot product: a query's weights are looked up by the entries of its documents, all at once."""
     scores_P = np.zeros(comparison.num_pairs, np.float32)
     weights_V = np.zeros(int(sparse.ids_X.max(initial=-1)) + 1, np.float32)
+    starts_N, ends_N = sparse.offsets_N1[:-1], sparse.offsets_N1[1:]
     order = np.argsort(comparison.queries_P, kind="stable")
+    order = order[(ends_N > starts_N)[comparison.documents_P[order]]]  # the others score 0
     for pairs in np.split(order, np.flatnonzero(np.diff(comparison.queries_P[order])) + 1) if order.size else []:
         ids, weights = sparse[int(comparison.queries_P[pairs[0]])]
+        documents = comparison.documents_P[pairs]
+        entries = ranges(starts_N[documents], ends_N[documents])
         weights_V[ids] = weights
-        for pair in pairs.tolist():
-            document_ids, document_weights = sparse[int(comparison.documents_P[pair])]
-            scores_P[pair] = (weights_V[document_ids] * document_weights).sum()
+        begins = np.cumsum(ends_N[documents] - starts_N[documents]) - (ends_N - starts_N)[documents]
+        scores_P[pairs] = np.add.reduceat(weights_V[sparse.ids_X[entries]] * sparse.weights_X[entries], begins)
         weights_V[ids] = 0.0
     return scores_P

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,13 @@ InputType: TypeAlias = Literal["query", "document"]
 Pair: TypeAlias = tuple[str, str]
 """A query and a document, or any two texts of which one score is asked."""
 
+Vectors: TypeAlias = "NDArray[Any] | tuple[Int32Array, Float32Array]"
+"""What a caller sends in place of a text that is compared: its dense vector (D,), its token vectors (T, D), or the entries and
+the weights of its sparse one. Which types there are: `given`."""
+
+Compared: TypeAlias = "tuple[str | Vectors, str | Vectors]"
+"""A pair of which either part may be vectors."""
+
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]
 """How vectors are compared. Distances are negative; of token vectors the sum, or the mean, of each query token's best match."""
 
@@ -68,12 +75,13 @@ Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan", "maxs
 class Request:
     """What a caller asks for, in no dialect.
 
-    `texts` holds strings, pairs of strings or arrays of token ids, not mixed. Ids are taken as they are: nothing is put around
-    them. None means "as the checkpoint says" for `prompt_name`, `normalize`, `activate`, `dimensions` and `truncate`. Raises
-    InvalidRequest where a field is not of its type, or two contradict each other.
+    `texts` holds strings, pairs of strings or arrays of token ids, not mixed; in pairs that are compared vectors may stand for
+    texts. Ids are taken as they are: nothing is put around them. None means "as the checkpoint says" for `prompt_name`,
+    `normalize`, `activate`, `dimensions` and `truncate`. Raises InvalidRequest where a field is not of its type, or two
+    contradict each other.
     """
 
-    texts: Sequence[str] | Sequence[Pair] | Sequence[Int64Array]
+    texts: Sequence[str] | Sequence[Pair] | Sequence[Compared] | Sequence[Int64Array]
     outputs: tuple[OutputName, ...] = ()
     """What is asked for, all from one pass; none: what the model is made for."""
     prompt: str | None = None
@@ -154,13 +162,35 @@ class TokenSpans:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """Vectors of texts that came with a request, of one type: text i has rows offsets_N1[i] to offsets_N1[i + 1]."""
+
+    rows_XD: NDArray[Any]
+    """float32, float16, int8 or uint8 (bits); of sparse vectors weights (X, 1)."""
+    offsets_N1: Int64Array
+    ids_X: Int32Array | None = None
+    """Of sparse vectors: the entries, ascending within a text."""
+
+    def __len__(self) -> int:
+        return self.offsets_N1.size - 1
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """What it is made of."""
+        return [self.offsets_N1, self.rows_XD, *([] if self.ids_X is None else [self.ids_X])]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Scores of pairs, made of what the model gives for each text: of seq queries_P[i] and seq documents_P[i]."""
+    """Scores of pairs, made of what the model gives for each text: of text queries_P[i] and text documents_P[i].
+
+    The texts are the seqs of the request, and then those whose vectors are `given`."""
 
     output: OutputName
     similarity: Similarity
     queries_P: Int32Array
     documents_P: Int32Array
+    given: tuple[Given, ...] = ()
 
     @property
     def num_pairs(self) -> int:

@@ -50,6 +50,8 @@ class ScoreOptions(TypedDict, total=False):
     """Whether the checkpoint's activation is applied; False: logits. None: as the checkpoint does."""
     score_by: OutputName | None
     """Of models without scores of their own: by which of their outputs pairs are compared. None: what they are made for."""
+    dimensions: int | None
+    """Of vectors that are compared: only their first so many columns are (Matryoshka models)."""
     truncate: Truncate | bool | None
     """As of TextOptions. Of a pair that is too long, the longer text is cut first."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.batch import Batch
-from whimbrel.errors import NonFinite, OutOfMemory, WhimbrelError
+from whimbrel.errors import ComputeError, NonFinite, OutOfMemory, WhimbrelError
 from whimbrel.outputs import Collected, Wanted, answer_places, assemble, guessed_bytes, joined, ranges
 from whimbrel.parts import located, merged
 from whimbrel.similarity import compare
@@ -27,22 +27,37 @@ class Collection:
     outputs: Mapping[OutputName, Collected]
 
 
+Part: TypeAlias = Callable[[], None]
+"""Comparing that may be done in any thread. Raises MemoryError."""
+
+
 class AnyMatcher(Protocol):
     """Compares token vectors as they come; see `matching.Matcher`."""
 
     @property
     def scores(self) -> Float32Array:
-        """The scores of all pairs, once all seqs were added."""
+        """The scores of all pairs, once all texts were added and all parts have run."""
+        ...
+
+    @property
+    def num_parts(self) -> int:
+        """Those that there will be."""
+        ...
+
+    def begin(self) -> Sequence[Part]:
+        """The parts that may run before anything was added."""
         ...
 
     def add(
         self,
         rows_XD: Float32Array,
-        seqs: NDArray[np.integer],
+        texts: NDArray[np.integer],
         starts: NDArray[np.integer],
         ends: NDArray[np.integer],
-    ) -> None:
-        """Seqs that were computed, each once: seqs[i] has rows starts[i] to ends[i]. The rows are not kept."""
+    ) -> Sequence[Part]:
+        """Texts that were computed, each once: texts[i] has rows starts[i] to ends[i], which are not kept.
+
+        Returns the parts that may run from now on. Raises MemoryError."""
         ...
 
 
@@ -62,14 +77,14 @@ class Job:
     """Seconds until its first seq was taken; negative until then."""
     compute: float = 0.0
     waiting: int = field(init=False)
-    """Seqs not collected yet."""
+    """Seqs not collected yet, and parts of the comparison that have not run."""
     arrays: dict[OutputName, Float32Array] = field(init=False)
     pieces: dict[int, tuple[Int32Array, Float32Array]] = field(init=False)
     """By seq: what has no place."""
 
     def __post_init__(self) -> None:
         places = self.prepared.places
-        self.waiting = len(self.prepared.seqs)
+        self.waiting = len(self.prepared.seqs) + (0 if self.matcher is None else self.matcher.num_parts)
         self.arrays = {}
         if self.matcher is None:
             memory = self.memory if self.prepared.comparison is None else np.empty(places.num_bytes, np.uint8)
@@ -80,7 +95,10 @@ class Job:
     def num_bytes(self) -> int:
         """Of its ids and its outputs, about."""
         ids = self.prepared.num_tokens * np.dtype(np.int32).itemsize
-        arrays = sum(array.nbytes for array in self.arrays.values()) if self.prepared.comparison else 0
+        arrays = 0
+        if self.prepared.comparison is not None:
+            given = [array for each in self.prepared.comparison.given for array in each.arrays]
+            arrays = sum(array.nbytes for array in (*self.arrays.values(), *given))
         return ids + self.memory.nbytes + arrays + guessed_bytes(self.prepared.places) * len(self.prepared.seqs)
 
     def write(self, batch: Collection, rows: NDArray[np.integer], indexes: NDArray[np.integer]) -> None:
@@ -96,13 +114,13 @@ class Job:
             for row, index in zip(batch.wanted[unplaced.name].offsets_B1[rows].tolist(), indexes.tolist(), strict=True):
                 self.pieces[index] = entries[row]
 
-    def match(self, batch: Collection, rows: NDArray[np.integer], indexes: NDArray[np.integer]) -> None:
-        """As `write`, of token vectors that are compared. Raises MemoryError."""
+    def match(self, batch: Collection, rows: NDArray[np.integer], indexes: NDArray[np.integer]) -> Sequence[Part]:
+        """As `write`, of token vectors that are compared; the parts that may run from now on. Raises MemoryError."""
         assert self.matcher is not None
         name = "multi_vector"
         offsets_B1, width = batch.wanted[name].offsets_B1, self.prepared.places.by_name[name].ask.width
         vectors_XD = cast(Float32Array, batch.outputs[name])[:, :width]
-        self.matcher.add(vectors_XD, indexes, offsets_B1[rows], offsets_B1[rows + 1])
+        return self.matcher.add(vectors_XD, indexes, offsets_B1[rows], offsets_B1[rows + 1])
 
     def resolve(self) -> None:
         """Answer; the job is nobody else's any more."""
@@ -118,6 +136,9 @@ class Job:
             except NonFinite as error:
                 self.future.set_exception(error)
                 return
+            except BaseException as error:  # a bug: the caller is told before the thread that found it dies
+                self.future.set_exception(ComputeError(f"the answer could not be put together ({type(error).__name__})."))
+                raise
             self.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.spans))
 
     def _outputs(self) -> Outputs:

@@ -13,6 +13,9 @@ from whimbrel.dialects import native, openai, rerank
 from whimbrel.errors import WhimbrelError
 from whimbrel.types import Request, Result
 
+JSON: Final = "application/json"
+MESSAGE_PACK: Final = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -28,6 +31,8 @@ class Route:
     request_type: type
     response_type: type
     example: str
+    media_types: tuple[str, ...] = (JSON,)
+    """What a body may be."""
 
 
 ROUTES: Final = (
@@ -60,6 +65,7 @@ ROUTES: Final = (
         request_type=rerank.RerankRequest,
         response_type=rerank.RerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
+        media_types=(JSON, *MESSAGE_PACK),
     ),
     Route(
         path="/v1/score",
@@ -70,6 +76,7 @@ ROUTES: Final = (
         request_type=rerank.ScoreRequest,
         response_type=rerank.ScoreResponse,
         example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
+        media_types=(JSON, *MESSAGE_PACK),
     ),
 )
 """Every POST route; all are served alike."""

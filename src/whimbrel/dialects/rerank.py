@@ -1,5 +1,8 @@
 """POST /v1/rerank and /v1/score, in the shapes that Jina's API and vLLM share. Pure functions over bytes.
 
+Of models that compare vectors, these may stand for any text, as /v1/embed gives them in base64, or in fewer bits. Bodies are
+JSON, or the same in MessagePack, where vectors are bytes.
+
 Texts that are too long are refused unless cutting is asked for: a score of half a document looks like any other. Sources:
 Jina's API (api.jina.ai/openapi.json) and vLLM 0.33, entrypoints/pooling/scoring. Fields that are not known are ignored, as
 there.
@@ -7,28 +10,50 @@ there.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from whimbrel.dialects.openai import Usage, render_error
-from whimbrel.dialects.read import decode
+from whimbrel.dialects.read import decode, is_packed
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError, relocated
-from whimbrel.types import Float32Array, Pair, Request, Result, read_truncate
+from whimbrel.types import Compared, Float32Array, Request, Result, Vectors, read_truncate
 from whimbrel.wire import to_json
 
 MAX_PAIRS: Final = 10_000
 
 
 class Document(msgspec.Struct, frozen=True):
+    """A text as an object; or, of models that compare vectors, what it was encoded to."""
+
+    text: str | None = None
+    data: Annotated[
+        bytes | None, Meta(description="Vectors in place of the text: base64 of little-endian numbers, row by row.")
+    ] = None
+    shape: Annotated[
+        Annotated[list[int], Meta(max_length=2)] | None,
+        Meta(description="Of token vectors: [tokens, width]; absent: one vector."),
+    ] = None
+    dtype: Annotated[
+        Literal["float32", "float16", "int8", "binary"],
+        Meta(description="`int8`: 127ths. `binary`: 8 columns to a byte, the first the highest bit; 1 for 1 and 0 for -1."),
+    ] = "float32"
+    ids: Annotated[bytes | None, Meta(description="A sparse vector: base64 of its entries, little-endian int32,")] = None
+    weights: Annotated[bytes | None, Meta(description="and of their weights, little-endian float32.")] = None
+
+
+class TextDocument(msgspec.Struct, frozen=True):
     """A text as an object."""
 
     text: str
 
 
 Text = str | Document
+Texts = Annotated[list[Text], Meta(max_length=100_000)]  # so that a larger one is refused before it is read
 
 
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +72,9 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
         Literal["dense", "sparse", "multi_vector"] | None,
         Meta(description="Of models that give vectors: which are compared; by default those that the model is made for."),
     ] = None
+    dimensions: Annotated[
+        int | None, Meta(description="Compare only the first so many columns of vectors (Matryoshka models).")
+    ] = None
     instruction: Annotated[str | None, Meta(description="What a reranker with a template is told to judge.")] = None
     prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before queries.")] = None
     prompt: Annotated[str | None, Meta(description="Text put before queries, instead of a named prompt.")] = None
@@ -63,7 +91,7 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
     """Body of POST /v1/rerank."""
 
     query: Text
-    documents: Annotated[list[Text], Meta(description="At most 10,000 texts.")]
+    documents: Annotated[list[Text], Meta(description="At most 10,000 texts.", max_length=100_000)]
     top_n: Annotated[
         Annotated[int, Meta(ge=0)] | None, Meta(description="So many of the best are given; 0 or absent: all.")
     ] = None
@@ -73,10 +101,10 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
 class ScoreRequest(PairFields, frozen=True, kw_only=True):
     """Body of POST /v1/score: pairs as `queries` and `documents`, or `text_1` and `text_2`."""
 
-    queries: Annotated[Text | list[Text] | None, Meta(description="One, for all documents, or one for each.")] = None
-    documents: Text | list[Text] | None = None
-    text_1: Annotated[Text | list[Text] | None, Meta(description="The same as `queries` (vLLM).")] = None
-    text_2: Annotated[Text | list[Text] | None, Meta(description="The same as `documents` (vLLM).")] = None
+    queries: Annotated[Text | Texts | None, Meta(description="One, for all documents, or one for each.")] = None
+    documents: Text | Texts | None = None
+    text_1: Annotated[Text | Texts | None, Meta(description="The same as `queries` (vLLM).")] = None
+    text_2: Annotated[Text | Texts | None, Meta(description="The same as `documents` (vLLM).")] = None
 
 
 class RankedDocument(msgspec.Struct):
@@ -84,7 +112,7 @@ class RankedDocument(msgspec.Struct):
 
     index: int
     relevance_score: float
-    document: Document | None = None
+    document: TextDocument | None = None
 
 
 class RerankResponse(msgspec.Struct):
@@ -114,20 +142,21 @@ class ScoreResponse(msgspec.Struct):
 
 def read_rerank(body: bytes) -> tuple[RerankRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    sent = decode(RerankRequest, body)
-    query = _text(sent.query)
-    return sent, _request(sent, [(query, _text(document)) for document in sent.documents], ("query", "documents"))
+    sent = decode(RerankRequest, body, packed=is_packed(body))
+    query = _part(sent.query, "query")
+    pairs = [(query, _part(each, f"documents[{index}]")) for index, each in enumerate(sent.documents)]
+    return sent, _request(sent, pairs, ("query", "documents"))
 
 
 def read_score(body: bytes) -> tuple[ScoreRequest, Request]:
     """The same of /v1/score."""
-    sent = decode(ScoreRequest, body)
+    sent = decode(ScoreRequest, body, packed=is_packed(body))
     names = ("queries", "documents") if sent.queries is not None or sent.documents is not None else ("text_1", "text_2")
     first, second = (sent.queries, sent.documents) if names[0] == "queries" else (sent.text_1, sent.text_2)
     if first is None or second is None:
         name = names[0] if first is None else names[1]
         raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
-    queries, documents = _texts(first), _texts(second)
+    queries, documents = _parts(first, names[0]), _parts(second, names[1])
     if len(queries) == 1:
         queries = queries * len(documents)
     if len(queries) != len(documents):
@@ -136,13 +165,13 @@ def read_score(body: bytes) -> tuple[ScoreRequest, Request]:
     return sent, _request(sent, list(zip(queries, documents, strict=True)), names)
 
 
-def _request(sent: PairFields, pairs: list[Pair], names: tuple[str, str]) -> Request:
+def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) -> Request:
     if not pairs:
         raise InvalidRequest("is empty; give at least one text.", param=names[1])
     if len(pairs) > MAX_PAIRS:
         raise TooLarge(f"{len(pairs):,} texts; the limit is {MAX_PAIRS:,}. Split the request.", param=names[1])
     for index, (query, _) in enumerate(pairs):
-        if not query:
+        if isinstance(query, str) and not query:
             raise InvalidRequest("is empty.", param=names[0] if names[0] == "query" else f"{names[0]}[{index}]")
     limit = sent.truncate_prompt_tokens
     cuts = sent.truncate if sent.truncate is not None else limit is not None
@@ -154,6 +183,7 @@ def _request(sent: PairFields, pairs: list[Pair], names: tuple[str, str]) -> Req
         instruction=sent.instruction,
         activate=sent.use_activation,
         score_by=sent.score_by,
+        dimensions=sent.dimensions,
         truncate=read_truncate(cuts),
         max_tokens=None if limit == -1 else limit,
         priority=sent.priority or 0,
@@ -168,9 +198,11 @@ def write_rerank(sent: RerankRequest, result: Result, model: str) -> bytes:
         {"index": index, "relevance_score": score} for index, score in zip(order, scores_P[order], strict=True)
     ]
     if sent.return_documents is not False:
-        texts = _texts(sent.documents)
-        for each in results:
-            each["document"] = {"text": texts[each["index"]]}
+        for index, each in zip(order, results, strict=True):
+            document = sent.documents[index]
+            text = document if isinstance(document, str) else document.text
+            if text is not None:
+                each["document"] = {"text": text}
     return to_json({"model": model, "usage": _usage(result), "results": results})
 
 
@@ -213,9 +245,39 @@ def _usage(result: Result) -> dict[str, int]:
     return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
 
 
-def _texts(given: Text | list[Text]) -> list[str]:
-    return [_text(each) for each in given] if isinstance(given, list) else [_text(given)]
+def _parts(given: Text | list[Text], name: str) -> list[str | Vectors]:
+    if not isinstance(given, list):
+        return [_part(given, name)]
+    return [_part(each, f"{name}[{index}]") for index, each in enumerate(given)]
 
 
-def _text(given: Text) -> str:
-    return given if isinstance(given, str) else given.text
+def _part(given: Text, param: str) -> str | Vectors:
+    """A text, or the vectors that stand for it. Raises InvalidRequest."""
+    if isinstance(given, str):
+        return given
+    sparse = given.ids is not None or given.weights is not None
+    if (given.text is not None) + (given.data is not None) + sparse != 1:
+        raise InvalidRequest("must have one of text, data (vectors), or ids and weights (a sparse vector).", param=param)
+    if given.text is not None:
+        return given.text
+    if given.data is not None:
+        return _array(given.data, given.dtype, given.shape, f"{param}.data")
+    if given.ids is None or given.weights is None:
+        raise InvalidRequest("a sparse vector has both ids and weights.", param=param)
+    return _array(given.ids, "int32", None, f"{param}.ids"), _array(given.weights, "float32", None, f"{param}.weights")
+
+
+def _array(data: bytes, dtype: str, shape: list[int] | None, param: str) -> NDArray[Any]:
+    kind = np.dtype("uint8" if dtype == "binary" else dtype).newbyteorder("<")
+    count, rest = divmod(len(data), kind.itemsize)
+    if rest:
+        raise InvalidRequest(f"{len(data):,} bytes are no whole numbers of {dtype}, {kind.itemsize} bytes each.", param=param)
+    array = np.frombuffer(data, kind)
+    if shape is None:
+        return array
+    sizes = [*shape[:-1], -(-shape[-1] // 8)] if dtype == "binary" and shape else shape
+    if not shape or min(shape) < 0 or prod(sizes) != count:
+        raise InvalidRequest(
+            f"{len(data):,} bytes are not the shape {shape}, which takes {max(0, prod(sizes)) * kind.itemsize:,}.", param=param
+        )
+    return array.reshape(sizes)

@@ -22,7 +22,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ class TokenVectors:
         return cls(rows_TD, offsets[:-1], offsets[1:], scales_T)
 
     @classmethod
-    def from_array(cls, rows_TD: Float32Array, starts_N: NDArray[np.integer], ends_N: NDArray[np.integer]) -> TokenVectors:
+    def from_array(cls, rows_TD: NDArray[Any], starts_N: NDArray[np.integer], ends_N: NDArray[np.integer]) -> TokenVectors:
         """Of rows on the host, which are not copied."""
         return cls(torch.from_numpy(rows_TD), np.asarray(starts_N, np.int64), np.asarray(ends_N, np.int64))  # pyright: ignore[reportUnknownMemberType]
 

@@ -43,8 +43,8 @@ from whimbrel.processes.messages import (
     ToEngine,
     failed,
 )
-from whimbrel.processes.seqs import ints_of, num_ints, pack_entries, unpack_pairs, unpack_seqs
-from whimbrel.processes.shared import SHARED_BYTES, Board, align, bytes_at, map_memory, share
+from whimbrel.processes.seqs import num_ints, pack_entries, request_bytes, unpack_given, unpack_pairs, unpack_seqs
+from whimbrel.processes.shared import SHARED_BYTES, Board, bytes_at, map_memory, share
 from whimbrel.trace import level
 from whimbrel.types import Comparison, Prepared, Result, Sparse, Timings
 from whimbrel.work import Work
@@ -135,9 +135,10 @@ class WorkerLine:
         if message.segment_bytes:
             self._segments[message.segment] = map_memory(self._line.take_fd(), message.segment_bytes)
         segment = self._segments[message.segment] if message.segment else None
-        prepared = self._prepared(message, message.arrays if segment is None else segment)
+        source = memoryview(bytearray(message.arrays)) if segment is None else segment  # a message is not aligned
+        prepared = self._prepared(message, source)
         size = answer_places(prepared).num_bytes
-        memory = np.empty(size, np.uint8) if segment is None else bytes_at(segment, align(4 * ints_of(prepared)), size)
+        memory = np.empty(size, np.uint8) if segment is None else bytes_at(segment, request_bytes(prepared), size)
         try:
             future = self._engine.submit_prepared(
                 prepared, out=memory, tag=Origin(self._worker, message.uid), admitted=message.admitted
@@ -156,8 +157,9 @@ class WorkerLine:
         if message.compare is not None:
             output, similarity, num_pairs = message.compare
             before = num_ints(message.num_seqs, message.num_tokens, message.num_spans)
-            comparison = Comparison(output, similarity, *unpack_pairs(source, before, num_pairs))
-        card = self._engine.card.tower(seqs[0].tower)
+            given = unpack_given(source, before + 2 * num_pairs, message.given)
+            comparison = Comparison(output, similarity, *unpack_pairs(source, before, num_pairs), given)
+        card = self._engine.card.tower(seqs[0].tower if seqs else 0)
         return Prepared(
             seqs,
             place(card, seqs, [Ask(*ask) for ask in message.asks]),

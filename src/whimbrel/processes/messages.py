@@ -16,6 +16,9 @@ from whimbrel.plan import Options, Plan
 from whimbrel.server.options import GuardOptions
 from whimbrel.types import OutputName, Similarity
 
+GivenKind: TypeAlias = tuple[str, int, int, int, bool]
+"""Of vectors that came with a request: their type, how many texts, rows and columns, and whether they are sparse."""
+
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
     pass
@@ -25,7 +28,7 @@ class _Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Submit(_Message):
-    """A tokenised request. Its arrays (`seqs`) lie in `segment`, or in `arrays` if that is 0."""
+    """A tokenised request. Its arrays (`seqs.pack`) lie in `segment`, or in `arrays` if that is 0."""
 
     uid: int
     segment: int
@@ -48,6 +51,8 @@ class Submit(_Message):
     """Whether another life of an engine had admitted it, so that it must not be refused for overload."""
     compare: tuple[OutputName, Similarity, int] | None = None
     """Of a comparison its output, its similarity and how many pairs it has; these come after the seqs."""
+    given: list[GivenKind] = []
+    """These vectors come last."""
 
 
 class Cancel(_Message):

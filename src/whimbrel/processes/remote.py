@@ -100,7 +100,7 @@ class RemoteEngine:
         finally:
             self._preparing_tokens -= tokens
         self._learn(request, prepared)
-        if not prepared.seqs:
+        if not prepared.seqs and prepared.comparison is None:
             places = answer_places(prepared)
             outputs = assemble(places, places.arrays(np.empty(0, np.uint8)), None if places.unplaced is None else joined({}))
             return Result(

@@ -18,8 +18,8 @@ from whimbrel.outputs import answer_places, assemble
 from whimbrel.parts import located, merged
 from whimbrel.processes.channel import AsyncLine, BrokenLine
 from whimbrel.processes.messages import Answer, Cancel, Down, Drop, Failed, FromEngine, Submit, error_of
-from whimbrel.processes.seqs import count_spans, ints_of, pack, unpack_entries
-from whimbrel.processes.shared import SHARED_BYTES, Board, Segment, SegmentPool, align, map_memory
+from whimbrel.processes.seqs import count_spans, given_kinds, pack, request_bytes, unpack_entries
+from whimbrel.processes.shared import SHARED_BYTES, Board, Segment, SegmentPool, map_memory
 from whimbrel.types import Prepared, Result, Timings
 
 _NOTHING: Final = memoryview(b"")
@@ -87,23 +87,22 @@ class Replica:
         prepared = pending.prepared
         self._next += 1
         uid = self._next
-        arrays, comparison = pack(prepared), prepared.comparison
-        result_bytes = answer_places(prepared).num_bytes
-        segment = None
-        if max(arrays.nbytes, result_bytes) > SHARED_BYTES:
-            segment = self._pool.take(align(arrays.nbytes) + result_bytes)
+        comparison = prepared.comparison
+        num_bytes, result_bytes = request_bytes(prepared), answer_places(prepared).num_bytes
+        segment = self._pool.take(num_bytes + result_bytes) if max(num_bytes, result_bytes) > SHARED_BYTES else None
         fd = segment.take_fd() if segment is not None else None
-        if segment is not None:
-            np.frombuffer(segment.memory, np.int32, arrays.size)[:] = arrays
+        memory = np.empty(num_bytes, np.uint8) if segment is None else np.frombuffer(segment.memory, np.uint8, num_bytes)
+        pack(prepared, memory)
         message = Submit(
             uid=uid,
             segment=segment.number if segment is not None else 0,
             segment_bytes=segment.size if segment is not None and fd is not None else 0,
-            arrays=_NOTHING if segment is not None else arrays.data.cast("B"),
+            arrays=_NOTHING if segment is not None else memory.data,
             num_seqs=len(prepared.seqs),
             num_spans=count_spans(prepared.seqs),
             asks=[(ask.name, ask.width, ask.finished, ask.max_entries) for ask in prepared.places.asks],
             compare=None if comparison is None else (comparison.output, comparison.similarity, comparison.num_pairs),
+            given=[] if comparison is None else given_kinds(comparison.given),
             num_tokens=prepared.num_tokens,
             num_truncated=prepared.num_truncated,
             received=prepared.received,
@@ -145,7 +144,7 @@ class Replica:
         if pending.segment is None:
             memory = np.frombuffer(message.memory, np.uint8)
         else:
-            memory = self._pool.lend(pending.segment, align(4 * ints_of(prepared)), places.num_bytes)
+            memory = self._pool.lend(pending.segment, request_bytes(prepared), places.num_bytes)
         given: memoryview | mmap = message.entries
         if message.entries_bytes:
             assert self._line is not None  # it is reading

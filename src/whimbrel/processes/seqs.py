@@ -1,14 +1,17 @@
-"""Seqs as an array of int32, and entries of the vocabulary as bytes: how they travel between processes."""
+"""Requests as bytes, of which seqs are int32, and entries of the vocabulary as bytes: how they travel between processes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from mmap import mmap
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from whimbrel.types import Int32Array, Prepared, Seq, Sparse
+from whimbrel.processes.messages import GivenKind
+from whimbrel.processes.shared import align
+from whimbrel.types import Given, Int32Array, Prepared, Seq, Sparse
 
 _COLUMNS: Final = 9
 
@@ -18,17 +21,48 @@ def num_ints(num_seqs: int, num_tokens: int, num_spans: int, num_pairs: int = 0)
     return _COLUMNS * num_seqs + num_tokens + 2 * (num_spans + num_pairs)
 
 
-def ints_of(prepared: Prepared) -> int:
-    """Of the array that `pack` makes of a request."""
+def request_bytes(prepared: Prepared) -> int:
+    """What a request takes; whole lines of the cache, so that what comes after it is aligned."""
     comparison = prepared.comparison
     num_pairs = 0 if comparison is None else comparison.num_pairs
-    return num_ints(len(prepared.seqs), prepared.num_tokens, count_spans(prepared.seqs), num_pairs)
+    num = num_ints(len(prepared.seqs), prepared.num_tokens, count_spans(prepared.seqs), num_pairs)
+    given = () if comparison is None else comparison.given
+    return align(4 * num) + sum(align(array.nbytes) for each in given for array in each.arrays)
 
 
-def pack(prepared: Prepared) -> Int32Array:
-    """The seqs of a request, and the pairs that are compared."""
-    seqs, comparison = pack_seqs(prepared.seqs), prepared.comparison
-    return seqs if comparison is None else np.concatenate((seqs, comparison.queries_P, comparison.documents_P))
+def pack(prepared: Prepared, memory: NDArray[np.uint8]) -> None:
+    """Write a request into memory: its seqs, and what is compared."""
+    comparison = prepared.comparison
+    arrays: list[NDArray[Any]] = [pack_seqs(prepared.seqs)]
+    if comparison is not None:
+        arrays[0] = np.concatenate((arrays[0], comparison.queries_P, comparison.documents_P))
+        arrays += [array for each in comparison.given for array in each.arrays]
+    start = 0
+    for array in arrays:
+        memory[start : start + array.nbytes].view(array.dtype)[:] = array.ravel()
+        start += align(array.nbytes)
+
+
+def unpack_given(source: memoryview | mmap, num_before: int, kinds: Sequence[GivenKind]) -> tuple[Given, ...]:
+    """The vectors that come after so many numbers; views of the source."""
+    start = align(4 * num_before)
+
+    def array(dtype: str, count: int) -> NDArray[Any]:
+        nonlocal start
+        found = np.frombuffer(source, dtype, count, start)
+        start += align(found.nbytes)
+        return found
+
+    given: list[Given] = []
+    for dtype, num_texts, num_rows, num_columns, is_sparse in kinds:
+        offsets, rows = array("int64", num_texts + 1), array(dtype, num_rows * num_columns).reshape(num_rows, num_columns)
+        given.append(Given(rows, offsets, array("int32", num_rows) if is_sparse else None))
+    return tuple(given)
+
+
+def given_kinds(given: Iterable[Given]) -> list[GivenKind]:
+    """What `unpack_given` must know."""
+    return [(each.rows_XD.dtype.name, len(each), *each.rows_XD.shape, each.ids_X is not None) for each in given]
 
 
 def unpack_pairs(source: memoryview | mmap, num_before: int, num_pairs: int) -> tuple[Int32Array, Int32Array]:

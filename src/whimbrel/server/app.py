@@ -99,7 +99,7 @@ class _Server:
         notes = notes_of(http.scope)
         deadline = _deadline(http)
         with trace("receive", into=notes.stages):
-            body = await read_body(http)
+            body = await read_body(http, route.media_types)
         with trace("read", into=notes.stages):
             sent, request = route.read_request(body)
         notes.num_texts = len(request.texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.datastructures import MutableHeaders
@@ -23,11 +24,11 @@ _LAST_ANSWERS: Final = frozenset({408, 413})
 """After them a connection is closed: what else is on its way is no request."""
 
 
-async def read_body(request: Request) -> bytes:
-    """The whole body, which must be JSON. Raises UnsupportedMediaType, InvalidRequest, and what `Incoming.receive` raises."""
+async def read_body(request: Request, media_types: Sequence[str]) -> bytes:
+    """The whole body, of one of these types. Raises UnsupportedMediaType, InvalidRequest and what `Incoming.receive` raises."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise UnsupportedMediaType(f"Content-Type is {kind[:100] or 'missing'}; send application/json.")
+    if kind not in media_types:
+        raise UnsupportedMediaType(f"Content-Type is {kind[:100] or 'missing'}; send {' or '.join(media_types)}.")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise UnsupportedMediaType("Content-Encoding is not supported; send the body as it is.")
     first, more = b"", bytearray()
