@@ -131,6 +131,9 @@ def serve(
         int | None, typer.Option(min=1, help="Tokens that may wait. [default: four of the largest requests]")
     ] = None,
     max_queue_seconds: Annotated[float, typer.Option(min=0.1, callback=_finite, help="Refuse what would wait longer.")] = 30.0,
+    document_cache_bytes: Annotated[
+        int, typer.Option(min=0, help="Keep so many bytes of token vectors of documents that were reranked.")
+    ] = 0,
     drain_timeout: Annotated[
         float, typer.Option(min=0, callback=_finite, help="Seconds for accepted requests to finish after a signal.")
     ] = 30.0,
@@ -190,6 +193,7 @@ def serve(
                     max_queue_seconds=max_queue_seconds,
                     max_queue_bytes=_QUEUE_BYTES,
                     matryoshka=matryoshka,
+                    document_cache_bytes=document_cache_bytes,
                 ),
                 _reranker(reranker),
             )

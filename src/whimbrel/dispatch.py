@@ -97,12 +97,12 @@ class Dispatch:
             if prepared.deadline <= perf_counter():
                 raise _too_late()
             if not admitted:
-                self._check(prepared.num_tokens, prepared.priority, prepared.owner, num_bytes=job.num_bytes)
+                self._check(job.num_tokens, prepared.priority, prepared.owner, num_bytes=job.num_bytes)
             self._jobs.add(job)
             self._num_bytes += job.num_bytes
             self._scheduler.add(
                 job,
-                prepared.seqs,
+                job.seqs,
                 priority=prepared.priority,
                 deadline=prepared.deadline,
                 owner=prepared.owner,

@@ -22,6 +22,7 @@ from whimbrel import faults, scoring
 from whimbrel.card import Card, RerankerName, StatedPooling
 from whimbrel.cards.reader import read_card
 from whimbrel.checkpoint import Checkpoint, find_checkpoint
+from whimbrel.document_cache import DocumentCache, key_of
 from whimbrel.entities import Aggregation
 from whimbrel.errors import CheckpointError, NonFinite, relocating
 from whimbrel.frontend import AsyncFrontend, Frontend
@@ -31,6 +32,7 @@ from whimbrel.outputs import Ask, answer_places, place
 from whimbrel.plan import EngineOptions, Options, Plan, length_for, make_plan
 from whimbrel.runner import Runner, probe
 from whimbrel.scoring import Question, Texts
+from whimbrel.trace import count
 from whimbrel.types import (
     Classes,
     Entity,
@@ -85,6 +87,7 @@ class Engine:
         self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling, reranker=reranker)
         self.plan: Plan = make_plan(Options(**options), self.card, probe())
         self.folder = checkpoint.folder
+        self._document_cache = DocumentCache(self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
         self.frontend = Frontend(checkpoint.folder, self.card, self.plan)
         recording = None if recorder is None else recorder(self)
         progress("loading the weights")
@@ -183,12 +186,28 @@ class Engine:
         Raises Overloaded, Unavailable, DeadlineExceeded.
         """
         memory = np.empty(answer_places(prepared).num_bytes, np.uint8) if out is None else out
-        job = Job(Future(), prepared, memory, _matcher(prepared), tag)
+        job = Job(Future(), prepared, memory, self._matcher(prepared), tag)
         if prepared.seqs or prepared.comparison is not None:
             self._lanes.add(job, admitted=admitted)
         else:
             job.resolve()
         return job.future
+
+    def _matcher(self, prepared: Prepared) -> Matcher | None:
+        """Of pairs that are compared by token vectors, some of which may be known from before."""
+        comparison = prepared.comparison
+        if comparison is None or comparison.output != "multi_vector":
+            return None
+        if (cache := self._document_cache) is None:
+            return Matcher(comparison, len(prepared.seqs))
+        ask = prepared.places.by_name["multi_vector"].ask
+        numbers: list[int] = np.setdiff1d(comparison.documents_P, comparison.queries_P).tolist()
+        keys = {number: key_of(prepared.seqs[number], ask) for number in numbers if number < len(prepared.seqs)}
+        found = zip(keys, cache.find(list(keys.values())), strict=True)
+        kept = {number: rows for number, rows in found if rows is not None}
+        count("document_cache_hits", len(kept), model=self.plan.served_name)
+        count("document_cache_misses", len(keys) - len(kept), model=self.plan.served_name)
+        return Matcher(comparison, len(prepared.seqs), kept, lambda number, rows: cache.add(keys[number], rows))
 
     # Lifecycle
 
@@ -242,11 +261,6 @@ class Engine:
                     file = f"{tower.path}/config.json".lstrip("/")
                     raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None
         self._lanes.forget_rate()
-
-
-def _matcher(prepared: Prepared) -> Matcher | None:
-    comparison = prepared.comparison
-    return Matcher(comparison, len(prepared.seqs)) if comparison is not None and comparison.output == "multi_vector" else None
 
 
 def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, faulty: bool) -> AnyRunner:

@@ -57,8 +57,17 @@ class _Lying:
 class Matcher:
     """The scores of one request."""
 
-    def __init__(self, comparison: Comparison, num_seqs: int, kept: Mapping[int, Float32Array] | None = None) -> None:
-        """`num_seqs`: the texts that are no given vectors. `kept`: documents among them whose vectors are known, by number."""
+    def __init__(
+        self,
+        comparison: Comparison,
+        num_seqs: int,
+        kept: Mapping[int, Float32Array] | None = None,
+        keep: Callable[[int, Float32Array], None] | None = None,
+    ) -> None:
+        """`num_seqs`: the texts that are no given vectors. `kept`: documents among them whose vectors are known, by number;
+        `keep` is told those of the others."""
+        self.kept = frozenset(kept or ())
+        self._keep = keep
         self.scores = np.empty(comparison.num_pairs, np.float32)
         self._query_P, self._document_P = comparison.queries_P, comparison.documents_P
         self._reduce: Reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
@@ -92,6 +101,9 @@ class Matcher:
             now = self._meet(lying.only(~is_query_N)) if not is_query_N.all() else []
         for pairs, documents in (*before, *now):
             self._match(pairs, documents)
+        if self._keep is not None:
+            for text, rows in lying.only(~is_query_N).copied().items():
+                self._keep(text, rows)
         return parts
 
     def _add_queries(self, queries: dict[int, Float32Array]) -> tuple[list[Part], list[tuple[Int64Array, _Lying]]]:

@@ -58,6 +58,8 @@ _COUNTS: Final[dict[Count, tuple[str, str]]] = {
     "engine_restarts": ("engine_restarts", "Engine processes started again after they died or hung."),
     "worker_restarts": ("worker_restarts", "HTTP workers started again after they died."),
     "dropped": ("dropped_requests", "Requests dropped undone: the client had gone, or the deadline was over."),
+    "document_cache_hits": ("document_cache_hits", "Documents to compare whose token vectors were kept."),
+    "document_cache_misses": ("document_cache_misses", "Documents to compare whose token vectors had to be computed."),
 }
 _LEVELS: Final[dict[LevelName, tuple[str, str]]] = {
     "queue_tokens": ("queue_tokens", "Tokens that wait."),

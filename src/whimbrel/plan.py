@@ -51,6 +51,8 @@ class Options:
     """Tokens of one request; None: any number."""
     matryoshka: bool = False
     """Allow `dimensions` though the checkpoint does not say that its vectors may be cut."""
+    document_cache_bytes: int = 0
+    """For token vectors of documents that were compared, which are then not computed again; 0: none are kept."""
     served_name: str | None = None
     aliases: tuple[str, ...] = ()
     """More names that clients may call the model."""
@@ -71,6 +73,7 @@ class EngineOptions(TypedDict, total=False):
     max_queue_bytes: int | None
     max_request_tokens: int | None
     matryoshka: bool
+    document_cache_bytes: int
     served_name: str | None
     aliases: tuple[str, ...]
     replica: int
@@ -98,6 +101,8 @@ class Plan:
     """Bytes of token ids and vectors that unanswered requests may hold."""
     max_request_tokens: int
     matryoshka: bool
+    document_cache_bytes: int
+    """For token vectors of documents that were compared; 0: none are kept."""
 
 
 def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
@@ -117,6 +122,7 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         max_queue_bytes=_limit("max_queue_bytes", options.max_queue_bytes),
         max_request_tokens=_limit("max_request_tokens", options.max_request_tokens),
         matryoshka=options.matryoshka or card.matryoshka,
+        document_cache_bytes=_limit("document_cache_bytes", options.document_cache_bytes, least=0),
     )
 
 
@@ -166,11 +172,11 @@ def length_for(plan: Plan, card: Card, tower: Card) -> int:
     return tower.max_length if plan.max_length == card.max_length else min(plan.max_length, tower.encoder.max_positions)
 
 
-def _limit(name: str, wanted: int | None) -> int:
+def _limit(name: str, wanted: int | None, least: int = 1) -> int:
     if wanted is None:
         return sys.maxsize
-    if wanted < 1:
-        raise SetupError(f"{name} is {wanted:,}.", hint="it takes 1 or more")
+    if wanted < least:
+        raise SetupError(f"{name} is {wanted:,}.", hint=f"it takes {least} or more")
     return wanted
 
 

@@ -23,7 +23,15 @@ Size: TypeAlias = Literal["batch_tokens", "batch_seqs"]
 """What is measured of a batch."""
 
 Count: TypeAlias = Literal[
-    "retries", "halvings", "non_finite_retries", "out_of_memory", "engine_restarts", "worker_restarts", "dropped"
+    "retries",
+    "halvings",
+    "non_finite_retries",
+    "out_of_memory",
+    "engine_restarts",
+    "worker_restarts",
+    "dropped",
+    "document_cache_hits",
+    "document_cache_misses",
 ]
 """What is counted: requests sent again after an engine died; batches cut in halves after a failure; rows run again in
 float32; batches that did not fit into memory; processes started again; requests that nobody waited for any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -37,6 +37,11 @@ class AnyMatcher(Protocol):
     @property
     def scores(self) -> Float32Array:
         """The scores of all pairs, once all texts were added and all parts have run."""
+        ...
+
+    @property
+    def kept(self) -> Container[int]:
+        """Seqs whose vectors are known, and need not be computed."""
         ...
 
     @property
@@ -76,6 +81,10 @@ class Job:
     queue: float = -1.0
     """Seconds until its first seq was taken; negative until then."""
     compute: float = 0.0
+    seqs: Sequence[Seq] = field(init=False)
+    """What is to be computed: the request's seqs, less those whose vectors are known."""
+    num_tokens: int = field(init=False)
+    """Of these."""
     waiting: int = field(init=False)
     """Seqs not collected yet, and parts of the comparison that have not run."""
     arrays: dict[OutputName, Float32Array] = field(init=False)
@@ -84,7 +93,11 @@ class Job:
 
     def __post_init__(self) -> None:
         places = self.prepared.places
-        self.waiting = len(self.prepared.seqs) + (0 if self.matcher is None else self.matcher.num_parts)
+        self.seqs = self.prepared.seqs
+        if self.matcher is not None:
+            self.seqs = [seq for seq in self.seqs if seq.index not in self.matcher.kept]
+        self.num_tokens = sum(seq.ids.size for seq in self.seqs)
+        self.waiting = len(self.seqs) + (0 if self.matcher is None else self.matcher.num_parts)
         self.arrays = {}
         if self.matcher is None:
             memory = self.memory if self.prepared.comparison is None else np.empty(places.num_bytes, np.uint8)
@@ -94,12 +107,12 @@ class Job:
     @property
     def num_bytes(self) -> int:
         """Of its ids and its outputs, about."""
-        ids = self.prepared.num_tokens * np.dtype(np.int32).itemsize
+        ids = self.num_tokens * np.dtype(np.int32).itemsize
         arrays = 0
         if self.prepared.comparison is not None:
             given = [array for each in self.prepared.comparison.given for array in each.arrays]
             arrays = sum(array.nbytes for array in (*self.arrays.values(), *given))
-        return ids + self.memory.nbytes + arrays + guessed_bytes(self.prepared.places) * len(self.prepared.seqs)
+        return ids + self.memory.nbytes + arrays + guessed_bytes(self.prepared.places) * len(self.seqs)
 
     def write(self, batch: Collection, rows: NDArray[np.integer], indexes: NDArray[np.integer]) -> None:
         """Take over what a batch gave: its seqs `rows` are the job's seqs `indexes`."""
