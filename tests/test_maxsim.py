@@ -146,6 +146,11 @@ def test_widths_must_be_equal() -> None:
 
 def test_an_explanation_names_the_first_of_the_best_tokens() -> None:
     query, document = torch.eye(3), torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, -1.0], [0.5, 1.0, -2.0]])
-    best, where = best_matches(query, document)
+    of_query = TokenVectors.of(query, np.array([0, 3]))
+    of_documents = TokenVectors.of(document, np.array([0, 3, 3]))
+    best, where = best_matches(of_query, of_documents, 0, 0)
     assert best.tolist() == [0.5, 1.0, 0.0]
     assert where.tolist() == [1, 0, 0]
+    best, where = best_matches(of_query, of_documents, 0, 1)
+    assert best.tolist() == [0.0, 0.0, 0.0]
+    assert where.tolist() == [-1, -1, -1]

@@ -50,6 +50,8 @@ def compared_by(card: Card, request: Request) -> tuple[OutputName, Similarity]:
     name = request.score_by or first_compared(card)
     if name not in names:
         raise InvalidRequest(f"pairs are compared by {', '.join(names)}, not by {name!r}.", param="score_by")
+    if request.explain and name != "multi_vector":
+        raise InvalidRequest(f"is for pairs that are compared by token vectors; these are by {name}.", param="explain")
     similarities = _SIMILARITIES[name]
     stated = cast(Similarity, card.similarity)
     return name, stated if stated in similarities else card.outputs[name].similarity or similarities[0]
@@ -110,7 +112,7 @@ def _side(request: Request, pairs: list[Compared], output: OutputName, width: in
         each = pair[part]
         place_P[index] = number[each] if isinstance(each, str) else place_of[id(each)]
     input_type: InputType = "document" if part else "query"
-    side = replace(request, texts=list(first), outputs=(output,), input_type=input_type)
+    side = replace(request, texts=list(first), outputs=(output,), input_type=input_type, explain=False)
     if part:
         side = replace(side, prompt=None, prompt_name=None)
     return Side(side, given, place_P, list(first.values()), part)

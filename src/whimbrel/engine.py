@@ -36,6 +36,7 @@ from whimbrel.trace import count
 from whimbrel.types import (
     Classes,
     Entity,
+    Explanation,
     Float32Array,
     OutputName,
     Outputs,
@@ -141,6 +142,10 @@ class Engine:
         """The places of documents and their scores, the best first. The options are those of ScoreOptions."""
         return self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))
 
+    def explain(self, query: str | Vectors, documents: Texts, **options: Unpack[ScoreOptions]) -> list[Explanation]:
+        """Of late-interaction models: what each token of the query found in each document, in their order."""
+        return self._answer(scoring.explain(self.card, query, documents, **options))
+
     def classify(self, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Classes:
         """The classes of texts or of pairs; a single string is a list of one. The options are those of ScoreOptions."""
         return self._answer(scoring.classify(self.card, texts, **options))
@@ -186,28 +191,29 @@ class Engine:
         Raises Overloaded, Unavailable, DeadlineExceeded.
         """
         memory = np.empty(answer_places(prepared).num_bytes, np.uint8) if out is None else out
-        job = Job(Future(), prepared, memory, self._matcher(prepared), tag)
+        job = Job(Future(), prepared, memory, self._matcher(prepared, memory), tag)
         if prepared.seqs or prepared.comparison is not None:
             self._lanes.add(job, admitted=admitted)
         else:
             job.resolve()
         return job.future
 
-    def _matcher(self, prepared: Prepared) -> Matcher | None:
+    def _matcher(self, prepared: Prepared, memory: NDArray[np.uint8]) -> Matcher | None:
         """Of pairs that are compared by token vectors, some of which may be known from before."""
         comparison = prepared.comparison
         if comparison is None or comparison.output != "multi_vector":
             return None
+        num_seqs, matches = len(prepared.seqs), answer_places(prepared).explained(memory)
         if (cache := self._document_cache) is None:
-            return Matcher(comparison, len(prepared.seqs))
+            return Matcher(comparison, num_seqs, matches=matches)
         ask = prepared.places.by_name["multi_vector"].ask
         numbers: list[int] = np.setdiff1d(comparison.documents_P, comparison.queries_P).tolist()
-        keys = {number: key_of(prepared.seqs[number], ask) for number in numbers if number < len(prepared.seqs)}
+        keys = {number: key_of(prepared.seqs[number], ask) for number in numbers if number < num_seqs}
         found = zip(keys, cache.find(list(keys.values())), strict=True)
         kept = {number: rows for number, rows in found if rows is not None}
         count("document_cache_hits", len(kept), model=self.plan.served_name)
         count("document_cache_misses", len(keys) - len(kept), model=self.plan.served_name)
-        return Matcher(comparison, len(prepared.seqs), kept, lambda number, rows: cache.add(keys[number], rows))
+        return Matcher(comparison, num_seqs, kept, lambda number, rows: cache.add(keys[number], rows), matches)
 
     # Lifecycle
 
@@ -337,6 +343,10 @@ class AsyncEngine:
     ) -> list[Ranked]:
         """As Engine.rerank."""
         return await self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))
+
+    async def explain(self, query: str | Vectors, documents: Texts, **options: Unpack[ScoreOptions]) -> list[Explanation]:
+        """As Engine.explain."""
+        return await self._answer(scoring.explain(self.card, query, documents, **options))
 
     async def classify(self, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Classes:
         """As Engine.classify."""

@@ -19,7 +19,7 @@ from whimbrel.card import Card, Output
 from whimbrel.comparison import Side, compared_by, is_comparison, sides
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable, relocating
 from whimbrel.heads import SparseCode
-from whimbrel.outputs import Ask, place
+from whimbrel.outputs import Ask, kept, place
 from whimbrel.parts import Merge
 from whimbrel.plan import Plan, length_for
 from whimbrel.request_checks import check_uses
@@ -28,7 +28,7 @@ from whimbrel.tokenizing.template_tokenizer import TemplateTokenizer
 from whimbrel.tokenizing.token_spans import locate
 from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.trace import trace
-from whimbrel.types import Comparison, OutputName, Prepared, Request, Seq, Similarity, TokenSpans
+from whimbrel.types import Comparison, OutputName, PairTokens, Prepared, Request, Seq, Similarity, TokenSpans
 
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
@@ -48,6 +48,7 @@ class _Read:
     merge: Merge | None = None
     spans: list[TokenSpans] | None = None
     comparison: Comparison | None = None
+    tokens: list[PairTokens] | None = None
 
 
 class Frontend:
@@ -90,6 +91,7 @@ class Frontend:
             comparison=read.comparison,
             merge=read.merge,
             spans=read.spans,
+            tokens=read.tokens,
         )
 
     def _read(self, request: Request) -> _Read:
@@ -115,8 +117,22 @@ class Frontend:
             queries.numbers(0, len(seqs)),
             documents.numbers(len(first.seqs), len(seqs) + num_given),
             (*queries.given, *documents.given),
+            request.explain,
         )
-        return _Read(first.card, first.asks, seqs, comparison=comparison)
+        tokens = self._pair_tokens(output, seqs, comparison) if request.explain else None
+        return _Read(first.card, first.asks, seqs, comparison=comparison, tokens=tokens)
+
+    def _pair_tokens(self, output: OutputName, seqs: Sequence[Seq], comparison: Comparison) -> list[PairTokens]:
+        """The tokens that have a vector, of both texts of each pair."""
+        found: list[tuple[str, ...] | None] = []
+        for seq in seqs:
+            tokenizer = self._tokenizers[seq.tower]
+            assert isinstance(tokenizer, Tokenizer)  # one with a template gives no token vectors
+            kept_T = kept(tokenizer.card.output(output), seq.ids, np.array([0, seq.ids.size]), np.array([seq.is_query]))
+            found.append(tokenizer.tokens(seq.ids[kept_T]))
+        found += [None] * sum(map(len, comparison.given))
+        pairs = zip(comparison.queries_P.tolist(), comparison.documents_P.tolist(), strict=True)
+        return [(found[query], found[document]) for query, document in pairs]
 
     def _side(self, side: Side, similarity: Similarity) -> _Read:
         with relocating(side.name):

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.given import bounds, floats, scale
-from whimbrel.ops.maxsim import Reduce, TokenVectors, maxsim
+from whimbrel.ops.maxsim import Reduce, TokenVectors, best_matches, maxsim
 from whimbrel.outputs import ranges
-from whimbrel.types import Comparison, Float32Array, Given, Int64Array
+from whimbrel.types import Comparison, Float32Array, Given, Int64Array, Ragged
 
 Part: TypeAlias = Callable[[], None]
 """Work that is left to do, in any thread. Raises MemoryError."""
@@ -63,11 +63,13 @@ class Matcher:
         num_seqs: int,
         kept: Mapping[int, Float32Array] | None = None,
         keep: Callable[[int, Float32Array], None] | None = None,
+        matches: Ragged | None = None,
     ) -> None:
         """`num_seqs`: the texts that are no given vectors. `kept`: documents among them whose vectors are known, by number;
-        `keep` is told those of the others."""
+        `keep` is told those of the others. `matches` is filled in: see Outputs."""
         self.kept = frozenset(kept or ())
         self._keep = keep
+        self._matches = matches
         self.scores = np.empty(comparison.num_pairs, np.float32)
         self._query_P, self._document_P = comparison.queries_P, comparison.documents_P
         self._reduce: Reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
@@ -140,6 +142,9 @@ class Matcher:
         order = np.argsort(documents.texts_N)
         document_P = order[np.searchsorted(documents.texts_N, self._document_P[pairs], sorter=order)]
         self.scores[pairs] = maxsim(queries.vectors, documents.vectors, query_P, document_P, reduce=self._reduce)
+        if self._matches is not None:
+            for pair, query, document in zip(pairs.tolist(), query_P.tolist(), document_P.tolist(), strict=True):
+                self._matches[pair].T[:] = best_matches(queries.vectors, documents.vectors, query, document)
 
     # What is there from the beginning
 

@@ -60,6 +60,11 @@ class Place:
     def num_bytes(self) -> int:
         return self.num_rows * self.ask.width * _FLOAT_BYTES
 
+    def rows(self, memory: NDArray[np.uint8]) -> Float32Array:
+        """The rows in it."""
+        flat = memory[self.start : self.start + self.num_bytes].view(np.float32)
+        return flat.reshape(self.num_rows, self.ask.width)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
@@ -69,6 +74,8 @@ class Places:
     num_bytes: int
     unplaced: Ask | None = None
     """What has no place, as its size is not known: weights over the whole vocabulary."""
+    matches: Place | None = None
+    """Of an answer that explains: for each pair, Outputs.matches."""
 
     @property
     def asks(self) -> list[Ask]:
@@ -85,9 +92,12 @@ class Places:
         """The arrays in it, (rows, width) each."""
         found: dict[OutputName, Float32Array] = {}
         for name, place in self.by_name.items():
-            flat = memory[place.start : place.start + place.num_bytes].view(np.float32)
-            found[name] = flat.reshape(place.num_rows, place.ask.width)
+            found[name] = place.rows(memory)
         return found
+
+    def explained(self, memory: NDArray[np.uint8]) -> Ragged | None:
+        """The matches in it."""
+        return None if self.matches is None else Ragged(self.matches.rows(memory), self.matches.offsets_N1)
 
 
 def is_unplaced(output: Output) -> bool:
@@ -107,7 +117,7 @@ def place(card: Card, seqs: Sequence[Seq], asks: Sequence[Ask]) -> Places:
             continue
         counts, ids = _count_rows(output, seqs)
         places[ask.name] = each = Place(ask, start, _offsets(counts), ids)
-        start += -(-each.num_bytes // _ALIGN) * _ALIGN
+        start += _aligned(each.num_bytes)
     return Places(places, start, unplaced)
 
 
@@ -115,9 +125,23 @@ def answer_places(prepared: Prepared) -> Places:
     """Where the answer lies in a request's memory."""
     if prepared.comparison is None:
         return prepared.places
-    offsets = np.arange(prepared.comparison.num_pairs + 1, dtype=np.int64)
-    scores = Place(Ask("scores", 1, True), 0, offsets, None)
-    return Places({"scores": scores}, scores.num_bytes)
+    scores = Place(Ask("scores", 1, True), 0, np.arange(prepared.comparison.num_pairs + 1, dtype=np.int64), None)
+    if not prepared.comparison.explain:
+        return Places({"scores": scores}, scores.num_bytes)
+    matches = Place(Ask("multi_vector", 2, True), _aligned(scores.num_bytes), _offsets(_query_lengths(prepared)), None)
+    return Places({"scores": scores}, matches.start + matches.num_bytes, matches=matches)
+
+
+def _query_lengths(prepared: Prepared) -> Int64Array:
+    """How many token vectors the query of each pair has: (P,)."""
+    assert prepared.comparison is not None
+    computed = np.diff(prepared.places.by_name["multi_vector"].offsets_N1)
+    lengths_N = np.concatenate([computed, *(np.diff(given.offsets_N1) for given in prepared.comparison.given)])
+    return lengths_N[prepared.comparison.queries_P]
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGN) * _ALIGN
 
 
 def guessed_bytes(places: Places) -> int:

@@ -25,6 +25,7 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "max_tokens": ((int, type(None)), "an integer"),
     "late_chunking": ((bool,), "true or false"),
     "locate": ((bool,), "true or false"),
+    "explain": ((bool,), "true or false"),
     "split_long": ((bool,), "true or false"),
     "priority": ((int,), "an integer"),
     "deadline": ((float, int), "a number"),
@@ -97,5 +98,7 @@ def check_uses(card: Card, request: Request, outputs: Collection[OutputName]) ->
         raise InvalidRequest(
             "this model takes no instruction. What is to stand before a text is a prompt.", param="instruction"
         )
+    if request.explain:
+        raise InvalidRequest("is for pairs that are compared by their token vectors.", param="explain")
     if request.locate and set(outputs) != {"token_scores"}:
         raise InvalidRequest("is for token_scores alone.", param="locate")

@@ -6,7 +6,7 @@ Which outputs a model has decides how it scores. Pure: no engine, no I/O.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack, cast
 
 import numpy as np
@@ -20,6 +20,7 @@ from whimbrel.given import listed_vectors
 from whimbrel.types import (
     Classes,
     Entity,
+    Explanation,
     Float32Array,
     OutputName,
     Pair,
@@ -88,10 +89,29 @@ def rerank(
         raise InvalidRequest(f"this model gives a score for each of several classes ({labels}); ask for score or classify.")
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
+    question = _one_to_many(card, query, documents, options)
+    return Question(question.request, lambda result: ranking(question.answer(result), top_n), question.name)
+
+
+def explain(card: Card, query: str | Vectors, documents: Texts, **options: Unpack[ScoreOptions]) -> Question[list[Explanation]]:
+    """What each token of the query found in each document."""
+    question = _one_to_many(card, query, documents, options)
+    return Question(replace(question.request, explain=True), explanations, question.name)
+
+
+def explanations(result: Result) -> list[Explanation]:
+    """Of each pair of a request that asked for them."""
+    scores, matches, tokens = asked(result.outputs.scores), asked(result.outputs.matches), asked(result.tokens)
+    return [
+        Explanation(float(scores[i, 0]), *tokens[i], matches[i][:, 0], matches[i][:, 1].astype(np.int32))
+        for i in range(len(tokens))
+    ]
+
+
+def _one_to_many(card: Card, query: str | Vectors, documents: Texts, options: ScoreOptions) -> Question[Float32Array]:
     if not isinstance(query, str | np.ndarray | tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRequest(f"must be a string or its vectors, is {type(query).__name__}.", param="query")
-    question = _score(card, {"query": query, "documents": documents}, options)
-    return Question(question.request, lambda result: ranking(question.answer(result), top_n), question.name)
+    return _score(card, {"query": query, "documents": documents}, options)
 
 
 def ranking(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:

@@ -94,6 +94,8 @@ class Request:
     """What a reranker with a template is told to judge; None: the template's own."""
     score_by: OutputName | None = None
     """Of models that give no scores of their own: by which output pairs are compared; None: what the model is made for."""
+    explain: bool = False
+    """Of token vectors that are compared: the answer says which tokens they are, and what each token of a query matches."""
     dimensions: int | None = None
     normalize: bool | None = None
     """Of vectors: whether they are divided by their Euclidean norm."""
@@ -180,6 +182,10 @@ class Given:
         return [self.offsets_N1, self.rows_XD, *([] if self.ids_X is None else [self.ids_X])]
 
 
+PairTokens: TypeAlias = "tuple[tuple[str, ...] | None, tuple[str, ...] | None]"
+"""The tokens of a query and of a document that have a vector; None of those that came as vectors."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
     """Scores of pairs, made of what the model gives for each text: of text queries_P[i] and text documents_P[i].
@@ -191,6 +197,8 @@ class Comparison:
     queries_P: Int32Array
     documents_P: Int32Array
     given: tuple[Given, ...] = ()
+    explain: bool = False
+    """Of token vectors: whether the answer says what each token of a query matches."""
 
     @property
     def num_pairs(self) -> int:
@@ -219,6 +227,8 @@ class Prepared:
     """How the vectors of seqs become those of texts, where a text has several; it stays where the request came in."""
     spans: Sequence[TokenSpans] | None = None
     """Of each text, if the request asked for them; they stay where it was tokenised."""
+    tokens: Sequence[PairTokens] | None = None
+    """Of each pair, if the request asked for an explanation; they stay here too."""
     suspects: Mapping[int, int] = field(default_factory=dict[int, int])
     """Seqs that were on the device when an engine died, by index: each may share a batch with so many seqs at most, and runs
     while nothing else does."""
@@ -278,6 +288,23 @@ class Outputs:
     scores: Float32Array | None = None
     """(N, C)"""
     token_scores: Ragged | None = None
+    matches: Ragged | None = None
+    """Of pairs that are explained: for each token vector of the query its greatest similarity to one of the document, and
+    where that stands, from 0 on; 0 and -1 if the document has none. (Q, 2) for each pair."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explanation:
+    """Why a document has its score: what each token of the query found in it."""
+
+    score: float
+    query_tokens: tuple[str, ...] | None
+    """As they stand in the vocabulary, special ones included: those that have a vector. None: the query came as vectors."""
+    document_tokens: tuple[str, ...] | None
+    maxima_Q: Float32Array
+    """For each token of the query its greatest similarity to a token of the document."""
+    places_Q: Int32Array
+    """Which token of the document that is, the first of equals; -1 where the document has none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -327,6 +354,8 @@ class Result:
     timings: Timings
     spans: Sequence[TokenSpans] | None = None
     """For each text which characters its tokens are of, if the request asked for it."""
+    tokens: Sequence[PairTokens] | None = None
+    """Of each pair, if the request asked for an explanation."""
 
     @property
     def dense(self) -> Float32Array:

@@ -152,7 +152,9 @@ class Job:
             except BaseException as error:  # a bug: the caller is told before the thread that found it dies
                 self.future.set_exception(ComputeError(f"the answer could not be put together ({type(error).__name__})."))
                 raise
-            self.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.spans))
+            self.future.set_result(
+                Result(outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.spans, prepared.tokens)
+            )
 
     def _outputs(self) -> Outputs:
         prepared, comparison = self.prepared, self.prepared.comparison
@@ -166,9 +168,10 @@ class Job:
             scores_P = self.matcher.scores
         if not np.isfinite(scores_P).all():  # finite vectors whose product is not
             raise NonFinite("a score is NaN or infinite.", param=f"input[{np.isfinite(scores_P).argmin()}]")
-        arrays = answer_places(prepared).arrays(self.memory)
-        arrays["scores"][:, 0] = scores_P
-        return Outputs(scores=arrays["scores"])
+        places = answer_places(prepared)
+        scores_P1 = places.arrays(self.memory)["scores"]
+        scores_P1[:, 0] = scores_P
+        return Outputs(scores=scores_P1, matches=places.explained(self.memory))
 
     def fail(self, error: WhimbrelError) -> None:
         """Answer with an error; the job is nobody else's any more."""

@@ -75,6 +75,9 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: Annotated[
         int | None, Meta(description="Compare only the first so many columns of vectors (Matryoshka models).")
     ] = None
+    explain: Annotated[
+        bool | None, Meta(description="Of late-interaction models: say what each token of the query found in each document.")
+    ] = None
     instruction: Annotated[str | None, Meta(description="What a reranker with a template is told to judge.")] = None
     prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before queries.")] = None
     prompt: Annotated[str | None, Meta(description="Text put before queries, instead of a named prompt.")] = None
@@ -107,12 +110,24 @@ class ScoreRequest(PairFields, frozen=True, kw_only=True):
     text_2: Annotated[Text | Texts | None, Meta(description="The same as `documents` (vLLM).")] = None
 
 
+class Explained(msgspec.Struct):
+    """What each token of a query found in a document. Tokens are null of what came as vectors."""
+
+    query_tokens: list[str] | None
+    document_tokens: list[str] | None
+    maxima: Annotated[
+        list[float], Meta(description="For each token of the query, its greatest similarity to one of the document.")
+    ]
+    places: Annotated[list[int], Meta(description="Which of the document's tokens that is, from 0 on; -1 if it has none.")]
+
+
 class RankedDocument(msgspec.Struct):
     """A document among those that were sent."""
 
     index: int
     relevance_score: float
     document: TextDocument | None = None
+    explanation: Explained | None = None
 
 
 class RerankResponse(msgspec.Struct):
@@ -129,6 +144,7 @@ class Score(msgspec.Struct):
     index: int
     score: float
     object: Literal["score"] = "score"
+    explanation: Explained | None = None
 
 
 class ScoreResponse(msgspec.Struct):
@@ -184,6 +200,7 @@ def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) ->
         activate=sent.use_activation,
         score_by=sent.score_by,
         dimensions=sent.dimensions,
+        explain=bool(sent.explain),
         truncate=read_truncate(cuts),
         max_tokens=None if limit == -1 else limit,
         priority=sent.priority or 0,
@@ -203,12 +220,18 @@ def write_rerank(sent: RerankRequest, result: Result, model: str) -> bytes:
             text = document if isinstance(document, str) else document.text
             if text is not None:
                 each["document"] = {"text": text}
+    if sent.explain:
+        for index, each in zip(order, results, strict=True):
+            each["explanation"] = _explained(result, index)
     return to_json({"model": model, "usage": _usage(result), "results": results})
 
 
 def write_score(sent: ScoreRequest, result: Result, model: str) -> bytes:
     """The answer, in the order of the pairs."""
-    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(_scores(result))]
+    scores_P = _scores(result)
+    data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
+    for each in data if sent.explain else ():
+        each["explanation"] = _explained(result, each["index"])
     return to_json({"object": "list", "data": data, "model": model, "usage": _usage(result)})
 
 
@@ -239,6 +262,14 @@ def _scores(result: Result) -> Float32Array:
     if scores_PC.shape[1] != 1:
         raise InvalidRequest(f"this model gives {scores_PC.shape[1]} scores for a pair, of as many classes.", param="model")
     return scores_PC[:, 0]
+
+
+def _explained(result: Result, index: int) -> dict[str, Any]:
+    matches, tokens = result.outputs.matches, result.tokens
+    assert matches is not None
+    assert tokens is not None
+    maxima, places = np.ascontiguousarray(matches[index].T)
+    return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, places.astype(np.int32)), strict=True))
 
 
 def _usage(result: Result) -> dict[str, int]:

@@ -131,10 +131,17 @@ def maxsim_reference(query_QD: Tensor, document_TD: Tensor) -> float:
     return (query_QD.double() @ document_TD.double().T).amax(dim=1).sum().item()
 
 
-def best_matches(query_QD: Tensor, document_TD: Tensor) -> tuple[Float32Array, Int64Array]:
-    """For each token of a query its greatest similarity, and the first document token that has it. For explanations."""
-    similarities_QT = query_QD.float() @ document_TD.float().T
-    best_Q, where_Q = similarities_QT.cpu().max(dim=1)
+def best_matches(queries: TokenVectors, documents: TokenVectors, query: int, document: int) -> tuple[Float32Array, Int64Array]:
+    """For each token of a query its greatest similarity, and the first token of a document that has it, from 0 on: (Q,) each.
+
+    Of a document without tokens 0 and -1. One pair at a time: this is for explanations."""
+    query_QD, document_TD = (
+        vectors.floats(slice(int(vectors.starts_N[i]), int(vectors.ends_N[i])))
+        for vectors, i in ((queries, query), (documents, document))
+    )
+    if not len(document_TD):
+        return np.zeros(len(query_QD), np.float32), np.full(len(query_QD), -1)
+    best_Q, where_Q = (query_QD @ document_TD.T).cpu().max(dim=1)
     return best_Q.numpy(), where_Q.numpy()
 
 

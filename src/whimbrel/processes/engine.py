@@ -155,10 +155,10 @@ class WorkerLine:
         """The request, its arrays still where they lie."""
         seqs, comparison = unpack_seqs(source, message.num_seqs, message.num_tokens, message.num_spans), None
         if message.compare is not None:
-            output, similarity, num_pairs = message.compare
+            output, similarity, num_pairs, explain = message.compare
             before = num_ints(message.num_seqs, message.num_tokens, message.num_spans)
             given = unpack_given(source, before + 2 * num_pairs, message.given)
-            comparison = Comparison(output, similarity, *unpack_pairs(source, before, num_pairs), given)
+            comparison = Comparison(output, similarity, *unpack_pairs(source, before, num_pairs), given, explain)
         card = self._engine.card.tower(seqs[0].tower if seqs else 0)
         return Prepared(
             seqs,

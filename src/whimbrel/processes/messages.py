@@ -49,8 +49,8 @@ class Submit(_Message):
     suspects: dict[int, int]
     admitted: bool
     """Whether another life of an engine had admitted it, so that it must not be refused for overload."""
-    compare: tuple[OutputName, Similarity, int] | None = None
-    """Of a comparison its output, its similarity and how many pairs it has; these come after the seqs."""
+    compare: tuple[OutputName, Similarity, int, bool] | None = None
+    """Of a comparison its output, its similarity, how many pairs it has, which come after the seqs, and whether it explains."""
     given: list[GivenKind] = []
     """These vectors come last."""
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import socket
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from mmap import mmap
 from time import perf_counter
 from typing import Final
@@ -101,7 +101,9 @@ class Replica:
             num_seqs=len(prepared.seqs),
             num_spans=count_spans(prepared.seqs),
             asks=[(ask.name, ask.width, ask.finished, ask.max_entries) for ask in prepared.places.asks],
-            compare=None if comparison is None else (comparison.output, comparison.similarity, comparison.num_pairs),
+            compare=None
+            if comparison is None
+            else (comparison.output, comparison.similarity, comparison.num_pairs, comparison.explain),
             given=[] if comparison is None else given_kinds(comparison.given),
             num_tokens=prepared.num_tokens,
             num_truncated=prepared.num_truncated,
@@ -151,10 +153,12 @@ class Replica:
             given = map_memory(self._line.take_fd(), message.entries_bytes)
         entries = None if places.unplaced is None else unpack_entries(given, len(prepared.seqs))
         outputs = merged(assemble(places, places.arrays(memory), entries), prepared.merge)
+        outputs = replace(outputs, matches=places.explained(memory))
         total = perf_counter() - prepared.received
         timings = Timings(prepared.tokenize, message.queue, message.compute, total)
         if not pending.future.done():
-            pending.future.set_result(Result(outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.spans))
+            about = prepared.num_tokens, prepared.num_truncated, timings, prepared.spans, prepared.tokens
+            pending.future.set_result(Result(outputs, *about))
 
 
 def fail(pending: Pending, error: WhimbrelError) -> None:

@@ -79,6 +79,11 @@ class Tokenizer:
         is_query = request.input_type == "query"
         return [give_form(seq, None if has_ids(request) else form, is_query=is_query) for seq in seqs]
 
+    def tokens(self, ids: Int32Array) -> tuple[str, ...]:
+        """How tokens stand in the vocabulary."""
+        found = map(self.backend.raw.id_to_token, ids.tolist())
+        return tuple(token or f"<{id_}>" for token, id_ in zip(found, ids.tolist(), strict=True))
+
     # The steps of `encode`, which `part_tokenizer` and `token_spans` take in other ways
 
     def terms(self, request: Request, form: Form | None = None) -> Terms:
