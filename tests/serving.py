@@ -32,7 +32,7 @@ class Server:
         self.log = ""
         for line in self.process.stderr if wait else ():
             self.log += line
-            if line.startswith("print(") or (line.startswith("curl") and "/v1/embed " in line):  # the banner's last line
+            if line.startswith("print(") or re.match("curl .*/v1/(embed|rerank) ", line):  # the banner's last line
                 break
         else:
             assert not wait, f"the server did not start:\n{self.log}"

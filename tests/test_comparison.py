@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,14 +15,15 @@ from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.util import maxsim as reference_maxsim
 
 from checkpoints import edit_json, sentence_layout, write_bert
+from test_bge_m3 import reference as m3_reference
 from test_bge_m3 import write_m3
-from test_multi_vector import CASES, DOCUMENTS, QUERIES, reference
+from test_multi_vector import CASES, DOCUMENTS, QUERIES, jina, reference, write_jina
 from test_sparse import splade_layout, write_splade
 from whimbrel import Engine
 from whimbrel.errors import InvalidRequest, NonFinite, TooLong
 from whimbrel.matching import Matcher
 from whimbrel.ops.maxsim import TokenVectors, maxsim
-from whimbrel.types import Comparison, Request
+from whimbrel.types import Comparison, OutputName, Request
 from whimbrel.work import Job
 
 TEXTS = ["far away", "the whimbrel flies", "a bird, a wader", "", "1, 2; 3!"]
@@ -46,7 +48,7 @@ def m3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("case", ["stanford", "mxbai large", "pylate", "pylate, filled up", "old pylate", "fixed", "min"])
+@pytest.mark.parametrize("case", CASES)
 def test_late_interaction(case: str, checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint(case)
     model = reference(folder)
@@ -60,6 +62,32 @@ def test_late_interaction(case: str, checkpoint: Callable[[str], Path]) -> None:
             assert [each.index for each in engine.rerank(query, DOCUMENTS)] == np.argsort(-found, kind="stable").tolist()
         pairs = engine.score(QUERIES[: len(DOCUMENTS)], DOCUMENTS)
         assert np.abs(pairs - expected.diagonal()).max() <= 1e-5 * scale
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_jina_colbert(width: int, tmp_path: Path) -> None:
+    """Its own formula, as its width is cut too."""
+    weights = write_jina(tmp_path, "HF_ColBERT")
+    with Engine(str(tmp_path), dtype="float32", matryoshka=True) as engine:
+        for query in QUERIES:
+            rows = jina(weights, tmp_path, query, "query", width)
+            expected = [(rows @ jina(weights, tmp_path, text, "document", width).T).max(axis=1).sum() for text in DOCUMENTS]
+            np.testing.assert_allclose(engine.score(query, DOCUMENTS, dimensions=width), expected, rtol=1e-5)
+
+
+def test_bge_m3(tmp_path: Path) -> None:
+    """By FlagEmbedding's formulas over its own vectors, all three ways."""
+    heads = write_m3(tmp_path)
+    dense, lexical, late = zip(*m3_reference(tmp_path, heads, TEXTS), strict=True)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for i, query in enumerate(TEXTS):
+            for name, expected in {
+                "dense": [dense[i] @ each for each in dense],
+                "sparse": [sum(weight * each.get(token, 0.0) for token, weight in lexical[i].items()) for each in lexical],
+                "multi_vector": [(late[i] @ rows.T).max(axis=1).mean() for rows in late],
+            }.items():
+                found = engine.score(query, TEXTS, score_by=cast("OutputName", name))
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan", None])

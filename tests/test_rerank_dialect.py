@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,16 @@ import httpx2
 import numpy as np
 import orjson
 import pytest
+from numpy.typing import NDArray
+from sentence_transformers import CrossEncoder
+from transformers import AutoTokenizer
 
 from checkpoints import sentence_layout, write_bert
+from classifiers import write_classifier
 from late_models import write_stanford
 from serving import Server
 from test_bge_m3 import write_m3
+from test_llm_rerankers import CAUSAL, reference_score, write
 from whimbrel import Engine
 from whimbrel.dialects import rerank
 from whimbrel.errors import ComputeError, InvalidRequest, TooLarge
@@ -142,6 +148,50 @@ def test_both_are_in_the_description() -> None:
 def write_dense(folder: Path) -> None:
     write_bert(folder)
     sentence_layout(folder)
+
+
+def cross_encoder(folder: Path) -> tuple[list[str], NDArray[np.float64]]:
+    """(options, scores of QUERY and each of DOCUMENTS), by Sentence Transformers."""
+    write_classifier(folder, "bert", num_labels=1)
+    model = CrossEncoder(str(folder), device="cpu")
+    return [], np.asarray(model.predict([(QUERY, document) for document in DOCUMENTS]), np.float64)
+
+
+def language_model(folder: Path) -> tuple[list[str], NDArray[np.float64]]:
+    """The same, by transformers and the recipe of Qwen3-Reranker's card."""
+    kind, config, files, recipe, tokens, divisor = CAUSAL["qwen3"]
+    model = write(folder, kind, files(), **config)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = [recipe(tokenizer, QUERY, document, None, 400) for document in DOCUMENTS]
+    logits = np.array([reference_score(model, tokenizer, each, tokens, divisor) for each in ids])
+    return ["--reranker", "qwen3"], 1 / (1 + np.exp(-logits))
+
+
+@pytest.mark.parametrize("make", [cross_encoder, language_model])
+def test_rerankers(make: Callable[[Path], tuple[list[str], NDArray[np.float64]]], tmp_path: Path) -> None:
+    """What judges pairs itself, against the reference; and the banner's example."""
+    options, expected = make(tmp_path)
+    order = np.argsort(-expected, kind="stable").tolist()
+    with (
+        Server(str(tmp_path), "--dtype", "float32", "--max-length", "40" if not options else "400", *options) as server,
+        httpx2.Client(base_url=server.url, timeout=60) as client,
+    ):
+        body: dict[str, Any] = {"query": QUERY, "documents": DOCUMENTS, "top_n": 3}
+        found = client.post("/v1/rerank", json=body).raise_for_status().json()["results"]
+        assert [each["index"] for each in found] == order[:3]
+        np.testing.assert_allclose([each["relevance_score"] for each in found], expected[order[:3]], rtol=1e-5)
+        pairs = {"text_1": [QUERY] * len(DOCUMENTS), "text_2": DOCUMENTS}
+        found = client.post("/v1/score", json=pairs).raise_for_status().json()["data"]
+        np.testing.assert_allclose([each["score"] for each in found], expected, rtol=1e-5)
+        for wrong in ({"score_by": "dense"}, {"explain": True}, {"dimensions": 4}):
+            refused = client.post("/v1/rerank", json=body | wrong)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, *wrong)
+        vectors = client.post("/v1/rerank", json=body | {"documents": ["a", {"data": "AACAPw=="}]})
+        assert (vectors.status_code, vectors.json()["error"]["param"]) == (400, "documents[1]")
+        assert "strings" in vectors.json()["error"]["message"]
+        curl = server.log.split("In a shell")[1].splitlines()[1]
+        answer = orjson.loads(subprocess.run(["bash", "-c", curl], capture_output=True, check=True).stdout)
+        assert sorted(each["index"] for each in answer["results"]) == [0, 1]
 
 
 KINDS: dict[str, Callable[[Path], object]] = {"dense": write_dense, "late": write_stanford, "m3": write_m3}

@@ -7,7 +7,7 @@ import json
 import select
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from time import perf_counter
@@ -148,7 +148,7 @@ def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOpt
     card, first = models[0][0], models[0][1].served_name
     model, chosen = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
     path, body = _example(card)
-    curl = f"""curl {url}{path} -H 'Content-Type: application/json'{header} -d '{json.dumps(model | body)}'"""
+    curl = f"""curl {url}{path} -H 'Content-Type: application/json'{header} -d '{json.dumps({**model, **body})}'"""
     python = (
         f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{chosen})\nprint(client.embed("Hello, whimbrel!"))'
     )
@@ -158,15 +158,15 @@ def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOpt
         console.print(f"\n[bold]In Python[/bold] ({_plain(_interpreter())}){with_key}\n{_plain(python)}\n")
 
 
-def _example(card: Card) -> tuple[str, dict[str, object]]:
+def _example(card: Card) -> tuple[str, Mapping[str, object]]:
     """Where and what to ask, to see an answer."""
     if "dense" in card.outputs and not card.forms and (not card.towers or None in card.tower_of):
         return _EMBEDDINGS, {"input": "Hello, whimbrel!"}
-    pairs = "scores" in card.outputs and (card.template is not None or len(card.labels) == 1)
-    body: dict[str, object] = {
-        "input": [["Where do whimbrels winter?", "On coasts of Africa."]] if pairs else "Hello, whimbrel!"
-    }
-    return "/v1/embed", body | ({"input_type": "query"} if card.forms or card.towers else {})
+    scores_pairs = "scores" in card.outputs and (card.template is not None or len(card.labels) == 1)
+    if scores_pairs or (card.forms and "multi_vector" in card.outputs):
+        documents = ["On coasts of Africa.", "In a sandwich."]
+        return "/v1/rerank", {"query": "Where do whimbrels winter?", "documents": documents}
+    return "/v1/embed", {"input": "Hello, whimbrel!"} | ({"input_type": "query"} if card.towers else {})
 
 
 def _described(card: Card, plan: Plan) -> dict[str, str]:

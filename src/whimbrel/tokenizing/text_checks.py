@@ -36,7 +36,7 @@ def check_pairs(texts: Sequence[object]) -> list[Pair]:
             raise InvalidRequest(f"must be a pair of strings, has {len(parts)} parts.", param=f"input[{index}]")
         for number, part in enumerate(parts):
             if not isinstance(part, str):
-                kind = "an array of token ids" if isinstance(part, np.ndarray) else type(part).__name__
+                kind = "an array" if isinstance(part, np.ndarray) else type(part).__name__
                 raise InvalidRequest(f"a pair is made of strings; this is {kind}.", param=f"input[{index}][{number}]")
     return cast(list[Pair], list(texts))
 
