@@ -150,7 +150,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         ([("a", "b"), ("a", "b", "c")], "input[1]", "has 3 parts"),
         ([("a", "b"), ("a",)], "input[1]", "has 1 parts"),
         ([("a", None)], "input[0][1]", "NoneType"),
-        ([("a", "b"), ("a", np.array([5, 6]))], "input[1][1]", "token ids"),
+        ([("a", "b"), ("a", np.array([5, 6]))], "input[1][1]", "an array"),
         ([("a", "b"), ("a", "c"), ("a", "\ud800")], "input[2][1]", "surrogate"),
         ([("a", "b"), ("\ud800", "b")], "input[1][0]", "surrogate"),
     ],
