@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +23,8 @@ from whimbrel import Engine
 from whimbrel.errors import InvalidRequest, NonFinite, TooLong
 from whimbrel.matching import Matcher
 from whimbrel.ops.maxsim import TokenVectors, maxsim
-from whimbrel.types import Comparison, OutputName, Request
+from whimbrel.outputs import Resident
+from whimbrel.types import Comparison, Float32Array, OutputName, Ragged, Request
 from whimbrel.work import Job
 
 TEXTS = ["far away", "the whimbrel flies", "a bird, a wader", "", "1, 2; 3!"]
@@ -206,3 +207,43 @@ def _job(engine: Engine, documents: Sequence[str]) -> Job:
     prepared = engine.frontend.prepare(Request([("far", text) for text in documents], ("scores",)))
     assert prepared.comparison is not None
     return Job(Future(), prepared, np.empty(4 * len(documents), np.uint8), Matcher(prepared.comparison, len(prepared.seqs)))
+
+
+def test_rows_that_stay_on_the_device(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token vectors that are only compared are not copied to the host; here it is the device too. A text whose vectors are
+    asked for in the same batch gets them."""
+    folder = str(checkpoint("stanford"))
+    with Engine(folder, dtype="float32") as plain:
+        expected = plain.score(QUERIES[0], DOCUMENTS)
+        pairs = plain.score(QUERIES[: len(DOCUMENTS)], DOCUMENTS)
+        vectors = plain.multi_vector(DOCUMENTS, input_type="document")
+    with Engine(folder, dtype="float32", document_cache_bytes=10**6) as engine:
+        runner: Any = engine._lanes._runner
+        monkeypatch.setattr(runner, "_compares", True)
+        collect, seen = runner.collect, list[type]()
+
+        def collected(pending: Any) -> Any:
+            found = collect(pending)
+            seen.extend(map(type, found.values()))
+            return found
+
+        monkeypatch.setattr(runner, "collect", collected)
+        for _ in range(2):  # the second time out of the cache
+            assert engine.score(QUERIES[0], DOCUMENTS).tolist() == expected.tolist()
+        assert engine.score(QUERIES[: len(DOCUMENTS)], DOCUMENTS).tolist() == pairs.tolist()
+        assert set(seen) == {Resident}
+        assert engine.score(QUERIES[0], [DOCUMENTS[0], vectors[1]]).tolist() == expected[:2].tolist()
+        assert engine.score(vectors[0], DOCUMENTS).tolist() == plain_scores(vectors[0], vectors)
+        seen.clear()
+        with ThreadPoolExecutor(8) as pool:
+            scores = [pool.submit(engine.score, QUERIES[0], DOCUMENTS) for _ in range(20)]
+            found = [pool.submit(engine.multi_vector, DOCUMENTS, input_type="document") for _ in range(20)]
+            assert all(each.result().tolist() == expected.tolist() for each in scores)
+            assert all(np.array_equal(each.result().rows_XD, vectors.rows_XD) for each in found)
+
+
+def plain_scores(query: Float32Array, documents: Ragged) -> list[float]:
+    of_query = TokenVectors.from_array(query, np.array([0]), np.array([len(query)]))
+    of_documents = TokenVectors.from_array(documents.rows_XD, documents.offsets_N1[:-1], documents.offsets_N1[1:])
+    numbers = np.arange(len(documents))
+    return maxsim(of_query, of_documents, np.zeros_like(numbers), numbers).tolist()

@@ -1,4 +1,4 @@
-"""Token vectors of documents that were compared before, so that they need not be computed again. numpy only.
+"""Token vectors of documents that were compared before, so that they need not be computed again.
 
 A document is known by what is computed: its token ids and all else that goes into its vectors, hashed; never by a name or an id
 of a client's. What was used least lately goes first when the bytes that were granted are full. Safe to use from many threads.
@@ -10,31 +10,41 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 from threading import Lock
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from whimbrel.outputs import Ask
-from whimbrel.types import Float32Array, Seq
+from whimbrel.types import Seq
 
 _ENTRY_BYTES: Final = 400
 """Of an entry beside its vectors, about."""
 
 
-class DocumentCache:
-    """Vectors (T, D) by key; `max_bytes` bounds them all."""
+class Rows(Protocol):
+    """An array or a tensor."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+T = TypeVar("T", bound=Rows)
+
+
+class DocumentCache(Generic[T]):
+    """Vectors (T, D) by key, on whatever device; `max_bytes` bounds them all."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._rows: OrderedDict[bytes, Float32Array] = OrderedDict()
+        self._rows: OrderedDict[bytes, T] = OrderedDict()
         self._lock = Lock()
 
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def find(self, keys: Sequence[bytes]) -> list[Float32Array | None]:
+    def find(self, keys: Sequence[bytes]) -> list[T | None]:
         """For each key the vectors, or None. They are shared: nobody writes into them."""
         with self._lock:
             found = [self._rows.get(key) for key in keys]
@@ -43,7 +53,7 @@ class DocumentCache:
                     self._rows.move_to_end(key)
         return found
 
-    def add(self, key: bytes, rows_TD: Float32Array) -> None:
+    def add(self, key: bytes, rows_TD: T) -> None:
         """Keep vectors, which are not copied, unless they alone are too large."""
         size = rows_TD.nbytes + _ENTRY_BYTES
         with self._lock:

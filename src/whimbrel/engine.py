@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Self, TypeAlias, TypeVar, Unpack
+from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +88,7 @@ class Engine:
         self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling, reranker=reranker)
         self.plan: Plan = make_plan(Options(**options), self.card, probe())
         self.folder = checkpoint.folder
-        self._document_cache = DocumentCache(self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
+        self._document_cache = DocumentCache[Any](self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
         self.frontend = Frontend(checkpoint.folder, self.card, self.plan)
         recording = None if recorder is None else recorder(self)
         progress("loading the weights")

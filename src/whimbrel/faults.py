@@ -24,15 +24,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import tokenizers
 
 from whimbrel.batch import Batch
-from whimbrel.outputs import Collected, Wanted
+from whimbrel.outputs import Collected, Resident, Wanted
 from whimbrel.plan import Dtype
-from whimbrel.types import Int64Array, OutputName, Sparse
+from whimbrel.types import Float32Array, Int64Array, OutputName, Sparse
 from whimbrel.work import AnyRunner
 
 _log = logging.getLogger("whimbrel")
@@ -85,6 +85,8 @@ class FaultyRunner:
 
     def _spoilt(self, rows: Collected, offsets_B1: Int64Array, words_B: Sequence[list[str]]) -> Collected:
         said = {word for words in words_B for word in words}
+        if isinstance(rows, Resident):
+            return self._spoilt(cast(Float32Array, rows.rows_PD.cpu().numpy()), offsets_B1, words_B)
         if isinstance(rows, Sparse):
             values, offsets = rows.weights_X.copy(), rows.offsets_N1[offsets_B1]
         else:

@@ -137,7 +137,11 @@ class Frontend:
     def _side(self, side: Side, similarity: Similarity) -> _Read:
         with relocating(side.name):
             read = self._read(side.request)
-        return replace(read, asks=[replace(ask, finished=True) for ask in read.asks]) if similarity == "cosine" else read
+        asks = [
+            replace(ask, finished=ask.finished or similarity == "cosine", compared=ask.name == "multi_vector")
+            for ask in read.asks
+        ]
+        return replace(read, asks=asks)
 
     def _tokenizer(self, folder: Path, card: Card, plan: Plan, tower: int) -> Tokenizer | TemplateTokenizer:
         return TemplateTokenizer(folder, card, plan) if card.template else Tokenizer(folder, card, plan, tower=tower)

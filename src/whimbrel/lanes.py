@@ -30,7 +30,7 @@ from whimbrel.batch import Batch, pack
 from whimbrel.card import Card
 from whimbrel.dispatch import Dispatch
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
-from whimbrel.outputs import Wanted, finite_seqs, wanted
+from whimbrel.outputs import Resident, Wanted, finite_seqs, wanted
 from whimbrel.plan import Plan
 from whimbrel.scheduler import Taken
 from whimbrel.second import SecondOpinion
@@ -229,6 +229,8 @@ class Lanes:
             num_rows, width = int(each.offsets_B1[-1]), output.width
             if isinstance(rows, Sparse):
                 right = len(rows) == num_rows
+            elif isinstance(rows, Resident):
+                right = rows.rows_PD.shape == (num_rows, width) and rows.finite_P.size == num_rows
             else:
                 right = rows.shape == (num_rows, width) and rows.dtype == np.float32
             if not right:

@@ -17,12 +17,14 @@ from threading import Lock
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from whimbrel.given import bounds, floats, scale
 from whimbrel.ops.maxsim import Reduce, TokenVectors, best_matches, maxsim
 from whimbrel.outputs import ranges
-from whimbrel.types import Comparison, Float32Array, Given, Int64Array, Ragged
+from whimbrel.types import Comparison, Given, Int64Array, Ragged
 
 Part: TypeAlias = Callable[[], None]
 """Work that is left to do, in any thread. Raises MemoryError."""
@@ -36,22 +38,21 @@ class _Lying:
     """Where the rows of some texts lie."""
 
     texts_N: NDArray[np.integer]
-    rows_XD: NDArray[Any]
+    rows_XD: Tensor
     starts_N: NDArray[np.integer]
     ends_N: NDArray[np.integer]
     scale: float = 1.0
     """What its rows are multiplied by."""
 
-    @property
-    def vectors(self) -> TokenVectors:
-        return TokenVectors.from_array(self.rows_XD, self.starts_N, self.ends_N)
+    def on(self, device: torch.device) -> TokenVectors:
+        return TokenVectors(self.rows_XD.to(device), np.asarray(self.starts_N, np.int64), np.asarray(self.ends_N, np.int64))
 
     def only(self, some_N: NDArray[np.bool_]) -> _Lying:
         return _Lying(self.texts_N[some_N], self.rows_XD, self.starts_N[some_N], self.ends_N[some_N])
 
-    def copied(self) -> dict[int, Float32Array]:
+    def copied(self) -> dict[int, Tensor]:
         rows = zip(self.texts_N.tolist(), self.starts_N.tolist(), self.ends_N.tolist(), strict=True)
-        return {text: self.rows_XD[start:end].copy() for text, start, end in rows}
+        return {text: self.rows_XD[start:end].clone() for text, start, end in rows}
 
 
 class Matcher:
@@ -61,8 +62,8 @@ class Matcher:
         self,
         comparison: Comparison,
         num_seqs: int,
-        kept: Mapping[int, Float32Array] | None = None,
-        keep: Callable[[int, Float32Array], None] | None = None,
+        kept: Mapping[int, Tensor] | None = None,
+        keep: Callable[[int, Tensor], None] | None = None,
         matches: Ragged | None = None,
     ) -> None:
         """`num_seqs`: the texts that are no given vectors. `kept`: documents among them whose vectors are known, by number;
@@ -78,8 +79,8 @@ class Matcher:
         self._is_there, self._waits = np.zeros(num_texts, np.bool_), np.zeros(num_texts, np.bool_)
         """Which queries are there, and which documents wait."""
         self._lock = Lock()
-        self._queries: dict[int, Float32Array] = {}
-        self._waiting: dict[int, Float32Array] = {}
+        self._queries: dict[int, Tensor] = {}
+        self._waiting: dict[int, Tensor] = {}
         """Documents whose queries are not all there."""
         self._parts = [*self._parts_of(kept or {}), *self._given(comparison.given, num_seqs)]
         self.num_parts = len(self._parts)
@@ -91,12 +92,13 @@ class Matcher:
         return [] if self._num_missing else self._parts
 
     def add(
-        self, rows_XD: Float32Array, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
+        self, rows_XD: Any, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
     ) -> list[Part]:
         """Texts that were computed, each once: texts[i] has rows starts[i] to ends[i], which are not kept.
 
-        Returns the parts that may run from now on. Raises MemoryError."""
-        lying = _Lying(texts, rows_XD, starts, ends)
+        They are an array, or a tensor on any device; comparing is done where the queries are. Returns the parts that may run
+        from now on. Raises MemoryError."""
+        lying = _Lying(texts, torch.as_tensor(rows_XD), starts, ends)
         is_query_N = self._by_query.has(texts)
         with self._lock:
             parts, before = self._add_queries(lying.only(is_query_N).copied()) if is_query_N.any() else ([], [])
@@ -108,7 +110,7 @@ class Matcher:
                 self._keep(text, rows)
         return parts
 
-    def _add_queries(self, queries: dict[int, Float32Array]) -> tuple[list[Part], list[tuple[Int64Array, _Lying]]]:
+    def _add_queries(self, queries: dict[int, Tensor]) -> tuple[list[Part], list[tuple[Int64Array, _Lying]]]:
         """They meet the documents that came before them."""
         self._queries |= queries
         self._num_missing -= len(queries)
@@ -141,10 +143,12 @@ class Matcher:
         queries = _stacked(queries_M, self._queries, documents.scale)
         order = np.argsort(documents.texts_N)
         document_P = order[np.searchsorted(documents.texts_N, self._document_P[pairs], sorter=order)]
-        self.scores[pairs] = maxsim(queries.vectors, documents.vectors, query_P, document_P, reduce=self._reduce)
+        device = queries.rows_XD.device
+        of_queries, of_documents = queries.on(device), documents.on(device)
+        self.scores[pairs] = maxsim(of_queries, of_documents, query_P, document_P, reduce=self._reduce)
         if self._matches is not None:
             for pair, query, document in zip(pairs.tolist(), query_P.tolist(), document_P.tolist(), strict=True):
-                self._matches[pair].T[:] = best_matches(queries.vectors, documents.vectors, query, document)
+                self._matches[pair].T[:] = best_matches(of_queries, of_documents, query, document)
 
     # What is there from the beginning
 
@@ -154,21 +158,21 @@ class Matcher:
             texts_N = np.arange(first, first + len(block), dtype=np.int64)
             starts_N, ends_N = block.offsets_N1[:-1], block.offsets_N1[1:]
             if len(block) and self._by_query.has(texts_N[:1])[0]:
-                self._queries |= _Lying(texts_N, floats(block), starts_N, ends_N).copied()
+                self._queries |= _Lying(texts_N, _tensor(floats(block)), starts_N, ends_N).copied()
                 self._is_there[texts_N] = True
                 continue
             for some in _cut(block.offsets_N1, block.rows_XD.nbytes // max(1, len(block.rows_XD))):
-                lying = _Lying(texts_N[some], block.rows_XD, starts_N[some], ends_N[some], float(scale(block)))
+                lying = _Lying(texts_N[some], _tensor(block.rows_XD), starts_N[some], ends_N[some], float(scale(block)))
                 yield partial(self._match_all, lying)
 
-    def _parts_of(self, kept: Mapping[int, Float32Array]) -> Iterable[Part]:
+    def _parts_of(self, kept: Mapping[int, Tensor]) -> Iterable[Part]:
         if kept:
             texts_N = np.array(list(kept))
             offsets_N1 = np.cumsum([0, *(rows.nbytes for rows in kept.values())])
             for some in _cut(offsets_N1, 1):
                 yield partial(self._match_kept, texts_N[some], kept)
 
-    def _match_kept(self, texts_N: Int64Array, kept: Mapping[int, Float32Array]) -> None:
+    def _match_kept(self, texts_N: Int64Array, kept: Mapping[int, Tensor]) -> None:
         self._match_all(_stacked(texts_N, kept))
 
     def _match_all(self, documents: _Lying) -> None:
@@ -204,9 +208,13 @@ class _Index:
         return np.searchsorted(self._sorted_P, seqs_N, "left"), np.searchsorted(self._sorted_P, seqs_N, "right")
 
 
-def _stacked(texts_N: NDArray[np.integer], rows: Mapping[int, Float32Array], scale: float = 1.0) -> _Lying:
-    """Some texts one after another, their rows multiplied by a number."""
+def _stacked(texts_N: NDArray[np.integer], rows: Mapping[int, Tensor], scale: float = 1.0) -> _Lying:
+    """Some texts one after another, where the first lies, their rows multiplied by a number."""
     found = [rows[text] for text in cast(list[int], texts_N.tolist())]
     ends_N = np.cumsum([len(each) for each in found])
-    rows_XD = found[0] if len(found) == 1 else np.concatenate(found)
-    return _Lying(texts_N, rows_XD if scale == 1 else rows_XD * np.float32(scale), np.concatenate(([0], ends_N[:-1])), ends_N)
+    rows_XD = found[0] if len(found) == 1 else torch.cat([each.to(found[0].device) for each in found])
+    return _Lying(texts_N, rows_XD if scale == 1 else rows_XD * scale, np.concatenate(([0], ends_N[:-1])), ends_N)
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ class Ask:
     finished: bool
     max_entries: int = 0
     """So many entries a text keeps, the largest; 0: all."""
+    compared: bool = False
+    """Of token vectors: whether they are only compared, and may stay on the device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,6 +214,8 @@ class Wanted:
     """Of entries: where those begin that are tokens of one entry; offsets_B1 counts the entries."""
     tokens_X: Int32Array | None = None
     """Of rows over the vocabulary: their tokens, one row's after another."""
+    compared: bool = False
+    """Whether all who asked only compare them."""
 
 
 def wanted(card: Card, batch: Batch, asked: Sequence[Places]) -> dict[OutputName, Wanted]:
@@ -222,11 +226,12 @@ def wanted(card: Card, batch: Batch, asked: Sequence[Places]) -> dict[OutputName
         if any(asks):
             widths_B = np.fromiter((ask.width if ask else 0 for ask in asks), np.int32, len(asks))
             finished_B = np.fromiter((ask is not None and ask.finished for ask in asks), np.bool_, len(asks))
-            found[name] = _wanted(output, batch, widths_B, finished_B)
+            compared = all(ask.compared for ask in asks if ask is not None)
+            found[name] = _wanted(output, batch, widths_B, finished_B, compared=compared)
     return found
 
 
-def _wanted(output: Output, batch: Batch, widths_B: Int32Array, finished_B: NDArray[np.bool_]) -> Wanted:
+def _wanted(output: Output, batch: Batch, widths_B: Int32Array, finished_B: NDArray[np.bool_], *, compared: bool) -> Wanted:
     groups = None
     if output.rows in ("text", "vocabulary"):
         seq_P, starts_P, ends_P = _text_rows(output, batch, widths_B > 0)
@@ -251,6 +256,7 @@ def _wanted(output: Output, batch: Batch, widths_B: Int32Array, finished_B: NDAr
         finished_P=finished_B[seq_P],
         groups_G=groups,
         tokens_X=None if output.vocabulary is None else ranges(starts_P, ends_P).astype(np.int32),
+        compared=compared,
     )
 
 
@@ -288,7 +294,17 @@ def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> Int64Array
     return np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - before, counts)
 
 
-Collected: TypeAlias = Float32Array | Sparse
+@dataclass(frozen=True, slots=True, eq=False)
+class Resident:
+    """Rows that stay on the device where they were computed."""
+
+    rows_PD: Any
+    """A tensor."""
+    finite_P: NDArray[np.bool_]
+    """Whether all of a row is finite."""
+
+
+Collected: TypeAlias = Float32Array | Sparse | Resident
 """The rows of an output of a batch, (P, width) in the order of Wanted.offsets_B1; over the whole vocabulary, what is not 0 in
 each, one row for each seq that asked."""
 
@@ -306,7 +322,9 @@ def collected(output: Output, wanted: Wanted, rows_PD: Float32Array) -> Collecte
 
 def finite_seqs(rows: Collected, offsets_B1: Int64Array) -> NDArray[np.bool_]:
     """Whether all that a seq was given is finite."""
-    if isinstance(rows, Sparse):
+    if isinstance(rows, Resident):
+        finite_P = rows.finite_P
+    elif isinstance(rows, Sparse):
         finite_P = _all_in_ranges(np.isfinite(rows.weights_X), rows.offsets_N1)
     else:
         finite_P = np.asarray(np.isfinite(rows).all(axis=1))

@@ -29,7 +29,7 @@ from whimbrel.models import load_model
 from whimbrel.ops.attention import Layout
 from whimbrel.ops.linear import round_rows
 from whimbrel.ops.memory import keep_freed_memory
-from whimbrel.outputs import Collected, Wanted, collected
+from whimbrel.outputs import Collected, Resident, Wanted, collected
 from whimbrel.plan import Hardware, Plan
 from whimbrel.pooling import Pooling, Rows
 from whimbrel.types import Int32Array, OutputName
@@ -47,6 +47,8 @@ class Pending:
     """A batch on its way: `rows` may be read once `done` has happened."""
 
     rows: Mapping[OutputName, Tensor]
+    finite: Mapping[OutputName, Tensor]
+    """Of outputs whose rows stay on the device: which of them are finite."""
     wanted: Mapping[OutputName, Wanted]
     tower: int
     done: torch.cuda.Event | None
@@ -81,6 +83,8 @@ class Runner:
     def __init__(self, checkpoint: Checkpoint, card: Card, plan: Plan) -> None:
         self._device = torch.device(plan.device)
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._compares = self._copies is not None
+        """Whether token vectors that are only compared stay on the device."""
         if self._copies is None:
             keep_freed_memory()
         with torch.inference_mode():
@@ -120,10 +124,13 @@ class Runner:
         """Wait for a launched batch and give its rows, on the host, in the order of its seqs. Raises MemoryError."""
         if (done := pending.done) is not None:
             self._in_memory(done.synchronize)
-        return {
-            name: collected(self._cards[pending.tower].outputs[name], pending.wanted[name], rows_PD.numpy())
-            for name, rows_PD in pending.rows.items()
-        }
+        found: dict[OutputName, Collected] = {}
+        for name, rows_PD in pending.rows.items():
+            if name in pending.finite:
+                found[name] = Resident(rows_PD, pending.finite[name].numpy())
+            else:
+                found[name] = collected(self._cards[pending.tower].outputs[name], pending.wanted[name], rows_PD.numpy())
+        return found
 
     @torch.inference_mode()
     def _launch(self, batch: Batch, wanted: Mapping[OutputName, Wanted], between_layers: Callable[[], None] | None) -> Pending:
@@ -180,18 +187,27 @@ class Runner:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _copy_back(self, rows: Mapping[OutputName, Tensor], wanted: Mapping[OutputName, Wanted], tower: int) -> Pending:
+        """Rows that are only compared stay where the comparing is done, and only whether they are finite is copied."""
+        stays: set[OutputName] = {name for name in rows if wanted[name].compared and self._compares}
+        finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in stays}
         if self._copies is None:
-            return Pending(rows, wanted, tower, None)
+            return Pending(rows, finite, wanted, tower, None)
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copies):
-            host: dict[OutputName, Tensor] = {}
-            for name, rows_PD in rows.items():
-                host[name] = torch.empty(rows_PD.shape, dtype=rows_PD.dtype, pin_memory=True)
-                host[name].copy_(rows_PD, non_blocking=True)
-                rows_PD.record_stream(self._copies)
+            copied: dict[OutputName, Tensor] = {
+                name: self._to_host(finite.get(name, rows_PD)) for name, rows_PD in rows.items()
+            }
             done = torch.cuda.Event()
             done.record(self._copies)
-        return Pending(host, wanted, tower, done)
+        there: dict[OutputName, Tensor] = {name: rows[name] if name in stays else copied[name] for name in rows}
+        return Pending(there, {name: copied[name] for name in stays}, wanted, tower, done)
+
+    def _to_host(self, x: Tensor) -> Tensor:
+        assert self._copies is not None
+        found = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        found.copy_(x, non_blocking=True)
+        x.record_stream(self._copies)
+        return found
 
 
 def _be_nice() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from whimbrel.batch import Batch
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory, WhimbrelError
-from whimbrel.outputs import Collected, Wanted, answer_places, assemble, guessed_bytes, joined, ranges
+from whimbrel.outputs import Collected, Resident, Wanted, answer_places, assemble, guessed_bytes, joined, ranges
 from whimbrel.parts import located, merged
 from whimbrel.similarity import compare
 from whimbrel.types import Float32Array, Int32Array, OutputName, Outputs, Prepared, Result, Seq, Sparse, Timings
@@ -55,7 +55,7 @@ class AnyMatcher(Protocol):
 
     def add(
         self,
-        rows_XD: Float32Array,
+        rows_XD: Any,
         texts: NDArray[np.integer],
         starts: NDArray[np.integer],
         ends: NDArray[np.integer],
@@ -132,7 +132,8 @@ class Job:
         assert self.matcher is not None
         name = "multi_vector"
         offsets_B1, width = batch.wanted[name].offsets_B1, self.prepared.places.by_name[name].ask.width
-        vectors_XD = cast(Float32Array, batch.outputs[name])[:, :width]
+        given = batch.outputs[name]
+        vectors_XD = (given.rows_PD if isinstance(given, Resident) else cast(Float32Array, given))[:, :width]
         return self.matcher.add(vectors_XD, indexes, offsets_B1[rows], offsets_B1[rows + 1])
 
     def resolve(self) -> None:

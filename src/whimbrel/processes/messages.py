@@ -37,7 +37,7 @@ class Submit(_Message):
     arrays: memoryview
     num_seqs: int
     num_spans: int
-    asks: list[tuple[OutputName, int, bool, int]]
+    asks: list[tuple[OutputName, int, bool, int, bool]]
     """The fields of outputs.Ask."""
     num_tokens: int
     num_truncated: int

@@ -100,7 +100,7 @@ class Replica:
             arrays=_NOTHING if segment is not None else memory.data,
             num_seqs=len(prepared.seqs),
             num_spans=count_spans(prepared.seqs),
-            asks=[(ask.name, ask.width, ask.finished, ask.max_entries) for ask in prepared.places.asks],
+            asks=[(ask.name, ask.width, ask.finished, ask.max_entries, ask.compared) for ask in prepared.places.asks],
             compare=None
             if comparison is None
             else (comparison.output, comparison.similarity, comparison.num_pairs, comparison.explain),
