@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from sentence_transformers.multi_vector_encoder.modules.token_pooling import HierarchicalTokenPooling
 
 from whimbrel.errors import InvalidRequest
-from whimbrel.token_pooling import TokenPooling, pool_tokens
+from whimbrel.late_options import TokenPooling
+from whimbrel.token_pooling import pool_tokens
 from whimbrel.types import Ragged
 
 Floats = NDArray[np.float32]
@@ -126,9 +127,11 @@ def test_no_vectors(lengths: list[int]) -> None:
         ("pool_factor", "2", "a number of at least 1, is '2'"),
         ("pool_factor", True, "a number of at least 1, is True"),
         ("pool_factor", None, "a number of at least 1, is None"),
-        ("num_protected_tokens", -1, "an integer of at least 0, is -1"),
-        ("num_protected_tokens", 1.0, "an integer of at least 0, is 1.0"),
-        ("num_protected_tokens", True, "an integer of at least 0, is True"),
+        ("pool_factor", 10**400, "a number of at least 1, is 1000"),
+        ("num_protected_tokens", 2**31, "an integer from 0 to 2,147,483,647, is 2147483648"),
+        ("num_protected_tokens", -1, "an integer from 0 to 2,147,483,647, is -1"),
+        ("num_protected_tokens", 1.0, "an integer from 0 to 2,147,483,647, is 1.0"),
+        ("num_protected_tokens", True, "an integer from 0 to 2,147,483,647, is True"),
         ("normalize_embeddings", 1, "true or false, is 1"),
     ],
 )
