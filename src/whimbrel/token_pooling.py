@@ -22,11 +22,14 @@ import numpy as np
 
 from whimbrel.late_options import TokenPooling
 from whimbrel.types import Float32Array, Int64Array, Ragged
+from whimbrel.ward import ward_tree
 
 _LEAST_NORM: Final = np.float32(1e-12)
 """What torch.nn.functional.normalize divides by at least."""
 MAX_TOKENS: Final = 8192
 """Of a document, protected ones not counted: its distances then take about a gigabyte."""
+_LONG: Final = 1024
+"""A document of more is clustered so that other threads run meanwhile."""
 
 
 def pool_tokens(documents: Ragged, pooling: TokenPooling) -> Ragged:
@@ -62,7 +65,10 @@ def _ward(rows_TD: Float32Array, num_clusters: int) -> Int64Array:
     scipy: Any = hierarchy
     distances_TT = rows_TD @ rows_TD.T
     np.clip(np.subtract(1, distances_TT, out=distances_TT), 0, 2, out=distances_TT)
-    tree = scipy.linkage(squareform(distances_TT, checks=False), method="ward")
+    distances = squareform(distances_TT, checks=False)
+    del distances_TT
+    is_long = len(rows_TD) > _LONG
+    tree = ward_tree(squareform(distances).astype(np.float64)) if is_long else scipy.linkage(distances, method="ward")
     labels: Int64Array = scipy.fcluster(tree, t=num_clusters, criterion="maxclust")
     return np.unique(labels, return_inverse=True)[1]
 
