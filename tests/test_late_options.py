@@ -113,6 +113,46 @@ def test_pairs_in_any_order(engine: Callable[[str], Engine]) -> None:
         assert found.tolist() == alone
 
 
+def test_vectors_in_place_of_texts_are_compared_as_they_are(engine: Callable[[str], Engine]) -> None:
+    """They may have been pooled when they were made; texts beside them are pooled now."""
+    model, pooling = engine("min"), {"token_pooling": 2}
+    stored = model.multi_vector(DOCUMENTS, input_type="document", token_pooling=2)
+    expected = model.score("a bird", DOCUMENTS, token_pooling=2)
+    np.testing.assert_allclose(model.score("a bird", stored), expected, rtol=1e-6)
+    mixed: Any = [rows if i % 2 else text for i, (rows, text) in enumerate(zip(stored, DOCUMENTS, strict=True))]
+    np.testing.assert_allclose(model.score("a bird", mixed, token_pooling=2), expected, rtol=1e-6)
+    query = model.multi_vector("a bird", input_type="query")[0]
+    np.testing.assert_allclose(model.score(query, DOCUMENTS, token_pooling=2), expected, rtol=1e-6)
+    with pytest.raises(InvalidRequest, match="token_pooling: is for texts"):
+        model.score("a bird", stored, **pooling)  # pyright: ignore[reportArgumentType]
+
+
+def test_pooled_vectors_have_no_explanation(engine: Callable[[str], Engine], tmp_path: Path) -> None:
+    shutil.copytree(engine("min").folder, tmp_path, dirs_exist_ok=True)
+    edit_json(tmp_path / POOL_FILE, pool_factor=2.0)
+    with Engine(str(tmp_path), dtype="float32") as baked:
+        with pytest.raises(InvalidRequest, match="explain: pooled vectors are of no one token"):
+            baked.explain("a bird", DOCUMENTS)
+        with pytest.raises(InvalidRequest, match="explain: pooled vectors are of no one token"):
+            engine("min").explain("a bird", DOCUMENTS, token_pooling=2)
+        plain = engine("min").explain("a bird", DOCUMENTS)
+        for ours, theirs in zip(baked.explain("a bird", DOCUMENTS, token_pooling=1), plain, strict=True):
+            assert ours.document_tokens == theirs.document_tokens
+            assert np.array_equal(ours.places_Q, theirs.places_Q)
+
+
+def test_kept_documents_are_known_by_how_they_were_pooled(engine: Callable[[str], Engine]) -> None:
+    options: list[Any] = [None, 2, 3, {"pool_factor": 3, "num_protected_tokens": 4}]
+    with Engine(str(engine("min").folder), dtype="float32", document_cache_bytes=10**6) as keeping:
+        for _ in range(2):
+            for option in options:
+                found = keeping.score("a bird", DOCUMENTS, token_pooling=option)
+                np.testing.assert_allclose(found, engine("min").score("a bird", DOCUMENTS, token_pooling=option), rtol=1e-6)
+        cache = keeping._document_cache
+        assert cache is not None
+        assert len(cache._rows) == len(options) * len(DOCUMENTS)
+
+
 def test_texts_of_which_nothing_is_said_are_documents(engine: Callable[[str], Engine]) -> None:
     """As Sentence Transformers counts them."""
     model = engine("m3")
