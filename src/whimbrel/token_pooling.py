@@ -16,6 +16,7 @@ Memory and time grow with the square of a document's tokens.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +30,9 @@ _LEAST_NORM: Final = np.float32(1e-12)
 MAX_TOKENS: Final = 8192
 """Of a document, protected ones not counted: its distances then take about a gigabyte."""
 _LONG: Final = 1024
-"""A document of more is clustered so that other threads run meanwhile."""
+"""A document of more is clustered so that other threads run meanwhile,"""
+_one_at_a_time: Final = Lock()
+"""but no other such document: for the sake of the memory that each takes."""
 
 
 def pool_tokens(documents: Ragged, pooling: TokenPooling) -> Ragged:
@@ -63,14 +66,22 @@ def _ward(rows_TD: Float32Array, num_clusters: int) -> Int64Array:
     from scipy.spatial.distance import squareform
 
     scipy: Any = hierarchy
-    distances_TT = rows_TD @ rows_TD.T
-    np.clip(np.subtract(1, distances_TT, out=distances_TT), 0, 2, out=distances_TT)
-    distances = squareform(distances_TT, checks=False)
-    del distances_TT
-    is_long = len(rows_TD) > _LONG
-    tree = ward_tree(squareform(distances).astype(np.float64)) if is_long else scipy.linkage(distances, method="ward")
+    if len(rows_TD) > _LONG:
+        with _one_at_a_time:
+            tree = ward_tree(squareform(_distances(rows_TD)).astype(np.float64))
+    else:
+        tree = scipy.linkage(_distances(rows_TD), method="ward")
     labels: Int64Array = scipy.fcluster(tree, t=num_clusters, criterion="maxclust")
     return np.unique(labels, return_inverse=True)[1]
+
+
+def _distances(rows_TD: Float32Array) -> Float32Array:
+    """Of each two rows, once."""
+    from scipy.spatial.distance import squareform
+
+    distances_TT = rows_TD @ rows_TD.T
+    np.clip(np.subtract(1, distances_TT, out=distances_TT), 0, 2, out=distances_TT)
+    return squareform(distances_TT, checks=False)
 
 
 def _means(rows_XD: Float32Array, cluster_X: Int64Array) -> Float32Array:
