@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 import whimbrel.muvera
 from whimbrel.errors import InvalidRequest
-from whimbrel.muvera import MAX_NUMBERS, Muvera
+from whimbrel.late_options import MAX_NUMBERS
+from whimbrel.muvera import Muvera
 from whimbrel.types import InputType, Ragged
 
 Floats = NDArray[np.float32]
@@ -159,8 +160,9 @@ def test_another_width_is_refused() -> None:
         ({"k_sim": 0}, "k_sim", "from 1 to 17, is 0"),
         ({"k_sim": 10**9}, "k_sim", "from 1 to 17"),
         ({"k_sim": 12}, "k_sim", "1,310,720 numbers; the limit is 131,072"),
+        ({"r_reps": 120, "dim_proj": 30}, "r_reps", "4,200 products for each token; the limit is 4,096"),
         ({"r_reps": -1}, "r_reps", "is -1"),
-        ({"r_reps": 2.0}, "r_reps", "an integer from 1 to 65,536, is 2.0"),
+        ({"r_reps": 2.0}, "r_reps", "an integer from 1 to 4,096, is 2.0"),
         ({"seed": -1}, "seed", "from 0 to"),
         ({"seed": None}, "seed", "is None"),
         ({"seed": True}, "seed", "is True"),

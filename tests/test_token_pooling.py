@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.cluster.hierarchy import linkage
+from scipy.spatial.distance import squareform
 from sentence_transformers.multi_vector_encoder.modules.token_pooling import HierarchicalTokenPooling
 
+import whimbrel.token_pooling
 from whimbrel.errors import InvalidRequest
-from whimbrel.token_pooling import TokenPooling, pool_tokens
+from whimbrel.late_options import TokenPooling
+from whimbrel.token_pooling import pool_tokens
 from whimbrel.types import Ragged
+from whimbrel.ward import ward_tree
 
 Floats = NDArray[np.float32]
 
@@ -73,6 +79,52 @@ def test_vectors_are_sentence_transformers(pool_factor: float, num_protected_tok
     check(equal_rows(), pooling)
 
 
+@pytest.mark.parametrize("num_rows", [2, 3, 12, 97, 540])
+def test_clusters_of_what_is_long_are_scipys(num_rows: int) -> None:
+    """Bit for bit, also where many distances are equal."""
+    rng = np.random.default_rng(num_rows)
+    for rows in (
+        unit(rng.standard_normal((num_rows, 24))),
+        np.tile(equal_rows()[8], (3, 1))[:num_rows],
+        np.ones((num_rows, 4)),
+    ):
+        distances = squareform(np.clip(1 - rows @ rows.T, 0, 2).astype(np.float32), checks=False)
+        np.testing.assert_array_equal(ward_tree(squareform(distances).astype(np.float64)), linkage(distances, method="ward"))
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_distances_that_are_not_finite_are_refused(number: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        ward_tree(np.array([[0, number], [number, 0]]))
+
+
+def test_what_is_long_has_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for documents in (random_documents(), equal_rows()):
+        wanted = pool_tokens(ragged(documents), TokenPooling(2))
+        monkeypatch.setattr(whimbrel.token_pooling, "_LONG", 3)
+        np.testing.assert_array_equal(pool_tokens(ragged(documents), TokenPooling(2)).rows_XD, wanted.rows_XD)
+        monkeypatch.undo()
+
+
+def test_other_threads_run_meanwhile() -> None:
+    """scipy's own lets a second thread in at its ends alone."""
+    rows, ticks, done = unit(np.random.default_rng(3).standard_normal((2000, 8))), list[int](), threading.Event()
+    distances = (1 - rows @ rows.T).clip(0, 2).astype(np.float64)
+
+    def tick() -> None:
+        while not done.wait(0.001):
+            ticks.append(1)
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        ward_tree(distances)
+    finally:
+        done.set()
+    thread.join()
+    assert len(ticks) > 20
+
+
 def test_ties_leave_fewer() -> None:
     """Four directions, each four times, have no cut into five."""
     rows = np.repeat(np.eye(4, 8, dtype=np.float32), 4, axis=0)
@@ -126,9 +178,11 @@ def test_no_vectors(lengths: list[int]) -> None:
         ("pool_factor", "2", "a number of at least 1, is '2'"),
         ("pool_factor", True, "a number of at least 1, is True"),
         ("pool_factor", None, "a number of at least 1, is None"),
-        ("num_protected_tokens", -1, "an integer of at least 0, is -1"),
-        ("num_protected_tokens", 1.0, "an integer of at least 0, is 1.0"),
-        ("num_protected_tokens", True, "an integer of at least 0, is True"),
+        ("pool_factor", 10**400, "a number of at least 1, is 1000"),
+        ("num_protected_tokens", 2**31, "an integer from 0 to 2,147,483,647, is 2147483648"),
+        ("num_protected_tokens", -1, "an integer from 0 to 2,147,483,647, is -1"),
+        ("num_protected_tokens", 1.0, "an integer from 0 to 2,147,483,647, is 1.0"),
+        ("num_protected_tokens", True, "an integer from 0 to 2,147,483,647, is True"),
         ("normalize_embeddings", 1, "true or false, is 1"),
     ],
 )

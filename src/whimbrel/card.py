@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.heads import Activation, Finish, Head, Vocabulary
+from whimbrel.late_options import TokenPooling
 from whimbrel.templates import Template
 from whimbrel.types import InputType, OutputName, Similarity
 
@@ -151,6 +152,8 @@ class Output:
     """If any are named, no other tokens give a row: the tags at the end of each step of a solution."""
     similarity: Similarity | None = None
     """How pairs are compared by it, where the card says nothing else; None: in the usual way."""
+    token_pooling: TokenPooling | None = None
+    """How the vectors of a document's tokens become fewer; None: they do not."""
     padding_id: int | None = None
     """Tokens of this id at the end of a text do not count, padding or not; a text of nothing else ends with its first token.
     So transformers finds the last token that a decoder's classes come from."""

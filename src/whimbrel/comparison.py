@@ -89,6 +89,8 @@ def sides(request: Request, output: OutputName, width: int) -> tuple[Side, Side]
     if pairs and not queries.request.texts and (request.prompt is not None or request.prompt_name is not None):
         param = "prompt" if request.prompt is not None else "prompt_name"
         raise InvalidRequest("stands before queries, which came as vectors.", param=param)
+    if pairs and not documents.request.texts and request.token_pooling is not None:
+        raise InvalidRequest("is for texts; documents that come as vectors are compared as they are.", param="token_pooling")
     return queries, documents
 
 
@@ -113,8 +115,7 @@ def _side(request: Request, pairs: list[Compared], output: OutputName, width: in
         place_P[index] = number[each] if isinstance(each, str) else place_of[id(each)]
     input_type: InputType = "document" if part else "query"
     side = replace(request, texts=list(first), outputs=(output,), input_type=input_type, explain=False)
-    if part:
-        side = replace(side, prompt=None, prompt_name=None)
+    side = replace(side, prompt=None, prompt_name=None) if part else replace(side, token_pooling=None)
     return Side(side, given, place_P, list(first.values()), part)
 
 

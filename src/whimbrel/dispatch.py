@@ -5,7 +5,7 @@ takes a job out of the set, and nobody else, answers it; never while it holds th
 A second lock is held while vectors are written, and passed once by whoever has taken a job out: so, when a Future is done,
 nobody writes into its vectors any more, and their memory may be used again.
 
-Vectors are compared in threads of their own: the collector has other batches to hand out.
+Vectors are compared and condensed in threads of their own: the collector has other batches to hand out.
 
 Suspects, which were on the device when an engine died, run alone: they are taken when nothing else is on its way, and nothing
 else is taken until they are done.
@@ -302,7 +302,7 @@ class Dispatch:
             self._resolve(job)
 
     def _resolve(self, job: Job) -> None:
-        if job.prepared.comparison is None:
+        if job.prepared.comparison is None and job.prepared.condense is None:
             job.resolve()
         else:
             self._comparing.submit(job.resolve)
@@ -351,6 +351,8 @@ class Dispatch:
 def _not_compared(error: BaseException) -> ComputeError:
     if isinstance(error, MemoryError):
         return OutOfMemory("there is no memory to compare the vectors of this request.")
+    if isinstance(error, ComputeError):
+        return error
     _log.error("vectors could not be compared", exc_info=error)
     return ComputeError(f"comparing the vectors failed ({type(error).__name__}); the server's log says more.")
 

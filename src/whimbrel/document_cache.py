@@ -14,6 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from whimbrel.late_options import TokenPooling
 from whimbrel.outputs import Ask
 from whimbrel.types import Seq
 
@@ -66,7 +67,7 @@ class DocumentCache(Generic[T]):
                 self._num_bytes -= oldest.nbytes + _ENTRY_BYTES
 
 
-def key_of(seq: Seq, ask: Ask) -> bytes:
+def key_of(seq: Seq, ask: Ask, pooling: TokenPooling | None = None) -> bytes:
     """What a document's vectors depend on, model and device apart."""
     kind = (
         seq.prompt_tokens,
@@ -80,5 +81,6 @@ def key_of(seq: Seq, ask: Ask) -> bytes:
         ask.finished,
     )
     digest = blake2b(np.array(kind, np.int64).tobytes(), digest_size=32)
+    digest.update(repr(pooling).encode())
     digest.update(seq.ids.tobytes())
     return digest.digest()

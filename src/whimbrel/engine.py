@@ -50,7 +50,7 @@ from whimbrel.types import (
     Sparse,
     Vectors,
 )
-from whimbrel.verbs import ScoreOptions, TextOptions, asked, text_request
+from whimbrel.verbs import ScoreOptions, TextOptions, asked, refuse_muvera, text_request, with_muvera
 from whimbrel.work import AnyRunner, Job, Recorder
 
 T = TypeVar("T")
@@ -116,8 +116,16 @@ class Engine:
         return asked(self.encode(texts, ("sparse",), **options).sparse)
 
     def multi_vector(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Ragged:
-        """A vector for each token that counts, for each of `texts`. The options are those of TextOptions."""
+        """A vector for each token that counts, for each of `texts`. The options are those of TextOptions, but for `muvera`."""
+        refuse_muvera(options)
         return asked(self.encode(texts, ("multi_vector",), **options).multi_vector)
+
+    def muvera(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
+        """A vector in place of token vectors (see whimbrel.muvera): float32, (N, E), or (E,) for a single string.
+
+        The options are those of TextOptions; `input_type` must be given, and `muvera` may give parameters."""
+        vectors = asked(self.encode(texts, ("multi_vector",), **with_muvera(options)).muvera)
+        return vectors[0] if isinstance(texts, str) else vectors
 
     def encode(
         self, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName] = (), **options: Unpack[TextOptions]
@@ -208,7 +216,7 @@ class Engine:
             return Matcher(comparison, num_seqs, matches=matches)
         ask = prepared.places.by_name["multi_vector"].ask
         numbers: list[int] = np.setdiff1d(comparison.documents_P, comparison.queries_P).tolist()
-        keys = {number: key_of(prepared.seqs[number], ask) for number in numbers if number < num_seqs}
+        keys = {number: key_of(prepared.seqs[number], ask, prepared.pooling) for number in numbers if number < num_seqs}
         found = zip(keys, cache.find(list(keys.values())), strict=True)
         kept = {number: rows for number, rows in found if rows is not None}
         count("document_cache_hits", len(kept), model=self.plan.served_name)
@@ -326,7 +334,13 @@ class AsyncEngine:
 
     async def multi_vector(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Ragged:
         """As Engine.multi_vector."""
+        refuse_muvera(options)
         return asked((await self.encode(texts, ("multi_vector",), **options)).multi_vector)
+
+    async def muvera(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
+        """As Engine.muvera."""
+        vectors = asked((await self.encode(texts, ("multi_vector",), **with_muvera(options))).muvera)
+        return vectors[0] if isinstance(texts, str) else vectors
 
     async def encode(
         self, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName] = (), **options: Unpack[TextOptions]

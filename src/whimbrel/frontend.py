@@ -17,10 +17,11 @@ import numpy as np
 
 from whimbrel.card import Card, Output
 from whimbrel.comparison import Side, compared_by, is_comparison, sides
+from whimbrel.condense import Condense, condense_for, need_scipy
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable, relocating
 from whimbrel.heads import SparseCode
-from whimbrel.outputs import Ask, kept, place
-from whimbrel.parts import Merge
+from whimbrel.outputs import Ask, Places, kept, place
+from whimbrel.parts import Merge, located
 from whimbrel.plan import Plan, length_for
 from whimbrel.request_checks import check_uses
 from whimbrel.tokenizing.part_tokenizer import encode_document, encode_split
@@ -49,6 +50,7 @@ class _Read:
     spans: list[TokenSpans] | None = None
     comparison: Comparison | None = None
     tokens: list[PairTokens] | None = None
+    condense: Condense | None = None
 
 
 class Frontend:
@@ -57,6 +59,8 @@ class Frontend:
     def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
         self._card = card
         self._plan = plan
+        for output in card.outputs.values():
+            need_scipy(output.token_pooling)
         self._tokenizers = [
             self._tokenizer(folder, tower, replace(plan, max_length=length_for(plan, card, tower)), number)
             for number, tower in enumerate(card.towers or (card,))
@@ -78,9 +82,12 @@ class Frontend:
                 "once, or start the server with a larger --max-request-tokens.",
                 param="input",
             )
+        places = place(read.card, seqs, read.asks)
+        if read.condense is not None:
+            self._check_condense(read, places)
         return Prepared(
             seqs,
-            place(read.card, seqs, read.asks),
+            places,
             num_tokens=num_tokens,
             num_truncated=sum(seq.truncated for seq in seqs),
             received=received,
@@ -90,6 +97,7 @@ class Frontend:
             owner=request.owner,
             comparison=read.comparison,
             merge=read.merge,
+            condense=read.condense,
             spans=read.spans,
             tokens=read.tokens,
         )
@@ -99,11 +107,15 @@ class Frontend:
         card = self._card.tower(number)
         asks = [self._ask(card, request, name) for name in dict.fromkeys(request.outputs or (next(iter(card.outputs)),))]
         check_uses(card, request, [ask.name for ask in asks])
-        return _Read(card, asks, *self._tokenized(self._tokenizers[number], card, request, asks))
+        late = next((ask for ask in asks if ask.name == "multi_vector"), None)
+        condense = None if late is None else condense_for(card.outputs["multi_vector"], request, late)
+        return _Read(card, asks, *self._tokenized(self._tokenizers[number], card, request, asks), condense=condense)
 
     def _compared(self, request: Request) -> _Read:
         """Pairs of which each text is encoded once, queries first."""
         output, similarity = compared_by(self._card, request)
+        if request.muvera is not None:
+            raise InvalidRequest("pairs are compared by their token vectors themselves.", param="muvera")
         card = self._card.tower(self._card.tower_for("query"))
         width = _num_entries(card) if output == "sparse" else self._width(card, request, card.output(output))
         queries, documents = sides(request, output, width)
@@ -120,7 +132,20 @@ class Frontend:
             request.explain,
         )
         tokens = self._pair_tokens(output, seqs, comparison) if request.explain else None
-        return _Read(first.card, first.asks, seqs, comparison=comparison, tokens=tokens)
+        if request.explain and second.condense is not None and second.seqs:
+            raise InvalidRequest("pooled vectors are of no one token; give token_pooling 1.", param="explain")
+        return _Read(first.card, first.asks, seqs, comparison=comparison, tokens=tokens, condense=second.condense)
+
+    def _check_condense(self, read: _Read, places: Places) -> None:
+        """Over documents alone, where they are compared."""
+        counts = np.diff(places.by_name["multi_vector"].offsets_N1)
+        if read.comparison is not None:
+            counts[read.comparison.queries_P[read.comparison.queries_P < counts.size]] = 0
+        try:
+            assert read.condense is not None
+            read.condense.check(counts)
+        except InvalidRequest as error:
+            raise located(error, None, read.comparison) from None
 
     def _pair_tokens(self, output: OutputName, seqs: Sequence[Seq], comparison: Comparison) -> list[PairTokens]:
         """The tokens that have a vector, of both texts of each pair."""

@@ -23,25 +23,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest
+from whimbrel.late_options import MuveraParameters
 from whimbrel.types import Float32Array, InputType, Int64Array, Ragged
 
 _Float64Array = NDArray[np.float64]
 
-MAX_NUMBERS: Final = 2**17
-"""A vector has at most so many numbers, 512 KiB. The defaults make 10,240."""
-_LIMITS: Final = {
-    "width": (1, 2**16),
-    "k_sim": (1, 17),
-    "dim_proj": (1, 2**16),
-    "r_reps": (1, 2**16),
-    "seed": (0, 2**64 - 1),
-}
+_MAX_WIDTH: Final = 2**16
+_CACHED: Final = 4
 _CHUNK_NUMBERS: Final = 2**18
 """So many projected numbers are worked on at once, 2 MiB, unless a text alone has more."""
 _CHUNK_BUCKETS: Final = 2**16
@@ -67,17 +62,9 @@ class Muvera:
     """And the projections, scaled."""
 
     def __post_init__(self) -> None:
-        for name in _LIMITS:
-            _check_integer(name, getattr(self, name))
-        if self.dim_proj > self.width:
-            raise InvalidRequest(
-                f"must be at most {self.width}, the width of the token vectors, is {self.dim_proj}.", param="dim_proj"
-            )
-        if self.num_numbers > MAX_NUMBERS:
-            raise InvalidRequest(
-                f"r_reps * 2**k_sim * dim_proj makes {self.num_numbers:,} numbers; the limit is {MAX_NUMBERS:,}.",
-                param="k_sim",
-            )
+        if isinstance(width := cast(object, self.width), bool) or not isinstance(width, int) or not 1 <= width <= _MAX_WIDTH:
+            raise InvalidRequest(f"must be an integer from 1 to {_MAX_WIDTH:,}, is {width!r:.80}.", param="width")
+        MuveraParameters(self.k_sim, self.dim_proj, self.r_reps, self.seed).check_width(self.width)
         generator = np.random.default_rng(self.seed)
         planes_RDK = generator.normal(size=(self.r_reps, self.width, self.k_sim))
         signs_RDP = generator.choice([-1, 1], size=(self.r_reps, self.width, self.dim_proj)) / math.sqrt(self.dim_proj)
@@ -147,6 +134,12 @@ class Muvera:
         return (rows_TD @ self._signs_DP).reshape(-1, self.dim_proj)
 
 
+@lru_cache(maxsize=_CACHED)
+def muvera_of(width: int, parameters: MuveraParameters) -> Muvera:
+    """The same draws again, for some that were used last."""
+    return Muvera(width, parameters.k_sim, parameters.dim_proj, parameters.r_reps, parameters.seed)
+
+
 def _nearest(is_used_C: NDArray[np.bool_], k_sim: int) -> Int64Array:
     """For each bucket the nearest of its text and repetition that holds something: itself, if it does."""
     num_buckets = 1 << k_sim
@@ -156,12 +149,6 @@ def _nearest(is_used_C: NDArray[np.bool_], k_sim: int) -> Int64Array:
         sides = cost_GB.reshape(len(cost_GB), -1, 2, 1 << plane)
         cost_GB = np.minimum(sides, sides[:, :, ::-1] + num_buckets).reshape(cost_GB.shape)
     return (np.arange(len(cost_GB))[:, None] * num_buckets + cost_GB % num_buckets).ravel()
-
-
-def _check_integer(name: str, given: object) -> None:
-    least, most = _LIMITS[name]
-    if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
-        raise InvalidRequest(f"must be an integer from {least:,} to {most:,}, is {given!r}.", param=name)
 
 
 def _check_texts(texts: Ragged, width: int) -> None:

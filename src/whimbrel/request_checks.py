@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from whimbrel.errors import InvalidRequest
+from whimbrel.late_options import MuveraParameters, TokenPooling
 
 if TYPE_CHECKING:
     from whimbrel.card import Card
@@ -22,6 +23,8 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "instruction": ((str, type(None)), "a string"),
     "normalize": ((bool, type(None)), "true or false"),
     "activate": ((bool, type(None)), "true or false"),
+    "token_pooling": ((TokenPooling, type(None)), "a TokenPooling"),
+    "muvera": ((MuveraParameters, type(None)), "MuveraParameters"),
     "max_tokens": ((int, type(None)), "an integer"),
     "late_chunking": ((bool,), "true or false"),
     "locate": ((bool,), "true or false"),
@@ -42,6 +45,8 @@ _COUNTS_FOR: Final[dict[str, tuple[OutputName, ...]]] = {
     "normalize": ("dense", "multi_vector"),
     "activate": ("scores", "token_scores"),
     "max_active_dims": ("sparse",),
+    "token_pooling": ("multi_vector",),
+    "muvera": ("multi_vector",),
 }
 """Of which outputs at least one must be asked for."""
 

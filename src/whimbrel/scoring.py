@@ -17,6 +17,7 @@ from whimbrel.comparison import can_score, first_compared
 from whimbrel.entities import AGGREGATIONS, Aggregation, find_entities
 from whimbrel.errors import InvalidRequest
 from whimbrel.given import listed_vectors
+from whimbrel.late_options import read_token_pooling
 from whimbrel.types import (
     Classes,
     Entity,
@@ -154,6 +155,7 @@ def _request(card: Card, output: OutputName, texts: Sequence[Any], options: Scor
         prompt_name=name,
         activate=options.get("activate"),
         score_by=options.get("score_by"),
+        token_pooling=read_token_pooling(options.get("token_pooling")),
         dimensions=options.get("dimensions"),
         truncate=read_truncate(options.get("truncate")),
         locate=locate,

@@ -16,39 +16,23 @@ Memory and time grow with the square of a document's tokens.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Final
 
 import numpy as np
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.late_options import TokenPooling
 from whimbrel.types import Float32Array, Int64Array, Ragged
+from whimbrel.ward import ward_tree
 
 _LEAST_NORM: Final = np.float32(1e-12)
 """What torch.nn.functional.normalize divides by at least."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPooling:
-    """How documents are pooled. Raises InvalidRequest."""
-
-    pool_factor: float
-    """About 1 / pool_factor of a document's vectors are left; 1: all of them."""
-    num_protected_tokens: int = 1
-    """So many leading vectors stay as they are."""
-    normalize_embeddings: bool = True
-    """Every vector that comes out is divided by its norm, also where nothing was joined."""
-
-    def __post_init__(self) -> None:
-        factor: Any = self.pool_factor
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
-            raise InvalidRequest(f"must be a number of at least 1, is {factor!r}.", param="pool_factor")
-        protected: Any = self.num_protected_tokens
-        if isinstance(protected, bool) or not isinstance(protected, int) or protected < 0:
-            raise InvalidRequest(f"must be an integer of at least 0, is {protected!r}.", param="num_protected_tokens")
-        if not isinstance(self.normalize_embeddings, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidRequest(f"must be true or false, is {self.normalize_embeddings!r}.", param="normalize_embeddings")
+MAX_TOKENS: Final = 8192
+"""Of a document, protected ones not counted: its distances then take about a gigabyte."""
+_LONG: Final = 1024
+"""A document of more is clustered so that other threads run meanwhile,"""
+_one_at_a_time: Final = Lock()
+"""but no other such document: for the sake of the memory that each takes."""
 
 
 def pool_tokens(documents: Ragged, pooling: TokenPooling) -> Ragged:
@@ -82,10 +66,22 @@ def _ward(rows_TD: Float32Array, num_clusters: int) -> Int64Array:
     from scipy.spatial.distance import squareform
 
     scipy: Any = hierarchy
-    distances_TT = np.clip(1 - rows_TD @ rows_TD.T, 0, 2)
-    tree = scipy.linkage(squareform(distances_TT, checks=False), method="ward")
+    if len(rows_TD) > _LONG:
+        with _one_at_a_time:
+            tree = ward_tree(squareform(_distances(rows_TD)).astype(np.float64))
+    else:
+        tree = scipy.linkage(_distances(rows_TD), method="ward")
     labels: Int64Array = scipy.fcluster(tree, t=num_clusters, criterion="maxclust")
     return np.unique(labels, return_inverse=True)[1]
+
+
+def _distances(rows_TD: Float32Array) -> Float32Array:
+    """Of each two rows, once."""
+    from scipy.spatial.distance import squareform
+
+    distances_TT = rows_TD @ rows_TD.T
+    np.clip(np.subtract(1, distances_TT, out=distances_TT), 0, 2, out=distances_TT)
+    return squareform(distances_TT, checks=False)
 
 
 def _means(rows_XD: Float32Array, cluster_X: Int64Array) -> Float32Array:

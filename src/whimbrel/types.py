@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest
+from whimbrel.late_options import MuveraParameters, TokenPooling
 from whimbrel.request_checks import check_fields
 
 if TYPE_CHECKING:
     from whimbrel.card import Card
+    from whimbrel.condense import Condense
     from whimbrel.outputs import Places
     from whimbrel.parts import Merge
     from whimbrel.plan import Plan
@@ -103,6 +105,10 @@ class Request:
     """Of scores: whether the card's activation is applied."""
     max_active_dims: int | None = None
     """Of sparse vectors: so many entries are kept, the largest."""
+    token_pooling: TokenPooling | None = None
+    """Of documents' token vectors: how they become fewer; a factor of 1: not at all. None: as the checkpoint says."""
+    muvera: MuveraParameters | None = None
+    """Of token vectors: how they become one, given in their place. It takes `input_type`."""
     truncate: Truncate | None = None
     max_tokens: int | None = None
     """A limit per text below that of the model; of late-interaction models, in place of the usual one of such texts."""
@@ -225,6 +231,8 @@ class Prepared:
     """What the answer is made of it; None: it is the answer."""
     merge: Merge | None = None
     """How the vectors of seqs become those of texts, where a text has several; it stays where the request came in."""
+    condense: Condense | None = None
+    """What becomes of token vectors: of documents that are compared in the engine, else where the request came in."""
     spans: Sequence[TokenSpans] | None = None
     """Of each text, if the request asked for them; they stay where it was tokenised."""
     tokens: Sequence[PairTokens] | None = None
@@ -232,6 +240,11 @@ class Prepared:
     suspects: Mapping[int, int] = field(default_factory=dict[int, int])
     """Seqs that were on the device when an engine died, by index: each may share a batch with so many seqs at most, and runs
     while nothing else does."""
+
+    @property
+    def pooling(self) -> TokenPooling | None:
+        """Of documents that are compared."""
+        return None if self.comparison is None or self.condense is None else self.condense.pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +304,8 @@ class Outputs:
     matches: Ragged | None = None
     """Of pairs that are explained: for each token vector of the query its greatest similarity to one of the document, and
     where that stands, from 0 on; 0 and -1 if the document has none. (Q, 2) for each pair."""
+    muvera: Float32Array | None = None
+    """(N, E), in place of `multi_vector`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack, cast
 
 from whimbrel.card import Card
 from whimbrel.errors import InvalidRequest
+from whimbrel.late_options import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
 from whimbrel.types import InputType, OutputName, Request, Truncate, read_prompt, read_truncate
 
 T = TypeVar("T")
@@ -30,6 +31,11 @@ class TextOptions(TypedDict, total=False):
     """Divide by the Euclidean norm; None: as the checkpoint does."""
     max_active_dims: int | None
     """Keep so many entries of a sparse vector, the largest; None: as many as the checkpoint says, or all."""
+    token_pooling: float | Mapping[str, Any] | TokenPooling | None
+    """Documents' token vectors become fewer, about 1 / factor of them, or by the parameters of TokenPooling; 1: not even if the
+    checkpoint says so. None: as the checkpoint says."""
+    muvera: bool | Mapping[str, Any] | MuveraParameters | None
+    """One vector for each text in place of its token vectors; True, or parameters of MUVERA. It takes `input_type`."""
     truncate: Truncate | bool | None
     """The end to cut from a text that is too long, "right" or "left", or "never" (also False) to raise TooLong; None (also
     True): as the checkpoint's tokenizer does."""
@@ -52,6 +58,8 @@ class ScoreOptions(TypedDict, total=False):
     """Of models without scores of their own: by which of their outputs pairs are compared. None: what they are made for."""
     dimensions: int | None
     """Of vectors that are compared: only their first so many columns are (Matryoshka models)."""
+    token_pooling: float | Mapping[str, Any] | TokenPooling | None
+    """Of late interaction, as of TextOptions: the vectors of documents' texts are pooled before they are compared."""
     truncate: Truncate | bool | None
     """As of TextOptions. Of a pair that is too long, the longer text is cut first."""
 
@@ -71,11 +79,27 @@ def text_request(
         dimensions=options.get("dimensions"),
         normalize=options.get("normalize"),
         max_active_dims=options.get("max_active_dims"),
+        token_pooling=read_token_pooling(options.get("token_pooling")),
+        muvera=read_muvera(options.get("muvera")),
         truncate=read_truncate(options.get("truncate")),
         max_tokens=options.get("max_tokens"),
         late_chunking=options.get("late_chunking", False),
         split_long=options.get("split_long", False),
     )
+
+
+def refuse_muvera(options: TextOptions) -> None:
+    """Of the verb that gives token vectors. Raises InvalidRequest."""
+    if read_muvera(options.get("muvera")) is not None:
+        raise InvalidRequest("gives no token vectors; call the verb muvera, or encode.", param="muvera")
+
+
+def with_muvera(options: TextOptions) -> TextOptions:
+    """The options of the verb that gives encodings. Raises InvalidRequest."""
+    given = options.get("muvera")
+    if given is False:
+        raise InvalidRequest("is what this verb is for; leave it out, or give parameters.", param="muvera")
+    return {**options, "muvera": True if given is None else given}
 
 
 def named_prompt(card: Card, prompt: str | None) -> tuple[str | None, str | None]:

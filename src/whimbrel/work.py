@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.batch import Batch
+from whimbrel.condense import condensed, pooled
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory, WhimbrelError
+from whimbrel.late_options import TokenPooling
 from whimbrel.outputs import Collected, Resident, Wanted, answer_places, assemble, guessed_bytes, joined, ranges
 from whimbrel.parts import located, merged
 from whimbrel.similarity import compare
-from whimbrel.types import Float32Array, Int32Array, OutputName, Outputs, Prepared, Result, Seq, Sparse, Timings
+from whimbrel.types import Float32Array, Int32Array, OutputName, Outputs, Prepared, Ragged, Result, Seq, Sparse, Timings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,13 +130,33 @@ class Job:
                 self.pieces[index] = entries[row]
 
     def match(self, batch: Collection, rows: NDArray[np.integer], indexes: NDArray[np.integer]) -> Sequence[Part]:
-        """As `write`, of token vectors that are compared; the parts that may run from now on. Raises MemoryError."""
+        """As `write`, of token vectors that are compared; the parts that may run from now on. Raises MemoryError and
+        ComputeError."""
+        comparison, pooling = self.prepared.comparison, self.prepared.pooling
+        if pooling is None:
+            return self._match(batch, rows, indexes, None)
+        assert comparison is not None
+        is_query = np.isin(indexes, comparison.queries_P)
+        return [
+            *self._match(batch, rows[is_query], indexes[is_query], None),
+            *self._match(batch, rows[~is_query], indexes[~is_query], pooling),
+        ]
+
+    def _match(
+        self, batch: Collection, rows: NDArray[np.integer], indexes: NDArray[np.integer], pooling: TokenPooling | None
+    ) -> Sequence[Part]:
         assert self.matcher is not None
         name = "multi_vector"
         offsets_B1, width = batch.wanted[name].offsets_B1, self.prepared.places.by_name[name].ask.width
         given = batch.outputs[name]
-        vectors_XD = (given.rows_PD if isinstance(given, Resident) else cast(Float32Array, given))[:, :width]
-        return self.matcher.add(vectors_XD, indexes, offsets_B1[rows], offsets_B1[rows + 1])
+        vectors_XD: Any = (given.rows_PD if isinstance(given, Resident) else cast(Float32Array, given))[:, :width]
+        starts, ends = offsets_B1[rows], offsets_B1[rows + 1]
+        if pooling is not None:
+            host_XD = cast(Float32Array, vectors_XD.cpu().numpy() if isinstance(given, Resident) else vectors_XD)
+            own = Ragged(host_XD[ranges(starts, ends)], np.concatenate(([0], np.cumsum(ends - starts))))
+            found = pooled(own, pooling)
+            vectors_XD, starts, ends = found.rows_XD, found.offsets_N1[:-1], found.offsets_N1[1:]
+        return self.matcher.add(vectors_XD, indexes, starts, ends)
 
     def resolve(self) -> None:
         """Answer; the job is nobody else's any more."""
@@ -147,7 +169,7 @@ class Job:
             except MemoryError:
                 self.future.set_exception(OutOfMemory("there is no memory to put the answer together."))
                 return
-            except NonFinite as error:
+            except WhimbrelError as error:
                 self.future.set_exception(error)
                 return
             except BaseException as error:  # a bug: the caller is told before the thread that found it dies
@@ -163,7 +185,7 @@ class Job:
             entries = joined(self.pieces) if prepared.places.unplaced is not None else None
             outputs = merged(assemble(prepared.places, self.arrays, entries), prepared.merge)
             if comparison is None:
-                return outputs
+                return condensed(outputs, prepared.condense)
             scores_P = compare(outputs, comparison)
         else:
             scores_P = self.matcher.scores

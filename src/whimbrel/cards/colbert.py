@@ -15,9 +15,10 @@ from whimbrel.card import Expansion, Form
 from whimbrel.cards.modules import KNOWN_SENTENCE, MODULES, SENTENCE, read_max_length, read_prompts
 from whimbrel.cards.parts import METADATA, Base, Said, fill_token, read_expansion, read_similarity, read_words
 from whimbrel.cards.vocabulary_file import read_tokenizer_file
-from whimbrel.errors import CheckpointError
+from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.heads import Dense
 from whimbrel.json_file import JsonFile
+from whimbrel.late_options import TokenPooling
 from whimbrel.types import InputType
 
 PYLATE_KEYS: Final = frozenset(
@@ -154,14 +155,14 @@ def read_multi_vector_encoder(base: Base) -> Said:
     if expansion is not None and not masks:
         raise base.transformer.error("queries are filled up, but no MultiVectorMask keeps those tokens.", "query_expansion")
     skip_ids, skip_in_queries = _mask(base, masks[0]) if masks else ((), False)
-    _refuse_token_pooling(base, finished=finished)
     usual = read_max_length(base.encoder, base.transformer, base.tokenizer)
     forms: dict[InputType, Form] = {
         "query": base.form(_query_length(base.transformer, expansion, usual), None, expansion),
         "document": base.form(base.transformer.positive("document_length", usual)),
     }
     prompts, default = read_prompts(file)
-    return Said(forms, head, skip_ids, skip_in_queries, finished, prompts, default, read_similarity(file))
+    pooling = _token_pooling(base, finished=finished)
+    return Said(forms, head, skip_ids, skip_in_queries, finished, prompts, default, read_similarity(file), pooling)
 
 
 def _stated_expansion(base: Base) -> Expansion | None:
@@ -205,14 +206,35 @@ def _mask(base: Base, path: str) -> tuple[tuple[int, ...], bool]:
     return base.known(read_words(file, default=[])) if tasks else (), "query" in tasks
 
 
-def _refuse_token_pooling(base: Base, *, finished: bool) -> None:
-    """Unless it is off: then all that it may do is to normalise once more."""
-    for kind, path in base.modules:
-        if kind != "HierarchicalTokenPooling":
-            continue
-        file = JsonFile.read(base.folder, f"{path}/config.json")
-        file.refuse_unknown({"pool_factor", "num_protected_tokens", "normalize_embeddings", "tasks"})
-        if file.get("pool_factor", float, 1.0) != 1:
-            raise file.error("vectors of a document are not merged; must be 1.", "pool_factor")
-        if file.get("normalize_embeddings", bool, False) and not finished:
-            raise file.error("is not supported without a Normalize module.", "normalize_embeddings")
+def _token_pooling(base: Base, *, finished: bool) -> TokenPooling | None:
+    """What HierarchicalTokenPooling does, if anything. It may stand anywhere if it joins none and all are normalised."""
+    kept: list[tuple[int, TokenPooling]] = []
+    for place, (kind, path) in enumerate(base.modules, start=1):
+        pooling = _stated_pooling(base, path) if kind == "HierarchicalTokenPooling" else None
+        if pooling is not None and (pooling.pool_factor > 1 or not finished):
+            kept.append((place, pooling))
+    if not kept:
+        return None
+    if [place for place, _ in kept] != [len(base.modules)]:
+        raise CheckpointError("must have one HierarchicalTokenPooling at most, as its last module.", file=MODULES)
+    return kept[0][1]
+
+
+def _stated_pooling(base: Base, path: str) -> TokenPooling | None:
+    """What a module does, if anything. Its first versions said nothing of normalising, and did not (its load_config)."""
+    file = JsonFile.read(base.folder, f"{path}/config.json")
+    file.refuse_unknown({"pool_factor", "num_protected_tokens", "normalize_embeddings", "tasks"})
+    normalizes = file.get("normalize_embeddings", bool, False)
+    try:
+        pooling = TokenPooling(
+            file.get("pool_factor", float, 1.0), file.get("num_protected_tokens", int, 1), normalize_embeddings=normalizes
+        )
+    except InvalidRequest as error:
+        raise file.error(error.message, error.param or "pool_factor") from None
+    given: object = file.data.get("tasks")
+    tasks = [given] if isinstance(given, str) else file.get("tasks", list, ["document"])
+    if not tasks or (pooling.pool_factor == 1 and not normalizes):
+        return None
+    if tasks != ["document"]:
+        raise file.error(f"{given!r:.80} is not supported; only documents are pooled.", "tasks")
+    return pooling

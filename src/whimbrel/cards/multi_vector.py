@@ -82,6 +82,7 @@ def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: State
         finished=said.finished,
         skip_ids=said.skip_ids,
         skip_in_queries=said.skip_in_queries,
+        token_pooling=said.token_pooling,
     )
     return Card(
         name=name,

@@ -15,6 +15,7 @@ from whimbrel.cards.heads import CHAINED, follow, tokens, without_norm
 from whimbrel.cards.modules import Rows
 from whimbrel.heads import Head
 from whimbrel.json_file import JsonFile
+from whimbrel.late_options import TokenPooling
 from whimbrel.types import InputType
 
 METADATA: Final = "artifact.metadata"
@@ -79,6 +80,7 @@ class Said:
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     default_prompt_name: str | None = None
     similarity: str = "maxsim"
+    token_pooling: TokenPooling | None = None
 
 
 def read_expansion(

@@ -14,6 +14,7 @@ from whimbrel.dialects.fields import TextFields, text_request
 from whimbrel.dialects.inputs import refuse_many
 from whimbrel.dialects.openai import Usage
 from whimbrel.dialects.read import decode
+from whimbrel.late_options import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
 from whimbrel.types import InputType, OutputName, Outputs, Ragged, Request, Result, Sparse
 from whimbrel.wire import to_json
 
@@ -46,6 +47,20 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     instruction: Annotated[str | None, Meta(description="What a reranker with a template is told to judge.")] = None
     activate: Annotated[bool | None, Meta(description="Apply the activation of scores; by default as the model does.")] = None
     max_active_dims: Annotated[int | None, Meta(description="Keep so many entries of a sparse vector, the largest.")] = None
+    token_pooling: Annotated[
+        float | TokenPooling | None,
+        Meta(
+            description="Documents' token vectors become fewer: about 1 / factor of them, or by these parameters. By default "
+            "as the model says; `1`: not even then."
+        ),
+    ] = None
+    muvera: Annotated[
+        bool | MuveraParameters | None,
+        Meta(
+            description="`true`, or parameters: one vector for each text in place of its token vectors (MUVERA), to be "
+            "compared by dot product. It takes `input_type`."
+        ),
+    ] = None
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
@@ -81,6 +96,9 @@ class EmbedOutputs(msgspec.Struct):
     token_scores: Annotated[
         list[list[list[float]] | Matrix] | None, Meta(description="For each input the scores of each token.")
     ] = None
+    muvera: Annotated[
+        list[list[float] | str] | None, Meta(description="For each input a vector in place of its token vectors.")
+    ] = None
 
 
 class EmbedResponse(msgspec.Struct):
@@ -103,6 +121,8 @@ def read_request(body: bytes) -> tuple[EmbedRequest, Request]:
         instruction=sent.instruction,
         activate=sent.activate,
         max_active_dims=sent.max_active_dims,
+        token_pooling=read_token_pooling(sent.token_pooling),
+        muvera=read_muvera(sent.muvera),
         max_tokens=sent.max_tokens,
     )
 

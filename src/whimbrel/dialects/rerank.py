@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.dialects.read import decode, is_packed
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError, relocated
+from whimbrel.late_options import TokenPooling, read_token_pooling
 from whimbrel.types import Compared, Float32Array, Request, Result, Vectors, read_truncate
 from whimbrel.wire import to_json
 
@@ -77,6 +78,13 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     explain: Annotated[
         bool | None, Meta(description="Of late-interaction models: say what each token of the query found in each document.")
+    ] = None
+    token_pooling: Annotated[
+        float | TokenPooling | None,
+        Meta(
+            description="Of late interaction: the vectors of documents' texts become fewer before they are compared, about "
+            "1 / factor of them; by default as the model does."
+        ),
     ] = None
     instruction: Annotated[str | None, Meta(description="What a reranker with a template is told to judge.")] = None
     prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before queries.")] = None
@@ -199,6 +207,7 @@ def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) ->
         instruction=sent.instruction,
         activate=sent.use_activation,
         score_by=sent.score_by,
+        token_pooling=read_token_pooling(sent.token_pooling),
         dimensions=sent.dimensions,
         explain=bool(sent.explain),
         truncate=read_truncate(cuts),

@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from whimbrel import logs, metrics
+from whimbrel.condense import Condense
 from whimbrel.engine import Engine
 from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
 from whimbrel.outputs import Ask, answer_places, place
@@ -172,6 +173,7 @@ class WorkerLine:
             owner=message.owner,
             suspects=message.suspects,
             comparison=comparison,
+            condense=None if message.pooling is None else Condense(message.pooling),
         )
 
     def _answer(self, uid: int, inline: memoryview, has_entries: bool, future: Future[Result]) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from whimbrel.card import RerankerName, StatedPooling
 from whimbrel.errors import Overloaded, Unavailable, WhimbrelError
+from whimbrel.late_options import TokenPooling
 from whimbrel.logs import LogOptions
 from whimbrel.plan import Options, Plan
 from whimbrel.server.options import GuardOptions
@@ -53,6 +54,8 @@ class Submit(_Message):
     """Of a comparison its output, its similarity, how many pairs it has, which come after the seqs, and whether it explains."""
     given: list[GivenKind] = []
     """These vectors come last."""
+    pooling: TokenPooling | None = None
+    """Of documents that are compared by their token vectors."""
 
 
 class Cancel(_Message):

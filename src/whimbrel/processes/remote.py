@@ -15,6 +15,8 @@ import random
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from math import inf, isinf
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +25,7 @@ import numpy as np
 
 from whimbrel.admission import Queue, check, check_bound
 from whimbrel.card import Card
+from whimbrel.condense import condensed
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
 from whimbrel.frontend import AsyncFrontend, Frontend, size
 from whimbrel.outputs import answer_places, assemble, joined
@@ -59,6 +62,7 @@ class RemoteEngine:
         self.plan = plan
         self._worker = worker
         self._frontend = AsyncFrontend(Frontend(folder, card, plan))
+        self._condensers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-condenser")
         self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
         self._waiting: OrderedDict[Pending, None] = OrderedDict()
         """Requests for which no engine is up."""
@@ -104,16 +108,20 @@ class RemoteEngine:
             places = answer_places(prepared)
             outputs = assemble(places, places.arrays(np.empty(0, np.uint8)), None if places.unplaced is None else joined({}))
             return Result(
-                outputs, 0, 0, Timings(tokenize=prepared.tokenize, total=perf_counter() - prepared.received), prepared.spans
+                condensed(outputs, prepared.condense),
+                0,
+                0,
+                Timings(tokenize=prepared.tokenize, total=perf_counter() - prepared.received),
+                prepared.spans,
             )
         pending = Pending(prepared, asyncio.get_running_loop().create_future())
         self._dispatch(pending)
         try:
             if isinf(request.deadline):
-                result = await pending.future
+                result = await self._answer(pending)
             else:
                 async with asyncio.timeout(max(0.0, request.deadline - perf_counter())):
-                    result = await pending.future
+                    result = await self._answer(pending)
             for index in pending.limits:
                 self._suspicion.clear(prepared.seqs[index])
             return result
@@ -122,6 +130,14 @@ class RemoteEngine:
         finally:
             pending.future.cancel()
             self._waiting.pop(pending, None)
+
+    async def _answer(self, pending: Pending) -> Result:
+        """What an engine gives, and what is made of it here."""
+        result, prepared = await pending.future, pending.prepared
+        if prepared.condense is None or prepared.comparison is not None:
+            return result
+        outputs = await asyncio.wrap_future(self._condensers.submit(condensed, result.outputs, prepared.condense))
+        return replace(result, outputs=outputs)
 
     def _check(self, request: Request) -> int:
         """Refuse at once, before a request costs anything, what would be refused later. Returns its tokens, estimated.

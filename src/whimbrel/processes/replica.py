@@ -105,6 +105,7 @@ class Replica:
             if comparison is None
             else (comparison.output, comparison.similarity, comparison.num_pairs, comparison.explain),
             given=[] if comparison is None else given_kinds(comparison.given),
+            pooling=prepared.pooling,
             num_tokens=prepared.num_tokens,
             num_truncated=prepared.num_truncated,
             received=prepared.received,
