@@ -18,10 +18,10 @@ import numpy as np
 from whimbrel.card import Card, Output
 from whimbrel.comparison import Side, compared_by, is_comparison, sides
 from whimbrel.condense import Condense, condense_for, need_scipy
-from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable, relocating
+from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable, WhimbrelError, relocating
 from whimbrel.heads import SparseCode
 from whimbrel.outputs import Ask, Places, kept, place
-from whimbrel.parts import Merge, located
+from whimbrel.parts import Merge, Repeat, located
 from whimbrel.plan import Plan, length_for
 from whimbrel.request_checks import check_uses
 from whimbrel.tokenizing.part_tokenizer import encode_document, encode_split
@@ -46,7 +46,7 @@ class _Read:
     card: Card
     asks: list[Ask]
     seqs: list[Seq]
-    merge: Merge | None = None
+    merge: Merge | Repeat | None = None
     spans: list[TokenSpans] | None = None
     comparison: Comparison | None = None
     tokens: list[PairTokens] | None = None
@@ -73,7 +73,7 @@ class Frontend:
         """
         received = perf_counter() if received is None else received
         with trace("tokenize") as tokenized:
-            read = self._compared(request) if is_comparison(self._card, request) else self._read(request)
+            read = self._compared(request) if is_comparison(self._card, request) else self._distinct(request)
         seqs = read.seqs
         num_tokens = sum(seq.ids.size for seq in seqs)
         if num_tokens > self._plan.max_request_tokens:
@@ -101,6 +101,26 @@ class Frontend:
             spans=read.spans,
             tokens=read.tokens,
         )
+
+    def _distinct(self, request: Request) -> _Read:
+        """As `_read`; pairs that are alike run once."""
+        texts = request.texts
+        if request.outputs != ("scores",) or len(set(map(type, texts))) != 1 or not isinstance(texts[0], tuple):
+            return self._read(request)
+        try:
+            place: dict[object, int] = {}
+            place_N = np.fromiter((place.setdefault(pair, len(place)) for pair in texts), np.int64, len(texts))
+        except TypeError:  # what is in them cannot be hashed, and is no text
+            return self._read(request)
+        if len(place) == len(texts):
+            return self._read(request)
+        first_M = np.unique(place_N, return_index=True)[1]
+        repeat = Repeat(place_N, first_M)
+        try:
+            read = self._read(replace(request, texts=[texts[i] for i in first_M.tolist()]))
+        except WhimbrelError as error:
+            raise located(error, repeat) from None
+        return replace(read, merge=repeat)
 
     def _read(self, request: Request) -> _Read:
         number = self._card.tower_for(request.input_type)

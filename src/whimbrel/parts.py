@@ -1,4 +1,4 @@
-"""Vectors of a text's parts -> the vector of the text. numpy only.
+"""What ran -> what was asked for, where these are not one to one: texts in parts, and pairs that are alike. numpy only.
 
 Where a text that is too long for the model ran in parts, its vector is the mean of theirs, weighted by the text's own tokens in
 each; it is normalised again where they are. An error over a part names the text.
@@ -28,8 +28,20 @@ class Merge:
     """Whether vectors are."""
 
 
-def merged(outputs: Outputs, merge: Merge | None) -> Outputs:
-    """Vectors of parts -> vectors of texts. What is one part stays as it is."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeat:
+    """Which of the texts that ran each text of the request is: those that are alike ran once."""
+
+    place_N: Int64Array
+    first_M: Int64Array
+    """Where each that ran stands first."""
+
+
+def merged(outputs: Outputs, merge: Merge | Repeat | None) -> Outputs:
+    """Vectors of parts -> vectors of texts, and scores of what ran -> scores of all."""
+    if isinstance(merge, Repeat):
+        assert outputs.scores is not None
+        return replace(outputs, scores=outputs.scores[merge.place_N])
     if merge is None or outputs.dense is None:
         return outputs
     starts, counts = merge.offsets_N1[:-1], np.diff(merge.offsets_N1)
@@ -42,12 +54,14 @@ def merged(outputs: Outputs, merge: Merge | None) -> Outputs:
     return replace(outputs, dense=dense)
 
 
-def located(error: WhimbrelError, merge: Merge | None, comparison: Comparison | None = None) -> WhimbrelError:
+def located(error: WhimbrelError, merge: Merge | Repeat | None, comparison: Comparison | None = None) -> WhimbrelError:
     """An error that names a seq, as one that names the text, or the part of a pair, that it is of."""
 
-    def name(seq: int | None = None, *_: int) -> str:
+    def name(seq: int | None = None, *part: int) -> str:
         if seq is None:
             return "input"
+        if isinstance(merge, Repeat):
+            return "input" + "".join(f"[{i}]" for i in (merge.first_M[seq], *part))
         if merge is not None:
             return f"input[{np.searchsorted(merge.offsets_N1[1:], seq, side='right')}]"
         return f"input[{seq}]" if comparison is None else _of_pair(comparison, seq)

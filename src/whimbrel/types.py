@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from whimbrel.card import Card
     from whimbrel.condense import Condense
     from whimbrel.outputs import Places
-    from whimbrel.parts import Merge
+    from whimbrel.parts import Merge, Repeat
     from whimbrel.plan import Plan
 
 Float32Array: TypeAlias = NDArray[np.float32]
@@ -229,8 +229,8 @@ class Prepared:
     owner: str = ""
     comparison: Comparison | None = None
     """What the answer is made of it; None: it is the answer."""
-    merge: Merge | None = None
-    """How the vectors of seqs become those of texts, where a text has several; it stays where the request came in."""
+    merge: Merge | Repeat | None = None
+    """How what is given for seqs becomes the answer, where they are not the texts; it stays where the request came in."""
     condense: Condense | None = None
     """What becomes of token vectors: of documents that are compared in the engine, else where the request came in."""
     spans: Sequence[TokenSpans] | None = None

@@ -17,9 +17,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from math import inf, isinf
 from pathlib import Path
 from time import perf_counter
+from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -29,16 +31,24 @@ from whimbrel.condense import condensed
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
 from whimbrel.frontend import AsyncFrontend, Frontend, size
 from whimbrel.outputs import answer_places, assemble, joined
+from whimbrel.parts import Merge, Repeat, located, merged
 from whimbrel.plan import Plan
 from whimbrel.processes.channel import BrokenLine
 from whimbrel.processes.messages import Down
 from whimbrel.processes.replica import Pending, Replica, fail
 from whimbrel.processes.shared import Board
 from whimbrel.processes.suspicion import Suspicion
+from whimbrel.spread import Share, joined_shares, shares
 from whimbrel.trace import count
 from whimbrel.types import Prepared, Request, Result, Timings
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _log = logging.getLogger("whimbrel")
+
+_MANY_SEQS: Final = 256
+"""More take milliseconds to share out."""
 
 
 class RemoteEngine:
@@ -62,7 +72,8 @@ class RemoteEngine:
         self.plan = plan
         self._worker = worker
         self._frontend = AsyncFrontend(Frontend(folder, card, plan))
-        self._condensers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-condenser")
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
+        """For what would hold the event loop up."""
         self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
         self._waiting: OrderedDict[Pending, None] = OrderedDict()
         """Requests for which no engine is up."""
@@ -114,14 +125,51 @@ class RemoteEngine:
                 Timings(tokenize=prepared.tokenize, total=perf_counter() - prepared.received),
                 prepared.spans,
             )
-        pending = Pending(prepared, asyncio.get_running_loop().create_future())
+        result = await self._compute(prepared)
+        if prepared.condense is None or prepared.comparison is not None:
+            return result
+        return replace(result, outputs=await self._in_thread(condensed, result.outputs, prepared.condense))
+
+    async def _compute(self, prepared: Prepared) -> Result:
+        """By one engine, or by several at once if it is a long list of pairs."""
+        found = await self._shares(prepared)
+        if not found:
+            return await self._ask(Pending(prepared, asyncio.get_running_loop().create_future()))
+        parts = [asyncio.ensure_future(self._ask_share(share, prepared.merge)) for share in found]
+        try:
+            results = await asyncio.gather(*parts)
+        finally:
+            for part in parts:
+                part.cancel()
+        outputs = merged(joined_shares([result.outputs for result in results], found), prepared.merge)
+        queue, compute = (max(getattr(result.timings, name) for result in results) for name in ("queue", "compute"))
+        timings = Timings(prepared.tokenize, queue, compute, perf_counter() - prepared.received)
+        return Result(outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.spans, prepared.tokens)
+
+    async def _shares(self, prepared: Prepared) -> list[Share]:
+        keeps = self.plan.document_cache_bytes > 0
+        num_engines = len(self._replicas) if keeps else sum(replica.up for replica in self._replicas)
+        if num_engines < 2:
+            return []
+        share = partial(shares, prepared, self.card, num_engines, least_tokens=self.plan.max_batch_tokens, fixed=keeps)
+        return await self._in_thread(share) if len(prepared.seqs) > _MANY_SEQS else share()
+
+    async def _ask_share(self, share: Share, merge: Merge | Repeat | None) -> Result:
+        try:
+            return await self._ask(Pending(share.prepared, asyncio.get_running_loop().create_future(), home=share.engine))
+        except WhimbrelError as error:
+            raise located(share.located(error), merge) from None
+
+    async def _ask(self, pending: Pending) -> Result:
+        """The answer of an engine, whatever becomes of the engines meanwhile."""
+        prepared = pending.prepared
         self._dispatch(pending)
         try:
-            if isinf(request.deadline):
-                result = await self._answer(pending)
+            if isinf(prepared.deadline):
+                result = await pending.future
             else:
-                async with asyncio.timeout(max(0.0, request.deadline - perf_counter())):
-                    result = await self._answer(pending)
+                async with asyncio.timeout(max(0.0, prepared.deadline - perf_counter())):
+                    result = await pending.future
             for index in pending.limits:
                 self._suspicion.clear(prepared.seqs[index])
             return result
@@ -131,13 +179,8 @@ class RemoteEngine:
             pending.future.cancel()
             self._waiting.pop(pending, None)
 
-    async def _answer(self, pending: Pending) -> Result:
-        """What an engine gives, and what is made of it here."""
-        result, prepared = await pending.future, pending.prepared
-        if prepared.condense is None or prepared.comparison is not None:
-            return result
-        outputs = await asyncio.wrap_future(self._condensers.submit(condensed, result.outputs, prepared.condense))
-        return replace(result, outputs=outputs)
+    async def _in_thread(self, action: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        return await asyncio.wrap_future(self._threads.submit(action, *args, **options))
 
     def _check(self, request: Request) -> int:
         """Refuse at once, before a request costs anything, what would be refused later. Returns its tokens, estimated.
@@ -238,7 +281,8 @@ class RemoteEngine:
         pending.limits |= dict.fromkeys(alone, 1)
         up = [replica for replica in self._replicas if replica.up]
         if up:
-            min(up, key=lambda replica: replica.outstanding_tokens).send(pending)
+            home = None if pending.home is None else self._replicas[pending.home]
+            (home if home in up else min(up, key=lambda replica: replica.outstanding_tokens)).send(pending)
         elif (failing := self._failing()) is not None:
             fail(pending, _unavailable(failing))
         else:

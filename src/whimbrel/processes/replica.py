@@ -36,6 +36,8 @@ class Pending:
     segment: Segment | None = None
     admitted: bool = False
     """Whether an engine had it already."""
+    home: int | None = None
+    """The replica that keeps what it needs; None: any will do."""
 
 
 class Replica:
