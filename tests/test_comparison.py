@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -19,7 +21,7 @@ from test_bge_m3 import reference as m3_reference
 from test_bge_m3 import write_m3
 from test_multi_vector import CASES, DOCUMENTS, QUERIES, jina, reference, write_jina
 from test_sparse import splade_layout, write_splade
-from whimbrel import Engine
+from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import InvalidRequest, NonFinite, TooLong
 from whimbrel.matching import Matcher
 from whimbrel.ops.maxsim import TokenVectors, maxsim
@@ -247,3 +249,28 @@ def plain_scores(query: Float32Array, documents: Ragged) -> list[float]:
     of_documents = TokenVectors.from_array(documents.rows_XD, documents.offsets_N1[:-1], documents.offsets_N1[1:])
     numbers = np.arange(len(documents))
     return maxsim(of_query, of_documents, np.zeros_like(numbers), numbers).tolist()
+
+
+def test_a_caller_that_leaves_while_much_is_submitted(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [f"{text} {i}" for i, text in enumerate(DOCUMENTS * 100)]
+
+    async def leave(engine: AsyncEngine, inner: Engine) -> None:
+        submit, futures = inner.submit_prepared, list[Future[Any]]()
+
+        def slow(prepared: Any) -> Future[Any]:
+            time.sleep(0.2)
+            futures.append(submit(prepared))
+            return futures[-1]
+
+        monkeypatch.setattr(inner, "submit_prepared", slow)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.score(QUERIES[0], documents), 0.1)
+        await asyncio.sleep(0.3)
+        assert [future.cancelled() for future in futures] == [True]
+        monkeypatch.setattr(inner, "submit_prepared", submit)
+        assert (await engine.score(QUERIES[0], documents[:300])).shape == (300,)
+
+    with Engine(str(checkpoint("stanford")), dtype="float32") as inner:
+        asyncio.run(leave(AsyncEngine(inner), inner))

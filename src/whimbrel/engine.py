@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, Unpack
+from typing import Any, Final, Self, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,10 @@ from whimbrel.verbs import ScoreOptions, TextOptions, asked, refuse_muvera, text
 from whimbrel.work import AnyRunner, Job, Recorder
 
 T = TypeVar("T")
+
+_MANY_SEQS: Final = 256
+"""To begin to compare more takes milliseconds, for which an event loop is not held up."""
+
 Progress: TypeAlias = Callable[[str], None]
 """Called with the name of each phase of loading as it begins."""
 
@@ -380,7 +384,17 @@ class AsyncEngine:
         """Answer one request. Cancelling it drops what has not been computed yet."""
         self._engine.check(request)
         prepared = await self._frontend.prepare(request)
-        return await asyncio.wrap_future(self._engine.submit_prepared(prepared))
+        return await asyncio.wrap_future(await self._submit(prepared))
+
+    async def _submit(self, prepared: Prepared) -> Future[Result]:
+        if prepared.comparison is None or len(prepared.seqs) <= _MANY_SEQS:
+            return self._engine.submit_prepared(prepared)
+        submitting = asyncio.ensure_future(asyncio.to_thread(self._engine.submit_prepared, prepared))
+        try:
+            return await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(lambda done: done.exception() or done.result().cancel())
+            raise
 
     async def close(self) -> None:
         """Finish what was accepted, then end the threads."""
