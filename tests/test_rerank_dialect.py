@@ -220,3 +220,50 @@ def test_a_real_server(kind: str, tmp_path: Path) -> None:
             ]
         long = client.post("/v1/rerank", json={"query": "a", "documents": ["b", "far away " * 3000]})
         assert (long.status_code, long.json()["error"]["param"]) == (400, "documents[1]")
+
+
+def test_C11_no_documents_one_thousands_empty_and_equal_ones(tmp_path: Path) -> None:
+    write_stanford(tmp_path)
+    with Server(str(tmp_path), "--dtype", "float32") as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+
+        def ranked(documents: list[str], **more: Any) -> Any:
+            return client.post("/v1/rerank", json={"query": QUERY, "documents": documents} | more)
+
+        none = ranked([])
+        assert (none.status_code, none.json()["error"]["param"]) == (400, "documents")
+        assert [each["index"] for each in ranked(["one"]).json()["results"]] == [0]
+        golden = ranked(DOCUMENTS).json()
+        thousands = [f"text {i % 997} of birds" for i in range(9_999)] + [""]
+        found = ranked(thousands, top_n=20_000).json()["results"]
+        assert sorted(each["index"] for each in found) == list(range(10_000))
+        order = [(-each["relevance_score"], each["index"]) for each in found]
+        assert order == sorted(order), "of equal ones the first comes first"
+        many = ranked([*thousands, "one more"])
+        assert (many.status_code, many.json()["error"]["param"]) == (413, "documents")
+        assert "10,000" in many.json()["error"]["message"]
+        equal = ranked(["a sandwich"] * 50, top_n=7).json()["results"]
+        assert [each["index"] for each in equal] == list(range(7))
+        assert len({each["relevance_score"] for each in equal}) == 1
+        assert all("document" not in each for each in ranked(DOCUMENTS, return_documents=False).json()["results"])
+        assert ranked(DOCUMENTS).json() == golden
+
+
+def test_C12_sparse_vectors_of_zeros(tmp_path: Path) -> None:
+    """They are empty, and score 0 with any other."""
+    write_m3(tmp_path)
+    with Server(str(tmp_path), "--dtype", "float32") as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+        body: dict[str, Any] = {"input": ["", "far away"], "outputs": "sparse", "encoding_format": "base64"}
+        empty, other = client.post("/v1/embed", json=body).raise_for_status().json()["outputs"]["sparse"]
+        assert empty == {"ids": "", "weights": ""}
+        assert other["ids"]
+        pairs = {
+            "queries": ["", "far away", "", "far away"],
+            "documents": ["far away", other, empty, empty],
+            "score_by": "sparse",
+        }
+        refused = client.post("/v1/score", json=pairs)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "queries[0]")
+        pairs["queries"] = [empty, "far away", empty, "far away"]
+        scores = [each["score"] for each in client.post("/v1/score", json=pairs).raise_for_status().json()["data"]]
+        assert scores[1] > 0
+        assert [scores[0], *scores[2:]] == [0.0] * 3
