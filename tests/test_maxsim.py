@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from whimbrel.ops import maxsim_cpu
 from whimbrel.ops.maxsim import EMPTY, TokenVectors, best_matches, maxsim, maxsim_reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}
@@ -75,7 +76,7 @@ def test_a_long_document() -> None:
 
 @pytest.mark.parametrize("quantise", [quantised, binary])
 def test_quantised_documents_stand_for_what_they_say(quantise: type) -> None:
-    queries, documents = vectors([32, 5], 128, seed=1), quantise(vectors([0, 1, 180, 2000], 128, seed=2))
+    queries, documents = vectors([32, 5], 128, seed=1), quantise(vectors([0, 1, 180, 6000], 128, seed=2))
     pairs = all_pairs(queries, documents)
     np.testing.assert_allclose(maxsim(queries, documents, *pairs), reference(queries, documents, *pairs), rtol=1e-5)
 
@@ -109,10 +110,17 @@ def test_the_mean_is_over_the_tokens_of_the_query() -> None:
     assert means.tolist() == [sums[0] / np.float32(4), EMPTY, sums[2] / np.float32(7), EMPTY]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_score_has_the_same_bits_alone_and_in_any_mix(seed: int, threads: ThreadPoolExecutor) -> None:
+@pytest.mark.parametrize("small_kernels", [False, True])
+@pytest.mark.parametrize(("seed", "width"), [*enumerate([16, 48, 96, 128, 320, 1024])])
+def test_a_score_has_the_same_bits_alone_and_in_any_mix(
+    seed: int, width: int, small_kernels: bool, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With numpy's product where it is the faster one, and with torch's."""
+    if small_kernels and not maxsim_cpu._SMALL_KERNELS:
+        pytest.skip("numpy has no kernels for small products here")
+    monkeypatch.setattr(maxsim_cpu, "_SMALL_KERNELS", small_kernels)
+    monkeypatch.setattr(maxsim_cpu, "_TILE", 1000 * width)
     rng = np.random.default_rng(seed)
-    width = int(rng.choice([16, 48, 96, 128, 320]))
     queries = vectors(rng.integers(1, 90, 6).tolist(), width, seed=seed)
     documents = vectors(rng.integers(0, 400, 30).tolist(), width, seed=seed + 100)
     query_P, document_P = all_pairs(queries, documents)

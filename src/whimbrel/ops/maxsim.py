@@ -4,11 +4,8 @@ Nothing is padded and no document is copied: a vector that is not there would co
 are whose is said by ranges of rows, so that documents may lie anywhere in a larger store. Sums are float32, whatever the
 vectors are. A document without tokens scores EMPTY, below all others, as in Sentence Transformers.
 
-- CPU: tiles of about a thousand tokens, small enough for the cache of a core, cut wherever they end. A matrix product gives
-  the similarities of a tile, and one pass along them the maximum of each piece of a document in it. From `_QUERY_TOKENS` by
-  `_MIN_TOKENS` on a product has the same bits in any shape, so a score does not depend on what it is computed with.
-- GPU: a Triton kernel (maxsim_triton.py).
-
+On a CPU it is made in tiles (maxsim_cpu.py), and a score has the same bits alone and with any others; on a GPU by a Triton
+kernel (maxsim_triton.py).
 `maxsim_reference` is the plain formula that both are tested against. Source of the formula: Khattab and Zaharia,
 "ColBERT" (2004.12832), 3.3.
 
@@ -17,20 +14,15 @@ Shapes: Q query tokens, T document tokens, M queries, N documents, P pairs, D wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whimbrel.outputs import ranges
 from whimbrel.types import Float32Array, Int64Array
 
 EMPTY: Final = -1e9
@@ -38,16 +30,6 @@ EMPTY: Final = -1e9
 
 Reduce: TypeAlias = Literal["sum", "mean"]
 """What becomes of the maxima of a query's tokens."""
-
-_TILE: Final = 1024
-_QUERY_TOKENS: Final = 4
-_MIN_TOKENS: Final = 16
-_MAX_QUERY_TOKENS: Final = 64
-"""So many meet a tile at a time: their similarities stay in the cache with it."""
-_MAX_BLOCK_TOKENS: Final = 512
-"""Queries that have the same documents are scored together up to so many tokens."""
-_SLAB: Final = 64 * _TILE
-"""So many document tokens at a time: what is kept of them does not grow with their number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,11 +95,9 @@ def maxsim(
 
         scores_P = maxsim_triton(queries, documents, query_P, document_P)
     else:
-        scores_P = np.zeros(query_P.size, np.float32)
-        parts = list(_parts(queries, documents, query_P, document_P, num_threads))
-        run = partial(_score, queries, documents, scores_P)
-        for _ in map(run, parts) if threads is None or len(parts) == 1 else threads.map(run, parts):
-            pass
+        from whimbrel.ops.maxsim_cpu import maxsim_cpu
+
+        scores_P = maxsim_cpu(queries, documents, query_P, document_P, threads=threads, num_threads=num_threads)
     if reduce == "mean":
         scores_P /= np.maximum(queries.lengths, 1)[query_P]
     scores_P[documents.lengths[document_P] == 0] = EMPTY
@@ -143,115 +123,6 @@ def best_matches(queries: TokenVectors, documents: TokenVectors, query: int, doc
         return np.zeros(len(query_QD), np.float32), np.full(len(query_QD), -1)
     best_Q, where_Q = (query_QD @ document_TD.T).cpu().max(dim=1)
     return best_Q.numpy(), where_Q.numpy()
-
-
-# On a CPU
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """Queries, each of which meets each of some documents."""
-
-    queries_M: Int64Array
-    documents_N: Int64Array
-    places_MN: Int64Array
-    """Which pair each is."""
-
-
-def _parts(
-    queries: TokenVectors,
-    documents: TokenVectors,
-    query_P: NDArray[np.integer],
-    document_P: NDArray[np.integer],
-    num_threads: int,
-) -> Iterator[_Part]:
-    """The pairs whose document has tokens, in parts of some thousand document tokens."""
-    lengths_N, query_lengths_M = documents.lengths, queries.lengths
-    places_P = np.flatnonzero((lengths_N[document_P] > 0) & (query_lengths_M[query_P] > 0))
-    order = np.lexsort((documents.starts_N[document_P[places_P]], query_P[places_P]))
-    places_P = places_P[order]
-    by_query = np.split(places_P, np.flatnonzero(np.diff(query_P[places_P])) + 1) if places_P.size else []
-    total = int(lengths_N[document_P[places_P]].sum())
-    slab = min(_SLAB, max(_TILE, -(-total // (4 * num_threads))))
-    for group in _alike(by_query, document_P, query_lengths_M[query_P]):
-        places_MN = np.stack(group)
-        documents_N = document_P[places_MN[0]]
-        ends_N = np.cumsum(lengths_N[documents_N])
-        cuts = np.searchsorted(ends_N, np.arange(slab, int(ends_N[-1]), slab)) + 1
-        for places in np.split(places_MN, np.unique(cuts[cuts < documents_N.size]), axis=1):
-            yield _Part(query_P[places[:, 0]].astype(np.int64), document_P[places[0]].astype(np.int64), places)
-
-
-def _alike(
-    by_query: list[Int64Array], document_P: NDArray[np.integer], query_length_P: Int64Array
-) -> Iterator[list[Int64Array]]:
-    """Runs of queries that have the same documents."""
-    group: list[Int64Array] = []
-    num_tokens = 0
-    for places in by_query:
-        length = int(query_length_P[places[0]])
-        same = group and np.array_equal(document_P[places], document_P[group[0]])
-        if group and (not same or num_tokens + length > _MAX_BLOCK_TOKENS):
-            yield group
-            group, num_tokens = [], 0
-        group.append(places)
-        num_tokens += length
-    if group:
-        yield group
-
-
-def _score(queries: TokenVectors, documents: TokenVectors, scores_P: Float32Array, part: _Part) -> None:
-    """Write the scores of a part."""
-    starts_M, ends_M = queries.starts_N[part.queries_M], queries.ends_N[part.queries_M]
-    query_QD = queries.floats(_rows(starts_M, ends_M))
-    num_tokens = query_QD.shape[0]
-    query_QD = F.pad(query_QD, (0, 0, 0, -num_tokens % _QUERY_TOKENS))
-    maxima_QN = _maxima(query_QD, documents, documents.starts_N[part.documents_N], documents.ends_N[part.documents_N])
-    scores_P[part.places_MN] = np.add.reduceat(maxima_QN[:num_tokens], _begins(ends_M - starts_M), axis=0)
-
-
-def _maxima(query_QD: Tensor, documents: TokenVectors, starts_N: Int64Array, ends_N: Int64Array) -> Float32Array:
-    """The greatest similarity of each query token to a token of each document, none of which is empty: (Q, N)."""
-    rows = _rows(starts_N, ends_N)
-    first_N = _begins(ends_N - starts_N)
-    num_tokens = int((ends_N - starts_N).sum())
-    tiles = np.arange(0, num_tokens, _TILE)
-    cuts_X = np.union1d(first_N, tiles)
-    """Where a document or a tile begins."""
-    maxima_QX = np.empty((query_QD.shape[0], cuts_X.size), np.float32)
-    cuts: list[int] = [*np.searchsorted(cuts_X, tiles).tolist(), cuts_X.size]
-    buffer = torch.empty(_MAX_QUERY_TOKENS * _TILE)
-    for (first, last), start in zip(pairwise(cuts), tiles.tolist(), strict=True):
-        end = min(start + _TILE, num_tokens)
-        x_TD = documents.floats(_part_of(rows, start, end))
-        if end - start < _MIN_TOKENS:
-            x_TD = F.pad(x_TD, (0, 0, 0, _MIN_TOKENS - (end - start)))
-        for q in range(0, query_QD.shape[0], _MAX_QUERY_TOKENS):
-            some_QD = query_QD[q : q + _MAX_QUERY_TOKENS]
-            shape = (some_QD.shape[0], x_TD.shape[0])
-            similarities_QT = torch.mm(some_QD, x_TD.T, out=buffer[: shape[0] * shape[1]].view(shape))
-            np.maximum.reduceat(
-                similarities_QT.numpy()[:, : end - start],
-                cuts_X[first:last] - start,
-                axis=1,
-                out=maxima_QX[q : q + _MAX_QUERY_TOKENS, first:last],
-            )
-    return np.maximum.reduceat(maxima_QX, np.searchsorted(cuts_X, first_N), axis=1)
-
-
-def _rows(starts_N: Int64Array, ends_N: Int64Array) -> slice | Tensor:
-    """The rows of several texts: a slice if they lie one after another."""
-    if np.array_equal(starts_N[1:], ends_N[:-1]):
-        return slice(int(starts_N[0]), int(ends_N[-1]))
-    return torch.from_numpy(ranges(starts_N, ends_N))  # pyright: ignore[reportUnknownMemberType]
-
-
-def _part_of(rows: slice | Tensor, start: int, end: int) -> slice | Tensor:
-    return slice(rows.start + start, rows.start + end) if isinstance(rows, slice) else rows[start:end]
-
-
-def _begins(lengths_N: Int64Array) -> Int64Array:
-    return np.cumsum(lengths_N) - lengths_N
 
 
 def _signs(bits_TB: Tensor) -> Tensor:

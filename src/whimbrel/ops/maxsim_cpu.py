@@ -1,0 +1,211 @@
+"""MaxSim on a CPU: tiles of document tokens that fit into a core's cache, cut wherever they end.
+
+A tile is brought into the cache first, as the order in which products read rows is slow from memory: float32 is read once,
+other types are converted on their way. A product gives the similarities of its tokens to those of the queries, and one pass
+over them the maxima of each document, with which the next tile goes on.
+
+A similarity has the same bits in any company: from `_TOKENS` document tokens on, with query tokens in multiples of `_TOKENS`,
+products add up the columns of a pair in one order, whatever the shape.
+
+Shapes: as in maxsim.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whimbrel.ops.maxsim import TokenVectors
+from whimbrel.outputs import ranges
+from whimbrel.types import Float32Array, Int64Array
+
+_TILE: Final = 2**19
+"""Numbers in a tile: two megabytes."""
+_TOKENS: Final = 16
+_MAX_QUERY_TOKENS: Final = 64
+"""So many meet a tile at a time: their similarities stay in the cache with it."""
+_MAX_BLOCK_TOKENS: Final = 512
+"""Queries that have the same documents are scored together up to so many tokens."""
+_SLAB: Final = 2**16
+"""So many document tokens at a time: what is kept of them does not grow with their number."""
+_MIN_SLAB: Final = 2**10
+"""Fewer are not worth a thread."""
+_SMALL: Final = 10**6
+"""Products of up to so many multiplications are small to OpenBLAS."""
+
+
+def _has_small_kernels() -> bool:
+    """Whether numpy has kernels for small products, which pack nothing and use no threads: OpenBLAS has, for AVX-512.
+
+    A fifth faster than torch.mm where one side is narrow. Source: OpenBLAS, kernel/x86_64/sgemm_small_kernel_permit_skylakex.c.
+    """
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
+    return blas == "scipy-openblas" and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
+_SMALL_KERNELS: Final = _has_small_kernels()
+_SIGNS: Final = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) * np.float32(2) - 1).astype(np.float32)
+"""What the eight bits of a byte stand for."""
+
+
+def maxsim_cpu(
+    queries: TokenVectors,
+    documents: TokenVectors,
+    query_P: NDArray[np.integer],
+    document_P: NDArray[np.integer],
+    *,
+    threads: Executor | None,
+    num_threads: int,
+) -> Float32Array:
+    """The sum of each pair; 0 where one side has no tokens."""
+    scores_P = np.zeros(query_P.size, np.float32)
+    parts = list(_parts(queries, documents, query_P, document_P, num_threads))
+    run = partial(_score, queries, documents, scores_P)
+    for _ in map(run, parts) if threads is None or len(parts) == 1 else threads.map(run, parts):
+        pass
+    return scores_P
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Queries, each of which meets each of some documents."""
+
+    queries_M: Int64Array
+    documents_N: Int64Array
+    places_MN: Int64Array
+    """Which pair each is."""
+
+
+def _parts(
+    queries: TokenVectors,
+    documents: TokenVectors,
+    query_P: NDArray[np.integer],
+    document_P: NDArray[np.integer],
+    num_threads: int,
+) -> Iterator[_Part]:
+    """The pairs whose document has tokens, in parts of some thousand document tokens."""
+    lengths_N, query_lengths_M = documents.lengths, queries.lengths
+    places_P = np.flatnonzero((lengths_N[document_P] > 0) & (query_lengths_M[query_P] > 0))
+    order = np.lexsort((documents.starts_N[document_P[places_P]], query_P[places_P]))
+    places_P = places_P[order]
+    by_query = np.split(places_P, np.flatnonzero(np.diff(query_P[places_P])) + 1) if places_P.size else []
+    total = int(lengths_N[document_P[places_P]].sum())
+    slab = min(_SLAB, max(_MIN_SLAB, -(-total // (4 * num_threads))))
+    for group in _alike(by_query, document_P, query_lengths_M[query_P]):
+        places_MN = np.stack(group)
+        documents_N = document_P[places_MN[0]]
+        ends_N = np.cumsum(lengths_N[documents_N])
+        cuts = np.searchsorted(ends_N, np.arange(slab, int(ends_N[-1]), slab)) + 1
+        for places in np.split(places_MN, np.unique(cuts[cuts < documents_N.size]), axis=1):
+            yield _Part(query_P[places[:, 0]].astype(np.int64), document_P[places[0]].astype(np.int64), places)
+
+
+def _alike(
+    by_query: list[Int64Array], document_P: NDArray[np.integer], query_length_P: Int64Array
+) -> Iterator[list[Int64Array]]:
+    """Runs of queries that have the same documents."""
+    group: list[Int64Array] = []
+    num_tokens = 0
+    for places in by_query:
+        length = int(query_length_P[places[0]])
+        same = group and np.array_equal(document_P[places], document_P[group[0]])
+        if group and (not same or num_tokens + length > _MAX_BLOCK_TOKENS):
+            yield group
+            group, num_tokens = [], 0
+        group.append(places)
+        num_tokens += length
+    if group:
+        yield group
+
+
+def _score(queries: TokenVectors, documents: TokenVectors, scores_P: Float32Array, part: _Part) -> None:
+    """Write the scores of a part."""
+    starts_M, ends_M = queries.starts_N[part.queries_M], queries.ends_N[part.queries_M]
+    query_QD = queries.floats(_rows(starts_M, ends_M))
+    maxima_NQ = _maxima(query_QD, documents, documents.starts_N[part.documents_N], documents.ends_N[part.documents_N])
+    scores_P[part.places_MN.T] = np.add.reduceat(maxima_NQ, _begins(ends_M - starts_M), axis=1)
+
+
+def _maxima(query_QD: Tensor, documents: TokenVectors, starts_N: Int64Array, ends_N: Int64Array) -> Float32Array:
+    """The greatest similarity of each query token to a token of each document, none of which is empty: (N, Q)."""
+    lengths_N, rows = ends_N - starts_N, _rows(starts_N, ends_N)
+    num_documents, num_queries, width = lengths_N.size, len(query_QD), documents.width
+    document_T = _tensor(np.repeat(np.arange(num_documents), lengths_N))
+    query_QD = F.pad(query_QD, (0, 0, 0, -num_queries % _TOKENS))
+    step = max(_TOKENS, min(_MAX_QUERY_TOKENS, _SMALL // (width * _TOKENS) // _TOKENS * _TOKENS))
+    queries = [query_QD[q : q + step].T.contiguous() for q in range(0, num_queries, step)]
+    maxima = [torch.full((num_documents, query_DQ.shape[1]), -torch.inf) for query_DQ in queries]
+    size = max(_TOKENS, min(_TILE // width, len(document_T)))
+    tile_TD, similarities = torch.empty(size, width), torch.empty(size * queries[0].shape[1])
+    for start in range(0, len(document_T), size):
+        end = min(start + size, len(document_T))
+        x_TD = _tile(documents, _part_of(rows, start, end), tile_TD)
+        for query_DQ, maxima_NQ in zip(queries, maxima, strict=True):
+            shape = len(x_TD), query_DQ.shape[1]
+            similarities_TQ = similarities[: shape[0] * shape[1]].view(shape)
+            _multiply(x_TD, query_DQ, similarities_TQ)
+            similarities_TQ = similarities_TQ[: end - start]
+            if documents.scales_T is not None:
+                similarities_TQ *= documents.scales_T[_part_of(rows, start, end), None]
+            index_TQ = document_T[start:end, None].expand_as(similarities_TQ)
+            maxima_NQ.scatter_reduce_(0, index_TQ, similarities_TQ, "amax")
+    return (maxima[0] if len(maxima) == 1 else torch.cat(maxima, dim=1)).numpy()[:, :num_queries]
+
+
+def _tile(documents: TokenVectors, rows: slice | Tensor, out_TD: Tensor) -> Tensor:
+    """Some rows in the cache, float32 and without their scales; at least `_TOKENS`."""
+    x_TD = documents.rows_TD[rows]
+    count = len(x_TD)
+    if x_TD.dtype == torch.float32 and count >= _TOKENS:
+        x_TD.sum()  # reads them
+        return x_TD
+    if x_TD.dtype == torch.uint8:
+        np.take(_SIGNS, x_TD.numpy(), axis=0, out=out_TD[:count].numpy().reshape(count, -1, 8), mode="clip")
+    else:
+        out_TD[:count] = x_TD
+    if count < _TOKENS:
+        out_TD[count:_TOKENS] = 0
+    return out_TD[: max(count, _TOKENS)]
+
+
+def _multiply(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor) -> None:
+    """out = x @ query."""
+    size = _SMALL // query_DQ.numel() // _TOKENS * _TOKENS
+    if not _SMALL_KERNELS or size == 0:
+        torch.mm(x_TD, query_DQ, out=out_TQ)
+        return
+    x, query, out = x_TD.numpy(), query_DQ.numpy(), out_TQ.numpy()
+    whole = len(x) // size * size
+    if whole:
+        np.matmul(x[:whole].reshape(-1, size, x.shape[1]), query, out=out[:whole].reshape(-1, size, out.shape[1]))
+    if whole < len(x):
+        rest = min(whole, len(x) - _TOKENS)
+        np.matmul(x[rest:], query, out=out[rest:])
+
+
+def _rows(starts_N: Int64Array, ends_N: Int64Array) -> slice | Tensor:
+    """The rows of several texts: a slice if they lie one after another."""
+    if np.array_equal(starts_N[1:], ends_N[:-1]):
+        return slice(int(starts_N[0]), int(ends_N[-1]))
+    return _tensor(ranges(starts_N, ends_N))
+
+
+def _part_of(rows: slice | Tensor, start: int, end: int) -> slice | Tensor:
+    return slice(rows.start + start, rows.start + end) if isinstance(rows, slice) else rows[start:end]
+
+
+def _begins(lengths_N: Int64Array) -> Int64Array:
+    return np.cumsum(lengths_N) - lengths_N
+
+
+def _tensor(array: Int64Array) -> Tensor:
+    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
