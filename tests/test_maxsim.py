@@ -140,6 +140,13 @@ def test_documents_may_lie_anywhere() -> None:
     np.testing.assert_allclose(maxsim(queries, documents, *pairs), reference(queries, documents, *pairs), rtol=1e-5)
 
 
+def test_rows_may_be_part_of_wider_ones() -> None:
+    queries, wide = vectors([12], 24, seed=1), vectors([100, 5, 300], 32, seed=2)
+    documents = TokenVectors(wide.rows_TD[:, :24], wide.starts_N, wide.ends_N)
+    pairs = all_pairs(queries, documents)
+    np.testing.assert_allclose(maxsim(queries, documents, *pairs), reference(queries, documents, *pairs), rtol=1e-5)
+
+
 def test_what_is_not_finite_does_not_vanish() -> None:
     queries, documents = vectors([4], 32, seed=1), vectors([40, 40], 32, seed=2)
     documents.rows_TD[50, 3] = torch.nan

@@ -163,17 +163,16 @@ def _maxima(query_QD: Tensor, documents: TokenVectors, starts_N: Int64Array, end
 
 def _tile(documents: TokenVectors, rows: slice | Tensor, out_TD: Tensor) -> Tensor:
     """Some rows in the cache, float32 and without their scales; at least `_TOKENS`."""
-    x_TD = documents.rows_TD[rows]
+    x_TD = documents.rows_TD[rows] if isinstance(rows, slice) else documents.rows_TD.index_select(0, rows)
     count = len(x_TD)
-    if x_TD.dtype == torch.float32 and count >= _TOKENS:
+    if x_TD.dtype == torch.float32 and x_TD.is_contiguous() and count >= _TOKENS:
         x_TD.sum()  # reads them
         return x_TD
     if x_TD.dtype == torch.uint8:
         np.take(_SIGNS, x_TD.numpy(), axis=0, out=out_TD[:count].numpy().reshape(count, -1, 8), mode="clip")
     else:
         out_TD[:count] = x_TD
-    if count < _TOKENS:
-        out_TD[count:_TOKENS] = 0
+    out_TD[count:_TOKENS] = 0
     return out_TD[: max(count, _TOKENS)]
 
 
