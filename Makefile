@@ -46,6 +46,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/overload.py
+	$(BIN)/python benchmarks/maxsim.py
 
 models: $(VENV)/.dev
 	$(BIN)/python tests/models_page.py $(ARGS)

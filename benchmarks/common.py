@@ -89,6 +89,18 @@ def min_cosine(a_ND: Float32Array, b_ND: Float32Array) -> float:
     return float(cosines.min())
 
 
+def compare(*contenders: Callable[[], object], rounds: int) -> list[list[float]]:
+    """Seconds of each contender in each round. They take turns, after a round that is not counted."""
+    found: list[list[float]] = [[] for _ in contenders]
+    for number in range(rounds + 1):
+        for contender, seconds in zip(contenders, found, strict=True):
+            started = perf_counter()
+            contender()
+            if number:
+                seconds.append(perf_counter() - started)
+    return found
+
+
 class Worker:
     """A process of its own: there `make(*args)` is called once, and what it returns once per `ask`.
 

@@ -75,7 +75,7 @@ def _command(pid: int) -> bytes:
 
 @contextmanager
 def serving(dtype: str, *args: str) -> Generator[Serving]:
-    """`whimbrel serve` of the packaged model on a free port, with further arguments."""
+    """`whimbrel serve` on a free port, with further arguments: of the packaged model, if they name no other."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     command = [sys.executable, "-m", "whimbrel", "serve", "--port", str(port), "--dtype", dtype, *args]
@@ -150,13 +150,13 @@ def ask(connection: HTTPConnection, body: bytes, path: str = PATH, *, method: st
     return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
-def send_all(port: int, bodies: Sequence[bytes]) -> list[tuple[float, bytes]]:
+def send_all(port: int, bodies: Sequence[bytes], *, path: str = PATH) -> list[tuple[float, bytes]]:
     """One connection's requests, one after another: (seconds, answer) of each. All must be answered with 200."""
     connection = HTTPConnection("127.0.0.1", port)
     answers: list[tuple[float, bytes]] = []
     for body in bodies:
         started = perf_counter()
-        answer = ask(connection, body)
+        answer = ask(connection, body, path)
         answers.append((perf_counter() - started, answer.body))
         if answer.status != 200:
             raise SystemExit(f"the server answered {answer.status}: {answer.body[:1000].decode()}")

@@ -25,12 +25,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
 import torch
-from common import FOLDER, MIXED, make_texts, note, print_setting, print_table
+from common import FOLDER, MIXED, compare, make_texts, note, print_setting, print_table
 from safetensors.torch import save_file
 
 from whimbrel import Engine
@@ -46,8 +45,6 @@ VOCABULARY: Final = 30_522
 ALL: Final[tuple[OutputName, ...]] = ("dense", "sparse", "multi_vector")
 SENTENCES: Final = (8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192)
 SENTENCE: Final = "retrieval benchmark sentence "
-
-Contender = Callable[[], object]
 
 
 def write_checkpoint(folder: Path, *, layers: int, width: int) -> None:
@@ -97,19 +94,6 @@ def _tensors(layers: int, width: int) -> dict[str, torch.Tensor]:
         linear(f"{at}output.dense", width, 4 * width)
         norm(f"{at}attention.output.LayerNorm")
         norm(f"{at}output.LayerNorm")
-    return found
-
-
-def compare(first: Contender, *others: Contender, rounds: int) -> list[list[float]]:
-    """Seconds of each contender in each round."""
-    contenders = (first, *others)
-    found: list[list[float]] = [[] for _ in contenders]
-    for number in range(rounds + 1):
-        for contender, seconds in zip(contenders, found, strict=True):
-            started = perf_counter()
-            contender()
-            if number:
-                seconds.append(perf_counter() - started)
     return found
 
 

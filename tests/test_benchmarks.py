@@ -6,10 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks/outputs.py"
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
-def test_several_outputs() -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT), "--quick"], capture_output=True, text=True, timeout=200, check=False)
+@pytest.mark.parametrize(
+    ("script", "row"),
+    [
+        ("outputs.py", "three outputs: one pass, three passes"),
+        ("maxsim.py", "POST /v1/score"),
+    ],
+)
+def test_it_runs(script: str, row: str) -> None:
+    command = [sys.executable, str(FOLDER / script), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    assert "three outputs: one pass, three passes" in done.stdout
+    assert row in done.stdout

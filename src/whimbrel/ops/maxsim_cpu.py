@@ -37,7 +37,7 @@ _MAX_BLOCK_TOKENS: Final = 512
 """Queries that have the same documents are scored together up to so many tokens."""
 _SLAB: Final = 2**16
 """So many document tokens at a time: what is kept of them does not grow with their number."""
-_MIN_SLAB: Final = 2**10
+_MIN_SLAB: Final = 2**12
 """Fewer are not worth a thread."""
 _SMALL: Final = 10**6
 """Products of up to so many multiplications are small to OpenBLAS."""
@@ -99,7 +99,7 @@ def _parts(
     places_P = places_P[order]
     by_query = np.split(places_P, np.flatnonzero(np.diff(query_P[places_P])) + 1) if places_P.size else []
     total = int(lengths_N[document_P[places_P]].sum())
-    slab = min(_SLAB, max(_MIN_SLAB, -(-total // (4 * num_threads))))
+    slab = min(_SLAB, max(_MIN_SLAB, -(-total // (2 * num_threads)))) if num_threads > 1 else _SLAB
     for group in _alike(by_query, document_P, query_lengths_M[query_P]):
         places_MN = np.stack(group)
         documents_N = document_P[places_MN[0]]
@@ -137,28 +137,34 @@ def _score(queries: TokenVectors, documents: TokenVectors, scores_P: Float32Arra
 
 def _maxima(query_QD: Tensor, documents: TokenVectors, starts_N: Int64Array, ends_N: Int64Array) -> Float32Array:
     """The greatest similarity of each query token to a token of each document, none of which is empty: (N, Q)."""
-    lengths_N, rows = ends_N - starts_N, _rows(starts_N, ends_N)
-    num_documents, num_queries, width = lengths_N.size, len(query_QD), documents.width
-    document_T = _tensor(np.repeat(np.arange(num_documents), lengths_N))
-    query_QD = F.pad(query_QD, (0, 0, 0, -num_queries % _TOKENS))
-    step = max(_TOKENS, min(_MAX_QUERY_TOKENS, _SMALL // (width * _TOKENS) // _TOKENS * _TOKENS))
-    queries = [query_QD[q : q + step].T.contiguous() for q in range(0, num_queries, step)]
-    maxima = [torch.full((num_documents, query_DQ.shape[1]), -torch.inf) for query_DQ in queries]
-    size = max(_TOKENS, min(_TILE // width, len(document_T)))
-    tile_TD, similarities = torch.empty(size, width), torch.empty(size * queries[0].shape[1])
-    for start in range(0, len(document_T), size):
-        end = min(start + size, len(document_T))
+    lengths_N, rows, width = ends_N - starts_N, _rows(starts_N, ends_N), documents.width
+    queries = _blocks(query_QD)
+    step = queries[0].shape[1]
+    maxima = [torch.full((lengths_N.size, step), -torch.inf) for _ in queries]
+    document_TQ = _tensor(np.repeat(np.arange(lengths_N.size), lengths_N))[:, None].expand(-1, step)
+    num_tokens = len(document_TQ)
+    size = max(_TOKENS, min(_TILE // width, num_tokens))
+    tile_TD, similarities_TQ = torch.empty(size, width), torch.empty(size, step)
+    for start in range(0, num_tokens, size):
+        end = min(start + size, num_tokens)
         x_TD = _tile(documents, _part_of(rows, start, end), tile_TD)
         for query_DQ, maxima_NQ in zip(queries, maxima, strict=True):
-            shape = len(x_TD), query_DQ.shape[1]
-            similarities_TQ = similarities[: shape[0] * shape[1]].view(shape)
-            _multiply(x_TD, query_DQ, similarities_TQ)
-            similarities_TQ = similarities_TQ[: end - start]
+            _multiply(x_TD, query_DQ, similarities_TQ[: len(x_TD)])
+            found_TQ = similarities_TQ[: end - start]
             if documents.scales_T is not None:
-                similarities_TQ *= documents.scales_T[_part_of(rows, start, end), None]
-            index_TQ = document_T[start:end, None].expand_as(similarities_TQ)
-            maxima_NQ.scatter_reduce_(0, index_TQ, similarities_TQ, "amax")
-    return (maxima[0] if len(maxima) == 1 else torch.cat(maxima, dim=1)).numpy()[:, :num_queries]
+                found_TQ *= documents.scales_T[_part_of(rows, start, end), None]
+            maxima_NQ.scatter_reduce_(0, document_TQ[start:end], found_TQ, "amax")
+    return torch.cat(maxima, dim=1).numpy()[:, : len(query_QD)]
+
+
+def _blocks(query_QD: Tensor) -> list[Tensor]:
+    """Query tokens in as few blocks as can be, all of them as wide, with zeros at the end."""
+    num_tokens, width = query_QD.shape
+    widest = max(_TOKENS, min(_MAX_QUERY_TOKENS, _SMALL // (width * _TOKENS) // _TOKENS * _TOKENS))
+    count = -(-num_tokens // widest)
+    step = -(-num_tokens // (count * _TOKENS)) * _TOKENS
+    query_DQ = F.pad(query_QD, (0, 0, 0, count * step - num_tokens)).T
+    return [query_DQ[:, start : start + step].contiguous() for start in range(0, count * step, step)]
 
 
 def _tile(documents: TokenVectors, rows: slice | Tensor, out_TD: Tensor) -> Tensor:
