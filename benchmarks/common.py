@@ -19,7 +19,7 @@ from itertools import accumulate
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -89,11 +89,15 @@ def min_cosine(a_ND: Float32Array, b_ND: Float32Array) -> float:
     return float(cosines.min())
 
 
-def compare(*contenders: Callable[[], object], rounds: int) -> list[list[float]]:
-    """Seconds of each contender in each round. They take turns, after a round that is not counted."""
+def compare(*contenders: Callable[[], object], rounds: int, pause: float = 0.0) -> list[list[float]]:
+    """Seconds of each contender in each round. They take turns, after a round that is not counted.
+
+    `pause` is in seconds, before each: threads of OpenMP go on spinning for some milliseconds after they are done.
+    """
     found: list[list[float]] = [[] for _ in contenders]
     for number in range(rounds + 1):
         for contender, seconds in zip(contenders, found, strict=True):
+            sleep(pause)
             started = perf_counter()
             contender()
             if number:

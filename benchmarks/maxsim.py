@@ -22,8 +22,10 @@ import argparse
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -42,6 +44,7 @@ WIDTH: Final = 128
 QUERY_TOKENS: Final = 32
 OURS: Final = "Whimbrel"
 STORED: Final = ("float32", "float16", "bfloat16", "int8 and a factor for each row", "bits")
+PAUSE: Final = 0.02
 PEAKS: Final = ((1024, 1024, 1024), (2048, 2048, 2048), (1024, 128, 1024), (4096, 128, 128))
 
 Times = dict[str, list[float]]
@@ -60,8 +63,21 @@ def unit_vectors(count: int, *, seed: int) -> Tensor:
 # In a process for each number of threads
 
 
-def make_comparison(threads: int, num_documents: int) -> Callable[[int], tuple[Times, Times, Times, dict[str, float]]]:
-    """The first two tables' seconds, those of the peak, and the largest difference between a contender's scores and ours."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Seconds of each round, and what else the tables say."""
+
+    contenders: Times
+    stored: Times
+    reading: list[float]
+    peak: tuple[float, float]
+    """FLOP/s of the fastest product, by its median and by its fastest round."""
+    differences: dict[str, float]
+    """The largest between a contender's scores and ours."""
+
+
+def make_comparison(threads: int, num_documents: int) -> Callable[[int], Found]:
+    """The first two tables, with so many threads."""
     os.environ["RAYON_NUM_THREADS"] = str(threads)  # maxsim-cpu
     torch.set_num_threads(threads)
     offsets = offsets_of(num_documents, (20, 300))
@@ -71,16 +87,17 @@ def make_comparison(threads: int, num_documents: int) -> Callable[[int], tuple[T
     documents = [rows[start:end] for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
     contenders = {OURS: partial(score, TokenVectors.of(rows, offsets)), **others(query, documents)}
     stored = {name: partial(score, store(rows, offsets, name)) for name in STORED}
-    peaks = {str(shape): product(*shape) for shape in PEAKS}
+    products = [product(*shape) for shape in PEAKS]
 
-    def run(rounds: int) -> tuple[Times, Times, Times, dict[str, float]]:
+    def run(rounds: int) -> Found:
         expected = contenders[OURS]()
-        wrong = {name: float(np.abs(np.asarray(contender()) - expected).max()) for name, contender in contenders.items()}
-        first = compare(*contenders.values(), rows.sum, *peaks.values(), rounds=rounds)
-        names = [*contenders, "reading", *peaks]
-        times = dict(zip(names, first, strict=True))
-        second = dict(zip(stored, compare(*stored.values(), rounds=rounds), strict=True))
-        return {name: times[name] for name in (*contenders, "reading")}, second, {name: times[name] for name in peaks}, wrong
+        differences = {name: float(np.abs(np.asarray(each()) - expected).max()) for name, each in contenders.items()}
+        seconds = compare(*contenders.values(), rows.sum, *products, rounds=rounds, pause=PAUSE)
+        times = dict(zip(contenders, seconds, strict=False))
+        reading, *peaks = seconds[len(contenders) :]
+        rates = [(flop / median(each), flop / min(each)) for (_, flop), each in zip(map(flops, PEAKS), peaks, strict=True)]
+        by_type = dict(zip(stored, compare(*stored.values(), rounds=rounds, pause=PAUSE), strict=True))
+        return Found(times, by_type, reading, (max(rate[0] for rate in rates), max(rate[1] for rate in rates)), differences)
 
     return run
 
@@ -126,15 +143,20 @@ def padded(query: Tensor, documents: list[Tensor], size: int) -> Tensor:
     return torch.cat(scores)
 
 
-def product(m: int, k: int, n: int) -> Callable[[], Tensor]:
-    """At least 2 GFLOP of one shape."""
-    a, b, out = torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)
-    times = max(1, 2**30 // (m * k * n))
+def flops(shape: tuple[int, int, int]) -> tuple[int, int]:
+    """How many products of a shape are timed at once, and their FLOP: at least 2 GFLOP."""
+    once = 2 * prod(shape)
+    times = max(1, 2**31 // once)
+    return times, times * once
 
-    def run() -> Tensor:
+
+def product(m: int, k: int, n: int) -> Callable[[], None]:
+    a, b, out = torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)
+    times, _ = flops((m, k, n))
+
+    def run() -> None:
         for _ in range(times):
             torch.mm(a, b, out=out)
-        return out
 
     return run
 
@@ -182,40 +204,27 @@ def resident(name: str) -> float:
 # Tables
 
 
-def report(threads: int, found: tuple[Times, Times, Times, dict[str, float]], num_documents: int) -> None:
-    times, stored, peaks, wrong = found
+def report(threads: int, found: Found, num_documents: int) -> None:
+    """The first two tables."""
     num_tokens = int(offsets_of(num_documents, (20, 300))[-1])
     flop = 2 * QUERY_TOKENS * WIDTH * num_tokens
-    rates = {name: [2 * np.prod(shape) * max(1, 2**30 // np.prod(shape)) / seconds for seconds in peaks[name]]
-             for name, shape in zip(peaks, PEAKS, strict=True)}  # fmt: skip
-    peak = max(median(rate) for rate in rates.values()), max(max(rate) for rate in rates.values())
-    base = times[OURS]
+    middle, fastest = found.peak
 
-    def row(name: str, seconds: list[float], *more: object) -> list[object]:
-        middle, fastest = median(seconds), min(seconds)
-        shares = f"{flop / middle / peak[0]:.2f}", f"{flop / fastest / peak[1]:.2f}"
-        return [name, f"{1e3 * middle:.2f}", f"{1e3 * fastest:.2f}", f"{flop / middle / 1e9:.1f}", *shares, *more]
+    def row(name: str, seconds: list[float], base: list[float]) -> list[str]:
+        rate, best = flop / median(seconds), flop / min(seconds)
+        numbers = f"{1e3 * median(seconds):.2f}", f"{1e3 * min(seconds):.2f}", f"{rate / 1e9:.1f}"
+        ratios = median(seconds) / median(base), min(seconds) / min(base)
+        return [name, *numbers, *(f"{x:.2f}" for x in (rate / middle, best / fastest, *ratios))]
 
-    def ratios(seconds: list[float]) -> tuple[str, str]:
-        return f"{median(seconds) / median(base):.2f}", f"{min(seconds) / min(base):.2f}"
-
-    columns = ["ms", "fastest", "GFLOP/s", "of the peak", "of the fastest peak"]
-    title = f"{num_documents:,} documents, {num_tokens:,} tokens; {threads} thread{'s' * (threads > 1)}"
-    print(f"\n{title}; peak {peak[0] / 1e9:.1f} GFLOP/s, fastest {peak[1] / 1e9:.1f}\n")
-    reading = times.pop("reading")
-    rows = [row(name, seconds, *ratios(seconds), f"{wrong[name]:.1e}") for name, seconds in times.items()]
-    rows.append(["reading the documents", f"{1e3 * median(reading):.2f}", f"{1e3 * min(reading):.2f}", *[""] * 6])
-    print_table(["", *columns, "time over ours", "of the fastest", "largest difference"], rows)
+    columns = ["ms", "fastest", "GFLOP/s", "of the peak", "of the fastest peak", "ratio of medians", "ratio of fastest"]
+    title = f"{num_documents:,} documents, {num_tokens:,} tokens; threads: {threads}"
+    reading = f"reading the documents takes {1e3 * median(found.reading):.2f} ms, fastest {1e3 * min(found.reading):.2f}"
+    print(f"\n{title}; peak {middle / 1e9:.1f} GFLOP/s, fastest {fastest / 1e9:.1f}; {reading}\n")
+    base, float32 = found.contenders[OURS], found.stored[STORED[0]]
+    rows = [[*row(name, each, base), f"{found.differences[name]:.1e}"] for name, each in found.contenders.items()]
+    print_table(["", *columns, "largest difference"], rows)
     print()
-    print_table(["stored as", *columns, "time over float32's", "of the fastest"], by_type(stored, row))
-
-
-def by_type(stored: Times, row: Callable[..., list[object]]) -> list[list[object]]:
-    first = stored[STORED[0]]
-    return [
-        row(name, seconds, f"{median(seconds) / median(first):.2f}", f"{min(seconds) / min(first):.2f}")
-        for name, seconds in stored.items()
-    ]
+    print_table(["stored as", *columns], [row(name, each, float32) for name, each in found.stored.items()])
 
 
 def scan(num_documents: int) -> None:
