@@ -147,9 +147,12 @@ def test_rows_may_be_part_of_wider_ones() -> None:
     np.testing.assert_allclose(maxsim(queries, documents, *pairs), reference(queries, documents, *pairs), rtol=1e-5)
 
 
-def test_what_is_not_finite_does_not_vanish() -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_does_not_vanish(value: float) -> None:
+    """And nobody is warned of it: whoever asked looks at the scores."""
     queries, documents = vectors([4], 32, seed=1), vectors([40, 40], 32, seed=2)
-    documents.rows_TD[50, 3] = torch.nan
+    queries.rows_TD[1, 4] = 0.0
+    documents.rows_TD[50, 3:5] = value
     scores = maxsim(queries, documents, *all_pairs(queries, documents))
     assert np.isfinite(scores).tolist() == [True, False]
 

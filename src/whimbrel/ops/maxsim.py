@@ -6,6 +6,7 @@ vectors are. A document without tokens scores EMPTY, below all others, as in Sen
 
 On a CPU it is made in tiles (maxsim_cpu.py), and a score has the same bits alone and with any others; on a GPU by a Triton
 kernel (maxsim_triton.py).
+
 `maxsim_reference` is the plain formula that both are tested against. Source of the formula: Khattab and Zaharia,
 "ColBERT" (2004.12832), 3.3.
 

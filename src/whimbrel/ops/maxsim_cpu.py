@@ -131,8 +131,9 @@ def _score(queries: TokenVectors, documents: TokenVectors, scores_P: Float32Arra
     """Write the scores of a part."""
     starts_M, ends_M = queries.starts_N[part.queries_M], queries.ends_N[part.queries_M]
     query_QD = queries.floats(_rows(starts_M, ends_M))
-    maxima_NQ = _maxima(query_QD, documents, documents.starts_N[part.documents_N], documents.ends_N[part.documents_N])
-    scores_P[part.places_MN.T] = np.add.reduceat(maxima_NQ, _begins(ends_M - starts_M), axis=1)
+    with np.errstate(all="ignore"):  # numpy would warn of what is not finite; who asks looks at the scores
+        maxima_NQ = _maxima(query_QD, documents, documents.starts_N[part.documents_N], documents.ends_N[part.documents_N])
+        scores_P[part.places_MN.T] = np.add.reduceat(maxima_NQ, _begins(ends_M - starts_M), axis=1)
 
 
 def _maxima(query_QD: Tensor, documents: TokenVectors, starts_N: Int64Array, ends_N: Int64Array) -> Float32Array:
