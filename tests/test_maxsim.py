@@ -166,9 +166,7 @@ def test_an_explanation_names_the_first_of_the_best_tokens() -> None:
     query, document = torch.eye(3), torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, -1.0], [0.5, 1.0, -2.0]])
     of_query = TokenVectors.of(query, np.array([0, 3]))
     of_documents = TokenVectors.of(document, np.array([0, 3, 3]))
-    best, where = best_matches(of_query, of_documents, 0, 0)
-    assert best.tolist() == [0.5, 1.0, 0.0]
-    assert where.tolist() == [1, 0, 0]
-    best, where = best_matches(of_query, of_documents, 0, 1)
-    assert best.tolist() == [0.0, 0.0, 0.0]
-    assert where.tolist() == [-1, -1, -1]
+    found = best_matches(of_query, of_documents, np.array([0, 0]), np.array([1, 0]))
+    assert found[0].tolist() == [[0, -1]] * 3
+    assert found[1].tolist() == [[0.5, 1], [1, 0], [0, 0]]
+    assert len(best_matches(of_query, of_documents, np.empty(0, np.int64), np.empty(0, np.int64))) == 0

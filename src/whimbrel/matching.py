@@ -147,8 +147,9 @@ class Matcher:
         of_queries, of_documents = queries.on(device), documents.on(device)
         self.scores[pairs] = maxsim(of_queries, of_documents, query_P, document_P, reduce=self._reduce)
         if self._matches is not None:
-            for pair, query, document in zip(pairs.tolist(), query_P.tolist(), document_P.tolist(), strict=True):
-                self._matches[pair].T[:] = best_matches(of_queries, of_documents, query, document)
+            found = best_matches(of_queries, of_documents, query_P, document_P)
+            starts_P, ends_P = self._matches.offsets_N1[pairs], self._matches.offsets_N1[pairs + 1]
+            self._matches.rows_XD[ranges(starts_P, ends_P)] = found.rows_XD
 
     # What is there from the beginning
 

@@ -24,10 +24,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whimbrel.types import Float32Array, Int64Array
+from whimbrel.types import Float32Array, Int64Array, Ragged
 
 EMPTY: Final = -1e9
 """The score of a document without tokens: finite, and below what vectors can reach."""
+
+NO_MATCH: Final = (0.0, -1.0)
+"""The greatest similarity to a token of a document without tokens, and where that is."""
 
 Reduce: TypeAlias = Literal["sum", "mean"]
 """What becomes of the maxima of a query's tokens."""
@@ -66,6 +69,10 @@ class TokenVectors:
     @property
     def lengths(self) -> Int64Array:
         return self.ends_N - self.starts_N
+
+    def of_text(self, text: int) -> Tensor:
+        """The rows of a text, float32."""
+        return self.floats(slice(int(self.starts_N[text]), int(self.ends_N[text])))
 
     def floats(self, rows: slice | Tensor) -> Tensor:
         """Some rows, float32."""
@@ -112,18 +119,29 @@ def maxsim_reference(query_QD: Tensor, document_TD: Tensor) -> float:
     return (query_QD.double() @ document_TD.double().T).amax(dim=1).sum().item()
 
 
-def best_matches(queries: TokenVectors, documents: TokenVectors, query: int, document: int) -> tuple[Float32Array, Int64Array]:
-    """For each token of a query its greatest similarity, and the first token of a document that has it, from 0 on: (Q,) each.
+def best_matches(
+    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
+) -> Ragged:
+    """For each token of each pair's query its greatest similarity, and the first token of the document that has it, from 0 on.
 
-    Of a document without tokens 0 and -1. One pair at a time: this is for explanations."""
-    query_QD, document_TD = (
-        vectors.floats(slice(int(vectors.starts_N[i]), int(vectors.ends_N[i])))
-        for vectors, i in ((queries, query), (documents, document))
-    )
+    (Q, 2) for each pair, on the host. Of a document without tokens 0 and -1. This is for explanations: on a CPU pairs are taken
+    one by one."""
+    if queries.rows_TD.is_cuda:
+        from whimbrel.ops.maxsim_triton import matches_triton
+
+        matches_X2 = matches_triton(queries, documents, query_P, document_P)
+    else:
+        pairs = zip(query_P.tolist(), document_P.tolist(), strict=True)
+        found = [_best_matches(queries.of_text(query), documents.of_text(document)) for query, document in pairs]
+        matches_X2 = np.concatenate(found) if found else np.empty((0, 2), np.float32)
+    return Ragged(matches_X2, np.concatenate(([0], np.cumsum(queries.lengths[query_P]))))
+
+
+def _best_matches(query_QD: Tensor, document_TD: Tensor) -> Float32Array:
     if not len(document_TD):
-        return np.zeros(len(query_QD), np.float32), np.full(len(query_QD), -1)
-    best_Q, where_Q = (query_QD @ document_TD.T).cpu().max(dim=1)
-    return best_Q.numpy(), where_Q.numpy()
+        return np.tile(np.array(NO_MATCH, np.float32), (len(query_QD), 1))
+    best_Q, where_Q = (query_QD @ document_TD.T).max(dim=1)
+    return np.stack((best_Q.numpy(), where_Q.numpy()), axis=1, dtype=np.float32, casting="same_kind")
 
 
 def _signs(bits_TB: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whimbrel.ops.maxsim import TokenVectors
+from whimbrel.ops.maxsim import NO_MATCH, TokenVectors
 from whimbrel.types import Float32Array, Int64Array
 
 _BLOCK_T: Final = 64
@@ -42,6 +42,7 @@ def _maxima_kernel(  # noqa: PLR0917
     scales_ptr,
     items_ptr,
     best_ptr,
+    where_ptr,
     width,
     q_stride,
     x_stride,
@@ -51,6 +52,7 @@ def _maxima_kernel(  # noqa: PLR0917
     ONE_SLICE: tl.constexpr,
     BITS: tl.constexpr,
     SCALED: tl.constexpr,
+    WHERE: tl.constexpr,
 ):
     item = items_ptr + tl.program_id(0).to(tl.int64) * 4
     q_start, num_q = tl.load(item), tl.load(item + 1)
@@ -61,6 +63,7 @@ def _maxima_kernel(  # noqa: PLR0917
     has_row = (rows < num_q)[:, None]
     q = tl.load(q_rows + columns[None, :], mask=has_row & (columns < width)[None, :], other=0.0)
     best = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+    where = tl.zeros((BLOCK_Q,), tl.int32)
     for begin in range(0, num_x, BLOCK_T):
         tokens = begin + tl.arange(0, BLOCK_T)
         has_token = tokens < num_x
@@ -81,8 +84,14 @@ def _maxima_kernel(  # noqa: PLR0917
         if SCALED:
             similarities *= tl.load(scales_ptr + x_start + tokens, mask=has_token, other=0.0)[None, :]
         similarities = tl.where(has_token[None, :], similarities, float("-inf"))
-        best = tl.maximum(best, tl.max(similarities, axis=1))
-    tl.store(best_ptr + tl.program_id(0).to(tl.int64) * BLOCK_Q + rows, best)
+        found = tl.max(similarities, axis=1)
+        if WHERE:
+            where = tl.where(found > best, (begin + tl.argmax(similarities, axis=1)).to(tl.int32), where)
+        best = tl.maximum(best, found)
+    out = tl.program_id(0).to(tl.int64) * BLOCK_Q + rows
+    tl.store(best_ptr + out, best)
+    if WHERE:
+        tl.store(where_ptr + out, where)
 
 
 @triton.jit
@@ -106,28 +115,73 @@ def maxsim_triton(
 ) -> Float32Array:
     """As `maxsim`, the sum; pairs without tokens on either side score 0. On the device where the vectors are."""
     scores_P = np.zeros(query_P.size, np.float32)
-    places_P = np.flatnonzero((queries.lengths[query_P] > 0) & (documents.lengths[document_P] > 0))
+    places_P = _with_tokens(queries, documents, query_P, document_P)
     if not places_P.size:
         return scores_P
     query_P, document_P = query_P[places_P], document_P[places_P]
     block_q = _block_q(int(queries.lengths[query_P].max()))
     items_W4, groups_P4 = _items(queries, documents, query_P, document_P, block_q)
+    best, _ = _maxima(queries, documents, items_W4, block_q, where=False)
+    scores = torch.empty(places_P.size, dtype=torch.float32, device=best.device)
+    groups = torch.from_numpy(groups_P4).to(best.device, non_blocking=True)
+    _sum_kernel[(places_P.size,)](best, groups, scores, BLOCK_Q=block_q, num_warps=1)
+    scores_P[places_P] = scores.cpu().numpy()
+    return scores_P
+
+
+def matches_triton(
+    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
+) -> Float32Array:
+    """As `best_matches`: the rows of all pairs, one after another."""
+    lengths_P = queries.lengths[query_P]
+    matches_X2 = np.tile(np.array(NO_MATCH, np.float32), (int(lengths_P.sum()), 1))
+    places_P = _with_tokens(queries, documents, query_P, document_P)
+    if not places_P.size:
+        return matches_X2
+    ends_P = np.cumsum(lengths_P)[places_P]
+    query_P, document_P = query_P[places_P], document_P[places_P]
+    block_q = _block_q(int(queries.lengths[query_P].max()))
+    items_W4, groups_P4 = _items(queries, documents, query_P, document_P, block_q)
+    best, where = _maxima(queries, documents, items_W4, block_q, where=True)
+    best_WQ, where_WQ = best.cpu().numpy().reshape(-1, block_q), where.cpu().numpy().reshape(-1, block_q)
+    for (first, num_q, blocks, stretches), end, document in zip(
+        groups_P4.tolist(), ends_P.tolist(), document_P.tolist(), strict=True
+    ):
+        programs = slice(first, first + blocks * stretches)
+        before_SB = (items_W4[programs, 2] - documents.starts_N[document]).reshape(blocks, stretches)
+        best_BSQ, where_BSQ = (each[programs].reshape(blocks, stretches, block_q) for each in (best_WQ, where_WQ))
+        chosen_B1Q = best_BSQ.argmax(axis=1, keepdims=True)
+        place_BSQ = where_BSQ + before_SB[:, :, None]
+        for column, each in enumerate((best_BSQ, place_BSQ)):
+            matches_X2[end - num_q : end, column] = np.take_along_axis(each, chosen_B1Q, axis=1).reshape(-1)[:num_q]
+    return matches_X2
+
+
+def _with_tokens(
+    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
+) -> Int64Array:
+    """Which pairs have tokens on both sides."""
+    return np.flatnonzero((queries.lengths[query_P] > 0) & (documents.lengths[document_P] > 0))
+
+
+def _maxima(
+    queries: TokenVectors, documents: TokenVectors, items_W4: Int64Array, block_q: int, *, where: bool
+) -> tuple[Tensor, Tensor]:
+    """Of each program: the greatest similarity of each query token, and where in its stretch that is, if it is asked for."""
     device = documents.rows_TD.device
     q_TD, x_TD = _operands(queries, documents)
     best = torch.empty(len(items_W4) * block_q, dtype=torch.float32, device=device)
-    scores = torch.empty(places_P.size, dtype=torch.float32, device=device)
-    items, groups = (torch.from_numpy(each).to(device, non_blocking=True) for each in (items_W4, groups_P4))
+    places = torch.empty(best.numel() if where else 0, dtype=torch.int32, device=device)
+    items = torch.from_numpy(items_W4).to(device, non_blocking=True)
     width = queries.width
     block_d = min(_MAX_BLOCK_D, max(16, triton.next_power_of_2(width)))
     scales = documents.scales_T
     _maxima_kernel[(len(items_W4),)](
-        q_TD, x_TD, best if scales is None else scales, items, best, width, q_TD.stride(0), x_TD.stride(0),
+        q_TD, x_TD, best if scales is None else scales, items, best, places, width, q_TD.stride(0), x_TD.stride(0),
         BLOCK_Q=block_q, BLOCK_T=_BLOCK_T, BLOCK_D=block_d, ONE_SLICE=width <= block_d,
-        BITS=x_TD.dtype == torch.uint8, SCALED=scales is not None, num_warps=4, num_stages=3,
+        BITS=x_TD.dtype == torch.uint8, SCALED=scales is not None, WHERE=where, num_warps=4, num_stages=3,
     )  # fmt: skip
-    _sum_kernel[(places_P.size,)](best, groups, scores, BLOCK_Q=block_q, num_warps=1)
-    scores_P[places_P] = scores.cpu().numpy()
-    return scores_P
+    return best, places
 
 
 def _block_q(longest: int) -> int:
