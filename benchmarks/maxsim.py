@@ -9,7 +9,7 @@
    fastest of some torch.mm of float32; reading is that of the documents' bytes, once.
 2. The same documents stored as other types, ours only. Products are float32 for all.
 3. A store of float16, scanned: how much memory that takes beside the store, for a tenth of it and for all of it.
-4. benchmarks/reranking.py: the workload of vLLM #35330 through the server.
+4. benchmarks/reranking.py: the workload of vLLM #35330 through the server, and reranks of documents whose vectors are kept.
 
 Each number of threads has a process of its own, in which contenders take turns, A B A B ..., after a round that is not counted.
 Ratios are those of the medians and of the fastest rounds. --quick is small everywhere, to see that all runs; its numbers mean
@@ -34,7 +34,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from common import NUM_CORES, Worker, compare, note, print_setting, print_table
-from reranking import rerank
+from reranking import rerank, warm
 from torch import Tensor
 
 from whimbrel.ops.maxsim import TokenVectors, maxsim
@@ -260,6 +260,7 @@ def main() -> None:
     scan(sizes["stored"])
     if args.requests:
         rerank(args.requests, full=args.full, device=args.device, dtype=args.dtype, quick=args.quick)
+        warm(args.rounds, full=args.full, device=args.device, dtype=args.dtype, quick=args.quick)
     print_setting(None, rounds=args.rounds)
 
 

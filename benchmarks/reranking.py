@@ -1,10 +1,13 @@
-"""Reranking through the server: the workload of vLLM #35330 against a random model of jina-colbert-v2's shape.
+"""Reranking through the server, by a random model of jina-colbert-v2's shape: the workload of vLLM #35330, and with a cache.
 
 Run by benchmarks/maxsim.py. A query of 30 random words' tokens is the same in all requests; each has one document of 1,024 to
 3,072 random tokens (input length 2,048, range ratio 0.5). 64 connections send one request after another, to /v1/rerank and then
 to /v1/score. The model has the files and the layers of jinaai/jina-colbert-v2, but the packaged model's tokenizer, as lookups
 cost next to nothing; speed does not depend on the weights. By default it is small (6 layers of 384 columns), in full as large
 as the original (24 of 1,024). What MaxSim takes is measured alone, afterwards: the same pairs, each in a call of its own.
+
+With `--document-cache-bytes`, one connection reranks 100 documents of 100 to 300 tokens: new ones, and ones that were there
+before, in turn.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, Final
@@ -112,6 +115,27 @@ def rerank(count: int, *, full: bool, device: str, dtype: str, quick: bool) -> N
     shape = f"{layers} layers of {width}, {device}, {dtype}; {CONNECTIONS} connections, one document of {LENGTHS} tokens"
     share = seconds / float(rows[0][5])
     print(f"\n{shape}. MaxSim of these pairs: {1e3 * seconds:.1f} ms on one core, {100 * share:.2f} % of the processor time.")
+
+
+def warm(rounds: int, *, full: bool, device: str, dtype: str, quick: bool) -> None:
+    """Print the table of reranks whose documents are new, and of those whose vectors are kept."""
+    layers, width = (24, 1024) if full else (2, 128) if quick else (6, 384)
+    count = 10 if quick else 100
+    query, texts, _ = make_pairs(count * (rounds + 2), (100, 300))
+    lists = [texts[i : i + count] for i in range(0, len(texts), count)]
+    seconds: dict[str, list[float]] = {"new": [], "kept": [], "the query alone": []}
+    with TemporaryDirectory() as name:
+        write_checkpoint(Path(name), layers=layers, width=width)
+        note("a cache of documents")
+        with serving(dtype, name, "--device", device, "--document-cache-bytes", "2000000000") as server:
+            for documents in lists:
+                for what, given in (("new", documents), ("kept", lists[0]), ("the query alone", [""])):
+                    body = orjson.dumps({"query": query, "documents": given, "return_documents": False})
+                    seconds[what].append(send_all(server.port, [body], path="/v1/rerank")[0][0])
+    medians = {what: median(each[2:]) for what, each in seconds.items()}
+    print()
+    rows = [[what, f"{1e3 * each:.1f}", f"{medians['new'] / each:.1f}"] for what, each in medians.items()]
+    print_table([f"{count} documents of 100 to 300 tokens", "ms", "new ones / these"], rows)
 
 
 def load(server: Serving, path: str, bodies: list[bytes]) -> list[str]:
