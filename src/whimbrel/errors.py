@@ -87,7 +87,7 @@ class TooLarge(InvalidRequest):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body is not declared as JSON."""
+    """The body is not declared as a type that the route takes."""
 
     status = 415
     code = "unsupported_media_type"

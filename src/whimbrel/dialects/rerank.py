@@ -102,7 +102,12 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
     """Body of POST /v1/rerank."""
 
     query: Text
-    documents: Annotated[list[Text], Meta(description="At most 10,000 texts.", max_length=100_000)]
+    documents: Annotated[
+        list[Text],
+        Meta(
+            description="At most 10,000. An object has a `text`, `data` (vectors), or `ids` and `weights`.", max_length=100_000
+        ),
+    ]
     top_n: Annotated[
         Annotated[int, Meta(ge=0)] | None, Meta(description="So many of the best are given; 0 or absent: all.")
     ] = None

@@ -29,7 +29,7 @@ _ERRORS: Final = {
     "401": "The API key is missing or wrong.",
     "404": "No such model.",
     "413": "Too many bytes, inputs or tokens.",
-    "415": "The body is not declared as JSON.",
+    "415": "The body is not declared as a type that the route takes.",
     "429": "The queue is full; `Retry-After` says when to come back.",
     "500": "The computation failed.",
     "503": "The engine is not running.",
@@ -53,12 +53,12 @@ def openapi_document() -> JSON:
     }
 
 
-def _content(kind: type) -> JSON:
-    return {"application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
+def _content(kind: type, *media_types: str) -> JSON:
+    return {each: {"schema": {"$ref": _REF.format(name=kind.__name__)}} for each in media_types or ("application/json",)}
 
 
 def _post(route: Route) -> JSON:
-    body = _content(route.request_type)
+    body = _content(route.request_type, *route.media_types)
     body["application/json"]["example"] = msgspec.json.decode(route.example)
     errors = {status: {"description": text, "content": _content(openai.ErrorResponse)} for status, text in _ERRORS.items()}
     return {
