@@ -413,7 +413,7 @@ def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
     line.send(
         Submit(
             uid=1, segment=0, segment_bytes=0, arrays=pack_seqs(prepared.seqs).data.cast("B"), num_seqs=len(QUERIES), num_spans=0,
-            asks=[("multi_vector", 16, True, 0)], num_tokens=prepared.num_tokens, num_truncated=0, received=perf_counter(),
+            asks=[("multi_vector", 16, True, 0, False)], num_tokens=prepared.num_tokens, num_truncated=0, received=perf_counter(),
             tokenize=0.0, priority=0, deadline=float("inf"), owner="", suspects={}, admitted=True,
         )
     )  # fmt: skip
