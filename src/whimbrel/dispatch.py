@@ -90,6 +90,10 @@ class Dispatch:
     def add(self, job: Job, *, admitted: bool = False) -> None:
         """Queue a job. Raises Unavailable, DeadlineExceeded, and Overloaded unless it was `admitted` elsewhere."""
         prepared = job.prepared
+        parts: Sequence[Part] = ()
+        if job.matcher is not None:
+            parts = job.matcher.begin()  # before a lane may add to it, so that each part runs once
+        is_complete = not job.waiting
         self._check_process()
         with self._lock:
             if self._closed:
@@ -109,11 +113,10 @@ class Dispatch:
                 suspects=prepared.suspects,
             )
             self._changed.notify_all()
-        if job.matcher is not None:
-            for part in job.matcher.begin():
-                self._run(job, part, 1)
-        if not job.waiting and self.claim(job):
-            self._resolve(job)
+        for part in parts:
+            self._run(job, part, 1)
+        if is_complete:
+            self._complete(job)
         held = ref(job)  # loosely: the Future must not keep the memory of the job that keeps the Future
         job.future.add_done_callback(lambda future: self._left(held()) if future.cancelled() else None)
 
@@ -219,9 +222,7 @@ class Dispatch:
 
     def _tell(self, picked: _Picked) -> None:
         for job in picked.late:
-            count("dropped", model=self._plan.served_name)
-            self._pass_writers()
-            job.fail(_too_late())
+            self._fail_late(job)
         for job in picked.fresh:
             observe("queue", job.queue)
 
@@ -256,8 +257,7 @@ class Dispatch:
             wanted = job in self._jobs
             self._in_flight += wanted
         if late:
-            self._pass_writers()
-            job.fail(_too_late())
+            self._fail_late(job)
         return wanted
 
     def end_beside(self) -> None:
@@ -273,7 +273,8 @@ class Dispatch:
         with self._writing:
             if job in self._jobs:
                 job.write(batch, np.array(rows), np.array(indexes))
-        self._count(job, len(indexes))
+        if self._count(job, len(indexes)):
+            self._complete(job)
 
     def _run(self, job: Job, part: Callable[[], Sequence[Part] | None], count: int) -> None:
         """Compare in a thread of its own, as it may take long; what it is of waits for `count` less afterwards."""
@@ -282,6 +283,10 @@ class Dispatch:
     def _compare(self, job: Job, part: Callable[[], Sequence[Part] | None], count: int) -> None:
         if job not in self._jobs:
             return
+        if job.prepared.deadline <= perf_counter():
+            if self.claim(job):
+                self._fail_late(job)
+            return
         try:
             for following in part() or ():
                 self._run(job, following, 1)
@@ -289,23 +294,34 @@ class Dispatch:
             if self.claim(job):
                 job.fail(_not_compared(error))
         else:
-            self._count(job, count)
+            if self._count(job, count):
+                self._answer_beside(job)
 
-    def _count(self, job: Job, count: int) -> None:
-        """So many of what a job waits for are done."""
+    def _count(self, job: Job, count: int) -> bool:
+        """So many of what a job waits for are done; whether that was all."""
         with self._writing:
             if job not in self._jobs:
-                return
+                return False
             job.waiting -= count
-            complete = not job.waiting
-        if complete and self.claim(job):
-            self._resolve(job)
+            return not job.waiting
 
-    def _resolve(self, job: Job) -> None:
+    def _complete(self, job: Job) -> None:
+        """All that a job waited for is there: answer it, where nobody waits if that takes long."""
         if job.prepared.comparison is None and job.prepared.condense is None:
-            job.resolve()
+            self._answer(job)
         else:
-            self._comparing.submit(job.resolve)
+            self._comparing.submit(self._answer_beside, job)
+
+    def _answer(self, job: Job) -> None:
+        if self.claim(job):
+            job.resolve()
+
+    def _answer_beside(self, job: Job) -> None:
+        """The same in a thread that compares, where nobody else would hear of a bug."""
+        try:
+            self._answer(job)
+        except BaseException:
+            _log.critical("an answer could not be put together. This is a bug.", exc_info=True)
 
     def claim(self, job: Job) -> bool:
         """Take a job out, if it is there: whoever gets True answers it."""
@@ -329,12 +345,15 @@ class Dispatch:
         return found
 
     def _left(self, job: Job | None) -> None:
-        if job is not None:
-            self._cancelled(job)
-
-    def _cancelled(self, job: Job) -> None:
-        if self.claim(job):
+        """The caller of a job, if that is still there, has left."""
+        if job is not None and self.claim(job):
             count("dropped", model=self._plan.served_name)
+
+    def _fail_late(self, job: Job) -> None:
+        """Answer a job that was taken out because its time is over."""
+        count("dropped", model=self._plan.served_name)
+        self._pass_writers()
+        job.fail(_too_late())
 
     def _landed(self) -> None:
         """Something is not on its way any more."""
