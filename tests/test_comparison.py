@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -262,6 +263,34 @@ def test_no_memory_to_compare(error: Exception, checkpoint: Callable[[str], Path
     with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:
         monkeypatch.setattr(engine._document_cache, "add", full)
         assert engine.score(QUERIES[0], DOCUMENTS).tolist() == expected.tolist()
+
+
+def test_vectors_do_not_pile_up(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where comparing takes longer than computing, lanes wait."""
+    documents = [f"{text} {i}" for i, text in enumerate(DOCUMENTS * 100)]
+    gate, launched = threading.Event(), list[int]()
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        assert gate.wait(30)
+        return maxsim(*args, **options)
+
+    with Engine(str(checkpoint("stanford")), dtype="float32", max_batch_tokens=64) as engine:
+        expected = engine.score(QUERIES[0], documents)
+        runner: Any = engine._lanes._runner
+        launch = runner.launch
+        monkeypatch.setattr(runner, "launch", lambda *args: (launched.append(1), launch(*args))[1])
+        monkeypatch.setattr(whimbrel.matching, "maxsim", slowly)
+        future = engine.submit(Request([(QUERIES[0], text) for text in documents], ("scores",)))
+        seen = -1
+        while seen < len(launched):
+            seen = len(launched)
+            time.sleep(0.3)
+        assert seen <= 12 * engine.plan.num_lanes
+        gate.set()
+        found = future.result(60).outputs.scores
+        assert found is not None
+        assert found[:, 0].tolist() == expected.tolist()
+        assert len(launched) > 2 * seen
 
 
 def plain_scores(query: Float32Array, documents: Ragged) -> list[float]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from time import perf_counter
+from typing import Final
 from weakref import ref
 
 import numpy as np
@@ -36,6 +37,9 @@ from whimbrel.trace import count, observe
 from whimbrel.work import Collection, Job, Part
 
 _log = logging.getLogger("whimbrel")
+
+_UNCOMPARED_PER_LANE: Final = 8
+"""So much of what batches gave may wait to be compared; then the collector waits too, so that vectors do not pile up."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +66,7 @@ class Dispatch:
         self._changed = threading.Condition(self._lock)  # lanes wait here, and what runs beside them
         self._writing = threading.Lock()
         self._comparing = ThreadPoolExecutor(plan.num_lanes, "whimbrel-comparing", initializer=enter_thread)
+        self._room = threading.Semaphore(_UNCOMPARED_PER_LANE * plan.num_lanes)
         self._process = os.getpid()
         self._idle = 0
         self._in_flight = 0
@@ -93,7 +98,7 @@ class Dispatch:
         parts: Sequence[Part] = ()
         if job.matcher is not None:
             parts = job.matcher.begin()  # before a lane may add to it, so that each part runs once
-        is_complete = not job.waiting
+        is_complete, first = not job.waiting, job.first
         self._check_process()
         with self._lock:
             if self._closed:
@@ -111,10 +116,11 @@ class Dispatch:
                 deadline=prepared.deadline,
                 owner=prepared.owner,
                 suspects=prepared.suspects,
+                first=first,
             )
             self._changed.notify_all()
         for part in parts:
-            self._run(job, part, 1)
+            self._run(job, part)
         if is_complete:
             self._complete(job)
         held = ref(job)  # loosely: the Future must not keep the memory of the job that keeps the Future
@@ -268,7 +274,9 @@ class Dispatch:
     def deliver(self, job: Job, batch: Collection, rows: list[int], indexes: list[int]) -> None:
         """Take over what a batch gave for its seqs `rows`, which are the job's seqs `indexes`; the last of a job answer it."""
         if job.matcher is not None:
-            self._run(job, partial(job.match, batch, np.array(rows), np.array(indexes)), len(indexes))
+            part = partial(job.match, batch, np.array(rows), np.array(indexes))
+            self._room.acquire()
+            self._comparing.submit(self._compare_batch, job, part, len(indexes))
             return
         with self._writing:
             if job in self._jobs:
@@ -276,11 +284,18 @@ class Dispatch:
         if self._count(job, len(indexes)):
             self._complete(job)
 
-    def _run(self, job: Job, part: Callable[[], Sequence[Part] | None], count: int) -> None:
-        """Compare in a thread of its own, as it may take long; what it is of waits for `count` less afterwards."""
-        self._comparing.submit(self._compare, job, part, count)
+    def _run(self, job: Job, part: Part) -> None:
+        """Compare in a thread of its own, as it may take long."""
+        self._comparing.submit(self._compare, job, part, 1)
+
+    def _compare_batch(self, job: Job, part: Callable[[], Sequence[Part]], count: int) -> None:
+        try:
+            self._compare(job, part, count)
+        finally:
+            self._room.release()
 
     def _compare(self, job: Job, part: Callable[[], Sequence[Part] | None], count: int) -> None:
+        """The job waits for `count` less afterwards."""
         if job not in self._jobs:
             return
         if job.prepared.deadline <= perf_counter():
@@ -289,7 +304,7 @@ class Dispatch:
             return
         try:
             for following in part() or ():
-                self._run(job, following, 1)
+                self._run(job, following)
         except BaseException as error:  # whatever it is, the request gets an answer
             if self.claim(job):
                 job.fail(_not_compared(error))

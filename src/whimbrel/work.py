@@ -112,6 +112,13 @@ class Job:
         self.pieces = {}
 
     @property
+    def first(self) -> Container[int]:
+        """Seqs that run before the others: queries, without which documents that are compared have to be kept."""
+        comparison = self.prepared.comparison
+        found: list[int] = [] if comparison is None or self.matcher is None else comparison.queries_P.tolist()
+        return frozenset(found)
+
+    @property
     def num_bytes(self) -> int:
         """Of its ids and its outputs, about."""
         ids = self.num_tokens * np.dtype(np.int32).itemsize
