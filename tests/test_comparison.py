@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,13 +17,14 @@ import torch
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.util import maxsim as reference_maxsim
 
+import whimbrel.matching
 from checkpoints import edit_json, sentence_layout, write_bert
 from test_bge_m3 import reference as m3_reference
 from test_bge_m3 import write_m3
 from test_multi_vector import CASES, DOCUMENTS, QUERIES, jina, reference, write_jina
 from test_sparse import splade_layout, write_splade
 from whimbrel import AsyncEngine, Engine
-from whimbrel.errors import InvalidRequest, NonFinite, TooLong
+from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong
 from whimbrel.matching import Matcher
 from whimbrel.ops.maxsim import TokenVectors, maxsim
 from whimbrel.outputs import Resident
@@ -242,6 +244,53 @@ def test_rows_that_stay_on_the_device(checkpoint: Callable[[str], Path], monkeyp
             found = [pool.submit(engine.multi_vector, DOCUMENTS, input_type="document") for _ in range(20)]
             assert all(each.result().tolist() == expected.tolist() for each in scores)
             assert all(np.array_equal(each.result().rows_XD, vectors.rows_XD) for each in found)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: you tried to allocate 1 byte")], ids=repr)
+def test_no_memory_to_compare(error: Exception, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever torch calls it. What cannot be kept is not, and takes nobody's scores."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:
+        expected = engine.score(QUERIES[0], DOCUMENTS)
+        with monkeypatch.context() as patched:
+            patched.setattr(whimbrel.matching, "maxsim", full)
+            with pytest.raises(OutOfMemory, match="no memory to compare"):
+                engine.score(QUERIES[0], DOCUMENTS)
+        assert engine.score(QUERIES[0], DOCUMENTS).tolist() == expected.tolist()
+    with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:
+        monkeypatch.setattr(engine._document_cache, "add", full)
+        assert engine.score(QUERIES[0], DOCUMENTS).tolist() == expected.tolist()
+
+
+def test_vectors_do_not_pile_up(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where comparing takes longer than computing, lanes wait."""
+    documents = [f"{text} {i}" for i, text in enumerate(DOCUMENTS * 100)]
+    gate, launched = threading.Event(), list[int]()
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        assert gate.wait(30)
+        return maxsim(*args, **options)
+
+    with Engine(str(checkpoint("stanford")), dtype="float32", max_batch_tokens=64) as engine:
+        expected = engine.score(QUERIES[0], documents)
+        runner: Any = engine._lanes._runner
+        launch = runner.launch
+        monkeypatch.setattr(runner, "launch", lambda *args: (launched.append(1), launch(*args))[1])
+        monkeypatch.setattr(whimbrel.matching, "maxsim", slowly)
+        future = engine.submit(Request([(QUERIES[0], text) for text in documents], ("scores",)))
+        seen = -1
+        while seen < len(launched):
+            seen = len(launched)
+            time.sleep(0.3)
+        assert seen <= 12 * engine.plan.num_lanes
+        gate.set()
+        found = future.result(60).outputs.scores
+        assert found is not None
+        assert found[:, 0].tolist() == expected.tolist()
+        assert len(launched) > 2 * seen
 
 
 def plain_scores(query: Float32Array, documents: Ragged) -> list[float]:

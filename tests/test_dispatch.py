@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +17,11 @@ import pytest
 from fakes import dense_job
 from whimbrel.cards.reader import read_card
 from whimbrel.dispatch import Dispatch
+from whimbrel.errors import ComputeError, DeadlineExceeded
+from whimbrel.outputs import Places
 from whimbrel.plan import Hardware, Options, make_plan
-from whimbrel.types import Seq
-from whimbrel.work import Job
+from whimbrel.types import Comparison, Float32Array, Prepared, Seq
+from whimbrel.work import Job, Part
 
 
 @pytest.fixture
@@ -60,3 +66,84 @@ def test_what_waits_for_suspects_that_are_answered_meanwhile_is_not_forgotten(
     assert turn == [True]
     dispatch.abandon()
     lane.join(10)
+
+
+@dataclass
+class Pairs:
+    """A matcher that has one part, which may run before anything is computed."""
+
+    part: Part
+    on_begin: Callable[[], object] = int
+    scores: Float32Array = field(default_factory=lambda: np.ones(1, np.float32))
+    matches: None = None
+    kept: Container[int] = ()
+    num_parts: int = 1
+
+    def begin(self) -> list[Part]:
+        self.on_begin()
+        return [self.part]
+
+    def add(self, rows_XD: Any, texts: Any, starts: Any, ends: Any) -> list[Part]:
+        raise NotImplementedError
+
+
+def pairs_job(matcher: Pairs, deadline: float = inf) -> Job:
+    comparison = Comparison("multi_vector", "maxsim", np.zeros(1, np.int32), np.ones(1, np.int32))
+    prepared = Prepared([], Places({}, 0), 0, 0, time.perf_counter(), 0.0, deadline=deadline, comparison=comparison)
+    return Job(Future(), prepared, np.empty(4, np.uint8), matcher)
+
+
+def test_a_matcher_is_asked_for_parts_before_a_lane_may_add_to_it(dispatch: Dispatch) -> None:
+    """Afterwards it may have handed them out already, and they would run twice."""
+    order: list[str] = []
+    known = dispatch._scheduler.add
+    dispatch._scheduler.add = lambda *args, **options: (order.append("queued"), known(*args, **options))[1]
+    compared = pairs_job(Pairs(lambda: order.append("part"), lambda: order.append("begin")))
+    dispatch.add(compared)
+    compared.future.result(10)
+    assert order == ["begin", "queued", "part"]
+    dispatch.close()
+    dispatch.join()
+
+
+def test_the_last_answer_is_given_though_the_engine_closes_meanwhile(dispatch: Dispatch) -> None:
+    claim = dispatch.claim
+    closing = threading.Thread(target=lambda: (dispatch.close(), dispatch.join()))
+
+    def slowly(job: Job) -> bool:
+        found = claim(job)
+        if not closing.is_alive():
+            closing.start()
+            time.sleep(0.2)  # no job is left, so nothing keeps the engine open
+        return found
+
+    dispatch.claim = slowly
+    compared = pairs_job(Pairs(lambda: None))
+    dispatch.add(compared)
+    assert compared.future.result(10).outputs.scores == [[1]]
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def test_what_is_late_is_not_compared(dispatch: Dispatch) -> None:
+    gate, ran = threading.Event(), list[str]()
+    first = pairs_job(Pairs(lambda: gate.wait(10) and ran.append("first")))  # pyright: ignore[reportArgumentType]
+    late = pairs_job(Pairs(lambda: ran.append("late")), deadline=time.perf_counter() + 0.1)
+    dispatch.add(first)  # holds the only thread that compares
+    dispatch.add(late)
+    time.sleep(0.1)
+    gate.set()
+    with pytest.raises(DeadlineExceeded):
+        late.future.result(10)
+    first.future.result(10)
+    assert ran == ["first"]
+
+
+def test_a_bug_in_what_becomes_of_scores_is_told_and_logged(dispatch: Dispatch, caplog: pytest.LogCaptureFixture) -> None:
+    compared = pairs_job(Pairs(lambda: None, scores=np.ones(3, np.float32)))  # for one pair
+    dispatch.add(compared)
+    with pytest.raises(ComputeError, match="could not be put together"):
+        compared.future.result(10)
+    dispatch.close()
+    dispatch.join()
+    assert "This is a bug" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import httpx2
 import numpy as np
 import pytest
 
+import whimbrel.matching
 from checkpoints import sentence_layout, write_bert
 from late_models import write_stanford
 from serving import Server
@@ -17,7 +19,8 @@ from test_bge_m3 import write_m3
 from test_multi_vector import DOCUMENTS, QUERIES
 from whimbrel import Engine
 from whimbrel.errors import InvalidRequest
-from whimbrel.ops.maxsim import EMPTY
+from whimbrel.ops.maxsim import EMPTY, best_matches
+from whimbrel.outputs import answer_places
 from whimbrel.types import Request
 
 QUERY = QUERIES[0]
@@ -72,6 +75,29 @@ def test_of_vectors(engine: Engine) -> None:
     assert empty.maxima_Q.tolist() == [0.0] * len(query)
     assert empty.places_Q.tolist() == [-1] * len(query)
     assert engine.explain(QUERY, []) == []
+
+
+def test_nothing_is_written_once_a_caller_has_left(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory may be another answer's then."""
+    entered, left, over = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(*args: Any) -> Any:
+        entered.set()
+        assert left.wait(10)
+        found = best_matches(*args)
+        over.set()
+        return found
+
+    monkeypatch.setattr(whimbrel.matching, "best_matches", slowly)
+    prepared = engine.frontend.prepare(Request([(QUERY, DOCUMENTS[0])], ("scores",), explain=True))
+    memory = np.full(answer_places(prepared).num_bytes, 7, np.uint8)
+    future = engine.submit_prepared(prepared, out=memory)
+    assert entered.wait(10)
+    assert future.cancel()
+    left.set()
+    assert over.wait(10)
+    assert engine.explain(QUERY, DOCUMENTS[:1]), "what ran before has ended"
+    assert (memory == 7).all()
 
 
 def test_over_http(folder: Path, engine: Engine) -> None:

@@ -378,3 +378,9 @@ def test_out_of_memory_halves_the_budget_and_good_batches_raise_it() -> None:
     for _ in range(12):
         scheduler.out_of_memory(scheduler.token_budget)
     assert scheduler.token_budget == 16
+
+
+def test_within_a_job_the_longest_run_first_but_for_those_that_others_wait_for() -> None:
+    scheduler = Scheduler[int](10)
+    scheduler.add(0, seqs([3, 5, 9, 7]), first={0, 1})
+    assert [seq.index for batch in drain(scheduler) for _, seq in batch.work] == [1, 0, 2, 3]

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from time import perf_counter
+from typing import Final
 from weakref import ref
 
 import numpy as np
@@ -36,6 +37,9 @@ from whimbrel.trace import count, observe
 from whimbrel.work import Collection, Job, Part
 
 _log = logging.getLogger("whimbrel")
+
+_UNCOMPARED_PER_LANE: Final = 8
+"""So much of what batches gave may wait to be compared; then the collector waits too, so that vectors do not pile up."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +66,7 @@ class Dispatch:
         self._changed = threading.Condition(self._lock)  # lanes wait here, and what runs beside them
         self._writing = threading.Lock()
         self._comparing = ThreadPoolExecutor(plan.num_lanes, "whimbrel-comparing", initializer=enter_thread)
+        self._room = threading.Semaphore(_UNCOMPARED_PER_LANE * plan.num_lanes)
         self._process = os.getpid()
         self._idle = 0
         self._in_flight = 0
@@ -90,6 +95,10 @@ class Dispatch:
     def add(self, job: Job, *, admitted: bool = False) -> None:
         """Queue a job. Raises Unavailable, DeadlineExceeded, and Overloaded unless it was `admitted` elsewhere."""
         prepared = job.prepared
+        parts: Sequence[Part] = ()
+        if job.matcher is not None:
+            parts = job.matcher.begin()  # before a lane may add to it, so that each part runs once
+        is_complete, first = not job.waiting, job.first
         self._check_process()
         with self._lock:
             if self._closed:
@@ -107,13 +116,13 @@ class Dispatch:
                 deadline=prepared.deadline,
                 owner=prepared.owner,
                 suspects=prepared.suspects,
+                first=first,
             )
             self._changed.notify_all()
-        if job.matcher is not None:
-            for part in job.matcher.begin():
-                self._run(job, part, 1)
-        if not job.waiting and self.claim(job):
-            self._resolve(job)
+        for part in parts:
+            self._run(job, part)
+        if is_complete:
+            self._complete(job)
         held = ref(job)  # loosely: the Future must not keep the memory of the job that keeps the Future
         job.future.add_done_callback(lambda future: self._left(held()) if future.cancelled() else None)
 
@@ -219,9 +228,7 @@ class Dispatch:
 
     def _tell(self, picked: _Picked) -> None:
         for job in picked.late:
-            count("dropped", model=self._plan.served_name)
-            self._pass_writers()
-            job.fail(_too_late())
+            self._fail_late(job)
         for job in picked.fresh:
             observe("queue", job.queue)
 
@@ -256,8 +263,7 @@ class Dispatch:
             wanted = job in self._jobs
             self._in_flight += wanted
         if late:
-            self._pass_writers()
-            job.fail(_too_late())
+            self._fail_late(job)
         return wanted
 
     def end_beside(self) -> None:
@@ -268,44 +274,69 @@ class Dispatch:
     def deliver(self, job: Job, batch: Collection, rows: list[int], indexes: list[int]) -> None:
         """Take over what a batch gave for its seqs `rows`, which are the job's seqs `indexes`; the last of a job answer it."""
         if job.matcher is not None:
-            self._run(job, partial(job.match, batch, np.array(rows), np.array(indexes)), len(indexes))
+            part = partial(job.match, batch, np.array(rows), np.array(indexes))
+            self._room.acquire()
+            self._comparing.submit(self._compare_batch, job, part, len(indexes))
             return
         with self._writing:
             if job in self._jobs:
                 job.write(batch, np.array(rows), np.array(indexes))
-        self._count(job, len(indexes))
+        if self._count(job, len(indexes)):
+            self._complete(job)
 
-    def _run(self, job: Job, part: Callable[[], Sequence[Part] | None], count: int) -> None:
-        """Compare in a thread of its own, as it may take long; what it is of waits for `count` less afterwards."""
-        self._comparing.submit(self._compare, job, part, count)
+    def _run(self, job: Job, part: Part) -> None:
+        """Compare in a thread of its own, as it may take long."""
+        self._comparing.submit(self._compare, job, part, 1)
+
+    def _compare_batch(self, job: Job, part: Callable[[], Sequence[Part]], count: int) -> None:
+        try:
+            self._compare(job, part, count)
+        finally:
+            self._room.release()
 
     def _compare(self, job: Job, part: Callable[[], Sequence[Part] | None], count: int) -> None:
+        """The job waits for `count` less afterwards."""
         if job not in self._jobs:
+            return
+        if job.prepared.deadline <= perf_counter():
+            if self.claim(job):
+                self._fail_late(job)
             return
         try:
             for following in part() or ():
-                self._run(job, following, 1)
+                self._run(job, following)
         except BaseException as error:  # whatever it is, the request gets an answer
             if self.claim(job):
                 job.fail(_not_compared(error))
         else:
-            self._count(job, count)
+            if self._count(job, count):
+                self._answer_beside(job)
 
-    def _count(self, job: Job, count: int) -> None:
-        """So many of what a job waits for are done."""
+    def _count(self, job: Job, count: int) -> bool:
+        """So many of what a job waits for are done; whether that was all."""
         with self._writing:
             if job not in self._jobs:
-                return
+                return False
             job.waiting -= count
-            complete = not job.waiting
-        if complete and self.claim(job):
-            self._resolve(job)
+            return not job.waiting
 
-    def _resolve(self, job: Job) -> None:
+    def _complete(self, job: Job) -> None:
+        """All that a job waited for is there: answer it, where nobody waits if that takes long."""
         if job.prepared.comparison is None and job.prepared.condense is None:
-            job.resolve()
+            self._answer(job)
         else:
-            self._comparing.submit(job.resolve)
+            self._comparing.submit(self._answer_beside, job)
+
+    def _answer(self, job: Job) -> None:
+        if self.claim(job):
+            job.resolve()
+
+    def _answer_beside(self, job: Job) -> None:
+        """The same in a thread that compares, where nobody else would hear of a bug."""
+        try:
+            self._answer(job)
+        except BaseException:
+            _log.critical("an answer could not be put together. This is a bug.", exc_info=True)
 
     def claim(self, job: Job) -> bool:
         """Take a job out, if it is there: whoever gets True answers it."""
@@ -329,12 +360,15 @@ class Dispatch:
         return found
 
     def _left(self, job: Job | None) -> None:
-        if job is not None:
-            self._cancelled(job)
-
-    def _cancelled(self, job: Job) -> None:
-        if self.claim(job):
+        """The caller of a job, if that is still there, has left."""
+        if job is not None and self.claim(job):
             count("dropped", model=self._plan.served_name)
+
+    def _fail_late(self, job: Job) -> None:
+        """Answer a job that was taken out because its time is over."""
+        count("dropped", model=self._plan.served_name)
+        self._pass_writers()
+        job.fail(_too_late())
 
     def _landed(self) -> None:
         """Something is not on its way any more."""

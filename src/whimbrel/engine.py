@@ -55,7 +55,7 @@ from whimbrel.work import AnyRunner, Job, Recorder
 
 T = TypeVar("T")
 
-_MANY_SEQS: Final = 256
+_MANY_PAIRS: Final = 256
 """To begin to compare more takes milliseconds, for which an event loop is not held up."""
 
 Progress: TypeAlias = Callable[[str], None]
@@ -203,19 +203,20 @@ class Engine:
         Raises Overloaded, Unavailable, DeadlineExceeded.
         """
         memory = np.empty(answer_places(prepared).num_bytes, np.uint8) if out is None else out
-        job = Job(Future(), prepared, memory, self._matcher(prepared, memory), tag)
+        job = Job(Future(), prepared, memory, self._matcher(prepared), tag)
         if prepared.seqs or prepared.comparison is not None:
             self._lanes.add(job, admitted=admitted)
         else:
             job.resolve()
         return job.future
 
-    def _matcher(self, prepared: Prepared, memory: NDArray[np.uint8]) -> Matcher | None:
+    def _matcher(self, prepared: Prepared) -> Matcher | None:
         """Of pairs that are compared by token vectors, some of which may be known from before."""
         comparison = prepared.comparison
         if comparison is None or comparison.output != "multi_vector":
             return None
-        num_seqs, matches = len(prepared.seqs), answer_places(prepared).explained(memory)
+        num_seqs, places = len(prepared.seqs), answer_places(prepared)
+        matches = places.explained(np.empty(places.num_bytes, np.uint8))
         if (cache := self._document_cache) is None:
             return Matcher(comparison, num_seqs, matches=matches)
         ask = prepared.places.by_name["multi_vector"].ask
@@ -387,7 +388,7 @@ class AsyncEngine:
         return await asyncio.wrap_future(await self._submit(prepared))
 
     async def _submit(self, prepared: Prepared) -> Future[Result]:
-        if prepared.comparison is None or len(prepared.seqs) <= _MANY_SEQS:
+        if prepared.comparison is None or prepared.comparison.num_pairs <= _MANY_PAIRS:
             return self._engine.submit_prepared(prepared)
         submitting = asyncio.ensure_future(asyncio.to_thread(self._engine.submit_prepared, prepared))
         try:

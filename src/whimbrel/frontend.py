@@ -15,11 +15,11 @@ from typing import Final, cast
 
 import numpy as np
 
-from whimbrel.card import Card, Output
+from whimbrel.asks import asks_of, num_entries, width_of
+from whimbrel.card import Card
 from whimbrel.comparison import Side, compared_by, is_comparison, sides
 from whimbrel.condense import Condense, condense_for, need_scipy
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable, WhimbrelError, relocating
-from whimbrel.heads import SparseCode
 from whimbrel.outputs import Ask, Places, kept, place
 from whimbrel.parts import Merge, Repeat, located
 from whimbrel.plan import Plan, length_for
@@ -35,8 +35,6 @@ _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
 """Up to so many texts of so many characters together are tokenised in the event loop; more would hold it up."""
 _MAX_WAITING: Final = 1024
-_VECTORS: Final = ("dense", "multi_vector")
-"""Outputs whose rows may be cut."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +123,7 @@ class Frontend:
     def _read(self, request: Request) -> _Read:
         number = self._card.tower_for(request.input_type)
         card = self._card.tower(number)
-        asks = [self._ask(card, request, name) for name in dict.fromkeys(request.outputs or (next(iter(card.outputs)),))]
+        asks = asks_of(card, request, matryoshka=self._plan.matryoshka)
         check_uses(card, request, [ask.name for ask in asks])
         late = next((ask for ask in asks if ask.name == "multi_vector"), None)
         condense = None if late is None else condense_for(card.outputs["multi_vector"], request, late)
@@ -137,7 +135,7 @@ class Frontend:
         if request.muvera is not None:
             raise InvalidRequest("pairs are compared by their token vectors themselves.", param="muvera")
         card = self._card.tower(self._card.tower_for("query"))
-        width = _num_entries(card) if output == "sparse" else self._width(card, request, card.output(output))
+        width = num_entries(card) if output == "sparse" else width_of(card, request, output, matryoshka=self._plan.matryoshka)
         queries, documents = sides(request, output, width)
         first = self._side(queries, similarity)
         second = self._side(documents, similarity)
@@ -218,54 +216,6 @@ class Frontend:
                 f"is for models that pool by the mean; this one by {', '.join(card.dense.modes)}.", param=param
             )
         return encode_document(tokenizer, request), None
-
-    def _ask(self, card: Card, request: Request, name: OutputName) -> Ask:
-        """What a request asks of an output."""
-        output = card.output(name)
-        wanted = request.normalize if output.finish == "normalize" else request.activate
-        width = self._width(card, request, output) if name in _VECTORS else output.width
-        entries = self._max_entries(card, request, output) if name == "sparse" else 0
-        return Ask(name, width, output.finished if wanted is None else wanted, entries)
-
-    def _max_entries(self, card: Card, request: Request, output: Output) -> int:
-        """So many entries are kept; 0: all."""
-        wanted = request.max_active_dims
-        if wanted is None:
-            return output.max_entries
-        if type(wanted) is not int or wanted < 1:
-            raise InvalidRequest(f"must be a positive integer, is {wanted!r}.", param="max_active_dims")
-        for head in output.head:
-            if isinstance(head, SparseCode) and wanted > head.k:
-                raise InvalidRequest(f"{wanted:,} are asked for; this model gives {head.k:,}.", param="max_active_dims")
-        return min(wanted, _num_entries(card))  # a larger number might not fit into a message
-
-    def _width(self, card: Card, request: Request, output: Output) -> int:
-        """The width of the vectors asked for."""
-        wanted, full, stated = request.dimensions, output.width, card.matryoshka_dimensions
-        if wanted is None:
-            return output.usual_width or full
-        if type(wanted) is not int:
-            raise InvalidRequest(f"must be an integer, is {wanted!r}.", param="dimensions")
-        if wanted == full:
-            return full
-        if not self._plan.matryoshka:
-            raise InvalidRequest(
-                f"{wanted:,} are asked for, but this model does not say that its vectors of {full:,} may be cut. "
-                "Leave dimensions out, or load the model with --matryoshka.",
-                param="dimensions",
-            )
-        if stated and wanted not in stated:
-            raise InvalidRequest(
-                f"{wanted:,} are asked for; this model's are {', '.join(map(str, stated))}.", param="dimensions"
-            )
-        if not 1 <= wanted <= full:
-            raise InvalidRequest(f"{wanted:,} are asked for; this model takes 1 to {full:,}.", param="dimensions")
-        return wanted
-
-
-def _num_entries(card: Card) -> int:
-    """Of a sparse vector, at most."""
-    return max(card.encoder.vocab_size, card.output("sparse").width)
 
 
 class AsyncFrontend:

@@ -10,7 +10,8 @@ no lanes and no jobs; safe to use from several threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from threading import Lock
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from whimbrel.given import bounds, floats, scale
 from whimbrel.ops.maxsim import Reduce, TokenVectors, best_matches, maxsim
+from whimbrel.ops.memory import memory_errors
 from whimbrel.outputs import ranges
 from whimbrel.types import Comparison, Given, Int64Array, Ragged
 
@@ -48,7 +50,7 @@ class _Lying:
         return TokenVectors(self.rows_XD.to(device), np.asarray(self.starts_N, np.int64), np.asarray(self.ends_N, np.int64))
 
     def only(self, some_N: NDArray[np.bool_]) -> _Lying:
-        return _Lying(self.texts_N[some_N], self.rows_XD, self.starts_N[some_N], self.ends_N[some_N])
+        return replace(self, texts_N=self.texts_N[some_N], starts_N=self.starts_N[some_N], ends_N=self.ends_N[some_N])
 
     def copied(self) -> dict[int, Tensor]:
         rows = zip(self.texts_N.tolist(), self.starts_N.tolist(), self.ends_N.tolist(), strict=True)
@@ -67,10 +69,10 @@ class Matcher:
         matches: Ragged | None = None,
     ) -> None:
         """`num_seqs`: the texts that are no given vectors. `kept`: documents among them whose vectors are known, by number;
-        `keep` is told those of the others. `matches` is filled in: see Outputs."""
+        `keep` is told those of the others. `matches`, as in Outputs, is filled in."""
         self.kept = frozenset(kept or ())
         self._keep = keep
-        self._matches = matches
+        self.matches = matches
         self.scores = np.empty(comparison.num_pairs, np.float32)
         self._query_P, self._document_P = comparison.queries_P, comparison.documents_P
         self._reduce: Reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
@@ -91,6 +93,7 @@ class Matcher:
         """The parts that may run before anything was added."""
         return [] if self._num_missing else self._parts
 
+    @memory_errors()
     def add(
         self, rows_XD: Any, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
     ) -> list[Part]:
@@ -106,8 +109,9 @@ class Matcher:
         for pairs, documents in (*before, *now):
             self._match(pairs, documents)
         if self._keep is not None:
-            for text, rows in lying.only(~is_query_N).copied().items():
-                self._keep(text, rows)
+            with suppress(MemoryError), memory_errors():  # the scores are there
+                for text, rows in lying.only(~is_query_N).copied().items():
+                    self._keep(text, rows)
         return parts
 
     def _add_queries(self, queries: dict[int, Tensor]) -> tuple[list[Part], list[tuple[Int64Array, _Lying]]]:
@@ -146,10 +150,10 @@ class Matcher:
         device = queries.rows_XD.device
         of_queries, of_documents = queries.on(device), documents.on(device)
         self.scores[pairs] = maxsim(of_queries, of_documents, query_P, document_P, reduce=self._reduce)
-        if self._matches is not None:
+        if self.matches is not None:
             found = best_matches(of_queries, of_documents, query_P, document_P)
-            starts_P, ends_P = self._matches.offsets_N1[pairs], self._matches.offsets_N1[pairs + 1]
-            self._matches.rows_XD[ranges(starts_P, ends_P)] = found.rows_XD
+            starts_P, ends_P = self.matches.offsets_N1[pairs], self.matches.offsets_N1[pairs + 1]
+            self.matches.rows_XD[ranges(starts_P, ends_P)] = found.rows_XD
 
     # What is there from the beginning
 
@@ -173,9 +177,11 @@ class Matcher:
             for some in _cut(offsets_N1, 1):
                 yield partial(self._match_kept, texts_N[some], kept)
 
+    @memory_errors()
     def _match_kept(self, texts_N: Int64Array, kept: Mapping[int, Tensor]) -> None:
         self._match_all(_stacked(texts_N, kept))
 
+    @memory_errors()
     def _match_all(self, documents: _Lying) -> None:
         """Documents, all of whose queries are there."""
         self._match(self._by_document.places(documents.texts_N), documents)

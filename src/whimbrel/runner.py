@@ -28,7 +28,7 @@ from whimbrel.checkpoint import Checkpoint
 from whimbrel.models import load_model
 from whimbrel.ops.attention import Layout
 from whimbrel.ops.linear import round_rows
-from whimbrel.ops.memory import keep_freed_memory
+from whimbrel.ops.memory import is_out_of_memory, keep_freed_memory
 from whimbrel.outputs import Collected, Resident, Wanted, collected
 from whimbrel.plan import Hardware, Plan
 from whimbrel.pooling import Pooling, Rows
@@ -38,8 +38,6 @@ T = TypeVar("T")
 
 _NICE: Final = 5
 """By so much lanes are nicer than the rest, with which they share the cores: a third of the others' weight."""
-_NO_MEMORY: Final = ("you tried to allocate", "bad_alloc")
-"""What torch says on a CPU; there it has no error class for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +170,7 @@ class Runner:
         try:
             return action()
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             message = str(error)
         # Only here, with the exception and its frames, are the tensors of the failed batch gone.
@@ -216,10 +214,6 @@ def _be_nice() -> None:
         nice = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICE
         with suppress(OSError):  # a sandbox may forbid even this
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, nice))
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
 
 
 def _fill(array_T: Int32Array, num_rows: int) -> Int32Array:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -83,12 +83,15 @@ class Scheduler(Generic[K]):
         deadline: float = inf,
         owner: str = "",
         suspects: Mapping[int, int] = _NOTHING,
+        first: Container[int] = (),
     ) -> None:
-        """Queue the seqs of one job. `suspects`: the most seqs that a batch may have with the seq of that index in it."""
+        """Queue the seqs of one job, the longest first, but before all others those of the indexes `first`.
+
+        `suspects`: the most seqs that a batch may have with the seq of that index in it."""
         if not seqs:
             return
         tokens = sum(seq.ids.size for seq in seqs)
-        ordered = sorted(seqs, key=lambda seq: -seq.ids.size)
+        ordered = sorted(seqs, key=lambda seq: (seq.index not in first, -seq.ids.size))
         apart = [seq for seq in ordered if seq.index in suspects] if suspects else []
         rest = [seq for seq in ordered if seq.index not in suspects] if suspects else ordered
         entry = _Entry(priority, owner, self._size(tokens), suspects, bool(apart) + bool(rest), next(self._numbers))

@@ -42,6 +42,11 @@ class AnyMatcher(Protocol):
         ...
 
     @property
+    def matches(self) -> Ragged | None:
+        """Then too, if the request asked for an explanation: as in Outputs."""
+        ...
+
+    @property
     def kept(self) -> Container[int]:
         """Seqs whose vectors are known, and need not be computed."""
         ...
@@ -105,6 +110,13 @@ class Job:
             memory = self.memory if self.prepared.comparison is None else np.empty(places.num_bytes, np.uint8)
             self.arrays = places.arrays(memory)
         self.pieces = {}
+
+    @property
+    def first(self) -> Container[int]:
+        """Seqs that run before the others: queries, without which documents that are compared have to be kept."""
+        comparison = self.prepared.comparison
+        found: list[int] = [] if comparison is None or self.matcher is None else comparison.queries_P.tolist()
+        return frozenset(found)
 
     @property
     def num_bytes(self) -> int:
@@ -192,9 +204,13 @@ class Job:
         if not np.isfinite(scores_P).all():  # finite vectors whose product is not
             raise NonFinite("a score is NaN or infinite.", param=f"input[{np.isfinite(scores_P).argmin()}]")
         places = answer_places(prepared)
-        scores_P1 = places.arrays(self.memory)["scores"]
+        scores_P1, matches = places.arrays(self.memory)["scores"], places.explained(self.memory)
         scores_P1[:, 0] = scores_P
-        return Outputs(scores=scores_P1, matches=places.explained(self.memory))
+        if matches is not None:
+            assert self.matcher is not None
+            assert self.matcher.matches is not None
+            matches.rows_XD[:] = self.matcher.matches.rows_XD
+        return Outputs(scores=scores_P1, matches=matches)
 
     def fail(self, error: WhimbrelError) -> None:
         """Answer with an error; the job is nobody else's any more."""

@@ -47,8 +47,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("whimbrel")
 
-_MANY_SEQS: Final = 256
-"""More take milliseconds to share out."""
+_MANY: Final = 256
+"""More seqs or pairs take milliseconds to share out."""
 
 
 class RemoteEngine:
@@ -152,7 +152,8 @@ class RemoteEngine:
         if num_engines < 2:
             return []
         share = partial(shares, prepared, self.card, num_engines, least_tokens=self.plan.max_batch_tokens, fixed=keeps)
-        return await self._in_thread(share) if len(prepared.seqs) > _MANY_SEQS else share()
+        num_pairs = 0 if prepared.comparison is None else prepared.comparison.num_pairs
+        return await self._in_thread(share) if max(len(prepared.seqs), num_pairs) > _MANY else share()
 
     async def _ask_share(self, share: Share, merge: Merge | Repeat | None) -> Result:
         try:
