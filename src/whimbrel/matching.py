@@ -99,7 +99,7 @@ class Matcher:
     ) -> list[Part]:
         """Texts that were computed, each once: texts[i] has rows starts[i] to ends[i], which are not kept.
 
-        They are an array, or a tensor on any device; comparing is done where the queries are. Returns the parts that may run
+        They are an array, or a tensor on any device; comparing is done on a GPU if one side is there. Returns the parts that may run
         from now on. Raises MemoryError."""
         lying = _Lying(texts, torch.as_tensor(rows_XD), starts, ends)
         is_query_N = self._by_query.has(texts)
@@ -147,7 +147,8 @@ class Matcher:
         queries = _stacked(queries_M, self._queries, documents.scale)
         order = np.argsort(documents.texts_N)
         document_P = order[np.searchsorted(documents.texts_N, self._document_P[pairs], sorter=order)]
-        device = queries.rows_XD.device
+        devices = documents.rows_XD.device, queries.rows_XD.device
+        device = devices[0] if devices[0].type != "cpu" else devices[1]
         of_queries, of_documents = queries.on(device), documents.on(device)
         self.scores[pairs] = maxsim(of_queries, of_documents, query_P, document_P, reduce=self._reduce)
         if self.matches is not None:

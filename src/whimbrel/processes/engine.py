@@ -147,6 +147,9 @@ class WorkerLine:
         except WhimbrelError as error:
             self._fail(message.uid, error)
             return
+        except MemoryError:
+            self._fail(message.uid, OutOfMemory("there is no memory for this request."))
+            return
         self._futures[message.uid] = future
         inline = memory.data if segment is None else _NOTHING
         has_entries = answer_places(prepared).unplaced is not None
