@@ -99,8 +99,8 @@ class Matcher:
     ) -> list[Part]:
         """Texts that were computed, each once: texts[i] has rows starts[i] to ends[i], which are not kept.
 
-        They are an array, or a tensor on any device; comparing is done on a GPU if one side is there. Returns the parts that may run
-        from now on. Raises MemoryError."""
+        They are an array, or a tensor on any device; comparing is done on a GPU if one side is there. Returns the parts that
+        may run from now on. Raises MemoryError."""
         lying = _Lying(texts, torch.as_tensor(rows_XD), starts, ends)
         is_query_N = self._by_query.has(texts)
         with self._lock:
