@@ -203,7 +203,7 @@ def test_a_score_that_is_not_finite_is_an_error(checkpoint: Callable[[str], Path
     assert job.matcher is not None
     job.matcher.scores[:] = (*np.zeros(len(DOCUMENTS) - 1), np.inf)
     job.resolve()
-    with pytest.raises(NonFinite, match=rf"input\[{len(DOCUMENTS) - 1}\]: a score is NaN or infinite"):
+    with pytest.raises(NonFinite, match=rf"input\[{len(DOCUMENTS) - 1}\]\[1\]: a score is NaN or infinite"):
         job.future.result()
 
 

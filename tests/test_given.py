@@ -286,9 +286,11 @@ _DATA = np.ones(16, np.float32).tobytes()
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"data": _DATA[:-1], "shape": [1, 16]}, "documents[1].data", "63 bytes are no whole numbers of float32"),
     ({"data": _DATA, "shape": [2, 16]}, "documents[1].data", "64 bytes are not the shape [2, 16], which takes 128"),
-    ({"data": _DATA, "shape": [-1, -16]}, "documents[1].data", "are not the shape"),
+    ({"data": _DATA, "shape": [-1, -16]}, "documents[1].shape[0]", "Expected `int` >= 0"),
     ({"data": _DATA, "shape": []}, "documents[1].data", "are not the shape"),
-    ({"data": _DATA, "shape": [2**40, 2**40]}, "documents[1].data", "are not the shape"),
+    ({"data": _DATA, "shape": [2**30, 2**30]}, "documents[1].data", "are not the shape"),
+    ({"data": b"", "shape": [0, 2**63]}, "documents[1].shape[1]", "Expected `int` <= 2147483647"),
+    ({"data": b"", "shape": [0, 2**31 - 1]}, "documents[1]", "the vectors have 2,147,483,647 columns"),
     ({"data": _DATA, "shape": [1, 1, 16]}, "documents[1].shape", "length <= 2"),
     ({"data": _DATA}, "documents[1]", "the array has the shape (16,)"),
     ({"data": _DATA, "shape": [2, 8]}, "documents[1]", "the vectors have 8 columns"),

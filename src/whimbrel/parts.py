@@ -64,7 +64,9 @@ def located(error: WhimbrelError, merge: Merge | Repeat | None, comparison: Comp
             return "input" + "".join(f"[{i}]" for i in (merge.first_M[seq], *part))
         if merge is not None:
             return f"input[{np.searchsorted(merge.offsets_N1[1:], seq, side='right')}]"
-        return f"input[{seq}]" if comparison is None else _of_pair(comparison, seq)
+        if comparison is None or part:  # a part of a pair is no seq: this was done where the error comes from
+            return "input" + "".join(f"[{i}]" for i in (seq, *part))
+        return _of_pair(comparison, seq)
 
     return error if merge is None and comparison is None else relocated(error, name)
 

@@ -13,12 +13,24 @@ from numpy.typing import NDArray
 
 from whimbrel.batch import Batch
 from whimbrel.condense import condensed, pooled
-from whimbrel.errors import ComputeError, NonFinite, OutOfMemory, WhimbrelError
+from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, WhimbrelError
 from whimbrel.late_options import TokenPooling
 from whimbrel.outputs import Collected, Resident, Wanted, answer_places, assemble, guessed_bytes, joined, ranges
 from whimbrel.parts import located, merged
 from whimbrel.similarity import compare
-from whimbrel.types import Float32Array, Int32Array, OutputName, Outputs, Prepared, Ragged, Result, Seq, Sparse, Timings
+from whimbrel.types import (
+    Comparison,
+    Float32Array,
+    Int32Array,
+    OutputName,
+    Outputs,
+    Prepared,
+    Ragged,
+    Result,
+    Seq,
+    Sparse,
+    Timings,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,7 +214,7 @@ class Job:
         else:
             scores_P = self.matcher.scores
         if not np.isfinite(scores_P).all():  # finite vectors whose product is not
-            raise NonFinite("a score is NaN or infinite.", param=f"input[{np.isfinite(scores_P).argmin()}]")
+            raise _not_finite(comparison, len(prepared.seqs), int(np.isfinite(scores_P).argmin()))
         places = answer_places(prepared)
         scores_P1, matches = places.arrays(self.memory)["scores"], places.explained(self.memory)
         scores_P1[:, 0] = scores_P
@@ -216,6 +228,16 @@ class Job:
         """Answer with an error; the job is nobody else's any more."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(located(error, self.prepared.merge, self.prepared.comparison))
+
+
+def _not_finite(comparison: Comparison, num_seqs: int, pair: int) -> WhimbrelError:
+    """An error that names the part of a pair that came as vectors, as these are too large; else the document."""
+    came = [int(numbers[pair]) >= num_seqs for numbers in (comparison.queries_P, comparison.documents_P)]
+    if any(came):
+        return InvalidRequest(
+            "a score is NaN or infinite: the vectors are too large.", param=f"input[{pair}][{1 if came[1] else 0}]"
+        )
+    return NonFinite("a score is NaN or infinite.", param=f"input[{pair}][1]")
 
 
 Work: TypeAlias = list[tuple[Job, Seq]]

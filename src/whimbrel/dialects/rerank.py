@@ -26,6 +26,8 @@ from whimbrel.types import Compared, Float32Array, Request, Result, Vectors, rea
 from whimbrel.wire import to_json
 
 MAX_PAIRS: Final = 10_000
+_MAX_SIZE: Final = 2**31 - 1
+"""Of a dimension: numpy takes no shape of larger ones, not even of no numbers."""
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -36,7 +38,7 @@ class Document(msgspec.Struct, frozen=True):
         bytes | None, Meta(description="Vectors in place of the text: base64 of little-endian numbers, row by row.")
     ] = None
     shape: Annotated[
-        Annotated[list[int], Meta(max_length=2)] | None,
+        Annotated[list[Annotated[int, Meta(ge=0, le=_MAX_SIZE)]], Meta(max_length=2)] | None,
         Meta(description="Of token vectors: [tokens, width]; absent: one vector."),
     ] = None
     dtype: Annotated[
@@ -321,8 +323,8 @@ def _array(data: bytes, dtype: str, shape: list[int] | None, param: str) -> NDAr
     if shape is None:
         return array
     sizes = [*shape[:-1], -(-shape[-1] // 8)] if dtype == "binary" and shape else shape
-    if not shape or min(shape) < 0 or prod(sizes) != count:
+    if not shape or prod(sizes) != count:
         raise InvalidRequest(
-            f"{len(data):,} bytes are not the shape {shape}, which takes {max(0, prod(sizes)) * kind.itemsize:,}.", param=param
+            f"{len(data):,} bytes are not the shape {shape}, which takes {prod(sizes) * kind.itemsize:,}.", param=param
         )
     return array.reshape(sizes)
