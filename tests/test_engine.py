@@ -136,6 +136,23 @@ def test_an_engine_that_is_not_closed_does_not_hold_up_the_interpreter() -> None
     assert done.stdout == b"done\n"
 
 
+def test_comparing_goes_on_while_the_interpreter_ends() -> None:
+    """Python ends its pools of threads before the engine's own end, and what was accepted is answered."""
+    program = """
+import atexit
+from whimbrel import Engine
+from whimbrel.types import Request
+
+engine = Engine()
+futures = [engine.submit(Request([("a", f"{i} " * 200)], ("scores",))) for i in range(50)]
+atexit.unregister(engine.close)
+atexit.register(lambda: print(sum(future.done() and future.exception() is None for future in futures)))
+atexit.register(engine.close)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"50\n", b"")
+
+
 def test_the_next_batch_is_launched_before_the_last_is_collected(runner: type[FakeRunner]) -> None:
     with Engine(max_batch_tokens=3) as engine:
         lanes = engine.plan.num_lanes

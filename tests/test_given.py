@@ -116,12 +116,29 @@ def test_cosine_of_vectors_of_any_length(engine: Callable[[str], Engine]) -> Non
     model = engine("dense")
     vectors = model.embed(DOCUMENTS)
     expected = model.score(QUERY, DOCUMENTS)
-    np.testing.assert_allclose(model.score(QUERY, vectors * 37), expected, rtol=1e-5, atol=1e-6)
+    for factor in (37, 1e30, 1e-30):  # the squares of the last two are no float32
+        np.testing.assert_allclose(model.score(QUERY, vectors * np.float32(factor)), expected, rtol=1e-5, atol=1e-6)
     bits = np.packbits(vectors > 0, axis=1)
     signs = np.where(vectors > 0, 1.0, -1.0)
     query = model.embed(QUERY, normalize=True)
     np.testing.assert_allclose(model.score(QUERY, bits), signs @ query / np.sqrt(signs.shape[1]), rtol=1e-5, atol=1e-6)
     assert model.score(QUERY, np.zeros_like(vectors)).tolist() == [0.0] * len(vectors)
+
+
+def test_what_holds_several_documents(engine: Callable[[str], Engine]) -> None:
+    """Two arrays in a tuple are two documents, and numpy's own lists are lists."""
+    for kind in ("late", "dense"):
+        model = engine(kind)
+        texts = [DOCUMENTS[0], DOCUMENTS[0][::-1]]
+        vectors = list(model.multi_vector(texts, input_type="document")) if kind == "late" else list(model.embed(texts))
+        expected = model.score(QUERY, vectors).tolist()
+        held = np.empty(2, object)
+        held[:] = vectors
+        for given in (tuple(vectors), held, (vectors[0], vectors[1])):
+            assert model.score(QUERY, given).tolist() == expected
+        held[1] = texts[1]
+        assert model.score(QUERY, held).tolist() == model.score(QUERY, [vectors[0], texts[1]]).tolist()
+        assert model.score(QUERY, np.array(texts)).tolist() == model.score(QUERY, texts).tolist()
 
 
 def test_a_document_without_vectors(engine: Callable[[str], Engine]) -> None:
@@ -147,6 +164,9 @@ def _array(*shape: int, dtype: str = "float32", value: float = 1) -> NDArray[Any
         ("late", [_array(3, 16, dtype="bool")], r"documents\[0\]: the array is of bool"),
         ("late", [_array(3, 1, dtype="uint8")], r"documents\[0\]: the vectors have 8 columns"),
         ("late", [_array(1, 3, 16)], r"documents\[0\]: the array has the shape"),
+        ("late", [np.ma.masked_invalid(_array(3, 16))], r"documents\[0\]: is a masked array"),
+        ("late", np.array(1.0), r"documents: the array has the shape \(\)"),
+        ("late", np.array([[None]]), r"documents: the array is of object"),
         ("late", [[0.5] * 16], r"documents\[0\]: must be a string or an array of multi_vector, is list"),
         ("late", [b"abc"], r"documents\[0\]: must be a string or an array .*, is bytes"),
         ("late", [None], r"documents\[0\]: must be a string or an array .*, is NoneType"),

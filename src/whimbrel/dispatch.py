@@ -276,7 +276,7 @@ class Dispatch:
         if job.matcher is not None:
             part = partial(job.match, batch, np.array(rows), np.array(indexes))
             self._room.acquire()
-            self._comparing.submit(self._compare_batch, job, part, len(indexes))
+            self._beside(partial(self._compare_batch, job, part, len(indexes)))
             return
         with self._writing:
             if job in self._jobs:
@@ -286,7 +286,7 @@ class Dispatch:
 
     def _run(self, job: Job, part: Part) -> None:
         """Compare in a thread of its own, as it may take long."""
-        self._comparing.submit(self._compare, job, part, 1)
+        self._beside(partial(self._compare, job, part, 1))
 
     def _compare_batch(self, job: Job, part: Callable[[], Sequence[Part]], count: int) -> None:
         try:
@@ -325,7 +325,16 @@ class Dispatch:
         if job.prepared.comparison is None and job.prepared.condense is None:
             self._answer(job)
         else:
-            self._comparing.submit(self._answer_beside, job)
+            self._beside(partial(self._answer_beside, job))
+
+    def _beside(self, action: Callable[[], None]) -> None:
+        """Run in a thread that compares; here, if these have ended, as they do at the interpreter's exit."""
+        try:
+            self._comparing.submit(action)
+        except RuntimeError as error:
+            if "shutdown" not in str(error):  # it is in the queue, and no thread could be started
+                raise
+            action()
 
     def _answer(self, job: Job) -> None:
         if self.claim(job):

@@ -23,6 +23,8 @@ _TYPES: Final = ("float32", "float16", "int8", "uint8")
 _STEPS: Final = 127
 _ROWS: Final[dict[OutputName, int]] = {"dense": 1, "multi_vector": 2}
 """Dimensions of the array of one text."""
+_OBJECTS: Final = "OUT"
+"""Kinds of arrays that hold no numbers: Python's objects, and strings."""
 
 
 def listed_vectors(given: object, output: OutputName) -> list[Any] | None:
@@ -31,8 +33,10 @@ def listed_vectors(given: object, output: OutputName) -> list[Any] | None:
         return [given[index] for index in range(len(given))]
     if isinstance(given, np.ndarray):
         array = cast(NDArray[Any], given)
+        if array.ndim == 1 and array.dtype.kind in _OBJECTS:
+            return array.tolist()  # a list of texts or of arrays, which numpy holds
         return [array] if array.ndim <= _ROWS.get(output, 1) else list(array)
-    return [given] if _is_sparse(given) else None
+    return [given] if output == "sparse" and _is_sparse(given) else None
 
 
 class Stack:
@@ -76,7 +80,9 @@ class Stack:
     def _rows(self, vectors: object, param: str) -> NDArray[Any]:
         if not isinstance(vectors, np.ndarray):
             raise InvalidRequest(f"must be a string or an array of {self._output}, is {type(vectors).__name__}.", param=param)
-        rows = cast(NDArray[Any], vectors)
+        if isinstance(vectors, np.ma.MaskedArray):
+            raise InvalidRequest("is a masked array; send what is not masked as a plain one.", param=param)
+        rows = np.asarray(cast(NDArray[Any], vectors))
         kind = "float32" if rows.dtype == np.float64 else rows.dtype.name
         if kind not in _TYPES:
             raise InvalidRequest(f"the array is of {rows.dtype.name}; it takes {', '.join(_TYPES)}.", param=param)

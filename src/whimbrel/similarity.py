@@ -18,8 +18,6 @@ from whimbrel.outputs import joined, ranges
 from whimbrel.types import Comparison, Float32Array, Outputs, Similarity, Sparse
 
 _PAIRS_AT_A_TIME: Final = 4096
-_LEAST_NORM: Final = np.float32(1e-12)
-"""What a vector's norm is taken to be at least, as in torch.nn.functional.normalize."""
 
 _DENSE: Final[Mapping[Similarity, Callable[[Float32Array, Float32Array], Float32Array]]] = {
     "cosine": lambda a_PD, b_PD: (a_PD * b_PD).sum(axis=1),  # of unit vectors, which is what is asked of the model
@@ -30,10 +28,11 @@ _DENSE: Final[Mapping[Similarity, Callable[[Float32Array, Float32Array], Float32
 
 
 def compare(outputs: Outputs, comparison: Comparison) -> Float32Array:
-    """The score of each pair -> (P,)."""
-    if comparison.output == "dense":
-        return _compare_dense(_dense(outputs, comparison), comparison)
-    return _compare_sparse(_sparse(outputs, comparison), comparison)
+    """The score of each pair -> (P,). Of vectors that are too large it is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if comparison.output == "dense":
+            return _compare_dense(_dense(outputs, comparison), comparison)
+        return _compare_sparse(_sparse(outputs, comparison), comparison)
 
 
 def _dense(outputs: Outputs, comparison: Comparison) -> Float32Array:
@@ -41,8 +40,15 @@ def _dense(outputs: Outputs, comparison: Comparison) -> Float32Array:
     computed = [] if outputs.dense is None else [outputs.dense]
     given = [floats(each) for each in comparison.given]
     if comparison.similarity == "cosine":
-        given = [rows_ND / np.maximum(np.linalg.norm(rows_ND, axis=1, keepdims=True), _LEAST_NORM) for rows_ND in given]
+        given = [_normalized(rows_ND) for rows_ND in given]
     return computed[0] if computed and not given else np.concatenate([*computed, *given])
+
+
+def _normalized(rows_ND: Float32Array) -> Float32Array:
+    """Rows of norm 1, but for zeros. In float64, where squares of large and of small numbers are numbers still."""
+    wide_ND = rows_ND.astype(np.float64)
+    norms_N1 = np.linalg.norm(wide_ND, axis=1, keepdims=True)
+    return (wide_ND / np.where(norms_N1 > 0, norms_N1, 1)).astype(np.float32)
 
 
 def _compare_dense(dense_ND: Float32Array, comparison: Comparison) -> Float32Array:
