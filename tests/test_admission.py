@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from whimbrel.admission import Queue, Rate, check
 from whimbrel.cards.reader import read_card
 from whimbrel.errors import Overloaded
 from whimbrel.plan import Hardware, Options, Plan, make_plan
+from whimbrel.processes.remote import RemoteEngine
+from whimbrel.types import Request
 
 EMPTY = Queue(tokens=0, ahead=10**9, num_bytes=10**9, rate=1.0)
 SOME = Queue(tokens=600, ahead=500, num_bytes=5000, rate=100.0)
@@ -57,7 +60,7 @@ def test_where_nothing_waits_everything_is_admitted(plan: Plan) -> None:
 
 @given(st.integers(1, 10**9), st.floats(0, 1e6), st.floats(0, 1))
 def test_retry_after_is_the_expected_wait_within_reason(ahead: int, rate: float, chance: float) -> None:
-    plan = Plan("m", (), "cpu", "float32", 1, 512, 256, 1, 1.0, 1, 1, matryoshka=False)
+    plan = Plan("m", (), "cpu", "float32", 1, 512, 256, 1, 1.0, 1, 1, matryoshka=False, document_cache_bytes=0)
     with pytest.raises(Overloaded) as caught:
         check(plan, replace(SOME, ahead=ahead + 1, rate=rate), tokens=1, num_bytes=0, small=False, chance=chance)
     wait = min(40.0, max(1.0, (ahead + 1) / (rate or 10_000)))
@@ -90,3 +93,29 @@ def test_half_of_the_rate_is_from_the_last_64_batches() -> None:
         now += 1.0
         rate.end(now, tokens)
     assert rate.value == pytest.approx(200, rel=0.01)
+
+
+@pytest.fixture
+def remote(minilm: Path) -> RemoteEngine:
+    card = read_card(minilm, "all-MiniLM-L6-v2")
+    plan = make_plan(Options(max_queue_tokens=10_000), card, Hardware(num_cores=1, cpu_bfloat16=False))
+    return RemoteEngine(
+        0, card, plan, minilm, num_replicas=1, max_segments=8, on_quarantine=lambda _: None, broken=lambda _: None
+    )
+
+
+def test_what_is_small_does_not_wait_for_bulk_that_is_being_tokenised(remote: RemoteEngine) -> None:
+    remote._preparing_tokens[False] = 11_000
+    remote._check(Request(["a"]))
+    with pytest.raises(Overloaded):
+        remote._check(Request(["word " * 500] * 10))
+    remote._preparing_tokens[True] = 11_000
+    with pytest.raises(Overloaded):
+        remote._check(Request(["a"]))
+
+
+def test_a_query_that_stands_in_many_pairs_is_estimated_once(remote: RemoteEngine) -> None:
+    query = "query " * 50
+    alone = remote._estimate(Request([(query, "a")], ("scores",)))
+    assert remote._estimate(Request([(query, f"document {i}") for i in range(100)], ("scores",))) < 10 * alone
+    assert remote._estimate(Request([(query, np.ones(384, np.float32))], ("scores",))) in (alone, alone - 1)

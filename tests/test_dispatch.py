@@ -147,3 +147,31 @@ def test_a_bug_in_what_becomes_of_scores_is_told_and_logged(dispatch: Dispatch, 
     dispatch.close()
     dispatch.join()
     assert "This is a bug" in caplog.text
+
+
+def test_comparisons_of_several_requests_take_turns(dispatch: Dispatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one does not wait until all parts of a large one have run."""
+    ran: list[str] = []
+    first, may_go_on = threading.Event(), threading.Event()
+
+    def compared(name: str, num_parts: int) -> Job:
+        def part() -> None:
+            ran.append(name)
+            first.set()
+            assert may_go_on.wait(10)
+
+        matcher = Pairs(part, num_parts=num_parts)
+        monkeypatch.setattr(matcher, "begin", lambda: [part] * num_parts)
+        return pairs_job(matcher)
+
+    large, small = compared("large", 20), compared("small", 1)
+    dispatch.add(large)
+    assert first.wait(10)
+    dispatch.add(small)
+    may_go_on.set()
+    large.future.result(10)
+    small.future.result(10)
+    assert len(ran) == 21
+    assert ran.index("small") <= 2
+    dispatch.close()
+    dispatch.join()

@@ -119,8 +119,7 @@ class Dispatch:
                 first=first,
             )
             self._changed.notify_all()
-        for part in parts:
-            self._run(job, part)
+        self._run(job, parts)
         if is_complete:
             self._complete(job)
         held = ref(job)  # loosely: the Future must not keep the memory of the job that keeps the Future
@@ -284,9 +283,17 @@ class Dispatch:
         if self._count(job, len(indexes)):
             self._complete(job)
 
-    def _run(self, job: Job, part: Part) -> None:
-        """Compare in a thread of its own, as it may take long."""
-        self._beside(partial(self._compare, job, part, 1))
+    def _run(self, job: Job, parts: Sequence[Part]) -> None:
+        """Compare in threads of their own, as it may take long; a few at a time, so that others' parts come between them."""
+        left = iter(parts)
+
+        def run_next() -> None:
+            if job in self._jobs and (part := next(left, None)) is not None:
+                self._compare(job, part, 1)
+                self._beside(run_next)
+
+        for _ in parts[: self._plan.num_lanes]:
+            self._beside(run_next)
 
     def _compare_batch(self, job: Job, part: Callable[[], Sequence[Part]], count: int) -> None:
         try:
@@ -303,8 +310,7 @@ class Dispatch:
                 self._fail_late(job)
             return
         try:
-            for following in part() or ():
-                self._run(job, following)
+            self._run(job, part() or ())
         except BaseException as error:  # whatever it is, the request gets an answer
             if self.claim(job):
                 job.fail(_not_compared(error))

@@ -32,7 +32,9 @@ Part: TypeAlias = Callable[[], None]
 """Work that is left to do, in any thread. Raises MemoryError."""
 
 _PART_BYTES: Final = 8 * 2**20
-"""Of vectors that are there already: about a millisecond's work."""
+"""Of vectors that are there already: about a millisecond's work,"""
+_PART_TEXTS: Final = 512
+"""unless they are of so many documents."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,12 +191,13 @@ class Matcher:
 
 
 def _cut(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]:
-    """Texts in runs of about `_PART_BYTES`."""
+    """Texts in runs of about `_PART_BYTES`, and of `_PART_TEXTS` at most."""
     ends = offsets_N1[1:] * row_bytes
     if not ends.size:
         return []
-    cuts = np.searchsorted(ends, np.arange(_PART_BYTES, int(ends[-1]), _PART_BYTES)) + 1
-    return [slice(*run) for run in pairwise([0, *np.unique(cuts[cuts < ends.size]).tolist(), ends.size])]
+    by_bytes = np.searchsorted(ends, np.arange(_PART_BYTES, int(ends[-1]), _PART_BYTES)) + 1
+    cuts = np.union1d(by_bytes[by_bytes < ends.size], np.arange(_PART_TEXTS, ends.size, _PART_TEXTS))
+    return [slice(*run) for run in pairwise([0, *cuts.tolist(), ends.size])]
 
 
 class _Index:

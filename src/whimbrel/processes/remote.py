@@ -14,19 +14,20 @@ import logging
 import random
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from math import inf, isinf
 from pathlib import Path
 from time import perf_counter
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar, cast
 
 import numpy as np
 
 from whimbrel.admission import Queue, check, check_bound
 from whimbrel.card import Card
+from whimbrel.comparison import is_comparison
 from whimbrel.condense import condensed
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
 from whimbrel.frontend import AsyncFrontend, Frontend, size
@@ -81,8 +82,8 @@ class RemoteEngine:
         self._aborted: WhimbrelError | None = None
         self._on_quarantine = on_quarantine
         self._broken = broken
-        self._preparing_tokens = 0
-        """Of the requests that are being tokenised, estimated."""
+        self._preparing_tokens = {True: 0, False: 0}
+        """Of the requests that are being tokenised, estimated: of small ones, and of others."""
         self._tokens_per_character = 0.3
 
     # What the server asks
@@ -109,11 +110,12 @@ class RemoteEngine:
         Raises InvalidRequest, TooLong, TooLarge, Overloaded, Unavailable, DeadlineExceeded, ComputeError.
         """
         tokens = self._check(request)
-        self._preparing_tokens += tokens
+        small = self._is_small(tokens)
+        self._preparing_tokens[small] += tokens
         try:
             prepared = await self._frontend.prepare(request)
         finally:
-            self._preparing_tokens -= tokens
+            self._preparing_tokens[small] -= tokens
         self._learn(request, prepared)
         if not prepared.seqs and prepared.comparison is None:
             places = answer_places(prepared)
@@ -194,11 +196,12 @@ class RemoteEngine:
         tokens = self._estimate(request)
         boards = [replica.board for replica in self._replicas if replica.up and replica.board is not None]
         if request.priority >= 0:
-            small = tokens <= self.plan.max_batch_tokens // 4
-            here = self._preparing_tokens + sum(pending.prepared.num_tokens for pending in self._waiting)
+            small = self._is_small(tokens)
+            here = self._preparing_tokens[True] + sum(pending.prepared.num_tokens for pending in self._waiting)
+            bulk = self._preparing_tokens[False]
             each = max(1, len(boards))
-            queued = (here + sum(board.queued_tokens for board in boards)) // each
-            ahead = (here + sum(board.small_tokens if small else board.queued_tokens for board in boards)) // each
+            queued = (here + bulk + sum(board.queued_tokens for board in boards)) // each
+            ahead = (here + sum(board.small_tokens for board in boards)) // each if small else queued
             rate, chance = sum(board.rate for board in boards) / each, random.random()  # noqa: S311
             if request.owner:
                 check_bound(self.plan, queued, tokens=tokens, rate=rate, chance=chance)
@@ -206,12 +209,20 @@ class RemoteEngine:
                 check(self.plan, Queue(queued, ahead + tokens, 0, rate), tokens=tokens, num_bytes=0, small=small, chance=chance)
         return tokens
 
+    def _is_small(self, tokens: int) -> bool:
+        """As the scheduler has it."""
+        return tokens <= self.plan.max_batch_tokens // 4
+
     def _estimate(self, request: Request) -> int:
         """Tokens of a request before it is tokenised, by the number of its characters or ids. What is too long will be cut."""
         ids = bool(request.texts) and isinstance(request.texts[0], np.ndarray)
         rate = 1.0 if ids else self._tokens_per_character
         limit = inf if request.split_long else self.plan.max_length
-        return round(sum(min(size(text) * rate, limit) for text in request.texts))
+        texts: Iterable[object] = request.texts
+        if is_comparison(self.card, request):  # a query that stands in a thousand pairs is computed once
+            parts = {id(part): part for pair in request.texts for part in cast("tuple[object, ...]", pair)}
+            texts = [part for part in parts.values() if isinstance(part, str)]
+        return round(sum(min(size(text) * rate, limit) for text in texts))
 
     def _learn(self, request: Request, prepared: Prepared) -> None:
         """Make the next estimate a better one."""
