@@ -188,7 +188,7 @@ def test_sparse_vectors_that_are_wrong(engine: Callable[[str], Engine]) -> None:
 
     def wrong(ids: Any, weights: Any, message: str) -> None:
         with pytest.raises(InvalidRequest, match=r"documents\[1\]: " + message):
-            model.score(QUERY, ["a", (np.asarray(ids), np.asarray(weights))], score_by="sparse")
+            model.score(QUERY, ["a", (np.asanyarray(ids), np.asanyarray(weights))], score_by="sparse")
 
     wrong([1, size], [0.5, 0.5], f"entry {size:,} is outside the vocabulary of {size:,}")
     wrong([1, -1], [0.5, 0.5], "entry -1 is outside")
@@ -197,6 +197,7 @@ def test_sparse_vectors_that_are_wrong(engine: Callable[[str], Engine]) -> None:
     wrong([1.0], [0.5], "entries are integers and weights floats, not float64 and float64")
     wrong([[1]], [[0.5]], "arrays of entries and weights have one dimension")
     wrong([1, 2], [0.5, np.inf], r"holds inf \(at row 1")
+    wrong(np.ma.masked_array([1, 2], [True, False]), [0.5, 0.5], "is a masked array")
     with pytest.raises(InvalidRequest, match=r"documents\[0\]: must be a string, or a pair of arrays"):
         model.score(QUERY, [np.ones(3, np.float32)], score_by="sparse")
     empty = (np.empty(0, np.int32), np.empty(0, np.float32))

@@ -51,6 +51,9 @@ class Stack:
 
     def add(self, vectors: object, param: str) -> int:
         """Take one text's; says which it is. Raises InvalidRequest."""
+        parts: Iterable[object] = cast("tuple[object, ...]", vectors) if isinstance(vectors, tuple) else (vectors,)
+        if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+            raise InvalidRequest("is a masked array; send what is not masked as a plain one.", param=param)
         number = self._count
         self._count += 1
         if self._output == "sparse":
@@ -80,8 +83,6 @@ class Stack:
     def _rows(self, vectors: object, param: str) -> NDArray[Any]:
         if not isinstance(vectors, np.ndarray):
             raise InvalidRequest(f"must be a string or an array of {self._output}, is {type(vectors).__name__}.", param=param)
-        if isinstance(vectors, np.ma.MaskedArray):
-            raise InvalidRequest("is a masked array; send what is not masked as a plain one.", param=param)
         rows = np.asarray(cast(NDArray[Any], vectors))
         kind = "float32" if rows.dtype == np.float64 else rows.dtype.name
         if kind not in _TYPES:

@@ -33,7 +33,7 @@ Part: TypeAlias = Callable[[], None]
 
 _PART_BYTES: Final = 8 * 2**20
 """Of vectors that are there already: about a millisecond's work,"""
-_PART_TEXTS: Final = 512
+_PART_TEXTS: Final = 128
 """unless they are of so many documents."""
 
 
