@@ -51,8 +51,7 @@ class Stack:
 
     def add(self, vectors: object, param: str) -> int:
         """Take one text's; says which it is. Raises InvalidRequest."""
-        parts: Iterable[object] = cast("tuple[object, ...]", vectors) if isinstance(vectors, tuple) else (vectors,)
-        if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        if _is_masked(vectors):
             raise InvalidRequest("is a masked array; send what is not masked as a plain one.", param=param)
         number = self._count
         self._count += 1
@@ -145,6 +144,11 @@ def _entries(vectors: object, vocab_size: int, param: str) -> tuple[Int32Array, 
         raise InvalidRequest(f"entry {ids[:-1][ids[1:] == ids[:-1]][0]:,} is there twice.", param=param)
     with np.errstate(over="ignore"):
         return ids.astype(np.int32), weights[order].astype(np.float32)
+
+
+def _is_masked(given: object) -> bool:
+    parts = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
+    return any(isinstance(part, np.ma.MaskedArray) for part in parts)
 
 
 def _is_sparse(given: object) -> bool:
