@@ -321,5 +321,5 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({}, "documents[1]", "must have one of text, data"),
     ({"ids": b"abcd"}, "documents[1]", "a sparse vector has both ids and weights"),
     ({"ids": b"abcd", "weights": b"abcd"}, "documents[1]", "must be a string or an array of multi_vector, is tuple"),
-    ({"data": _DATA, "dtype": "bfloat16"}, "documents[1].dtype", "bfloat16"),
+    ({"data": _DATA, "dtype": "bfloat16"}, "documents[1].dtype", "'bfloat16'; it takes 'binary', 'float16', 'float32', 'int8'"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
@@ -48,13 +49,23 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
 
 def _choices(kind: type, param: str | None) -> str:
     """What a field takes, where it takes one of a few words."""
-    info = msgspec.inspect.type_info(kind)
-    fields = info.fields if isinstance(info, msgspec.inspect.StructType) else ()
-    name = (param or "").partition("[")[0]
-    field = next((field for field in fields if field.encode_name == name), None)
-    if field is None:
-        return ""
-    inner = field.type.type if isinstance(field.type, msgspec.inspect.Metadata) else field.type
-    options = inner.types if isinstance(inner, msgspec.inspect.UnionType) else (inner,)
-    words = [repr(value) for option in options if isinstance(option, msgspec.inspect.LiteralType) for value in option.values]
+    found = list(_inside(msgspec.inspect.type_info(kind)))
+    for name in (param or "").split("."):
+        structs = [info for info in found if isinstance(info, msgspec.inspect.StructType)]
+        fields = [field for info in structs for field in info.fields if field.encode_name == name.partition("[")[0]]
+        found = [info for field in fields for info in _inside(field.type)]
+    words = [repr(value) for info in found if isinstance(info, msgspec.inspect.LiteralType) for value in info.values]
     return f"; it takes {', '.join(words)}" if words else ""
+
+
+def _inside(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
+    """What a value, or an item of a list, may be."""
+    if isinstance(info, msgspec.inspect.Metadata):
+        yield from _inside(info.type)
+    elif isinstance(info, msgspec.inspect.UnionType):
+        for each in info.types:
+            yield from _inside(each)
+    elif isinstance(info, msgspec.inspect.ListType):
+        yield from _inside(info.item_type)
+    else:
+        yield info
