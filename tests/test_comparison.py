@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -323,3 +325,32 @@ def test_a_caller_that_leaves_while_much_is_submitted(
 
     with Engine(str(checkpoint("stanford")), dtype="float32") as inner:
         asyncio.run(leave(AsyncEngine(inner), inner))
+
+
+def test_the_memory_of_a_comparison_is_free_once_it_is_answered(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By counting references, without waiting for the garbage collector: of texts, of vectors, and of what was kept."""
+    jobs: list[weakref.ref[Any]] = []
+
+    def made(*args: Any) -> Job:
+        job = Job(*args)
+        jobs.extend((weakref.ref(job), weakref.ref(cast(Any, job.matcher))))
+        return job
+
+    with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:
+        rows = engine.multi_vector(DOCUMENTS, input_type="document")
+        query = engine.multi_vector(QUERIES[0], input_type="query")[0]
+        monkeypatch.setattr("whimbrel.engine.Job", made)
+        gc.collect()
+        gc.disable()
+        try:
+            for q, documents in ((QUERIES[0], DOCUMENTS), (QUERIES[0], DOCUMENTS), (QUERIES[1], rows), (query, rows)):
+                engine.score(q, documents)
+                give_up = time.perf_counter() + 20
+                while any(each() is not None for each in jobs) and time.perf_counter() < give_up:
+                    time.sleep(0.01)
+                assert [each() for each in jobs] == [None] * len(jobs)
+        finally:
+            gc.enable()
+        assert len(jobs) == 8

@@ -18,7 +18,7 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -286,14 +286,13 @@ class Dispatch:
     def _run(self, job: Job, parts: Sequence[Part]) -> None:
         """Compare in threads of their own, as it may take long; a few at a time, so that others' parts come between them."""
         left = iter(parts)
-
-        def run_next() -> None:
-            if job in self._jobs and (part := next(left, None)) is not None:
-                self._compare(job, part, 1)
-                self._beside(run_next)
-
         for _ in parts[: self._plan.num_lanes]:
-            self._beside(run_next)
+            self._beside(partial(self._run_next, job, left))
+
+    def _run_next(self, job: Job, left: Iterator[Part]) -> None:
+        if job in self._jobs and (part := next(left, None)) is not None:
+            self._compare(job, part, 1)
+            self._beside(partial(self._run_next, job, left))
 
     def _compare_batch(self, job: Job, part: Callable[[], Sequence[Part]], count: int) -> None:
         try:

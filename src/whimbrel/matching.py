@@ -93,7 +93,7 @@ class Matcher:
 
     def begin(self) -> list[Part]:
         """The parts that may run before anything was added."""
-        return [] if self._num_missing else self._parts
+        return self._take_parts()
 
     @memory_errors()
     def add(
@@ -120,7 +120,7 @@ class Matcher:
         """They meet the documents that came before them."""
         self._queries |= queries
         self._num_missing -= len(queries)
-        parts = [] if self._num_missing else self._parts
+        parts = self._take_parts()
         texts = np.array(list(queries))
         self._is_there[texts] = True
         pairs = self._by_query.places(texts)
@@ -134,6 +134,13 @@ class Matcher:
                 del self._waiting[text]
                 self._waits[text] = False
         return parts, [(pairs, lying)]
+
+    def _take_parts(self) -> list[Part]:
+        """Those that were not given out, if all queries are there. They hold this object, which therefore lets go of them."""
+        if self._num_missing:
+            return []
+        parts, self._parts = self._parts, []
+        return parts
 
     def _meet(self, documents: _Lying) -> list[tuple[Int64Array, _Lying]]:
         """They meet the queries that are there, and wait for the others."""
