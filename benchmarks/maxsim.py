@@ -2,11 +2,12 @@
 
     python benchmarks/maxsim.py [--threads 1,2] [--rounds 15] [--requests 128] [--full] [--device auto] [--quick]
 
-1. One query of 32 tokens against 1,000 documents of 20 to 300 tokens, width 128, float32, all with the same number of threads:
-   ours; zeros put after documents, then torch.bmm, the maximum and the sum, for all documents at once (as PyLate and Sentence
-   Transformers do it) and for 64 at a time (as vLLM does it); PyLate's rank.rerank and maxsim-cpu where they can be imported
-   (`pip install maxsim-cpu`, `pip install pylate`; the second asks for other versions of what we use). The peak is that of the
-   fastest of some torch.mm of float32; reading is that of the documents' bytes, once.
+1. Queries of 32 tokens, eight in a round, one after another, each against 1,000 documents of 20 to 300 tokens, width 128,
+   float32, all with the same number of threads: ours; zeros put after documents, then torch.bmm, the maximum and the sum, for
+   all documents at once (as PyLate and Sentence Transformers do it) and for 64 at a time (as vLLM does it); PyLate's
+   rank.rerank and maxsim-cpu where they can be imported (`pip install maxsim-cpu`, `pip install pylate`; the second asks for
+   other versions of what we use). Times are of one query. The peak is that of the fastest of some torch.mm of float32; reading
+   is that of the documents' bytes, once.
 2. The same documents stored as other types, ours only. Products are float32 for all.
 3. A store of float16, scanned: how much memory that takes beside the store, for a tenth of it and for all of it.
 4. benchmarks/reranking.py: the workload of vLLM #35330 through the server, and reranks of documents whose vectors are kept.
@@ -42,12 +43,15 @@ from whimbrel.types import Int64Array
 
 WIDTH: Final = 128
 QUERY_TOKENS: Final = 32
+NUM_QUERIES: Final = 8
+"""In a round: threads that were asleep before it cost milliseconds until each runs on a core of its own."""
 OURS: Final = "Whimbrel"
 STORED: Final = ("float32", "float16", "bfloat16", "int8 and a factor for each row", "bits")
 PAUSE: Final = 0.02
 PEAKS: Final = ((1024, 1024, 1024), (2048, 2048, 2048), (1024, 128, 1024), (4096, 128, 128))
 
 Times = dict[str, list[float]]
+Scorer = Callable[[Tensor], Any]
 
 
 def offsets_of(count: int, lengths: tuple[int, int]) -> Int64Array:
@@ -65,7 +69,7 @@ def unit_vectors(count: int, *, seed: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Seconds of each round, and what else the tables say."""
+    """Seconds of each round, for one query, and what else the tables say."""
 
     contenders: Times
     stored: Times
@@ -81,45 +85,58 @@ def make_comparison(threads: int, num_documents: int) -> Callable[[int], Found]:
     os.environ["RAYON_NUM_THREADS"] = str(threads)  # maxsim-cpu
     torch.set_num_threads(threads)
     offsets = offsets_of(num_documents, (20, 300))
-    query, rows = unit_vectors(QUERY_TOKENS, seed=1), unit_vectors(int(offsets[-1]), seed=2)
+    queries = [unit_vectors(QUERY_TOKENS, seed=seed) for seed in range(3, 3 + NUM_QUERIES)]
+    rows = unit_vectors(int(offsets[-1]), seed=2)
     pool = ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1))
-    score = partial(ours, query, pool if threads > 1 else None, threads)
+    score = partial(ours, pool if threads > 1 else None, threads)
     documents = [rows[start:end] for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
-    contenders = {OURS: partial(score, TokenVectors.of(rows, offsets)), **others(query, documents)}
+    contenders = {OURS: partial(score, TokenVectors.of(rows, offsets)), **others(documents)}
     stored = {name: partial(score, store(rows, offsets, name)) for name in STORED}
     products = [product(*shape) for shape in PEAKS]
 
+    def all_of(named: Mapping[str, Scorer]) -> list[Callable[[], None]]:
+        return [partial(one_after_another, each, queries) for each in named.values()]
+
     def run(rounds: int) -> Found:
-        expected = contenders[OURS]()
-        differences = {name: float(np.abs(np.asarray(each()) - expected).max()) for name, each in contenders.items()}
-        seconds = compare(*contenders.values(), rows.sum, *products, rounds=rounds, pause=PAUSE)
-        times = dict(zip(contenders, seconds, strict=False))
+        found = {name: np.array([each(query) for query in queries]) for name, each in contenders.items()}
+        differences = {name: float(np.abs(scores - found[OURS]).max()) for name, scores in found.items()}
+        seconds = compare(*all_of(contenders), rows.sum, *products, rounds=rounds, pause=PAUSE)
+        times = dict(zip(contenders, map(for_one, seconds), strict=False))
         reading, *peaks = seconds[len(contenders) :]
         rates = [(flop / median(each), flop / min(each)) for (_, flop), each in zip(map(flops, PEAKS), peaks, strict=True)]
-        by_type = dict(zip(stored, compare(*stored.values(), rounds=rounds, pause=PAUSE), strict=True))
+        by_type = dict(zip(stored, map(for_one, compare(*all_of(stored), rounds=rounds, pause=PAUSE)), strict=True))
         return Found(times, by_type, reading, (max(rate[0] for rate in rates), max(rate[1] for rate in rates)), differences)
 
     return run
 
 
-def ours(query: Tensor, pool: ThreadPoolExecutor | None, threads: int, documents: TokenVectors) -> Any:
+def one_after_another(score: Scorer, queries: list[Tensor]) -> None:
+    for query in queries:
+        score(query)
+
+
+def for_one(seconds: list[float]) -> list[float]:
+    return [each / NUM_QUERIES for each in seconds]
+
+
+def ours(pool: ThreadPoolExecutor | None, threads: int, documents: TokenVectors, query: Tensor) -> Any:
     pairs = np.zeros(len(documents), np.int64), np.arange(len(documents))
     return maxsim(TokenVectors.of(query, np.array([0, len(query)])), documents, *pairs, threads=pool, num_threads=threads)
 
 
-def others(query: Tensor, documents: list[Tensor]) -> dict[str, Callable[[], Any]]:
+def others(documents: list[Tensor]) -> dict[str, Scorer]:
     """What the peers do, and those of them that are installed."""
-    found: dict[str, Callable[[], Any]] = {
-        "zeros and bmm, all at once": partial(padded, query, documents, len(documents)),
-        "zeros and bmm, 64 at a time": partial(padded, query, documents, 64),
+    found: dict[str, Scorer] = {
+        "zeros and bmm, all at once": partial(padded, documents, len(documents)),
+        "zeros and bmm, 64 at a time": partial(padded, documents, 64),
     }
     if module := optional("maxsim_cpu", "maxsim-cpu"):
         arrays = [document.numpy() for document in documents]
-        found["maxsim-cpu"] = lambda: module.maxsim_scores_variable(query.numpy(), arrays)
+        found["maxsim-cpu"] = lambda query: module.maxsim_scores_variable(query.numpy(), arrays)
     if rank := optional("pylate.rank", "pylate"):
         numbers = [list(range(len(documents)))]
 
-        def pylate() -> list[float]:
+        def pylate(query: Tensor) -> list[float]:
             ranked = rank.rerank(numbers, [query], [documents])[0]
             return [row["score"] for row in sorted(ranked, key=lambda row: row["id"])]
 
@@ -135,7 +152,7 @@ def optional(module: str, package: str) -> Any:
         return None
 
 
-def padded(query: Tensor, documents: list[Tensor], size: int) -> Tensor:
+def padded(documents: list[Tensor], size: int, query: Tensor) -> Tensor:
     scores: list[Tensor] = []
     for start in range(0, len(documents), size):
         rows = torch.nn.utils.rnn.pad_sequence(documents[start : start + size], batch_first=True)
@@ -189,7 +206,7 @@ def make_scan(num_documents: int) -> Callable[[int], tuple[float, float, float]]
         seconds: list[float] = []
         Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
         before = resident("VmRSS")
-        seconds = compare(partial(ours, query, None, 1, some), rounds=3)[0]
+        seconds = compare(partial(ours, None, 1, some, query), rounds=3)[0]
         return median(seconds), 2 * WIDTH * int(some.ends_N[-1]) / 2**20, resident("VmHWM") - before
 
     return run

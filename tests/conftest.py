@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from parity import WRITTEN, Parity
@@ -56,6 +57,12 @@ def parity(request: pytest.FixtureRequest) -> Parity:
     return Parity(request.node.nodeid)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Random weights, also those of fixtures, are the same in every run."""
+    torch.manual_seed(7)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
     """What a parity test has declared, if it passes, is written or checked."""
@@ -70,8 +77,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked gpu run where there is one."""
-    import torch
-
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -20,8 +20,8 @@ from whimbrel.dispatch import Dispatch
 from whimbrel.errors import ComputeError, DeadlineExceeded
 from whimbrel.outputs import Places
 from whimbrel.plan import Hardware, Options, make_plan
-from whimbrel.types import Comparison, Float32Array, Prepared, Seq
-from whimbrel.work import Job, Part
+from whimbrel.types import Comparison, Float32Array, Part, Prepared, Seq
+from whimbrel.work import Job
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ class Pairs:
     kept: Container[int] = ()
     num_parts: int = 1
 
-    def begin(self) -> list[Part]:
+    def take_parts(self) -> list[Part]:
         self.on_begin()
         return [self.part]
 
@@ -161,7 +161,7 @@ def test_comparisons_of_several_requests_take_turns(dispatch: Dispatch, monkeypa
             assert may_go_on.wait(10)
 
         matcher = Pairs(part, num_parts=num_parts)
-        monkeypatch.setattr(matcher, "begin", lambda: [part] * num_parts)
+        monkeypatch.setattr(matcher, "take_parts", lambda: [part] * num_parts)
         return pairs_job(matcher)
 
     large, small = compared("large", 20), compared("small", 1)

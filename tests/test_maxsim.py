@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -128,8 +129,12 @@ def test_a_score_has_the_same_bits_alone_and_in_any_mix(
     some = rng.permutation(180)[: rng.integers(1, 181)]
     assert np.array_equal(maxsim(queries, documents, query_P, document_P), alone)
     assert np.array_equal(maxsim(queries, documents, query_P[some], document_P[some]), alone[some])
-    split = maxsim(queries, documents, query_P, document_P, threads=threads, num_threads=3)
-    assert np.array_equal(split, alone)
+    shared = partial(maxsim, queries, documents, query_P, document_P, threads=threads, num_threads=3)
+    assert np.array_equal(shared(), alone)
+    monkeypatch.setattr(maxsim_cpu, "_SLAB", 500)
+    assert np.array_equal(shared(), alone)
+    monkeypatch.setattr(maxsim_cpu, "_MANY", 1)
+    assert np.array_equal(shared(), alone)
 
 
 def test_documents_may_lie_anywhere() -> None:

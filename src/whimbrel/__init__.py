@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from whimbrel.async_engine import AsyncEngine
     from whimbrel.client import AsyncClient, Client
-    from whimbrel.engine import AsyncEngine, Engine
+    from whimbrel.engine import Engine
     from whimbrel.errors import WhimbrelError
 
 _HOME = {
     "AsyncClient": "whimbrel.client",
-    "AsyncEngine": "whimbrel.engine",
+    "AsyncEngine": "whimbrel.async_engine",
     "Client": "whimbrel.client",
     "Engine": "whimbrel.engine",
     "WhimbrelError": "whimbrel.errors",

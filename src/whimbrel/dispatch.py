@@ -34,7 +34,8 @@ from whimbrel.errors import ComputeError, DeadlineExceeded, OutOfMemory, Unavail
 from whimbrel.plan import Plan
 from whimbrel.scheduler import Scheduler, Taken
 from whimbrel.trace import count, observe
-from whimbrel.work import Collection, Job, Part
+from whimbrel.types import Part
+from whimbrel.work import Collection, Job
 
 _log = logging.getLogger("whimbrel")
 
@@ -97,7 +98,7 @@ class Dispatch:
         prepared = job.prepared
         parts: Sequence[Part] = ()
         if job.matcher is not None:
-            parts = job.matcher.begin()  # before a lane may add to it, so that each part runs once
+            parts = job.matcher.take_parts()  # before a lane may add to it, so that each part runs once
         is_complete, first = not job.waiting, job.first
         self._check_process()
         with self._lock:

@@ -106,7 +106,8 @@ def floats(given: Given) -> Float32Array:
     rows_XD = given.rows_XD
     if rows_XD.dtype == np.uint8:
         rows_XD = np.unpackbits(rows_XD, axis=1).astype(np.float32) * np.float32(2) - np.float32(1)
-    return rows_XD.astype(np.float32, copy=False) * scale(given)
+    rows_XD = rows_XD.astype(np.float32, copy=False)
+    return rows_XD if (factor := scale(given)) == 1 else rows_XD * factor
 
 
 def scale(given: Given) -> np.float32:

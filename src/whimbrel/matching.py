@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from threading import Lock
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -26,13 +26,10 @@ from whimbrel.given import bounds, floats, scale
 from whimbrel.ops.maxsim import Reduce, TokenVectors, best_matches, maxsim
 from whimbrel.ops.memory import memory_errors
 from whimbrel.outputs import ranges
-from whimbrel.types import Comparison, Given, Int64Array, Ragged
-
-Part: TypeAlias = Callable[[], None]
-"""Work that is left to do, in any thread. Raises MemoryError."""
+from whimbrel.types import Comparison, Given, Int64Array, Part, Ragged
 
 _PART_BYTES: Final = 8 * 2**20
-"""Of vectors that are there already: about a millisecond's work,"""
+"""Of vectors that are there already: a few milliseconds' work,"""
 _PART_TEXTS: Final = 128
 """unless they are of so many documents."""
 
@@ -91,9 +88,12 @@ class Matcher:
         self._num_missing = np.unique(self._query_P).size - len(self._queries)
         """Queries that are not there."""
 
-    def begin(self) -> list[Part]:
-        """The parts that may run before anything was added."""
-        return self._take_parts()
+    def take_parts(self) -> list[Part]:
+        """The parts that may run, if all queries are there; each is given out once, as it holds this object."""
+        if self._num_missing:
+            return []
+        parts, self._parts = self._parts, []
+        return parts
 
     @memory_errors()
     def add(
@@ -120,7 +120,7 @@ class Matcher:
         """They meet the documents that came before them."""
         self._queries |= queries
         self._num_missing -= len(queries)
-        parts = self._take_parts()
+        parts = self.take_parts()
         texts = np.array(list(queries))
         self._is_there[texts] = True
         pairs = self._by_query.places(texts)
@@ -134,13 +134,6 @@ class Matcher:
                 del self._waiting[text]
                 self._waits[text] = False
         return parts, [(pairs, lying)]
-
-    def _take_parts(self) -> list[Part]:
-        """Those that were not given out, if all queries are there. They hold this object, which therefore lets go of them."""
-        if self._num_missing:
-            return []
-        parts, self._parts = self._parts, []
-        return parts
 
     def _meet(self, documents: _Lying) -> list[tuple[Int64Array, _Lying]]:
         """They meet the queries that are there, and wait for the others."""

@@ -5,7 +5,7 @@ Shapes in names: T tokens of a batch, B seqs of a batch, N texts of a request, D
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -167,6 +167,10 @@ class TokenSpans:
 
     def __getitem__(self, places: slice | Int32Array) -> TokenSpans:
         return TokenSpans(self.chars_T2[places], self.special_T[places], self.inner_T[places])
+
+
+Part: TypeAlias = "Callable[[], None]"
+"""Comparing that may be done in any thread. Raises MemoryError."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

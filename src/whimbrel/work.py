@@ -24,6 +24,7 @@ from whimbrel.types import (
     Int32Array,
     OutputName,
     Outputs,
+    Part,
     Prepared,
     Ragged,
     Result,
@@ -39,10 +40,6 @@ class Collection:
 
     wanted: Mapping[OutputName, Wanted]
     outputs: Mapping[OutputName, Collected]
-
-
-Part: TypeAlias = Callable[[], None]
-"""Comparing that may be done in any thread. Raises MemoryError."""
 
 
 class AnyMatcher(Protocol):
@@ -68,8 +65,8 @@ class AnyMatcher(Protocol):
         """Those that there will be."""
         ...
 
-    def begin(self) -> Sequence[Part]:
-        """The parts that may run before anything was added."""
+    def take_parts(self) -> Sequence[Part]:
+        """The parts that may run from now on, each given out once."""
         ...
 
     def add(

@@ -2,7 +2,11 @@
 
 A tile is brought into the cache first, as the order in which products read rows is slow from memory: float32 is read once,
 other types are converted on their way. A product gives the similarities of its tokens to those of the queries, and one pass
-over them the maxima of each document, with which the next tile goes on.
+over them the maxima of each document, with which the next tile goes on. Several threads take tiles from one another until
+there are none, each with maxima of its own, of which the greatest count.
+
+Threads share Python's lock, and one that waits for it may lose milliseconds to the scheduler: all that can be made before the
+first tile is made by one thread, and a tile is three calls.
 
 A similarity has the same bits in any company: from `_TOKENS` document tokens on, with query tokens in multiples of `_TOKENS`,
 products add up the columns of a pair in one order, whatever the shape.
@@ -15,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Final
 
 import numpy as np
@@ -35,10 +39,10 @@ _MAX_QUERY_TOKENS: Final = 64
 """So many meet a tile at a time: their similarities stay in the cache with it."""
 _MAX_BLOCK_TOKENS: Final = 512
 """Queries that have the same documents are scored together up to so many tokens."""
-_SLAB: Final = 2**16
+_SLAB: Final = 2**18
 """So many document tokens at a time: what is kept of them does not grow with their number."""
-_MIN_SLAB: Final = 2**12
-"""Fewer are not worth a thread."""
+_MANY: Final = 16
+"""From so many parts for each thread on, a part is left to one thread."""
 _SMALL: Final = 10**6
 """Products of up to so many multiplications are small to OpenBLAS."""
 
@@ -68,10 +72,14 @@ def maxsim_cpu(
 ) -> Float32Array:
     """The sum of each pair; 0 where one side has no tokens."""
     scores_P = np.zeros(query_P.size, np.float32)
-    parts = list(_parts(queries, documents, query_P, document_P, num_threads))
-    run = partial(_score, queries, documents, scores_P)
-    for _ in map(run, parts) if threads is None or len(parts) == 1 else threads.map(run, parts):
-        pass
+    parts = list(_parts(queries, documents, query_P, document_P))
+    score = partial(_score, queries, documents, scores_P)
+    if threads is not None and len(parts) >= _MANY * num_threads:
+        for _ in threads.map(score, parts):
+            pass
+    else:
+        for part in parts:
+            score(part, threads=threads, num_threads=num_threads)
     return scores_P
 
 
@@ -90,21 +98,18 @@ def _parts(
     documents: TokenVectors,
     query_P: NDArray[np.integer],
     document_P: NDArray[np.integer],
-    num_threads: int,
 ) -> Iterator[_Part]:
-    """The pairs whose document has tokens, in parts of some thousand document tokens."""
+    """The pairs whose document has tokens, in parts of about `_SLAB` document tokens."""
     lengths_N, query_lengths_M = documents.lengths, queries.lengths
     places_P = np.flatnonzero((lengths_N[document_P] > 0) & (query_lengths_M[query_P] > 0))
     order = np.lexsort((documents.starts_N[document_P[places_P]], query_P[places_P]))
     places_P = places_P[order]
     by_query = np.split(places_P, np.flatnonzero(np.diff(query_P[places_P])) + 1) if places_P.size else []
-    total = int(lengths_N[document_P[places_P]].sum())
-    slab = min(_SLAB, max(_MIN_SLAB, -(-total // (2 * num_threads)))) if num_threads > 1 else _SLAB
     for group in _alike(by_query, document_P, query_lengths_M[query_P]):
         places_MN = np.stack(group)
         documents_N = document_P[places_MN[0]]
         ends_N = np.cumsum(lengths_N[documents_N])
-        cuts = np.searchsorted(ends_N, np.arange(slab, int(ends_N[-1]), slab)) + 1
+        cuts = np.searchsorted(ends_N, np.arange(_SLAB, int(ends_N[-1]), _SLAB)) + 1
         for places in np.split(places_MN, np.unique(cuts[cuts < documents_N.size]), axis=1):
             yield _Part(query_P[places[:, 0]].astype(np.int64), document_P[places[0]].astype(np.int64), places)
 
@@ -127,35 +132,97 @@ def _alike(
         yield group
 
 
-def _score(queries: TokenVectors, documents: TokenVectors, scores_P: Float32Array, part: _Part) -> None:
+def _score(
+    queries: TokenVectors,
+    documents: TokenVectors,
+    scores_P: Float32Array,
+    part: _Part,
+    *,
+    threads: Executor | None = None,
+    num_threads: int = 1,
+) -> None:
     """Write the scores of a part."""
     starts_M, ends_M = queries.starts_N[part.queries_M], queries.ends_N[part.queries_M]
-    query_QD = queries.floats(_rows(starts_M, ends_M))
+    meeting = _Meeting.of(queries.floats(_rows(starts_M, ends_M)), documents, part.documents_N)
+    left = iter(meeting.tiles)
+    num_threads = min(num_threads, len(meeting.tiles))
+    if threads is None or num_threads == 1:
+        maxima_NQ = meeting.maxima(left)
+    else:
+        maxima_NQ = reduce(np.maximum, threads.map(meeting.maxima, [left] * num_threads))
     with np.errstate(all="ignore"):  # numpy would warn of what is not finite; who asks looks at the scores
-        maxima_NQ = _maxima(query_QD, documents, documents.starts_N[part.documents_N], documents.ends_N[part.documents_N])
         scores_P[part.places_MN.T] = np.add.reduceat(maxima_NQ, _begins(ends_M - starts_M), axis=1)
 
 
-def _maxima(query_QD: Tensor, documents: TokenVectors, starts_N: Int64Array, ends_N: Int64Array) -> Float32Array:
-    """The greatest similarity of each query token to a token of each document, none of which is empty: (N, Q)."""
-    lengths_N, rows, width = ends_N - starts_N, _rows(starts_N, ends_N), documents.width
-    queries = _blocks(query_QD)
-    step = queries[0].shape[1]
-    maxima = [torch.full((lengths_N.size, step), -torch.inf) for _ in queries]
-    document_TQ = _tensor(np.repeat(np.arange(lengths_N.size), lengths_N))[:, None].expand(-1, step)
-    num_tokens = len(document_TQ)
-    size = max(_TOKENS, min(_TILE // width, num_tokens))
-    tile_TD, similarities_TQ = torch.empty(size, width), torch.empty(size, step)
-    for start in range(0, num_tokens, size):
-        end = min(start + size, num_tokens)
-        x_TD = _tile(documents, _part_of(rows, start, end), tile_TD)
-        for query_DQ, maxima_NQ in zip(queries, maxima, strict=True):
-            _multiply(x_TD, query_DQ, similarities_TQ[: len(x_TD)])
-            found_TQ = similarities_TQ[: end - start]
-            if documents.scales_T is not None:
-                found_TQ *= documents.scales_T[_part_of(rows, start, end), None]
-            maxima_NQ.scatter_reduce_(0, document_TQ[start:end], found_TQ, "amax")
-    return torch.cat(maxima, dim=1).numpy()[:, : len(query_QD)]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tile:
+    """Some document tokens, one after another."""
+
+    rows_TD: Tensor
+    """Their vectors where those lie one after another, else which they are: (T,)."""
+    scales_T: Tensor | None
+    document_TQ: Tensor
+    """Whose they are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Meeting:
+    """The tokens of some queries and of some documents, none of which is empty."""
+
+    blocks: list[Tensor]
+    """Of the queries: (D, Q) each."""
+    num_query_tokens: int
+    documents: TokenVectors
+    num_documents: int
+    tiles: list[_Tile]
+
+    @classmethod
+    def of(cls, query_QD: Tensor, documents: TokenVectors, documents_N: Int64Array) -> _Meeting:
+        starts_N, ends_N = documents.starts_N[documents_N], documents.ends_N[documents_N]
+        blocks = _blocks(query_QD)
+        multiple = _num_small(blocks[0]) or _TOKENS
+        size = max(_TILE // documents.width // multiple, 1) * multiple
+        document_T = _tensor(np.repeat(np.arange(documents_N.size), ends_N - starts_N))
+        document_TQ = document_T[:, None].expand(-1, blocks[0].shape[1])
+        rows = _rows(starts_N, ends_N)
+        rows_TD = documents.rows_TD[rows] if isinstance(rows, slice) else rows
+        scales_T = [None] * -(-len(rows_TD) // size) if documents.scales_T is None else _split(documents.scales_T[rows], size)
+        tiles = list(map(_Tile, _split(rows_TD, size), scales_T, _split(document_TQ, size)))
+        return cls(blocks, len(query_QD), documents, documents_N.size, tiles)
+
+    def maxima(self, left: Iterator[_Tile]) -> Float32Array:
+        """The greatest similarity of each query token to a document's, in the tiles that this thread takes: (N, Q)."""
+        width, step = self.blocks[0].shape
+        maxima = [torch.full((self.num_documents, step), -torch.inf) for _ in self.blocks]
+        size = max(_TOKENS, len(self.tiles[0].document_TQ))
+        buffer_TD, similarities_TQ = torch.empty(size, width), torch.empty(size, step)
+        with np.errstate(all="ignore"):
+            for tile in left:
+                x_TD = self._read(tile, buffer_TD)
+                count = len(tile.document_TQ)
+                for query_DQ, maxima_NQ in zip(self.blocks, maxima, strict=True):
+                    found_TQ = similarities_TQ if len(x_TD) == size else similarities_TQ[: len(x_TD)]
+                    _multiply(x_TD, query_DQ, found_TQ)
+                    if count < _TOKENS:
+                        found_TQ = found_TQ[:count]
+                    if tile.scales_T is not None:
+                        found_TQ *= tile.scales_T[:, None]
+                    maxima_NQ.scatter_reduce_(0, tile.document_TQ, found_TQ, "amax")
+        return torch.cat(maxima, dim=1).numpy()[:, : self.num_query_tokens]
+
+    def _read(self, tile: _Tile, out_TD: Tensor) -> Tensor:
+        """A tile in the cache, float32 and without its scales; at least `_TOKENS` rows."""
+        x_TD = tile.rows_TD if tile.rows_TD.ndim == 2 else self.documents.rows_TD.index_select(0, tile.rows_TD)
+        count = len(x_TD)
+        if x_TD.dtype == torch.float32 and count >= _TOKENS and x_TD.is_contiguous():
+            x_TD.sum()  # reads them
+            return x_TD
+        if x_TD.dtype == torch.uint8:
+            np.take(_SIGNS, x_TD.numpy(), axis=0, out=out_TD[:count].numpy().reshape(count, -1, 8), mode="clip")
+        else:
+            out_TD[:count] = x_TD
+        out_TD[count:_TOKENS] = 0
+        return out_TD[: max(count, _TOKENS)]
 
 
 def _blocks(query_QD: Tensor) -> list[Tensor]:
@@ -168,25 +235,10 @@ def _blocks(query_QD: Tensor) -> list[Tensor]:
     return [query_DQ[:, start : start + step].contiguous() for start in range(0, count * step, step)]
 
 
-def _tile(documents: TokenVectors, rows: slice | Tensor, out_TD: Tensor) -> Tensor:
-    """Some rows in the cache, float32 and without their scales; at least `_TOKENS`."""
-    x_TD = documents.rows_TD[rows] if isinstance(rows, slice) else documents.rows_TD.index_select(0, rows)
-    count = len(x_TD)
-    if x_TD.dtype == torch.float32 and x_TD.is_contiguous() and count >= _TOKENS:
-        x_TD.sum()  # reads them
-        return x_TD
-    if x_TD.dtype == torch.uint8:
-        np.take(_SIGNS, x_TD.numpy(), axis=0, out=out_TD[:count].numpy().reshape(count, -1, 8), mode="clip")
-    else:
-        out_TD[:count] = x_TD
-    out_TD[count:_TOKENS] = 0
-    return out_TD[: max(count, _TOKENS)]
-
-
 def _multiply(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor) -> None:
     """out = x @ query."""
-    size = _SMALL // query_DQ.numel() // _TOKENS * _TOKENS
-    if not _SMALL_KERNELS or size == 0:
+    size = _num_small(query_DQ)
+    if size == 0:
         torch.mm(x_TD, query_DQ, out=out_TQ)
         return
     x, query, out = x_TD.numpy(), query_DQ.numpy(), out_TQ.numpy()
@@ -198,15 +250,20 @@ def _multiply(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor) -> None:
         np.matmul(x[rest:], query, out=out[rest:])
 
 
+def _num_small(query_DQ: Tensor) -> int:
+    """How many document tokens make a small product with these; 0 if small products have no advantage."""
+    return _SMALL // query_DQ.numel() // _TOKENS * _TOKENS if _SMALL_KERNELS else 0
+
+
+def _split(rows: Tensor, size: int) -> list[Tensor]:
+    return list(rows.split(size))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
 def _rows(starts_N: Int64Array, ends_N: Int64Array) -> slice | Tensor:
     """The rows of several texts: a slice if they lie one after another."""
     if np.array_equal(starts_N[1:], ends_N[:-1]):
         return slice(int(starts_N[0]), int(ends_N[-1]))
     return _tensor(ranges(starts_N, ends_N))
-
-
-def _part_of(rows: slice | Tensor, start: int, end: int) -> slice | Tensor:
-    return slice(rows.start + start, rows.start + end) if isinstance(rows, slice) else rows[start:end]
 
 
 def _begins(lengths_N: Int64Array) -> Int64Array:
