@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from statistics import median
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -40,10 +41,11 @@ def make_cases(vectors_ND: Float32Array) -> Mapping[str, Callable[[], object]]:
     """What is measured, by name."""
     result = Result(Outputs(vectors_ND), num_tokens=16 * len(vectors_ND), num_truncated=0, timings=Timings())
     as_float, as_base64 = (openai.EmbeddingsRequest(input="", encoding_format=kind) for kind in ("float", "base64"))
+    model: Any = SimpleNamespace(plan=SimpleNamespace(served_name="model"))
     return {
-        CONSTRUCTION: lambda: openai.write_result(as_float, result, "model"),
-        REFERENCE: lambda: openai.write_result(as_float, result, "model"),
-        "base64 response": lambda: openai.write_result(as_base64, result, "model"),
+        CONSTRUCTION: lambda: openai.write_result(as_float, result, model),
+        REFERENCE: lambda: openai.write_result(as_float, result, model),
+        "base64 response": lambda: openai.write_result(as_base64, result, model),
         "bare array, orjson": lambda: orjson.dumps(vectors_ND, option=orjson.OPT_SERIALIZE_NUMPY),
         "tolist, orjson": lambda: orjson.dumps(tolist_response(result)),
         "tolist, json": lambda: json.dumps(tolist_response(result)).encode(),

@@ -25,6 +25,18 @@ class FakePlan:
     aliases: tuple[str, ...] = ()
 
 
+@dataclass
+class FakeModel:
+    """What a dialect may know of a model."""
+
+    plan: Any
+    card: Any = None
+
+    @classmethod
+    def named(cls, name: str, card: Any = None) -> FakeModel:
+        return cls(FakePlan(name), card)
+
+
 class FakeEmbedder:
     """Answers with ones, in the width asked for; keeps what it was asked, and waits while `go` is not set."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
+from fake import FakeModel
 from whimbrel.dialects import native
 from whimbrel.errors import InvalidRequest
 from whimbrel.server.openapi import docs_page, openapi_document
@@ -86,7 +87,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None
 def answer(encoding_format: str) -> Any:
     sent, _ = native.read_request(orjson.dumps({"input": "a", "encoding_format": encoding_format}))
     outputs = Outputs(dense=DENSE, sparse=SPARSE, multi_vector=TOKENS, scores=DENSE[:, :1].copy())
-    found = orjson.loads(native.write_result(sent, Result(outputs, 11, 0, Timings()), "m"))
+    found = orjson.loads(native.write_result(sent, Result(outputs, 11, 0, Timings()), FakeModel.named("m")))
     assert (found["model"], found["usage"]) == ("m", {"prompt_tokens": 11, "total_tokens": 11})
     assert set(found["outputs"]) == {"dense", "sparse", "multi_vector", "scores"}
     return found["outputs"]

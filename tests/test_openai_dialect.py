@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake import FakeModel
 from whimbrel import errors
 from whimbrel.dialects import ROUTES, Route, openai
 from whimbrel.errors import InvalidRequest, TooLarge
@@ -126,7 +127,7 @@ def test_the_answer() -> None:
     vectors = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
     for encoding in ("float", "base64", None):
         sent = openai.EmbeddingsRequest(input="a", encoding_format=encoding)  # pyright: ignore[reportArgumentType]
-        answer = orjson.loads(openai.write_result(sent, result(vectors), "m"))
+        answer = orjson.loads(openai.write_result(sent, result(vectors), FakeModel.named("m")))
         assert (answer["object"], answer["model"]) == ("list", "m")
         assert answer["usage"] == {"prompt_tokens": 11, "total_tokens": 11}
         assert [(row["object"], row["index"]) for row in answer["data"]] == [("embedding", i) for i in range(3)]
@@ -141,7 +142,7 @@ def test_floats_are_printed_from_the_array_s_memory(monkeypatch: pytest.MonkeyPa
     seen: list[Any] = []
     monkeypatch.setattr(openai, "to_json", lambda value: seen.append(value) or b"")
     vectors = np.ones((128, 768), np.float32)
-    openai.write_result(openai.EmbeddingsRequest(input="a"), result(vectors), "m")
+    openai.write_result(openai.EmbeddingsRequest(input="a"), result(vectors), FakeModel.named("m"))
     rows = [row["embedding"] for row in seen[0]["data"]]
     assert len(rows) == 128
     assert all(np.shares_memory(row, vectors) for row in rows)

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from checkpoints import sentence_layout, write_bert
 from classifiers import write_classifier
+from fake import FakeModel
 from late_models import write_stanford
 from serving import Server
 from test_bge_m3 import write_m3
@@ -118,7 +119,7 @@ def test_pairs_that_are_none(body: dict[str, Any], param: str) -> None:
 
 def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
     sent = rerank.RerankRequest(query="q", documents=["a", rerank.Document("b"), "c", "d"], top_n=3)
-    found = orjson.loads(rerank.write_rerank(sent, result(0.5, 2, 0.5, -1), "m"))
+    found = orjson.loads(rerank.write_rerank(sent, result(0.5, 2, 0.5, -1), FakeModel.named("m")))
     assert found["results"] == [
         {"index": 1, "relevance_score": 2.0, "document": {"text": "b"}},
         {"index": 0, "relevance_score": 0.5, "document": {"text": "a"}},
@@ -126,7 +127,9 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
     ]
     assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     bare = rerank.RerankRequest(query="q", documents=["a"], top_n=0, return_documents=False)
-    assert orjson.loads(rerank.write_rerank(bare, result(1), "m"))["results"] == [{"index": 0, "relevance_score": 1.0}]
+    assert orjson.loads(rerank.write_rerank(bare, result(1), FakeModel.named("m")))["results"] == [
+        {"index": 0, "relevance_score": 1.0}
+    ]
 
 
 def test_errors_name_the_query_and_the_documents() -> None:

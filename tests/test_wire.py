@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from whimbrel import wire
 from whimbrel.wire import from_base64, to_base64, to_json
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -41,3 +42,17 @@ def test_nothing_is_decoded_as_nothing() -> None:
 def test_broken_base64_is_an_error(rows: list[str]) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  (of binascii or numpy)
         from_base64(rows)
+
+
+def test_quantised_vectors_keep_their_direction() -> None:
+    vectors = np.random.default_rng(0).standard_normal((50, 384)).astype(np.float32)
+    int8 = wire.to_int8(vectors)
+    assert (np.abs(int8).max(axis=1) == 127).all()
+    cosines = (int8 * vectors).sum(axis=1) / np.linalg.norm(int8.astype(float), axis=1) / np.linalg.norm(vectors, axis=1)
+    assert cosines.min() > 0.9999
+    assert not wire.to_int8(np.zeros((2, 8), np.float32)).any()
+    assert wire.to_int8(np.zeros((0, 8), np.float32)).shape == (0, 8)
+
+
+def test_bits_say_what_is_greater_than_zero() -> None:
+    assert wire.to_bits(np.array([[1, -1, 0, 2, 0, 0, 0, 1e-30, 5]], np.float32)).tolist() == [[0b10010001, 0b10000000]]

@@ -18,6 +18,7 @@ from whimbrel.plan import EngineOptions, Plan
 from whimbrel.scoring import Question, Texts
 from whimbrel.types import (
     Classes,
+    Decode,
     Entity,
     Explanation,
     Float32Array,
@@ -30,6 +31,8 @@ from whimbrel.types import (
     Request,
     Result,
     Sparse,
+    Tokenize,
+    Tokens,
     Vectors,
 )
 from whimbrel.verbs import ScoreOptions, TextOptions, asked, refuse_muvera, text_request, with_muvera
@@ -136,6 +139,14 @@ class AsyncEngine:
         self._engine.check(request)
         prepared = await self._frontend.prepare(request)
         return await asyncio.wrap_future(await self._submit(prepared))
+
+    async def tokenize(self, asked: Tokenize) -> list[Tokens]:
+        """The tokens of each text. Raises InvalidRequest and TooLarge."""
+        return await self._frontend.tokenize(asked)
+
+    async def decode(self, asked: Decode) -> list[str]:
+        """The text of each row of ids. Raises InvalidRequest."""
+        return await self._frontend.decode(asked)
 
     async def _submit(self, prepared: Prepared) -> Future[Result]:
         if prepared.comparison is None or prepared.comparison.num_pairs <= _MANY_PAIRS:

@@ -6,12 +6,13 @@ Knows card, plan and tokenizer; knows nothing of queues, devices or processes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import numpy as np
 
@@ -26,10 +27,26 @@ from whimbrel.plan import Plan, length_for
 from whimbrel.request_checks import check_uses
 from whimbrel.tokenizing.part_tokenizer import encode_document, encode_split
 from whimbrel.tokenizing.template_tokenizer import TemplateTokenizer
+from whimbrel.tokenizing.text_checks import check_ids, check_texts
 from whimbrel.tokenizing.token_spans import locate
 from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.trace import trace
-from whimbrel.types import Comparison, OutputName, PairTokens, Prepared, Request, Seq, Similarity, TokenSpans
+from whimbrel.types import (
+    Comparison,
+    Decode,
+    OutputName,
+    PairTokens,
+    Prepared,
+    Request,
+    Seq,
+    Similarity,
+    Tokenize,
+    Tokens,
+    TokenSpans,
+)
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
@@ -99,6 +116,17 @@ class Frontend:
             spans=read.spans,
             tokens=read.tokens,
         )
+
+    def tokenize(self, asked: Tokenize) -> list[Tokens]:
+        """The tokens of each text. Raises InvalidRequest and TooLarge."""
+        texts = check_texts(asked.texts)
+        prompt = "" if asked.prompt_name is None else self._card.prompt_text(asked.prompt_name)
+        return self._tokenizers[0].backend.tokens(texts, prompt, special=asked.special)
+
+    def decode(self, asked: Decode) -> list[str]:
+        """The text of each row of ids. Raises InvalidRequest."""
+        rows = check_ids([np.asarray(row, np.int64) for row in asked.rows], self._card.encoder.vocab_size)
+        return self._tokenizers[0].backend.texts(rows, special=asked.special)
 
     def _distinct(self, request: Request) -> _Read:
         """As `_read`; pairs that are alike run once."""
@@ -231,17 +259,28 @@ class AsyncFrontend:
         received = perf_counter()
         if _is_small(request):
             return self._frontend.prepare(request, received=received)
+        return await self._in_thread(partial(self._frontend.prepare, received=received), request)
+
+    async def _in_thread(self, action: Callable[[S], T], asked: S) -> T:
         if self._waiting >= _MAX_WAITING:
             raise Overloaded(f"{self._waiting:,} requests wait to be tokenised. Try again later.", retry_after=1.0)
         try:
-            prepared = self._threads.submit(self._frontend.prepare, request, received=received)
+            running = self._threads.submit(action, asked)
         except RuntimeError:
             raise Unavailable("the engine is closed.") from None
         self._waiting += 1
         try:
-            return await asyncio.wrap_future(prepared)
+            return await asyncio.wrap_future(running)
         finally:
             self._waiting -= 1
+
+    async def tokenize(self, asked: Tokenize) -> list[Tokens]:
+        """As Frontend.tokenize."""
+        return await self._in_thread(self._frontend.tokenize, asked)
+
+    async def decode(self, asked: Decode) -> list[str]:
+        """As Frontend.decode."""
+        return await self._in_thread(self._frontend.decode, asked)
 
     def close(self) -> None:
         """Finish what has begun."""

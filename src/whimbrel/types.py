@@ -131,6 +131,38 @@ class Request:
         check_fields(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """What the tokens of some texts are, whole: nothing is cut."""
+
+    texts: Sequence[str]
+    special: bool = True
+    """Whether special tokens are put around them."""
+    prompt_name: str | None = None
+    """Of the card's prompts, put before each text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """What texts some token ids are."""
+
+    rows: Sequence[Sequence[int]]
+    special: bool = True
+    """Whether special tokens are written too."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """The tokens of a text, prompt and special tokens included."""
+
+    ids_T: Int32Array
+    names: tuple[str, ...]
+    """How they stand in the vocabulary."""
+    special_T: NDArray[np.bool_]
+    chars_T2: Int32Array
+    """Of which characters of prompt + text they are."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Seq:
     """One tokenised text, or pair: the unit that is scheduled and packed."""
@@ -397,3 +429,5 @@ class AsyncEmbedder(Protocol):
     @property
     def queued_tokens(self) -> int: ...
     async def run(self, request: Request) -> Result: ...
+    async def tokenize(self, asked: Tokenize) -> list[Tokens]: ...
+    async def decode(self, asked: Decode) -> list[str]: ...

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import orjson
 import pybase64
+from numpy.typing import NDArray
 
 from whimbrel.types import Float32Array
 
@@ -28,6 +29,17 @@ def to_base64(vectors_ND: Float32Array) -> list[str]:
     """Each row's bytes as base64."""
     rows = np.ascontiguousarray(vectors_ND, _WIRE_FLOAT)
     return [pybase64.b64encode_as_string(row.data) for row in rows]
+
+
+def to_int8(vectors_ND: Float32Array) -> NDArray[np.int8]:
+    """Each vector divided by its largest entry, in 127ths: which keeps its direction and loses its length: for cosines."""
+    largest_N1 = np.abs(vectors_ND).max(axis=1, keepdims=True, initial=np.finfo(np.float32).tiny)
+    return np.rint(vectors_ND / largest_N1 * np.float32(127)).astype(np.int8)
+
+
+def to_bits(vectors_ND: Float32Array) -> NDArray[np.uint8]:
+    """One bit for each entry: 1 if it is greater than 0. Eight columns to a byte, the first the highest; zeros at the end."""
+    return np.packbits(vectors_ND > 0, axis=1)
 
 
 def from_base64(rows: Sequence[str | bytes]) -> Float32Array:

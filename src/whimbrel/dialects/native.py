@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from whimbrel.dialects.fields import TextFields, text_request
 from whimbrel.dialects.inputs import refuse_many
-from whimbrel.dialects.openai import Usage
+from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.dialects.read import decode
+from whimbrel.dialects.route import Route, ServedModel
 from whimbrel.late_options import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
 from whimbrel.types import InputType, OutputName, Outputs, Ragged, Request, Result, Sparse
 from whimbrel.wire import to_json
@@ -127,13 +128,13 @@ def read_request(body: bytes) -> tuple[EmbedRequest, Request]:
     )
 
 
-def write_result(sent: EmbedRequest, result: Result, model: str) -> bytes:
+def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> bytes:
     """The answer; numbers are printed from the arrays' memory."""
     as_text = sent.encoding_format == "base64"
     outputs = {name: _column(getattr(result.outputs, name), as_text) for name in Outputs.__slots__}
     return to_json({
         "outputs": {name: column for name, column in outputs.items() if column is not None},
-        "model": model,
+        "model": model.plan.served_name,
         "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
     })  # fmt: skip
 
@@ -152,3 +153,17 @@ def _column(output: NDArray[np.float32] | Sparse | Ragged | None, as_text: bool)
 def _array(array: NDArray[Any], as_text: bool) -> Any:
     contiguous = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return pybase64.b64encode_as_string(contiguous.data) if as_text else contiguous
+
+
+ROUTES: Final = (
+    Route(
+        path="/v1/embed",
+        summary="Any of a model's outputs, all from one pass (Whimbrel's own).",
+        read_request=read_request,
+        write_result=write_result,
+        write_error=render_error,
+        request_type=EmbedRequest,
+        response_type=EmbedResponse,
+        example='{"input": ["A whimbrel is a wader."], "encoding_format": "base64"}',
+    ),
+)

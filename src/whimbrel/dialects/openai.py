@@ -15,6 +15,7 @@ from msgspec import Meta
 from whimbrel.dialects.fields import TextFields, text_request
 from whimbrel.dialects.inputs import refuse_many
 from whimbrel.dialects.read import decode
+from whimbrel.dialects.route import Route, ServedModel
 from whimbrel.errors import WhimbrelError
 from whimbrel.types import Request, Result
 from whimbrel.wire import to_base64, to_json
@@ -105,13 +106,13 @@ def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
     return sent, text_request(sent, ("dense",), max_tokens=limit)
 
 
-def write_result(sent: EmbeddingsRequest, result: Result, model: str) -> bytes:
+def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes:
     """The answer; its floats are printed from the array's memory."""
     vectors: Any = to_base64(result.dense) if sent.encoding_format == "base64" else result.dense
     return to_json({
         "object": "list",
         "data": [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)],
-        "model": model,
+        "model": model.plan.served_name,
         "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
     })  # fmt: skip
 
@@ -137,3 +138,17 @@ def render_error(error: WhimbrelError) -> bytes:
     """An error as OpenAI's clients expect it."""
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
     return msgspec.json.encode(ErrorResponse(ErrorDetail(str(error), kind, error.param, error.code)))
+
+
+ROUTES: Final = (
+    Route(
+        path="/v1/embeddings",
+        summary="Dense vectors of texts (OpenAI).",
+        read_request=read_request,
+        write_result=write_result,
+        write_error=write_error,
+        request_type=EmbeddingsRequest,
+        response_type=EmbeddingsResponse,
+        example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
+    ),
+)

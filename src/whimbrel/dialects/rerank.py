@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.dialects.read import decode, is_packed
+from whimbrel.dialects.route import JSON, MESSAGE_PACK, Route, ServedModel
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError, relocated
 from whimbrel.late_options import TokenPooling, read_token_pooling
 from whimbrel.types import Compared, Float32Array, Request, Result, Vectors, read_truncate
@@ -223,7 +224,7 @@ def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) ->
     )
 
 
-def write_rerank(sent: RerankRequest, result: Result, model: str) -> bytes:
+def write_rerank(sent: RerankRequest, result: Result, model: ServedModel) -> bytes:
     """The answer, the best first."""
     scores_P = _scores(result)
     order: list[int] = np.argsort(-scores_P, kind="stable")[: sent.top_n or None].tolist()
@@ -239,16 +240,16 @@ def write_rerank(sent: RerankRequest, result: Result, model: str) -> bytes:
     if sent.explain:
         for index, each in zip(order, results, strict=True):
             each["explanation"] = _explained(result, index)
-    return to_json({"model": model, "usage": _usage(result), "results": results})
+    return to_json({"model": model.plan.served_name, "usage": _usage(result), "results": results})
 
 
-def write_score(sent: ScoreRequest, result: Result, model: str) -> bytes:
+def write_score(sent: ScoreRequest, result: Result, model: ServedModel) -> bytes:
     """The answer, in the order of the pairs."""
     scores_P = _scores(result)
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
     for each in data if sent.explain else ():
         each["explanation"] = _explained(result, each["index"])
-    return to_json({"object": "list", "data": data, "model": model, "usage": _usage(result)})
+    return to_json({"object": "list", "data": data, "model": model.plan.served_name, "usage": _usage(result)})
 
 
 def write_rerank_error(error: WhimbrelError) -> bytes:
@@ -328,3 +329,29 @@ def _array(data: bytes, dtype: str, shape: list[int] | None, param: str) -> NDAr
             f"{len(data):,} bytes are not the shape {shape}, which takes {prod(sizes) * kind.itemsize:,}.", param=param
         )
     return array.reshape(sizes)
+
+
+ROUTES: Final = (
+    Route(
+        path="/v1/rerank",
+        summary="Documents in the order in which they answer a query (Jina, vLLM).",
+        read_request=read_rerank,
+        write_result=write_rerank,
+        write_error=write_rerank_error,
+        request_type=RerankRequest,
+        response_type=RerankResponse,
+        example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
+        media_types=(JSON, *MESSAGE_PACK),
+    ),
+    Route(
+        path="/v1/score",
+        summary="The scores of pairs of texts (vLLM).",
+        read_request=read_score,
+        write_result=write_score,
+        write_error=write_score_error,
+        request_type=ScoreRequest,
+        response_type=ScoreResponse,
+        example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
+        media_types=(JSON, *MESSAGE_PACK),
+    ),
+)

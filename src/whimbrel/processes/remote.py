@@ -41,7 +41,7 @@ from whimbrel.processes.shared import Board
 from whimbrel.processes.suspicion import Suspicion
 from whimbrel.spread import Share, joined_shares, shares
 from whimbrel.trace import count
-from whimbrel.types import Prepared, Request, Result, Timings
+from whimbrel.types import Decode, Prepared, Request, Result, Timings, Tokenize, Tokens
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -131,6 +131,14 @@ class RemoteEngine:
         if prepared.condense is None or prepared.comparison is not None:
             return result
         return replace(result, outputs=await self._in_thread(condensed, result.outputs, prepared.condense))
+
+    async def tokenize(self, asked: Tokenize) -> list[Tokens]:
+        """The tokens of each text. Raises InvalidRequest and TooLarge."""
+        return await self._frontend.tokenize(asked)
+
+    async def decode(self, asked: Decode) -> list[str]:
+        """The text of each row of ids. Raises InvalidRequest."""
+        return await self._frontend.decode(asked)
 
     async def _compute(self, prepared: Prepared) -> Result:
         """By one engine, or by several at once if it is a long list of pairs."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import ceil, inf, nan
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -22,7 +22,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route as HTTPRoute
 
 from whimbrel import __version__
-from whimbrel.dialects import ROUTES, Route, openai
+from whimbrel.dialects import JSON, PAGES, Answer, Page, Route, openai
+from whimbrel.dialects.route import Asked
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, Unavailable, WhimbrelError
 from whimbrel.metrics import Metrics
 from whimbrel.server.guards import guards as guards_of
@@ -31,8 +32,11 @@ from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.server.options import DEFAULTS, GuardOptions
 from whimbrel.server.served import InFlight, Served
 from whimbrel.server.transfer import read_body
+from whimbrel.server.ways import WAYS, Ways, render_error
 from whimbrel.trace import level, trace
-from whimbrel.types import AsyncEmbedder, Result
+from whimbrel.types import AsyncEmbedder, Decode, Result, Tokenize
+
+T = TypeVar("T")
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -40,7 +44,8 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> Starlette:
     """The app that serves some models to whom `guards` let in."""
     server = _Server(served)
-    posts = [HTTPRoute(route.path, server.answer(route), methods=["POST"]) for route in ROUTES]
+    posts = [HTTPRoute(path, server.answer(ways), methods=["POST"]) for path, ways in WAYS.items()]
+    pages = [HTTPRoute(page.path, server.page(page), methods=["GET"]) for page in PAGES]
     gets: dict[str, Handler] = {
         "/v1/models": server.models,
         "/v1/models/{model:path}": server.model,
@@ -52,7 +57,7 @@ def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> Starlette:
         "/openapi.json": server.openapi,
         "/docs": server.docs,
     }
-    routes = [*posts, *(HTTPRoute(path, handler, methods=["GET"]) for path, handler in gets.items())]
+    routes = [*posts, *pages, *(HTTPRoute(path, handler, methods=["GET"]) for path, handler in gets.items())]
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Ledger, routes=routes), Middleware(InFlight, served=served), *guards_of(guards)],
@@ -76,15 +81,21 @@ class _Server:
         yield
         self._metrics.close()
 
-    def answer(self, route: Route) -> Handler:
-        """The handler of a dialect's route."""
+    def answer(self, ways: Ways) -> Handler:
+        """The handler of a path."""
 
         async def handle(http: Request) -> Response:
+            route = ways.default
             try:
-                return await self._answer(route, http)
+                self._check_open()
+                deadline = _deadline(http)
+                with trace("receive", into=notes_of(http.scope).stages):
+                    body = await read_body(http, ways.media_types)
+                route = ways.choose(body)
+                return await self._answer(route, body, http, deadline)
             except WhimbrelError as error:
                 notes_of(http.scope).error = error.code
-                response = _error_response(error, route.write_error)
+                response = _error_response(error, route.status(error), route.write_error(error))
                 if self._served.draining:
                     response.headers["connection"] = "close"
                 return response
@@ -93,24 +104,38 @@ class _Server:
 
         return handle
 
-    async def _answer(self, route: Route, http: Request) -> Response:
+    def page(self, page: Page) -> Handler:
+        """The handler of what a dialect tells of the models."""
+
+        async def handle(http: Request) -> Response:
+            return _json(page.write(list(self._served)))
+
+        return handle
+
+    def _check_open(self) -> None:
         if self._served.draining:
             raise Unavailable("the server is about to stop.", retry_after=5.0)
+
+    async def _answer(self, route: Route, body: bytes, http: Request, deadline: float) -> Response:
         notes = notes_of(http.scope)
-        deadline = _deadline(http)
-        with trace("receive", into=notes.stages):
-            body = await read_body(http, route.media_types)
         with trace("read", into=notes.stages):
-            sent, request = route.read_request(body)
-        notes.num_texts = len(request.texts)
-        embedder = self._find(sent.model, notes)
-        result = await self._run_while_connected(
-            http, embedder.run(replace(request, deadline=deadline, owner=http.state.owner))
-        )
-        notes.note_result(result)
+            sent, asked = route.read_request(body)
+            embedder = self._find(sent.model, notes)
+            request = asked(embedder) if callable(asked) else asked
+        result = await self._run_while_connected(http, self._run(embedder, request, http, deadline))
+        if isinstance(result, Result):
+            notes.note_result(result)
         with trace("write", into=notes.stages):
-            content = route.write_result(sent, result, embedder.plan.served_name)
-        return Response(content, media_type="application/json")
+            answer = route.write_result(sent, result, embedder)
+        return _response(answer)
+
+    def _run(self, embedder: AsyncEmbedder, asked: Asked, http: Request, deadline: float) -> Awaitable[Any]:
+        if isinstance(asked, Tokenize):
+            return embedder.tokenize(asked)
+        if isinstance(asked, Decode):
+            return embedder.decode(asked)
+        notes_of(http.scope).num_texts = len(asked.texts)
+        return embedder.run(replace(asked, deadline=deadline, owner=http.state.owner))
 
     def _find(self, name: str | None, notes: Notes) -> AsyncEmbedder:
         notes.model = "other"
@@ -118,7 +143,7 @@ class _Server:
         notes.model = embedder.plan.served_name
         return embedder
 
-    async def _run_while_connected(self, http: Request, running: Awaitable[Result]) -> Result:
+    async def _run_while_connected(self, http: Request, running: Awaitable[T]) -> T:
         """Await `running`; if the client leaves first, cancel it and raise ClientDisconnect."""
         work = asyncio.ensure_future(running)
         left = asyncio.ensure_future(http.receive())  # the body is read: what comes next is the end of the connection
@@ -188,19 +213,25 @@ def _deadline(http: Request) -> float:
     return time.perf_counter() + seconds
 
 
-def _error_response(error: WhimbrelError, write: Callable[[WhimbrelError], bytes] = openai.write_error) -> Response:
+def _response(answer: bytes | Answer) -> Response:
+    if isinstance(answer, bytes):
+        return _json(answer)
+    return Response(b"".join(answer.pieces), media_type=answer.media_type, headers=answer.headers)
+
+
+def _error_response(error: WhimbrelError, status: int, content: bytes) -> Response:
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded | Unavailable):
         headers["retry-after"] = str(max(1, ceil(error.retry_after)))
     if error.retry is not None:
         headers["x-should-retry"] = str(error.retry).lower()
-    return Response(write(error), status_code=error.status, media_type="application/json", headers=headers)
+    return Response(content, status_code=status, media_type=JSON, headers=headers)
 
 
 async def _whimbrel_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, WhimbrelError)
     notes_of(http.scope).error = error.code
-    return _error_response(error)
+    return _error_response(error, *render_error(http.scope["path"], error))
 
 
 async def _http_error(http: Request, error: Exception) -> Response:

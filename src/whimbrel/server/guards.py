@@ -16,18 +16,17 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from whimbrel.dialects import ROUTES, openai
 from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthorized, WhimbrelError
 from whimbrel.server.access import Headers, Keys, host_name, is_loopback, is_same_origin, origin_name
 from whimbrel.server.ledger import notes_of, shown
 from whimbrel.server.options import GuardOptions
 from whimbrel.server.transfer import Held, Incoming, Outgoing
+from whimbrel.server.ways import render_error
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready"})
 """Routes that need no key, so that probes can ask."""
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_ERROR_WRITERS: Final = {route.path: route.write_error for route in ROUTES}
 _ANSWER_HEADERS: Final = (
     "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-tokens", "x-whimbrel-truncated"
 )  # fmt: skip
@@ -156,9 +155,9 @@ def _own_address(scope: Scope) -> str | None:
 async def _refuse(error: WhimbrelError, scope: Scope, send: Send) -> None:
     """Answer without the app, in the shape of the path's dialect."""
     notes_of(scope).error = error.code
-    body = _ERROR_WRITERS.get(scope["path"], openai.write_error)(error)
+    status, body = render_error(scope["path"], error)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

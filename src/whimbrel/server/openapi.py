@@ -5,13 +5,16 @@ The page is plain HTML: no scripts, nothing fetched, so it works offline and und
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from whimbrel import __version__
-from whimbrel.dialects import ROUTES, Route, openai
+from whimbrel.dialects import JSON as JSON_TYPE
+from whimbrel.dialects import PAGES, ROUTES, openai
+from whimbrel.server.ways import WAYS, Ways
 
 JSON: TypeAlias = dict[str, Any]
 
@@ -39,11 +42,13 @@ _ERRORS: Final = {
 def openapi_document() -> JSON:
     """The OpenAPI 3.1 document."""
     bodies = [kind for route in ROUTES for kind in (route.request_type, route.response_type)]
-    answers = [kind for _, _, kind in _GETS if kind is not None]
+    gets = [*_GETS, *((page.path, page.summary, page.response_type) for page in PAGES)]
+    answers = [kind for _, _, kind in gets if kind is not None]
     types = [*bodies, *answers, openai.ErrorResponse]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
-    paths: JSON = {route.path: {"post": _post(route)} for route in ROUTES}
-    paths |= {path: {"get": _get(path, summary, kind)} for path, summary, kind in _GETS}
+    paths: dict[str, JSON] = {path: {"post": _post(ways)} for path, ways in WAYS.items()}
+    for path, summary, kind in gets:
+        paths.setdefault(path, {})["get"] = _get(path, summary, kind)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Whimbrel", "version": __version__, "summary": "Embeddings from pooling models."},
@@ -53,18 +58,24 @@ def openapi_document() -> JSON:
     }
 
 
-def _content(kind: type, *media_types: str) -> JSON:
-    return {each: {"schema": {"$ref": _REF.format(name=kind.__name__)}} for each in media_types or ("application/json",)}
+def _content(kinds: Sequence[Any], *media_types: str) -> JSON:
+    refs, _ = msgspec.json.schema_components(kinds, ref_template=_REF)
+    schema = refs[0] if len(refs) == 1 else {"oneOf": list(refs)}
+    return {each: {"schema": schema} for each in media_types or (JSON_TYPE,)}
 
 
-def _post(route: Route) -> JSON:
-    body = _content(route.request_type, *route.media_types)
-    body["application/json"]["example"] = msgspec.json.decode(route.example)
-    errors = {status: {"description": text, "content": _content(openai.ErrorResponse)} for status, text in _ERRORS.items()}
+def _post(ways: Ways) -> JSON:
+    """What the routes of a path say."""
+    routes = ways.routes
+    body = _content([route.request_type for route in routes], *(ways.media_types or (JSON_TYPE,)))
+    examples = {route.summary: {"value": msgspec.json.decode(route.example)} for route in routes}
+    body[JSON_TYPE]["examples"] = examples
+    errors = {status: {"description": text, "content": _content([openai.ErrorResponse])} for status, text in _ERRORS.items()}
+    answer = {"description": "The answer.", "content": _content([route.response_type for route in routes])}
     return {
-        "summary": route.summary,
+        "summary": " Or: ".join(route.summary for route in routes),
         "requestBody": {"required": True, "content": body},
-        "responses": {"200": {"description": "The answer.", "content": _content(route.response_type)}} | errors,
+        "responses": {"200": answer} | errors,
     }
 
 
@@ -72,7 +83,7 @@ def _get(path: str, summary: str, kind: type | None) -> JSON:
     answer: JSON = {"description": "The answer."}
     operation: JSON = {"summary": summary, "responses": {"200": answer}}
     if kind is not None:
-        answer["content"] = _content(kind)
+        answer["content"] = _content([kind])
     if "{model}" in path:
         operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
     return operation
@@ -109,22 +120,31 @@ def docs_page(document: JSON, *, base_url: str) -> str:
 def _section(method: str, path: str, operation: JSON, schemas: JSON, base_url: str) -> str:
     parts = [f"<h2><b>{method}</b><code>{escape(path)}</code></h2><p>{_inline(operation['summary'])}</p>"]
     command = f"curl {base_url}{path}"
+    commands = [command]
     if (body := operation.get("requestBody")) is not None:
-        content = body["content"]["application/json"]
-        command += " -H 'Content-Type: application/json' \\\n  -d '" + msgspec.json.encode(content["example"]).decode() + "'"
-        parts.append(_fields("Request", content["schema"], schemas))
+        content = body["content"][JSON_TYPE]
+        examples = [msgspec.json.encode(each["value"]).decode() for each in content["examples"].values()]
+        commands = [f"{command} -H 'Content-Type: application/json' \\\n  -d '{example}'" for example in examples]
+        parts += _schemas("Request", content["schema"], schemas)
     for status, answer in operation["responses"].items():
         if status == "200" and "content" in answer:
-            parts.append(_fields("Answer", answer["content"]["application/json"]["schema"], schemas))
+            parts += _schemas("Answer", answer["content"][JSON_TYPE]["schema"], schemas)
     errors = [(status, answer["description"]) for status, answer in operation["responses"].items() if status != "200"]
     if errors:
         rows = "".join(f"<tr><td>{status}<td>{_inline(text)}" for status, text in errors)
         parts.append(f"<details><summary>Errors</summary><table>{rows}</table></details>")
-    parts.append(f"<pre>{escape(command)}</pre>")
+    parts += [f"<pre>{escape(command)}</pre>" for command in commands]
     return "".join(parts)
 
 
+def _schemas(title: str, schema: JSON, schemas: JSON) -> list[str]:
+    """One table, or one for each of the dialects that share a path."""
+    return [_fields(title, each, schemas) for each in schema.get("oneOf", [schema])]
+
+
 def _fields(title: str, schema: JSON, schemas: JSON) -> str:
+    if "$ref" not in schema:
+        return f"<details open><summary>{title}</summary><p>{escape(_type(schema, schemas))}</details>"
     struct = schemas[schema["$ref"].rsplit("/", 1)[-1]]
     required = set(struct.get("required", ()))
     rows = "".join(

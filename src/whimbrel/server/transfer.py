@@ -25,9 +25,12 @@ _LAST_ANSWERS: Final = frozenset({408, 413})
 
 
 async def read_body(request: Request, media_types: Sequence[str]) -> bytes:
-    """The whole body, of one of these types. Raises UnsupportedMediaType, InvalidRequest and what `Incoming.receive` raises."""
+    """The whole body, of one of these types, or of any if there are none.
+
+    Raises UnsupportedMediaType, InvalidRequest and what `Incoming.receive` raises.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in media_types:
+    if media_types and kind not in media_types:
         raise UnsupportedMediaType(f"Content-Type is {kind[:100] or 'missing'}; send {' or '.join(media_types)}.")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise UnsupportedMediaType("Content-Encoding is not supported; send the body as it is.")

@@ -19,7 +19,7 @@ from whimbrel.cards.tokenizer_file import read_as_class
 from whimbrel.cards.vocabulary_file import read_tokenizer_file
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.tokenizing.limits import MAX_CHARACTERS, check_characters
-from whimbrel.types import Int32Array
+from whimbrel.types import Int32Array, Tokens
 
 _FILE: Final = "tokenizer.json"
 
@@ -117,6 +117,15 @@ class BackendTokenizer:
                 raise found or InvalidRequest(f"cannot be tokenised: {error}.", param="input") from None
             yield encodings
 
+    def tokens(self, texts: Sequence[str], prompt: str = "", *, special: bool = True) -> list[Tokens]:
+        """All there is to say of the tokens of prompt + text, for each text. Raises InvalidRequest and TooLarge."""
+        found = self.encodings(texts, prompt, special=special, located=True)
+        return [_tokens(encoding) for encodings in found for encoding in encodings]
+
+    def texts(self, rows: Sequence[Int32Array], *, special: bool = True) -> list[str]:
+        """What ids stand for, row by row."""
+        return self.raw.decode_batch([row.tolist() for row in rows], skip_special_tokens=not special)
+
     def check_sizes(self, sizes: Sequence[int], names: Sequence[str] | None = None) -> None:
         """Refuse texts of so many characters if that is too much. Raises TooLarge."""
         check_characters(sizes, self._max_characters, names)
@@ -148,6 +157,11 @@ def _slices(sizes: Sequence[int]) -> Iterator[slice]:
         total += size
     if sizes:
         yield slice(start, len(sizes))
+
+
+def _tokens(encoding: tokenizers.Encoding) -> Tokens:
+    special_T = np.array(encoding.special_tokens_mask, np.bool_)
+    return Tokens(np.array(encoding.ids, np.int32), tuple(encoding.tokens), special_T, np.array(encoding.offsets, np.int32))
 
 
 def _flat(lists: list[list[int]]) -> list[Int32Array]:

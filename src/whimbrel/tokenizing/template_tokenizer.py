@@ -75,7 +75,8 @@ class TemplateTokenizer:
         self._card = card
         self._template = card.template
         self._tokenizer = Tokenizer(folder, card, plan)
-        self._full = self._tokenizer.backend.raw
+        self.backend = self._tokenizer.backend
+        self._full = self.backend.raw
         controls = _controls(self._full, card.template)
         self._plain = BackendTokenizer(_without(self._full, controls), special=False, max_characters=maxsize)
         none = np.empty(0, np.int32)

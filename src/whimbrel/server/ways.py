@@ -1,0 +1,66 @@
+"""Which dialect a request is in: by its path and, where several share one, by the fields of its body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from whimbrel.dialects import PAGES, ROUTES, Page, Route, openai
+from whimbrel.dialects.read import is_packed
+from whimbrel.errors import WhimbrelError
+
+_Fields = dict[str, msgspec.Raw]
+_JSON: Final = msgspec.json.Decoder(_Fields)
+_MESSAGE_PACK: Final = msgspec.msgpack.Decoder(_Fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The routes of one path, that without marks last."""
+
+    routes: tuple[Route, ...]
+
+    @property
+    def default(self) -> Route:
+        """Whose errors are those over bodies that cannot be read, and over what comes before the body."""
+        return self.routes[-1]
+
+    @property
+    def media_types(self) -> tuple[str, ...]:
+        """What a body may be declared as; none: anything."""
+        each = [route.media_types for route in self.routes]
+        return () if () in each else tuple(dict.fromkeys(kind for kinds in each for kind in kinds))
+
+    def choose(self, body: bytes) -> Route:
+        """The route that a body is for."""
+        if not any(mark.encode() in body for route in self.routes for mark in route.marks):
+            return self.default
+        try:
+            fields: dict[str, Any] = (_MESSAGE_PACK if is_packed(body) else _JSON).decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return self.default
+        return next((route for route in self.routes if not route.marks.isdisjoint(fields)), self.default)
+
+
+def _by_path(routes: Iterable[Route]) -> dict[str, Ways]:
+    found: dict[str, tuple[Route, ...]] = {}
+    for route in routes:
+        found[route.path] = (*found.get(route.path, ()), route)
+    return {path: Ways(tuple(sorted(each, key=lambda route: not route.marks))) for path, each in found.items()}
+
+
+WAYS: Final = _by_path(ROUTES)
+_PAGES: Final[dict[str, Page]] = {page.path: page for page in PAGES}
+
+
+def render_error(path: str, error: WhimbrelError) -> tuple[int, bytes]:
+    """The status and the body of an error over a request of which the path alone is known."""
+    if path in WAYS:
+        route = WAYS[path].default
+        return route.status(error), route.write_error(error)
+    if path in _PAGES:
+        return error.status, _PAGES[path].write_error(error)
+    return error.status, openai.write_error(error)
