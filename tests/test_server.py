@@ -118,9 +118,7 @@ def test_whimbrel_s_own_clients(server: Server, engine: Engine) -> None:
         assert np.array_equal(client.embed("a", prompt="query: "), engine.embed("a", prompt="query: "))
         with pytest.raises(errors.InvalidRequest, match="cannot be sent as JSON"):
             client.embed("\ud800")
-        with pytest.raises(errors.TooLarge) as caught:
-            client.embed(["a"] * 2049)
-        assert (caught.value.status, caught.value.code) == (413, "request_too_large")
+        assert client.embed(["a"] * 2049).shape == (2049, 384)
         with pytest.raises(errors.TooLong) as caught:
             client.embed("word " * 300, truncate=False)
         assert caught.value.code == "context_length_exceeded"

@@ -1,0 +1,93 @@
+"""Cohere's dialect (v2), from the client's side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from whimbrel.client.bodies import json_body, listed_texts, refuse_options, size_of
+from whimbrel.client.openai import join_dense, matrix
+from whimbrel.client.task import Reply, Task
+from whimbrel.errors import InvalidRequest
+from whimbrel.types import Float32Array, OutputName, Outputs
+from whimbrel.verbs import ScoreOptions, TextOptions, strings
+from whimbrel.wire import from_base64
+
+MAX_TEXTS: Final = 96
+"""Of a request, in Cohere's service."""
+_OPTIONS: Final = ("input_type", "dimensions", "truncate", "max_tokens")
+_INPUT_TYPES: Final = {"query": "search_query", "document": "search_document", None: "search_document"}
+_TRUNCATE: Final[dict[object, str]] = {"right": "END", "left": "START", "never": "NONE", False: "NONE", True: "END"}
+
+
+class _Embeddings(msgspec.Struct, rename={"floats": "float"}):
+    floats: list[list[float]] | None = None
+    base64: list[str] | None = None
+
+
+class _Answer(msgspec.Struct):
+    embeddings: _Embeddings
+
+
+class _Ranked(msgspec.Struct):
+    index: int
+    relevance_score: float
+
+
+class _RankedAnswer(msgspec.Struct):
+    results: list[_Ranked]
+
+
+def encode(
+    model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
+) -> Task[Outputs]:
+    """Dense vectors of texts, which are documents unless `input_type` says otherwise."""
+    refuse_options("cohere", outputs, ("dense",), options, _OPTIONS)
+    fields: dict[str, Any] = {
+        "model": model or "default",
+        "input_type": _INPUT_TYPES[options.get("input_type")],
+        "embedding_types": ["base64"],
+    }
+    if options.get("dimensions") is not None:
+        fields["output_dimension"] = options.get("dimensions")
+    if options.get("max_tokens") is not None:
+        fields["max_tokens"] = options.get("max_tokens")
+    if options.get("truncate") is not None:
+        fields["truncate"] = _TRUNCATE[options.get("truncate")]
+    items = listed_texts(texts)
+    return Task("/v2/embed", items, partial(_body, fields, "texts"), _read, join_dense, size_of, max_items=MAX_TEXTS)
+
+
+def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
+    """The scores of documents for a query."""
+    for name in options:
+        if options.get(name) is not None:
+            raise InvalidRequest("Cohere's API cannot say it.", param=name)
+    if not isinstance(query, str):
+        raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
+    fields = {"model": model or "default", "query": query}
+    texts = strings(documents, "documents")
+    return Task("/v2/rerank", texts, partial(_body, fields, "documents"), _read_ranked, np.concatenate, size_of)
+
+
+def _body(fields: dict[str, Any], name: str, items: Sequence[Any]) -> bytes:
+    return json_body(fields | {name: items})
+
+
+def _read(reply: Reply, count: int) -> Outputs:
+    found = msgspec.json.decode(reply.content, type=_Answer).embeddings
+    rows = from_base64(found.base64) if found.base64 is not None else matrix(found.floats or [])
+    if len(rows) != count:
+        raise ValueError(f"{len(rows)} rows for {count} texts")
+    return Outputs(rows)
+
+
+def _read_ranked(reply: Reply, count: int) -> Float32Array:
+    rows = sorted(msgspec.json.decode(reply.content, type=_RankedAnswer).results, key=lambda row: row.index)
+    if [row.index for row in rows] != list(range(count)):
+        raise ValueError(f"{len(rows)} scores for {count} documents, or their numbers are wrong")
+    return np.array([row.relevance_score for row in rows], np.float32)
