@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from whimbrel.dialects import native, native_classes, openai, rerank
+from whimbrel.dialects import native, native_classes, ollama, openai, rerank, tei
 from whimbrel.dialects.route import JSON, MESSAGE_PACK, Answer, Page, Route, ServedModel
 
 __all__ = ["JSON", "MESSAGE_PACK", "PAGES", "ROUTES", "Answer", "Page", "Route", "ServedModel"]
 
-ROUTES: Final[tuple[Route, ...]] = (*openai.ROUTES, *native.ROUTES, *native_classes.ROUTES, *rerank.ROUTES)
+ROUTES: Final[tuple[Route, ...]] = (
+    *openai.ROUTES,
+    *native.ROUTES,
+    *native_classes.ROUTES,
+    *rerank.ROUTES,
+    *tei.ROUTES,
+    *ollama.ROUTES,
+)
 """Every POST route; all are served alike."""
 
-PAGES: Final[tuple[Page, ...]] = ()
+PAGES: Final[tuple[Page, ...]] = (*ollama.PAGES,)
 """Every GET route that belongs to a dialect."""

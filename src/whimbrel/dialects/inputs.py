@@ -14,7 +14,7 @@ MAX_INPUTS: Final = 2048
 MAX_IDS: Final = 2**19
 """Token ids of a request, all inputs together."""
 _MAX_STRINGS: Final = 100_000
-_IDS: Final = re.compile(rb'(?<!\\)"input"\s*:\s*\[\s*[\[\d-]')
+_IDS: Final = re.compile(rb'(?<!\\)"(?:inputs?|ids)"\s*:\s*\[\s*[\[\d-]')
 
 
 def refuse_many(body: bytes) -> None:

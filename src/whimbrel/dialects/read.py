@@ -13,6 +13,11 @@ from whimbrel.errors import InvalidRequest
 
 T = TypeVar("T")
 
+
+class Unreadable(InvalidRequest):
+    """The body is empty, or no JSON at all."""
+
+
 _MAPS: Final = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
@@ -30,7 +35,7 @@ def is_packed(body: bytes) -> bool:
 def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
     """Decode `body` as `kind`; `packed`: it is MessagePack. Raises InvalidRequest with the path of the fault."""
     if not body or body.isspace():
-        raise InvalidRequest("the body is empty; send a JSON object.")
+        raise Unreadable("the body is empty; send a JSON object.")
     language = "MessagePack" if packed else "JSON"
     try:
         return _decoder(kind, packed).decode(body)
@@ -40,11 +45,11 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
         param = path[1] or None if path else None
         raise InvalidRequest(f"{_PATH.sub('', text)}{_choices(kind, param)}.", param=param) from None
     except RecursionError:
-        raise InvalidRequest(f"the {language} is nested too deeply.") from None
+        raise Unreadable(f"the {language} is nested too deeply.") from None
     except UnicodeDecodeError:
-        raise InvalidRequest("the body is not valid UTF-8.") from None
+        raise Unreadable("the body is not valid UTF-8.") from None
     except (msgspec.MsgspecError, ValueError, MemoryError) as error:
-        raise InvalidRequest(f"the body is not valid {language}: {error}.") from None
+        raise Unreadable(f"the body is not valid {language}: {error}.") from None
 
 
 def _choices(kind: type, param: str | None) -> str:

@@ -50,8 +50,9 @@ class Route:
 
     path: str
     summary: str
-    read_request: Callable[[bytes], tuple[Any, Asked | Callable[[ServedModel], Asked]]]
-    """body -> (sent, request), or what makes a request of it once the model is known; both raise InvalidRequest."""
+    read_request: Callable[[bytes], tuple[Any, Asked | Callable[[ServedModel], Asked] | None]]
+    """body -> (sent, request), or what makes a request of it once the model is known; both raise InvalidRequest. None: the
+    model has nothing to do, and the result is None too."""
     write_result: Callable[[Any, Any, ServedModel], bytes | Answer]
     """(sent, result, model) -> body. The result is a Result, or of Tokenize and Decode what they say."""
     write_error: Callable[[WhimbrelError], bytes]

@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route as HTTPRoute
 
 from whimbrel import __version__
-from whimbrel.dialects import JSON, PAGES, Answer, Page, Route, openai
+from whimbrel.dialects import JSON, PAGES, Answer, Page, Route, openai, tei
 from whimbrel.dialects.route import Asked
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, Unavailable, WhimbrelError
 from whimbrel.metrics import Metrics
@@ -53,6 +53,8 @@ def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> Starlette:
         "/health/live": server.live,
         "/health/ready": server.ready,
         "/info": server.info,
+        "/": server.ready,
+        "/ping": server.ready,
         "/metrics": server.metrics,
         "/openapi.json": server.openapi,
         "/docs": server.docs,
@@ -122,7 +124,9 @@ class _Server:
             sent, asked = route.read_request(body)
             embedder = self._find(sent.model, notes)
             request = asked(embedder) if callable(asked) else asked
-        result = await self._run_while_connected(http, self._run(embedder, request, http, deadline))
+        result: Any = None
+        if request is not None:
+            result = await self._run_while_connected(http, self._run(embedder, request, http, deadline))
         if isinstance(result, Result):
             notes.note_result(result)
         with trace("write", into=notes.stages):
@@ -175,8 +179,10 @@ class _Server:
         return _json(b'{"status":"ok"}')
 
     async def info(self, http: Request) -> Response:
+        """Of one model, with the fields that TEI has there."""
         models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
-        return _json(msgspec.json.encode({"version": __version__, "models": models}))
+        more = tei.describe(*self._served) if len(models) == 1 else {}
+        return _json(msgspec.json.encode({"version": __version__, "models": models} | more))
 
     async def metrics(self, http: Request) -> Response:
         if not self._metrics.shared:  # the engines are in this process, and nobody else tells how they are

@@ -23,7 +23,7 @@ from whimbrel.server.options import GuardOptions
 from whimbrel.server.transfer import Held, Incoming, Outgoing
 from whimbrel.server.ways import render_error
 
-OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready"})
+OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 """Routes that need no key, so that probes can ask."""
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -22,9 +22,9 @@ _REF: Final = "#/components/schemas/{name}"
 _GETS: Final = (
     ("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse),
     ("/v1/models/{model}", "One model.", openai.Model),
-    ("/health", "Whether requests are answered: 200 or 503; also /health/ready.", None),
+    ("/health", "Whether requests are answered: 200 or 503; also /health/ready, /ping and /.", None),
     ("/health/live", "Whether the process runs.", None),
-    ("/info", "What the checkpoint says (card) and how it is run (plan).", None),
+    ("/info", "What the checkpoint says (card) and how it is run (plan); of one model also what TEI says.", None),
     ("/metrics", "Prometheus metrics.", None),
 )
 _ERRORS: Final = {
@@ -166,7 +166,7 @@ def _type(schema: JSON, schemas: JSON) -> str:
     if "enum" in schema:
         return " | ".join(msgspec.json.encode(value).decode() for value in schema["enum"] if value is not None)
     if schema.get("type") == "array":
-        return f"[{_type(schema['items'], schemas)}]"
+        return f"[{_type(schema.get('items', {}), schemas)}]"
     return str(schema.get("type", "any"))
 
 

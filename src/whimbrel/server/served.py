@@ -35,7 +35,7 @@ class Served:
         if name is None and self._num_models == 1 and 0 in self._embedders:
             return self._embedders[0]
         for embedder in self:
-            if name == embedder.plan.served_name or name in embedder.plan.aliases:
+            if name is not None and _untagged(name) in map(_untagged, (embedder.plan.served_name, *embedder.plan.aliases)):
                 return embedder
         if len(self._embedders) < self._num_models:
             raise Unavailable("the model is being loaded.", retry_after=5.0)
@@ -73,6 +73,11 @@ class Served:
     async def wait_until_idle(self) -> None:
         """Return once no request is on its way."""
         await self._idle.wait()
+
+
+def _untagged(name: str) -> str:
+    """Without the tag that Ollama's clients may put after any name, or leave out."""
+    return name.removesuffix(":latest")
 
 
 class InFlight:

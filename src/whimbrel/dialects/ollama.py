@@ -1,0 +1,319 @@
+"""Ollama's API, so far as it is about embeddings. Pure functions over bytes.
+
+Source: ollama/ollama, api/types.go and server/routes.go. Options that only generating text knows are ignored, as there.
+Unlike Ollama, more `dimensions` than a vector has are refused, and /api/embeddings refuses a text that is too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.card import Card
+from whimbrel.dialects.inputs import MAX_INPUTS, refuse_many
+from whimbrel.dialects.read import decode
+from whimbrel.dialects.route import ANY, Page, Route, ServedModel
+from whimbrel.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError, relocated
+from whimbrel.types import Request, Result, Truncate
+from whimbrel.wire import to_json
+
+VERSION: Final = "0.12.0"
+"""The version of Ollama that has all of this: clients compare it with the one that they need."""
+
+_TAG: Final = ":latest"
+_CHANGES_NUMBERS: Final = ("rope_frequency_base", "rope_frequency_scale")
+_LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What both routes that encode texts take."""
+
+    model: Annotated[str | None, Meta(description="The served model's name, with or without `:latest`.")] = None
+    options: Annotated[
+        dict[str, Any] | None, Meta(description="`num_ctx`: so many tokens a text may have, up to the model's limit.")
+    ] = None
+    keep_alive: Annotated[float | str | None, Meta(description="Accepted and ignored: models stay loaded.")] = None
+
+
+class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
+    """Body of POST /api/embed."""
+
+    input: Annotated[
+        str | list[str] | None, Meta(description="A text, or at most 2,048; none or an empty one: no vectors.")
+    ] = None
+    truncate: Annotated[
+        bool | None,
+        Meta(description="Whether the end of a text that is too long is cut, as by default; `false`: it is an error."),
+    ] = None
+    dimensions: Annotated[
+        int | None, Meta(description="Keep the first so many columns of vectors (Matryoshka models); 0: all.")
+    ] = None
+
+
+class OllamaEmbedResponse(msgspec.Struct):
+    """Answer of POST /api/embed; durations in nanoseconds."""
+
+    model: str
+    embeddings: Annotated[list[list[float]], Meta(description="Of length 1, whatever the model does.")]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbeddingsRequest(OllamaFields, frozen=True, kw_only=True):
+    """Body of POST /api/embeddings."""
+
+    prompt: Annotated[str | None, Meta(description="A text; none or an empty one: no vector.")] = None
+
+
+class OllamaEmbeddingsResponse(msgspec.Struct):
+    """Answer of POST /api/embeddings."""
+
+    embedding: Annotated[list[float], Meta(description="As it was pooled, not divided by its length.")]
+
+
+class ShowRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /api/show."""
+
+    model: str | None = None
+    name: Annotated[str | None, Meta(description="The same as `model`.")] = None
+
+
+class ModelDetails(msgspec.Struct):
+    """What kind of model it is."""
+
+    family: str
+    families: list[str]
+    quantization_level: str
+    parameter_size: str = ""
+    format: str = "safetensors"
+    parent_model: str = ""
+
+
+class ShowResponse(msgspec.Struct):
+    """Answer of POST /api/show."""
+
+    details: ModelDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    modelfile: str = ""
+    parameters: str = ""
+    template: str = ""
+
+
+class ListedModel(msgspec.Struct):
+    """A model that is served. `size` is not known, and 0; `digest` is that of what its files say."""
+
+    name: str
+    model: str
+    digest: str
+    details: ModelDetails
+    size: int = 0
+
+
+class RunningModel(ListedModel):
+    """The same, as one that is loaded."""
+
+    size_vram: int = 0
+    context_length: int = 0
+
+
+class ListResponse(msgspec.Struct):
+    """Answer of GET /api/tags."""
+
+    models: list[ListedModel]
+
+
+class ProcessResponse(msgspec.Struct):
+    """Answer of GET /api/ps."""
+
+    models: list[RunningModel]
+
+
+class VersionResponse(msgspec.Struct):
+    """Answer of GET /api/version."""
+
+    version: str
+
+
+class OllamaError(msgspec.Struct):
+    """Every answer that is not a success."""
+
+    error: str
+
+
+def read_embed(body: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel], Request] | None]:
+    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
+    refuse_many(body)
+    sent = decode(OllamaEmbedRequest, body)
+    texts = [sent.input] if isinstance(sent.input, str) and sent.input else list(sent.input or ())
+    if len(texts) > MAX_INPUTS:
+        raise TooLarge(f"{len(texts):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+    truncate: Truncate = "never" if sent.truncate is False else "right"
+    dimensions = sent.dimensions or None
+    return sent, _request(sent, texts, truncate=truncate, dimensions=dimensions, normalize=True)
+
+
+def read_embeddings(body: bytes) -> tuple[OllamaEmbeddingsRequest, Callable[[ServedModel], Request] | None]:
+    """The same of /api/embeddings."""
+    sent = decode(OllamaEmbeddingsRequest, body)
+    return sent, _request(sent, [sent.prompt] if sent.prompt else [], truncate="never", normalize=False)
+
+
+def _request(sent: OllamaFields, texts: list[str], **more: Any) -> Callable[[ServedModel], Request] | None:
+    """What is asked; None: nothing. It takes the model, since a longer context than it has means all of that."""
+    options = sent.options or {}
+    for name in _CHANGES_NUMBERS:
+        if name in options:
+            raise InvalidRequest("cannot be set here: positions are as the checkpoint says.", param=f"options.{name}")
+    limit = options.get("num_ctx") or None
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise InvalidRequest(f"must be a number of tokens, is {limit!r}.", param="options.num_ctx")
+
+    def request(model: ServedModel) -> Request:
+        is_limit = limit is not None and limit < model.plan.max_length
+        return Request(texts, ("dense",), max_tokens=limit if is_limit else None, **more)
+
+    return request if texts else None
+
+
+def read_show(body: bytes) -> tuple[ShowRequest, None]:
+    """The body as it was sent; the model has nothing to do."""
+    sent = decode(ShowRequest, body)
+    return ShowRequest(model=sent.model or sent.name), None
+
+
+def write_embed(sent: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes:
+    """The answer; its floats are printed from the array's memory."""
+    return to_json({
+        "model": sent.model or model.plan.served_name,
+        "embeddings": [] if result is None else result.dense,
+        "total_duration": 0 if result is None else int(result.timings.total * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": 0 if result is None else result.num_tokens,
+    })  # fmt: skip
+
+
+def write_embeddings(sent: OllamaEmbeddingsRequest, result: Result | None, model: ServedModel) -> bytes:
+    """The same of /api/embeddings."""
+    return to_json({"embedding": [] if result is None else result.dense[0]})
+
+
+def write_show(sent: ShowRequest, result: None, model: ServedModel) -> bytes:
+    """What kind of model it is, how long texts may be and how wide its vectors are."""
+    card, family = model.card, model.card.encoder.family
+    said: dict[str, str | int] = {"general.architecture": family, "general.basename": model.plan.served_name}
+    said |= {f"{family}.context_length": model.plan.max_length, f"{family}.block_count": len(card.encoder.layers)}
+    capabilities: list[str] = []
+    if "dense" in card.outputs:
+        said[f"{family}.embedding_length"] = card.dense.usual_width or card.dense.width
+        capabilities.append("embedding")
+    return msgspec.json.encode(ShowResponse(_details(model), said, capabilities))
+
+
+def write_tags(models: Sequence[ServedModel]) -> bytes:
+    """The models that are served."""
+    return msgspec.json.encode(ListResponse([ListedModel(**_listed(model)) for model in models]))
+
+
+def write_running(models: Sequence[ServedModel]) -> bytes:
+    """The same: all are loaded."""
+    return msgspec.json.encode(
+        ProcessResponse([RunningModel(**_listed(model), context_length=model.plan.max_length) for model in models])
+    )
+
+
+def write_version(models: Sequence[ServedModel]) -> bytes:
+    """As Ollama says which version it is."""
+    return msgspec.json.encode(VersionResponse(VERSION))
+
+
+def _listed(model: ServedModel) -> dict[str, Any]:
+    name = model.plan.served_name
+    tagged = name if ":" in name else name + _TAG
+    return {"name": tagged, "model": tagged, "digest": _digest(model.card), "details": _details(model)}
+
+
+def _digest(card: Card) -> str:
+    return sha256(msgspec.json.encode(card)).hexdigest()
+
+
+def _details(model: ServedModel) -> ModelDetails:
+    family = model.card.encoder.family
+    return ModelDetails(family, [family], _LEVELS[model.plan.dtype])
+
+
+def write_error(error: WhimbrelError) -> bytes:
+    """An error in Ollama's shape, with the words that its clients look for."""
+    error = error.renamed(_NAMES)
+    text = str(error)
+    if isinstance(error, ModelNotFound):
+        text = f"model not found: {error.message}"
+    elif isinstance(error, TooLong):
+        text = f"the input length exceeds the context length: {text}".replace('truncate="right"', "truncate: true")
+    elif isinstance(error, Overloaded):
+        text = f"server busy, please try again. {text}"
+    return msgspec.json.encode(OllamaError(text))
+
+
+def write_prompt_error(error: WhimbrelError) -> bytes:
+    """The same of a body with one text."""
+    return write_error(relocated(error, lambda *_: "prompt"))
+
+
+def status(error: WhimbrelError) -> int:
+    """The status of an error, where it is not Whimbrel's."""
+    return 503 if isinstance(error, Overloaded) else error.status
+
+
+_NAMES: Final = {"max_tokens": "options.num_ctx"}
+"""Fields of a Request that have another name here."""
+
+ROUTES: Final = (
+    Route(
+        path="/api/embed",
+        summary="Dense vectors of texts, of length 1 (Ollama).",
+        read_request=read_embed,
+        write_result=write_embed,
+        write_error=write_error,
+        request_type=OllamaEmbedRequest,
+        response_type=OllamaEmbedResponse,
+        example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
+        media_types=ANY,
+        status=status,
+    ),
+    Route(
+        path="/api/embeddings",
+        summary="The dense vector of a text (Ollama, before /api/embed).",
+        read_request=read_embeddings,
+        write_result=write_embeddings,
+        write_error=write_prompt_error,
+        request_type=OllamaEmbeddingsRequest,
+        response_type=OllamaEmbeddingsResponse,
+        example='{"prompt": "A whimbrel is a wader."}',
+        media_types=ANY,
+        status=status,
+    ),
+    Route(
+        path="/api/show",
+        summary="What kind of model it is (Ollama).",
+        read_request=read_show,
+        write_result=write_show,
+        write_error=write_error,
+        request_type=ShowRequest,
+        response_type=ShowResponse,
+        example="{}",
+        media_types=ANY,
+        status=status,
+    ),
+)
+
+PAGES: Final = (
+    Page("/api/tags", "The models that are served (Ollama).", write_tags, write_error, ListResponse),
+    Page("/api/ps", "The same, with how long texts may be (Ollama).", write_running, write_error, ProcessResponse),
+    Page("/api/version", "The version of Ollama's API that is spoken (Ollama).", write_version, write_error, VersionResponse),
+)

@@ -1,0 +1,120 @@
+"""What all of TEI's routes answer alike: timings in headers, errors, and their statuses.
+
+Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.rs, and its 422 for what is wrong (1.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from whimbrel.dialects.read import Unreadable
+from whimbrel.dialects.route import Answer, ServedModel
+from whimbrel.errors import (
+    ComputeError,
+    InvalidRequest,
+    Overloaded,
+    TooLarge,
+    TooLong,
+    Unauthorized,
+    Unavailable,
+    WhimbrelError,
+    relocated,
+)
+from whimbrel.types import Result
+
+ErrorType: TypeAlias = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+
+class TEIError(msgspec.Struct):
+    """Every answer of these routes that is not a success, but 401, which has no body."""
+
+    error: str
+    error_type: ErrorType
+
+
+class Empty(InvalidRequest):
+    """There is nothing to work on."""
+
+
+def not_this_kind(message: str) -> InvalidRequest:
+    """The model that is asked is of another kind; TEI has a status of its own for that."""
+    return InvalidRequest(message, param=_KIND)
+
+
+_KIND: Final = "outputs"
+"""What errors over the kind of a model name; no body here has such a field."""
+
+
+def error_type(error: WhimbrelError) -> ErrorType:
+    """TEI's word for an error."""
+    if isinstance(error, Empty):
+        return "Empty"
+    if isinstance(error, Overloaded):
+        return "Overloaded"
+    if isinstance(error, Unavailable):
+        return "Unhealthy"
+    return "Validation" if error.status < 500 and not _is_of_kind(error) else "Backend"
+
+
+def status(error: WhimbrelError) -> int:
+    """The status of an error, where it is not Whimbrel's."""
+    if isinstance(error, ComputeError) or _is_of_kind(error):
+        return 424
+    if isinstance(error, Empty | Unreadable):
+        return 400
+    if type(error) in (InvalidRequest, TooLong) or (isinstance(error, TooLarge) and error.param is not None):
+        return 422  # 413 is for bodies of too many bytes
+    return error.status
+
+
+def write_error(error: WhimbrelError) -> bytes:
+    """An error that names the inputs, or one of them."""
+    return render_error(error.renamed(_NAMES))
+
+
+def named_errors(name: Callable[..., str]) -> Callable[[WhimbrelError], bytes]:
+    """What writes errors over inputs that have other names than `inputs[3]`."""
+    return lambda error: write_error(relocated(error, name))
+
+
+def render_error(error: WhimbrelError) -> bytes:
+    """An error in TEI's shape."""
+    if isinstance(error, Unauthorized):
+        return b""
+    text = error.message if _is_of_kind(error) else str(error).replace('truncate="right"', "truncate: true")
+    return msgspec.json.encode(TEIError(text, error_type(error)))
+
+
+_NAMES: Final = {"input": "inputs"}
+"""Fields of a Request that have another name here."""
+
+
+def _is_of_kind(error: WhimbrelError) -> bool:
+    return type(error) is InvalidRequest and error.param == _KIND
+
+
+def timed(body: bytes, result: Result, model: ServedModel, characters: int) -> Answer:
+    """An answer that says in its headers, in whole milliseconds, how long it took; `characters` are those of the inputs."""
+    return Answer([body], headers=_headers(result, model, characters))
+
+
+def _headers(result: Result, model: ServedModel, characters: int) -> Mapping[str, str]:
+    timings = result.timings
+    total = _milliseconds(timings.total)
+    return {
+        "x-compute-type": "cpu" if model.plan.device == "cpu" else "gpu+optimized",
+        "x-compute-time": total,
+        "x-compute-characters": str(characters),
+        "x-compute-tokens": str(result.num_tokens),
+        "x-total-time": total,
+        "x-tokenization-time": _milliseconds(timings.tokenize),
+        "x-queue-time": _milliseconds(timings.queue),
+        "x-inference-time": _milliseconds(timings.compute),
+    }
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1e3))

@@ -1,0 +1,279 @@
+"""TEI's /embed, /embed_all, /embed_sparse and /similarity. Pure functions over bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from whimbrel.dialects.inputs import MAX_INPUTS, read_texts, refuse_many
+from whimbrel.dialects.read import decode
+from whimbrel.dialects.route import Answer, Route, ServedModel
+from whimbrel.dialects.tei.answers import Empty, named_errors, status, timed, write_error
+from whimbrel.errors import TooLarge
+from whimbrel.types import InputType, OutputName, Request, Result, Sparse, Truncate
+from whimbrel.wire import to_json
+
+Inputs: TypeAlias = Annotated[
+    str | list[str | int | list[int]],
+    Meta(
+        description="A text, a list of texts, a list of token ids, or a list of such lists; at most 2,048 inputs and 524,288 "
+        "ids. Token ids are taken as they are: no special tokens are put around them."
+    ),
+]
+Direction: TypeAlias = Annotated[
+    Literal["right", "left", "Right", "Left"] | None, Meta(description="Which end of a text that is too long is cut.")
+]
+Cuts: TypeAlias = Annotated[
+    bool | None,
+    Meta(
+        description="Whether a text that is too long is cut, as by default (and by TEI's since 1.9); `false`: it is an error."
+    ),
+]
+Name: TypeAlias = Annotated[str | None, Meta(description="The served model's name; TEI serves one, and knows none.")]
+
+
+class TextFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What all routes that encode texts take; each says itself which inputs."""
+
+    inputs: Any
+    model: Name = None
+    truncate: Cuts = None
+    truncation_direction: Direction = "right"
+    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
+    input_type: Annotated[
+        InputType | None,
+        Meta(
+            description="Whether the texts are queries or documents, for models that treat them differently (Whimbrel's own)."
+        ),
+    ] = None
+
+
+class EmbedAllRequest(TextFields, frozen=True, kw_only=True):
+    """Body of POST /embed_all."""
+
+    inputs: Inputs
+
+
+class EmbedSparseRequest(TextFields, frozen=True, kw_only=True):
+    """Body of POST /embed_sparse."""
+
+    inputs: Inputs
+
+
+class VectorFields(TextFields, frozen=True, kw_only=True):
+    """What dense vectors may be asked to be."""
+
+    normalize: Annotated[
+        bool | None, Meta(description="Whether vectors are divided by their Euclidean norm; they are by default.")
+    ] = None
+    dimensions: Annotated[int | None, Meta(description="Keep the first so many columns of vectors (Matryoshka models).")] = None
+
+
+class TEIEmbedRequest(VectorFields, frozen=True, kw_only=True):
+    """Body of POST /embed."""
+
+    inputs: Inputs
+
+
+class Sentences(msgspec.Struct, frozen=True):
+    """A sentence, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: Annotated[list[str], Meta(max_length=100_000)]
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """How sentences are read."""
+
+    truncate: Cuts = None
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /similarity."""
+
+    inputs: Sentences
+    parameters: Parameters | None = None
+    model: Name = None
+
+
+class SparseValue(msgspec.Struct):
+    """An entry of the vocabulary, and its weight."""
+
+    index: int
+    value: float
+
+
+def read_embed(body: bytes) -> tuple[TEIEmbedRequest, Request]:
+    """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
+    refuse_many(body)
+    sent = decode(TEIEmbedRequest, body)
+    return sent, dense(sent)
+
+
+def read_embed_all(body: bytes) -> tuple[EmbedAllRequest, Request]:
+    """The same of /embed_all."""
+    refuse_many(body)
+    sent = decode(EmbedAllRequest, body)
+    return sent, text_request(sent, "multi_vector")
+
+
+def read_embed_sparse(body: bytes) -> tuple[EmbedSparseRequest, Request]:
+    """The same of /embed_sparse."""
+    refuse_many(body)
+    sent = decode(EmbedSparseRequest, body)
+    return sent, text_request(sent, "sparse")
+
+
+def read_similarity(body: bytes) -> tuple[SimilarityRequest, Request]:
+    """The same of /similarity."""
+    sent = decode(SimilarityRequest, body)
+    return sent, similarity(sent.inputs, sent.parameters or Parameters())
+
+
+def dense(sent: VectorFields) -> Request:
+    """What /embed asks."""
+    return text_request(sent, "dense", normalize=sent.normalize is not False, dimensions=sent.dimensions)
+
+
+def text_request(sent: TextFields, output: OutputName, **more: Any) -> Request:
+    """What is asked of the texts of a body."""
+    if not sent.inputs and isinstance(sent.inputs, list):
+        raise Empty("is an empty list; give at least one text.", param="input")
+    return Request(
+        read_texts(sent.inputs),
+        (output,),
+        prompt_name=sent.prompt_name,
+        input_type=sent.input_type,
+        truncate=cut(sent.truncate, sent.truncation_direction),
+        **more,
+    )
+
+
+def similarity(inputs: Sentences, parameters: Parameters) -> Request:
+    """What /similarity asks: the source is read as the sentences are, as TEI does."""
+    if not inputs.sentences:
+        raise Empty("is an empty list; give at least one sentence.", param="inputs.sentences")
+    if len(inputs.sentences) > MAX_INPUTS:
+        message = f"{len(inputs.sentences):,} sentences; the limit is {MAX_INPUTS:,}. Split the request."
+        raise TooLarge(message, param="inputs.sentences")
+    return Request(
+        [inputs.source_sentence, *inputs.sentences],
+        ("dense",),
+        normalize=True,
+        prompt_name=parameters.prompt_name,
+        truncate=cut(parameters.truncate, parameters.truncation_direction),
+    )
+
+
+def cut(truncate: bool | None, direction: str | None) -> Truncate:
+    """Which end of a text is cut, if it is too long."""
+    if truncate is False:
+        return "never"
+    return "left" if direction in ("left", "Left") else "right"
+
+
+def write_embed(sent: TextFields, result: Result, model: ServedModel) -> Answer:
+    """A vector for each text."""
+    return timed(to_json(result.dense), result, model, count_characters(sent.inputs))
+
+
+def write_embed_all(sent: TextFields, result: Result, model: ServedModel) -> Answer:
+    """For each text a vector for each token."""
+    assert result.outputs.multi_vector is not None
+    rows = [np.ascontiguousarray(each) for each in result.outputs.multi_vector]
+    return timed(to_json(rows), result, model, count_characters(sent.inputs))
+
+
+def write_embed_sparse(sent: TextFields, result: Result, model: ServedModel) -> Answer:
+    """For each text the entries whose weight is not 0."""
+    assert result.outputs.sparse is not None
+    return timed(_entries(result.outputs.sparse), result, model, count_characters(sent.inputs))
+
+
+def _entries(sparse: Sparse) -> bytes:
+    """Printed as two arrays, and put together as text: an object for each would take longer than the model."""
+    numbers = zip(_printed(sparse.ids_X), _printed(sparse.weights_X), strict=True)
+    pairs = list(map(b',"value":'.join, numbers))
+    ends: list[int] = sparse.offsets_N1.tolist()
+    rows = [b'},{"index":'.join(pairs[start:end]) for start, end in pairwise(ends)]
+    return b"[" + b",".join(b'[{"index":' + row + b"}]" if row else b"[]" for row in rows) + b"]"
+
+
+def _printed(array_X: np.ndarray[Any, Any]) -> list[bytes]:
+    return to_json(np.ascontiguousarray(array_X))[1:-1].split(b",") if array_X.size else []
+
+
+def write_similarity(sent: SimilarityRequest, result: Result, model: ServedModel) -> Answer:
+    """The cosine of the source and each sentence."""
+    return similarities(sent.inputs, result, model)
+
+
+def similarities(inputs: Sentences, result: Result, model: ServedModel) -> Answer:
+    """What /similarity answers."""
+    vectors_ND = result.dense
+    characters = len(inputs.source_sentence) + sum(map(len, inputs.sentences))
+    return timed(to_json(vectors_ND[1:] @ vectors_ND[0]), result, model, characters)
+
+
+def count_characters(inputs: str | list[Any]) -> int:
+    """Characters of texts; token ids are counted as they are."""
+    if isinstance(inputs, str):
+        return len(inputs)
+    return sum(1 if isinstance(each, int) else count_characters(each) for each in inputs)
+
+
+def _sentence(index: int = 0, *_: int) -> str:
+    return f"inputs.sentences[{index - 1}]" if index else "inputs.source_sentence"
+
+
+def _route(
+    path: str, summary: str, read: Callable[[bytes], Any], write: Callable[..., Answer], kinds: tuple[Any, Any]
+) -> Route:
+    return Route(
+        path=path,
+        summary=summary,
+        read_request=read,
+        write_result=write,
+        write_error=write_error,
+        request_type=kinds[0],
+        response_type=kinds[1],
+        example='{"inputs": "What is a whimbrel?"}',
+        status=status,
+    )
+
+
+ROUTES: Final = (
+    _route("/embed", "Dense vectors of texts (TEI).", read_embed, write_embed, (TEIEmbedRequest, list[list[float]])),
+    _route(
+        "/embed_all",
+        "A vector for each token of texts (TEI).",
+        read_embed_all,
+        write_embed_all,
+        (EmbedAllRequest, list[list[list[float]]]),
+    ),
+    _route(
+        "/embed_sparse",
+        "Weights of vocabulary entries for texts (TEI).",
+        read_embed_sparse,
+        write_embed_sparse,
+        (EmbedSparseRequest, list[list[SparseValue]]),
+    ),
+    Route(
+        path="/similarity",
+        summary="How near a sentence is to others, by the cosine of dense vectors (TEI).",
+        read_request=read_similarity,
+        write_result=write_similarity,
+        write_error=named_errors(_sentence),
+        request_type=SimilarityRequest,
+        response_type=list[float],
+        example='{"inputs": {"source_sentence": "A wader.", "sentences": ["A bird.", "A sandwich."]}}',
+        status=status,
+    ),
+)

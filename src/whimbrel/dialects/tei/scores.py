@@ -1,0 +1,226 @@
+"""TEI's /rerank and /predict. Pure functions over bytes.
+
+Unless raw scores are asked for, the checkpoint's activation is applied; where it has none, TEI's: the sigmoid of one score, the
+softmax of several. Scores of models that compare vectors are similarities, to which nothing is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from whimbrel.dialects.inputs import MAX_INPUTS
+from whimbrel.dialects.read import decode
+from whimbrel.dialects.rerank import MAX_PAIRS
+from whimbrel.dialects.route import Answer, Route, ServedModel
+from whimbrel.dialects.tei.answers import Empty, named_errors, not_this_kind, status, timed, write_error
+from whimbrel.dialects.tei.embed import Cuts, Direction, Name, count_characters, cut
+from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.types import Float32Array, Pair, Request, Result
+from whimbrel.wire import to_json
+
+Applied: TypeAlias = Literal["sigmoid", "softmax", "none"]
+Raw: TypeAlias = Annotated[bool | None, Meta(description="Give logits, as they are before any activation.")]
+Sequences: TypeAlias = str | list[str | list[str]]
+
+
+class TEIRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /rerank in TEI's form."""
+
+    query: str
+    texts: Annotated[list[str], Meta(description="At most 10,000.", max_length=100_000)]
+    model: Name = None
+    truncate: Cuts = None
+    truncation_direction: Direction = "right"
+    raw_scores: Raw = None
+    return_text: Annotated[bool | None, Meta(description="Send the texts back.")] = None
+
+
+class Rank(msgspec.Struct, omit_defaults=True):
+    """A text among those that were sent."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class PredictParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """What `InferenceClient.text_classification` may say."""
+
+    function_to_apply: Annotated[
+        Applied | None, Meta(description="What is done to logits, in place of the checkpoint's activation.")
+    ] = None
+    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Only so many classes, the best.")] = None
+
+
+class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /predict."""
+
+    inputs: Annotated[
+        Sequences,
+        Meta(description="A text; a pair, as a list of two texts; or at most 2,048 lists, of one text each, or of two."),
+    ]
+    model: Name = None
+    truncate: Cuts = None
+    truncation_direction: Direction = "right"
+    raw_scores: Raw = None
+    parameters: Annotated[
+        PredictParameters | None,
+        Meta(
+            description="As `InferenceClient` sends them; then the answer is a list of lists for one text too, as it expects."
+        ),
+    ] = None
+
+
+class Prediction(msgspec.Struct):
+    """A class, and its score."""
+
+    score: float
+    label: str
+
+
+def read_rerank(body: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], Request]]:
+    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
+    sent = decode(TEIRerankRequest, body)
+    if not sent.texts:
+        raise Empty("is an empty list; give at least one text.", param="texts")
+    if len(sent.texts) > MAX_PAIRS:
+        raise TooLarge(f"{len(sent.texts):,} texts; the limit is {MAX_PAIRS:,}. Split the request.", param="texts")
+    pairs = [(sent.query, text) for text in sent.texts]
+
+    def request(model: ServedModel) -> Request:
+        output = model.card.outputs.get("scores")
+        if output is not None and output.width != 1:
+            raise not_this_kind(f"this model gives {output.width} scores, of as many classes, and ranks nothing; ask /predict.")
+        return Request(
+            pairs,
+            ("scores",),
+            activate=None if output is None else not sent.raw_scores,
+            truncate=cut(sent.truncate, sent.truncation_direction),
+        )
+
+    return sent, request
+
+
+def write_rerank(sent: TEIRerankRequest, result: Result, model: ServedModel) -> Answer:
+    """The texts, the best first, and of equal ones the one that came first."""
+    scores_N = apply(_activation(sent.raw_scores, None, model), _scores(result))[:, 0]
+    order: list[int] = np.argsort(-scores_N, kind="stable").tolist()
+    ranks: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in zip(order, scores_N[order], strict=True)]
+    for rank in ranks if sent.return_text else ():
+        rank["text"] = sent.texts[rank["index"]]
+    characters = len(sent.query) * len(sent.texts) + sum(map(len, sent.texts))
+    return timed(to_json(ranks), result, model, characters)
+
+
+def read_predict(body: bytes) -> tuple[PredictRequest, Callable[[ServedModel], Request]]:
+    """The same of /predict."""
+    sent = decode(PredictRequest, body)
+    texts = sequences(sent.inputs)
+    return sent, lambda model: classes(sent, texts, model)
+
+
+def classes(sent: PredictRequest, texts: list[str] | list[Pair], model: ServedModel) -> Request:
+    """What /predict asks."""
+    model.card.output("scores")
+    activate = _activation(sent.raw_scores, sent.parameters, model) is None
+    return Request(texts, ("scores",), activate=activate, truncate=cut(sent.truncate, sent.truncation_direction))
+
+
+def sequences(inputs: Sequences) -> list[str] | list[Pair]:
+    """The texts, or the pairs, that /predict is about. Raises InvalidRequest."""
+    if isinstance(inputs, str):
+        return [inputs]
+    if not inputs:
+        raise Empty("is an empty list; give at least one text.", param="input")
+    rows = inputs if isinstance(inputs[0], list) else [inputs]
+    if len(rows) > MAX_INPUTS:
+        raise TooLarge(f"{len(rows):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+    for index, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) not in (1, 2) or not all(isinstance(text, str) for text in row):
+            param = "input" if rows is not inputs else f"input[{index}]"
+            raise InvalidRequest("must be one text, or a pair of two; many are a list of such lists.", param=param)
+        if len(row) != len(rows[0]):
+            raise InvalidRequest("texts and pairs cannot be mixed in one list.", param=f"input[{index}]")
+    if len(rows[0]) == 1:
+        return [cast(str, row[0]) for row in rows]
+    return [cast(Pair, tuple(row)) for row in rows]
+
+
+def write_predict(sent: PredictRequest, result: Result, model: ServedModel) -> Answer:
+    """The classes of each text, the best first."""
+    parameters = sent.parameters or PredictParameters()
+    scores_NC = apply(_activation(sent.raw_scores, sent.parameters, model), _scores(result))
+    order_NC = np.argsort(-scores_NC, axis=1, kind="stable")[:, : parameters.top_k]
+    labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
+    found: list[list[dict[str, Any]]] = [
+        [{"score": scores_NC[text, i], "label": labels[i]} for i in order] for text, order in enumerate(order_NC.tolist())
+    ]
+    is_batch = not isinstance(sent.inputs, str) and isinstance(sent.inputs[0], list)
+    answer: object = found if is_batch or sent.parameters is not None else found[0]
+    return timed(to_json(answer), result, model, count_characters(sent.inputs))
+
+
+def _scores(result: Result) -> Float32Array:
+    assert result.outputs.scores is not None
+    return result.outputs.scores
+
+
+def _activation(raw: bool | None, parameters: PredictParameters | None, model: ServedModel) -> Applied | None:
+    """What is done to scores here; None: nothing, since the model does it."""
+    output = model.card.outputs.get("scores")
+    if output is None:
+        return "none"
+    if parameters is not None and parameters.function_to_apply is not None:
+        return parameters.function_to_apply
+    if raw:
+        return "none"
+    return None if output.finish != "identity" else "sigmoid" if output.width == 1 else "softmax"
+
+
+def apply(function: Applied | None, scores_NC: Float32Array) -> Float32Array:
+    """Scores after one of the activations; None: as they are."""
+    found_NC: Float32Array = scores_NC
+    if function == "sigmoid":
+        found_NC = np.exp(-np.logaddexp(0, -scores_NC))
+    elif function == "softmax":
+        powers_NC: Float32Array = np.exp(scores_NC - scores_NC.max(axis=1, keepdims=True))
+        found_NC = powers_NC / powers_NC.sum(axis=1, keepdims=True, dtype=np.float32)
+    return found_NC
+
+
+def _text(index: int | None = None, part: int = 1) -> str:
+    if part == 0:
+        return "query"
+    return "texts" if index is None else f"texts[{index}]"
+
+
+ROUTES: Final = (
+    Route(
+        path="/rerank",
+        summary="Texts in the order in which they answer a query (TEI).",
+        read_request=read_rerank,
+        write_result=write_rerank,
+        write_error=named_errors(_text),
+        request_type=TEIRerankRequest,
+        response_type=list[Rank],
+        example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
+        marks=frozenset({"texts"}),
+        status=status,
+    ),
+    Route(
+        path="/predict",
+        summary="The classes of texts, or of pairs (TEI).",
+        read_request=read_predict,
+        write_result=write_predict,
+        write_error=write_error,
+        request_type=PredictRequest,
+        response_type=list[Prediction | list[Prediction]],
+        example='{"inputs": "I like whimbrels."}',
+        status=status,
+    ),
+)

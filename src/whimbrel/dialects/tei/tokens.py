@@ -1,0 +1,129 @@
+"""TEI's /tokenize and /decode. Pure functions over bytes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, cast
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.inputs import MAX_INPUTS, refuse_many
+from whimbrel.dialects.read import decode
+from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.tei.answers import Empty, named_errors, status, write_error
+from whimbrel.dialects.tei.embed import Name
+from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.types import Decode, Tokenize, Tokens
+
+
+class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /tokenize in TEI's form."""
+
+    inputs: Annotated[str | list[str], Meta(description="At most 2,048 texts, of any length: nothing is cut.")]
+    model: Name = None
+    add_special_tokens: Annotated[
+        bool | None, Meta(description="Whether special tokens stand around texts, as by default.")
+    ] = None
+    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
+
+
+class SimpleToken(msgspec.Struct):
+    """A token; `start` and `stop` are in characters of prompt and text, and null of special tokens."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /decode."""
+
+    ids: Annotated[list[int | list[int]], Meta(description="Token ids of a text, or lists of them.")]
+    model: Name = None
+    skip_special_tokens: Annotated[bool | None, Meta(description="Whether special tokens are left out, as by default.")] = None
+
+
+def read_tokenize(body: bytes) -> tuple[TEITokenizeRequest, Tokenize]:
+    """The body as it was sent, and what it stands for. Raises InvalidRequest or TooLarge."""
+    refuse_many(body)
+    sent = decode(TEITokenizeRequest, body)
+    texts = _checked(_texts(sent), "input")
+    return sent, Tokenize(texts, special=sent.add_special_tokens is not False, prompt_name=sent.prompt_name)
+
+
+def write_tokens(sent: TEITokenizeRequest, found: list[Tokens], model: ServedModel) -> bytes:
+    """The tokens of each text."""
+    prompt = "" if sent.prompt_name is None else model.card.prompt_text(sent.prompt_name)
+    rows = [_tokens(prompt + text, tokens) for text, tokens in zip(_texts(sent), found, strict=True)]
+    return msgspec.json.encode(rows)
+
+
+def _tokens(text: str, tokens: Tokens) -> list[SimpleToken]:
+    columns = zip(tokens.ids_T.tolist(), tokens.names, tokens.special_T.tolist(), tokens.chars_T2.tolist(), strict=True)
+    return [
+        SimpleToken(id_, name, True, None, None) if special else SimpleToken(id_, text[start:stop], False, start, stop)
+        for id_, name, special, (start, stop) in columns
+    ]
+
+
+def _texts(sent: TEITokenizeRequest) -> list[str]:
+    return [sent.inputs] if isinstance(sent.inputs, str) else sent.inputs
+
+
+def read_decode(body: bytes) -> tuple[DecodeRequest, Decode]:
+    """The same of /decode."""
+    refuse_many(body)
+    sent = decode(DecodeRequest, body)
+    rows: list[Any] = sent.ids if sent.ids and isinstance(sent.ids[0], list) else [sent.ids] if sent.ids else []
+    for index, row in enumerate(_checked(rows, "ids")):
+        if not isinstance(row, list) or not all(isinstance(each, int) for each in cast(list[object], row)):
+            raise InvalidRequest("ids and lists of ids cannot be mixed in one list.", param=f"ids[{index}]")
+        if any(not 0 <= each < 2**31 for each in cast(list[int], row)):
+            raise InvalidRequest("a token id is 0 or more, and fits into 31 bits.", param=f"ids[{index}]")
+    return sent, Decode(rows, special=sent.skip_special_tokens is False)
+
+
+def write_texts(sent: DecodeRequest, texts: list[str], model: ServedModel) -> bytes:
+    """The text of each list of ids."""
+    return msgspec.json.encode(texts)
+
+
+def _checked(rows: list[Any], param: str) -> list[Any]:
+    if not rows:
+        raise Empty("is an empty list.", param=param)
+    if len(rows) > MAX_INPUTS:
+        raise TooLarge(f"{len(rows):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param=param)
+    return rows
+
+
+def _ids(index: int | None = None, place: int | None = None) -> str:
+    return "ids" + "".join(f"[{number}]" for number in (index, place) if number is not None)
+
+
+ROUTES: Final = (
+    Route(
+        path="/tokenize",
+        summary="The tokens of texts (TEI).",
+        read_request=read_tokenize,
+        write_result=write_tokens,
+        write_error=write_error,
+        request_type=TEITokenizeRequest,
+        response_type=list[list[SimpleToken]],
+        example='{"inputs": "What is a whimbrel?"}',
+        marks=frozenset({"inputs"}),
+        status=status,
+    ),
+    Route(
+        path="/decode",
+        summary="The texts that token ids stand for (TEI).",
+        read_request=read_decode,
+        write_result=write_texts,
+        write_error=named_errors(_ids),
+        request_type=DecodeRequest,
+        response_type=list[str],
+        example='{"ids": [101, 7592, 102]}',
+        status=status,
+    ),
+)
