@@ -99,7 +99,7 @@ def read_rerank(body: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
         return Request(
             pairs,
             ("scores",),
-            activate=None if output is None else not sent.raw_scores,
+            activate=None if output is None else _activation(sent.raw_scores, None, model) is None,
             truncate=cut(sent.truncate, sent.truncation_direction),
         )
 

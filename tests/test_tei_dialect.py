@@ -1,0 +1,538 @@
+"""TEI's dialect: every field, every error, and real models through the app and through `InferenceClient`.
+
+What the client sends and reads was seen in huggingface_hub 2.4.0; what TEI does, in router/src/http of
+text-embeddings-inference (1.9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx2
+import huggingface_hub
+import numpy as np
+import orjson
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from classifiers import write_classifier
+from fake import FakeEmbedder, Told, call
+from late_models import write_stanford
+from recorded import Recorded
+from serving import Server
+from test_bge_m3 import write_m3
+from whimbrel import AsyncEngine, Engine, errors
+from whimbrel.card import Output
+from whimbrel.dialects.read import Unreadable
+from whimbrel.dialects.route import Answer
+from whimbrel.dialects.tei import ROUTES, answers, describe, embed, root, scores, tokens
+from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.server.app import create_app
+from whimbrel.server.openapi import openapi_document
+from whimbrel.server.options import GuardOptions
+from whimbrel.server.served import Served
+from whimbrel.types import Decode, Outputs, Ragged, Request, Result, Sparse, Timings, Tokenize, Tokens
+
+JSON = {"content_type": "application/json"}
+QUERY = "what is a whimbrel?"
+TEXTS = ["a sandwich", "The whimbrel is a wader, with a long curved bill.", "birds fly far"]
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def encoded(**body: Any) -> bytes:
+    return orjson.dumps(body)
+
+
+def model(**outputs: Output) -> Any:
+    """What a dialect may know of a model with some outputs."""
+    card = SimpleNamespace(outputs=outputs, labels=(), output=outputs.__getitem__, prompt_text={"q": "find: "}.__getitem__)
+    return SimpleNamespace(card=card, plan=SimpleNamespace(served_name="m", device="cpu", max_length=256))
+
+
+def result(**outputs: Any) -> Result:
+    return Result(Outputs(**outputs), 7, 0, Timings(0.0011, 0.002, 0.0309, 0.04))
+
+
+def told(answer: Answer) -> Any:
+    return orjson.loads(b"".join(answer.pieces))
+
+
+# What bodies mean
+
+
+def test_every_field_of_embed() -> None:
+    more = {"truncate": True, "truncation_direction": "Left", "prompt_name": "q", "normalize": False, "dimensions": 3}
+    sent, request = embed.read_embed(encoded(inputs=["a", "b"], model="m", input_type="query", nobody="knows", **more))
+    assert sent.model == "m"
+    assert request == Request(
+        ["a", "b"], ("dense",), prompt_name="q", truncate="left", normalize=False, dimensions=3, input_type="query"
+    )
+    least = embed.read_embed(encoded(inputs="a"))[1]
+    assert least == Request(["a"], ("dense",), truncate="right", normalize=True)
+    nulls = dict.fromkeys(embed.TEIEmbedRequest.__struct_fields__) | {"inputs": "a"}
+    assert embed.read_embed(encoded(**nulls))[1] == least
+    assert embed.read_embed(encoded(inputs="a", truncate=False))[1].truncate == "never"
+
+
+def test_all_and_sparse() -> None:
+    assert embed.read_embed_all(encoded(inputs="a"))[1] == Request(["a"], ("multi_vector",), truncate="right")
+    asked = embed.read_embed_sparse(encoded(inputs=["a"], truncation_direction="left", prompt_name="q"))[1]
+    assert asked == Request(["a"], ("sparse",), truncate="left", prompt_name="q")
+
+
+def test_token_ids() -> None:
+    for ids in ([101, 7592, 102], [[101, 7592, 102]]):
+        (row,) = cast(list[Any], embed.read_embed(encoded(inputs=ids))[1].texts)
+        assert row.tolist() == [101, 7592, 102]
+
+
+def test_similarity_and_its_parameters() -> None:
+    inputs = {"source_sentence": "a", "sentences": ["b", "c"]}
+    parameters = {"truncate": False, "truncation_direction": "left", "prompt_name": "q"}
+    asked = embed.read_similarity(encoded(inputs=inputs))[1]
+    assert asked == Request(["a", "b", "c"], ("dense",), normalize=True, truncate="right")
+    asked = embed.read_similarity(encoded(inputs=inputs, parameters=parameters))[1]
+    assert asked == Request(["a", "b", "c"], ("dense",), normalize=True, truncate="never", prompt_name="q")
+    assert root.read_root(encoded(inputs=inputs, parameters=parameters))[1] == asked
+
+
+@pytest.mark.parametrize(
+    ("inputs", "texts"),
+    [
+        ("a", ["a"]),
+        (["a"], ["a"]),
+        (["a", "b"], [("a", "b")]),
+        ([["a"], ["b"]], ["a", "b"]),
+        ([["a", "b"], ["c", "d"]], [("a", "b"), ("c", "d")]),
+    ],
+)
+def test_what_predict_takes(inputs: Any, texts: Any) -> None:
+    ranker = model(scores=Output(2, finish="softmax"))
+    asked = scores.read_predict(encoded(inputs=inputs, truncate=False))[1](ranker)
+    assert asked == Request(texts, ("scores",), activate=True, truncate="never")
+    assert cast(Any, root.read_root(encoded(inputs=inputs, truncate=False))[1])(ranker) == asked
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_every_field_of_rerank(raw: bool) -> None:
+    body = encoded(query="q", texts=["a", "b"], raw_scores=raw, return_text=True, truncation_direction="left")
+    sent, request = scores.read_rerank(body)
+    assert sent.return_text
+    asked = request(model(scores=Output(1, finish="sigmoid")))
+    assert asked == Request([("q", "a"), ("q", "b")], ("scores",), activate=not raw, truncate="left")
+    assert request(model(dense=Output(4))).activate is None, "similarities have no activation"
+    with pytest.raises(InvalidRequest) as caught:
+        request(model(scores=Output(2)))
+    assert answers.status(caught.value) == 424
+
+
+def test_tokenize_and_decode() -> None:
+    assert tokens.read_tokenize(encoded(inputs="a"))[1] == Tokenize(["a"])
+    asked = tokens.read_tokenize(encoded(inputs=["a", "b"], add_special_tokens=False, prompt_name="q"))[1]
+    assert asked == Tokenize(["a", "b"], special=False, prompt_name="q")
+    assert tokens.read_decode(encoded(ids=[1, 2]))[1] == Decode([[1, 2]], special=False)
+    assert tokens.read_decode(encoded(ids=[[1], [2]], skip_special_tokens=False))[1] == Decode([[1], [2]], special=True)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("dense", Request(["a"], ("dense",), truncate="right", normalize=True)),
+        ("sparse", Request(["a"], ("sparse",), truncate="right")),
+        ("multi_vector", Request(["a"], ("multi_vector",), truncate="right")),
+        ("scores", Request(["a"], ("scores",), activate=True, truncate="right")),
+    ],
+)
+def test_the_root_is_what_the_model_is_made_for(output: str, expected: Request) -> None:
+    request = cast(Any, root.read_root(encoded(inputs="a"))[1])
+    assert (
+        request(model(**{output: Output(1, finish="sigmoid"), "scores" if output == "dense" else "dense": Output(1)}))
+        == expected
+    )
+    with pytest.raises(InvalidRequest) as caught:
+        request(model(token_scores=Output(1)))
+    assert answers.status(caught.value) == 424
+
+
+# What is wrong
+
+EMBED, RERANK, PREDICT = embed.read_embed, scores.read_rerank, scores.read_predict
+
+
+@pytest.mark.parametrize(
+    ("read", "body", "param", "status", "kind"),
+    [
+        (EMBED, {}, None, 422, "Validation"), (EMBED, {"inputs": None}, "inputs", 422, "Validation"),
+        (EMBED, {"inputs": []}, "input", 400, "Empty"), (EMBED, {"inputs": ["a", 3]}, "input[1]", 422, "Validation"),
+        (EMBED, {"inputs": [["a"]]}, "inputs[0][0]", 422, "Validation"), (EMBED, {"inputs": ["a"] * 2049}, "input", 422, "Validation"),
+        (EMBED, {"inputs": "a", "truncate": "right"}, "truncate", 422, "Validation"),
+        (EMBED, {"inputs": "a", "truncation_direction": "middle"}, "truncation_direction", 422, "Validation"),
+        (EMBED, {"inputs": "a", "dimensions": 1.5}, "dimensions", 422, "Validation"),
+        (EMBED, {"inputs": [[2**63]]}, "input[0][0]", 422, "Validation"),
+        (embed.read_similarity, {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences", 400, "Empty"),
+        (embed.read_similarity, {"inputs": "a"}, "inputs", 422, "Validation"),
+        (RERANK, {"query": "q", "texts": []}, "texts", 400, "Empty"), (RERANK, {"query": "q", "texts": ["a"] * 10_001}, "texts", 422, "Validation"),
+        (RERANK, {"texts": ["a"]}, None, 422, "Validation"), (RERANK, {"query": "q", "texts": ["a", 3]}, "texts[1]", 422, "Validation"),
+        (PREDICT, {"inputs": []}, "input", 400, "Empty"), (PREDICT, {"inputs": ["a", "b", "c"]}, "input", 422, "Validation"),
+        (PREDICT, {"inputs": [["a"], ["b", "c"]]}, "input[1]", 422, "Validation"), (PREDICT, {"inputs": [[]]}, "input[0]", 422, "Validation"),
+        (PREDICT, {"inputs": [["a"], "b"]}, "input[1]", 422, "Validation"), (PREDICT, {"inputs": [["a"]] * 2049}, "input", 422, "Validation"),
+        (PREDICT, {"inputs": "a", "parameters": {"top_k": 0}}, "parameters.top_k", 422, "Validation"),
+        (tokens.read_tokenize, {"inputs": []}, "input", 400, "Empty"), (tokens.read_tokenize, {"inputs": [3]}, "inputs[0]", 422, "Validation"),
+        (tokens.read_decode, {"ids": []}, "ids", 400, "Empty"), (tokens.read_decode, {"ids": [[1], 2]}, "ids[1]", 422, "Validation"),
+        (tokens.read_decode, {"ids": [1, [2]]}, "ids[0]", 422, "Validation"), (tokens.read_decode, {"ids": [-1]}, "ids[0]", 422, "Validation"),
+        (root.read_root, {"inputs": {"sentences": ["a"]}}, "inputs", 422, "Validation"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(read: Callable[[bytes], Any], body: Any, param: str | None, status: int, kind: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(orjson.dumps(body))
+    assert (caught.value.param, answers.status(caught.value), answers.error_type(caught.value)) == (param, status, kind)
+    written = orjson.loads(answers.write_error(caught.value))
+    assert written.keys() == {"error", "error_type"}
+    assert written["error"].startswith((param or "").replace("input[", "inputs["))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (Unreadable("no JSON."), 400, "Validation"), (TooLarge("too many bytes."), 413, "Validation"),
+        (errors.ModelNotFound("no.", param="model"), 404, "Validation"), (errors.TooLong("long.", param="input[0]"), 422, "Validation"),
+        (errors.Overloaded("full.", retry_after=1), 429, "Overloaded"), (errors.Unavailable("draining."), 503, "Unhealthy"),
+        (errors.NonFinite("NaN.", param="input[0]"), 424, "Backend"), (errors.OutOfMemory("large."), 424, "Backend"),
+        (errors.DeadlineExceeded("late."), 504, "Backend"), (errors.UnsupportedMediaType("text."), 415, "Validation"),
+        (answers.not_this_kind("this model ranks nothing."), 424, "Backend"),
+    ],
+)  # fmt: skip
+def test_errors(error: errors.WhimbrelError, status: int, kind: str) -> None:
+    assert (answers.status(error), answers.error_type(error)) == (status, kind)
+
+
+def test_errors_name_what_was_sent() -> None:
+    by_path = {route.path: route for route in ROUTES}
+    for path, param, expected in (
+        ("/embed", "input[3]", "inputs[3]"), ("/rerank", "input[3][1]", "texts[3]"), ("/rerank", "input[3][0]", "query"), ("/rerank", "input", "texts"),
+        ("/similarity", "input[0]", "inputs.source_sentence"), ("/similarity", "input[2]", "inputs.sentences[1]"),
+        ("/decode", "input[1][2]", "ids[1][2]"), ("/predict", "input[1][0]", "inputs[1][0]"),
+    ):  # fmt: skip
+        written = orjson.loads(by_path[path].write_error(InvalidRequest("is wrong.", param=param)))
+        assert written == {"error": f"{expected}: is wrong.", "error_type": "Validation"}
+
+
+# What is written
+
+
+@given(vectors=arrays.arrays(np.float32, (3, 5), elements=FLOATS))
+def test_vectors_read_back(vectors: np.ndarray) -> None:
+    sent = embed.read_embed(encoded(inputs=["a", "bc", "d"]))[0]
+    answer = embed.write_embed(sent, result(dense=vectors), model())
+    assert np.array_equal(np.array(told(answer), np.float32), vectors)
+    ragged = Ragged(vectors, np.array([0, 1, 1, 3]))
+    rows = told(embed.write_embed_all(sent, result(multi_vector=ragged), model()))
+    assert [len(row) for row in rows] == [1, 0, 2]
+    assert np.array_equal(np.array(rows[2], np.float32), vectors[1:])
+
+
+@given(weights=arrays.arrays(np.float32, st.integers(0, 9), elements=FLOATS), cut=st.integers(0, 9))
+def test_entries_read_back(weights: np.ndarray, cut: int) -> None:
+    ids = np.arange(weights.size, dtype=np.int32) * 1000
+    offsets = np.array([0, min(cut, weights.size), weights.size])
+    sent = embed.read_embed_sparse(encoded(inputs=["a", "b"]))[0]
+    rows = told(embed.write_embed_sparse(sent, result(sparse=Sparse(ids, weights, offsets)), model()))
+    assert [[each["index"] for each in row] for row in rows] == [ids[: offsets[1]].tolist(), ids[offsets[1] :].tolist()]
+    assert np.array_equal(np.array([each["value"] for row in rows for each in row], np.float32), weights)
+
+
+def test_headers_are_whole_milliseconds() -> None:
+    sent = embed.read_embed(encoded(inputs=["a", "bcd"]))[0]
+    answer = embed.write_embed(sent, result(dense=np.ones((2, 3), np.float32)), model())
+    assert answer.headers == {
+        "x-compute-type": "cpu",
+        "x-compute-time": "40",
+        "x-compute-characters": "4",
+        "x-compute-tokens": "7",
+        "x-total-time": "40",
+        "x-tokenization-time": "1",
+        "x-queue-time": "2",
+        "x-inference-time": "30",
+    }
+    on_gpu = model()
+    on_gpu.plan.device = "cuda:0"
+    assert (
+        embed.write_embed(sent, result(dense=np.ones((2, 3), np.float32)), on_gpu).headers["x-compute-type"] == "gpu+optimized"
+    )
+
+
+def test_characters_of_ids_and_of_pairs() -> None:
+    assert embed.count_characters([101, 102]) == 2
+    assert embed.count_characters([["ab", "c"], ["d", ""]]) == 4
+
+
+def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
+    sent = scores.read_rerank(encoded(query="q", texts=["a", "b", "c"], return_text=True, raw_scores=True))[0]
+    logits = np.array([[0.5], [2], [0.5]], np.float32)
+    ranked = told(scores.write_rerank(sent, result(scores=logits), model(scores=Output(1))))
+    assert ranked == [
+        {"index": 1, "score": 2.0, "text": "b"},
+        {"index": 0, "score": 0.5, "text": "a"},
+        {"index": 2, "score": 0.5, "text": "c"},
+    ]
+    bare = scores.read_rerank(encoded(query="q", texts=["a", "b", "c"]))[0]
+    ranked = told(scores.write_rerank(bare, result(scores=logits), model(scores=Output(1, finish="sigmoid"))))
+    assert ranked[0] == {"index": 1, "score": 2.0}, "the model has applied it"
+    similarities = told(scores.write_rerank(bare, result(scores=logits), model(dense=Output(4))))
+    assert similarities[0] == {"index": 1, "score": 2.0}
+
+
+def test_where_the_checkpoint_has_no_activation_there_is_that_of_tei() -> None:
+    identity = model(scores=Output(1))
+    sent, request = scores.read_rerank(encoded(query="q", texts=["a", "b", "c"]))
+    assert request(identity).activate is False
+    logits = np.array([[0.5], [-200], [200]], np.float32)
+    found = {each["index"]: each["score"] for each in told(scores.write_rerank(sent, result(scores=logits), identity))}
+    np.testing.assert_allclose([found[i] for i in range(3)], [0.62245935, 0, 1], rtol=1e-6)
+    sent = scores.read_predict(encoded(inputs="a"))[0]
+    logits = np.array([[1, 2, 300]], np.float32)
+    found = told(scores.write_predict(sent, result(scores=logits), model(scores=Output(3))))
+    assert [each["label"] for each in found] == ["LABEL_2", "LABEL_1", "LABEL_0"]
+    assert sum(each["score"] for each in found) == 1
+
+
+@pytest.mark.parametrize("function", ["sigmoid", "softmax", "none", None])
+@pytest.mark.parametrize("inputs", ["a", [["a"]]])
+def test_parameters_of_the_client(function: str | None, inputs: Any) -> None:
+    body = encoded(inputs=inputs, parameters={"function_to_apply": function, "top_k": 2})
+    sent, request = scores.read_predict(body)
+    classifier = model(scores=Output(3, finish="softmax"))
+    assert request(classifier).activate == (function is None)
+    logits = np.array([[1, 3, 2]], np.float32)
+    ((first, second),) = told(scores.write_predict(sent, result(scores=logits), classifier))
+    assert (first["label"], second["label"]) == ("LABEL_1", "LABEL_2")
+    expected = {"sigmoid": 0.95257413, "softmax": 0.66524094, "none": 3, None: 3}[function]
+    assert first["score"] == pytest.approx(expected)
+
+
+def test_tokens_are_pieces_of_prompt_and_text() -> None:
+    found = [
+        Tokens(
+            np.array([2, 5, 6]),
+            ("[CLS]", "find", "##ü"),
+            np.array([True, False, False]),
+            np.array([[0, 0], [0, 4], [6, 7]], np.int32),
+        )
+    ]
+    sent = tokens.read_tokenize(encoded(inputs="ü", prompt_name="q"))[0]
+    assert orjson.loads(tokens.write_tokens(sent, found, model())) == [
+        [
+            {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None},
+            {"id": 5, "text": "find", "special": False, "start": 0, "stop": 4},
+            {"id": 6, "text": "ü", "special": False, "start": 6, "stop": 7},
+        ]
+    ]
+
+
+def test_all_are_in_the_description() -> None:
+    paths = {
+        "/",
+        "/invocations",
+        "/embed",
+        "/embed_all",
+        "/embed_sparse",
+        "/rerank",
+        "/predict",
+        "/similarity",
+        "/tokenize",
+        "/decode",
+    }
+    assert paths <= openapi_document()["paths"].keys()
+    assert paths == {route.path for route in ROUTES}
+
+
+# Through the app
+
+
+def ask(engine: Engine, path: str, **body: Any) -> Told:
+    app = create_app(Served(AsyncEngine(engine)))
+    return asyncio.run(call(app, "POST", path, body=encoded(**body), headers=JSON))
+
+
+def answer(engine: Engine, path: str, **body: Any) -> Any:
+    found = ask(engine, path, **body)
+    assert found.status == 200, found.body
+    return orjson.loads(found.body)
+
+
+def test_dense(engine32: Engine) -> None:
+    expected = engine32.embed(TEXTS)
+    for path in ("/embed", "/", "/invocations"):
+        assert np.array_equal(np.array(answer(engine32, path, inputs=TEXTS), np.float32), expected)
+    raw = engine32.embed(TEXTS, normalize=False)
+    assert np.array_equal(np.array(answer(engine32, "/embed", inputs=TEXTS, normalize=False), np.float32), raw)
+    tokenised = answer(engine32, "/tokenize", inputs=TEXTS)
+    ids = [[token["id"] for token in row] for row in tokenised]
+    assert np.array_equal(np.array(answer(engine32, "/embed", inputs=ids), np.float32), expected)
+    assert np.array_equal(np.array(answer(engine32, "/embed", inputs=ids[0]), np.float32), expected[:1])
+    assert [token["text"] for token in tokenised[0]] == ["[CLS]", "a", "sandwich", "[SEP]"]
+    assert answer(engine32, "/decode", ids=ids) == [text.lower() for text in TEXTS]
+    bare = answer(engine32, "/tokenize", inputs=TEXTS[0], add_special_tokens=False)
+    assert [token["id"] for token in bare[0]] == ids[0][1:-1]
+    similarities = np.array(answer(engine32, "/similarity", inputs={"source_sentence": QUERY, "sentences": TEXTS}), np.float32)
+    vectors = engine32.embed([QUERY, *TEXTS])
+    assert np.array_equal(similarities, vectors[1:] @ vectors[0])
+    ranked = answer(engine32, "/rerank", query=QUERY, texts=TEXTS)
+    assert [(each["index"], np.float32(each["score"])) for each in ranked] == [
+        (each.index, each.score) for each in engine32.rerank(QUERY, TEXTS)
+    ]
+
+
+def test_a_text_that_is_too_long_is_cut_unless_that_is_forbidden(engine32: Engine) -> None:
+    long = "far " * 400 + "away"
+    for direction in ("right", "left"):
+        found = answer(engine32, "/embed", inputs=long, truncation_direction=direction)
+        assert np.array_equal(np.array(found[0], np.float32), engine32.embed(long, truncate=direction))
+    refused = ask(engine32, "/embed", inputs=[TEXTS[0], long], truncate=False)
+    assert refused.status == 422
+    assert orjson.loads(refused.body)["error"].startswith(
+        "inputs[1]: the text has 403 tokens; the limit is 256. Pass truncate: true"
+    )
+
+
+def test_what_a_model_does_not_give(engine32: Engine) -> None:
+    for path in ("/embed_sparse", "/predict", "/embed_all"):
+        refused = ask(engine32, path, inputs="a")
+        assert (refused.status, orjson.loads(refused.body)["error_type"]) == (424, "Backend")
+    refused = ask(engine32, "/predict", inputs=["a", "b"])
+    assert (refused.status, orjson.loads(refused.body)["error"]) == (424, "this model gives no 'scores'; it gives: dense.")
+    refused = ask(engine32, "/embed", inputs="a", prompt_name="query")
+    assert (refused.status, orjson.loads(refused.body)["error"]) == (
+        422,
+        "prompt_name: no prompt 'query'; this model's prompts: none.",
+    )
+    refused = ask(engine32, "/embed", inputs="a", dimensions=10_000)
+    assert (refused.status, orjson.loads(refused.body)["error"].partition(":")[0]) == (422, "dimensions")
+
+
+def test_sparse_and_token_vectors(tmp_path: Path) -> None:
+    write_m3(tmp_path)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for row, (ids, weights) in zip(answer(engine, "/embed_sparse", inputs=TEXTS), engine.sparse(TEXTS), strict=True):
+            assert [each["index"] for each in row] == ids.tolist()
+            assert np.array_equal(np.array([each["value"] for each in row], np.float32), weights)
+        for rows, expected in zip(answer(engine, "/embed_all", inputs=TEXTS), engine.multi_vector(TEXTS), strict=True):
+            assert np.array_equal(np.array(rows, np.float32), expected)
+
+
+def test_late_interaction(tmp_path: Path) -> None:
+    write_stanford(tmp_path)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for path in ("/embed_all", "/"):
+            rows = answer(engine, path, inputs=TEXTS[1], input_type="document")
+            assert np.array_equal(np.array(rows[0], np.float32), engine.multi_vector(TEXTS[1], input_type="document")[0])
+        refused = ask(engine, "/embed_all", inputs="a")
+        assert (refused.status, orjson.loads(refused.body)["error"].partition(":")[0]) == (422, "input_type")
+        assert describe(AsyncEngine(engine))["model_type"] == {"embedding": {"pooling": "multi_vector"}}
+
+
+def test_a_reranker(tmp_path: Path) -> None:
+    write_classifier(tmp_path, "bert", num_labels=1)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for path in ("/rerank", "/"):
+            for raw in (False, True):
+                ranked = answer(engine, path, query=QUERY, texts=TEXTS, raw_scores=raw)
+                assert [(each["index"], np.float32(each["score"])) for each in ranked] == [
+                    (each.index, each.score) for each in engine.rerank(QUERY, TEXTS, activate=not raw)
+                ]
+        (only,) = answer(engine, "/predict", inputs=[QUERY, TEXTS[0]])
+        assert only == {"score": pytest.approx(float(engine.score(QUERY, TEXTS[0])[0]), rel=1e-6), "label": "LABEL_0"}
+        assert describe(AsyncEngine(engine))["model_type"]["reranker"]["label2id"] == {"LABEL_0": 0}
+
+
+def test_bodies_that_are_none_and_what_comes_before_them() -> None:
+    app = create_app(
+        Served(cast(Any, FakeEmbedder())), guards=GuardOptions(api_keys=("a-s3cret-key-of-ours",), max_body_bytes=1000)
+    )
+    draining = Served(cast(Any, FakeEmbedder()))
+    draining.draining = True
+    key = JSON | {"authorization": "Bearer a-s3cret-key-of-ours"}
+    for path in ("/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode", "/", "/rerank", "/tokenize"):
+        told = asyncio.run(call(app, "POST", path, body=b"{}", headers=JSON))
+        assert (told.status, told.body) == (401, b"")
+        for body, status, kind in (
+            (b"", 400, "Validation"),
+            (b"{", 400, "Validation"),
+            (b"[]", 422, "Validation"),
+            (b" " * 1001, 413, "Validation"),
+        ):
+            told = asyncio.run(call(app, "POST", path, body=body, headers=key))
+            assert (told.status, orjson.loads(told.body)["error_type"]) == (status, kind)
+        told = asyncio.run(call(app, "POST", path, body=b"{}", headers=key | {"content_type": "text/plain"}))
+        assert (told.status, orjson.loads(told.body)["error_type"]) == (415, "Validation")
+        told = asyncio.run(call(create_app(draining), "POST", path, body=b"{}", headers=JSON))
+        assert (told.status, orjson.loads(told.body)["error_type"]) == (503, "Unhealthy")
+    assert asyncio.run(call(app, "GET", "/ping")).status == 200
+    assert asyncio.run(call(app, "GET", "/")).status == 401
+
+
+# Through the client
+
+
+@pytest.fixture
+def recorded() -> Iterator[Recorded]:
+    """What InferenceClient says."""
+    recorded = Recorded()
+    huggingface_hub.set_client_factory(lambda: httpx2.Client(event_hooks={"response": [recorded.hook]}, timeout=60))
+    yield recorded
+    huggingface_hub.close_session()
+    huggingface_hub.set_client_factory(httpx2.Client)
+
+
+def test_inference_client(recorded: Recorded, engine32: Engine) -> None:
+    with Server("--dtype", "float32") as server:
+        client = InferenceClient(base_url=server.url)
+        assert np.array_equal(client.feature_extraction(TEXTS), engine32.embed(TEXTS))
+        raw = client.feature_extraction(QUERY, normalize=False, truncate=True, truncation_direction="left")
+        assert np.array_equal(raw[0], engine32.embed(QUERY, normalize=False))
+        vectors = engine32.embed([QUERY, *TEXTS])
+        assert np.array_equal(np.array(client.sentence_similarity(QUERY, TEXTS), np.float32), vectors[1:] @ vectors[0])
+        at_route = InferenceClient(model=f"{server.url}/embed")
+        assert np.array_equal(at_route.feature_extraction(QUERY), vectors[:1])
+        with pytest.raises(HfHubHTTPError, match="prompt_name: no prompt 'query'"):
+            client.feature_extraction(QUERY, prompt_name="query")
+        with pytest.raises(HfHubHTTPError, match="the limit is 256"):
+            client.feature_extraction("far " * 300, truncate=False)
+        recorded.check("tei/embedding")
+        info = httpx2.get(f"{server.url}/info").json()
+        assert info["models"][0]["plan"]["served_name"] == info["served_model_name"] == info["model_id"]
+        assert (info["model_dtype"], info["max_input_length"], info["auto_truncate"]) == ("float32", 256, True)
+        assert info["model_type"] == {"embedding": {"pooling": "mean"}}
+        assert httpx2.get(server.url).status_code == httpx2.get(f"{server.url}/ping").status_code == 200
+
+
+def test_inference_client_and_a_classifier(recorded: Recorded, tmp_path: Path) -> None:
+    write_classifier(tmp_path, "bert", num_labels=3, id2label={0: "bird", 1: "sandwich", 2: "other"})
+    with (
+        Engine(str(tmp_path), dtype="float32") as engine,
+        Server(str(tmp_path), "--dtype", "float32", "--served-name", "classes") as server,
+    ):
+        for url in (server.url, f"{server.url}/predict"):
+            client = InferenceClient(base_url=url)
+            found = engine.classify(TEXTS[:1])
+            expected = sorted(zip(found.scores_NC[0].tolist(), found.labels, strict=True), reverse=True)
+            assert [(np.float32(each.score), each.label) for each in client.text_classification(TEXTS[0])] == expected
+            best = client.text_classification(TEXTS[0], top_k=1)
+            assert [each.label for each in best] == found.best
+            raw = client.text_classification(TEXTS[0], function_to_apply="none")
+            logits = engine.classify(TEXTS[:1], activate=False).scores_NC[0]
+            assert [np.float32(each.score) for each in raw] == sorted(logits, reverse=True)
+        recorded.check("tei/classification")
+        batch = httpx2.post(f"{server.url}/predict", json={"inputs": [[text] for text in TEXTS]}).json()
+        assert [each[0]["label"] for each in batch] == engine.classify(TEXTS).best
+        info = httpx2.get(f"{server.url}/info").json()
+        assert info["model_type"]["classifier"]["id2label"] == {"0": "bird", "1": "sandwich", "2": "other"}
