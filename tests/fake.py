@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 import numpy as np
 import orjson
 
+from whimbrel.card import Card, Encoder, Output
 from whimbrel.types import AsyncEmbedder, Outputs, Request, Result, Timings
 
 
@@ -23,6 +24,19 @@ class FakePlan:
     served_name: str = "fake"
     max_length: int = 256
     aliases: tuple[str, ...] = ()
+    device: str = "cpu"
+    dtype: str = "float32"
+    max_batch_tokens: int = 512
+
+
+CARD = Card(
+    name="fake",
+    path="",
+    encoder=Encoder("bert", 100, 4, 8, (), 1, 256, 1e-12, "gelu"),
+    outputs={"dense": Output(4, modes=("mean",), finish="normalize")},
+    max_length=256,
+    tokenizer=cast(Any, None),
+)
 
 
 @dataclass
@@ -41,7 +55,7 @@ class FakeEmbedder:
     """Answers with ones, in the width asked for; keeps what it was asked, and waits while `go` is not set."""
 
     def __init__(self) -> None:
-        self.card: Any = {"dimension": 4}
+        self.card = CARD
         self.plan: Any = FakePlan()
         self.ready = True
         self.status = "ready"

@@ -96,7 +96,7 @@ def test_H1_every_route_but_the_health_checks_asks_for_a_key(method: str, path: 
     assert told.status == (200 if path in OPEN_PATHS else 401)
     assert ("www-authenticate" in told.headers) == (told.status == 401)
     if method != "HEAD" and told.status == 401:
-        assert b'"invalid_api_key"' in told.body
+        assert not told.body or b"API key" in told.body  # in the shape of the route's dialect; TEI's is empty
 
 
 @pytest.mark.parametrize(("method", "path"), routes())
@@ -104,11 +104,12 @@ def test_H1_with_a_key_every_route_answers(method: str, path: str) -> None:
     app = create_app(Served(FakeEmbedder()), guards=KEYS)
     headers = {"content_type": "application/json", "authorization": f"Bearer {FIRST}"}
     answer = asyncio.run(call(app, method, path, body=b"{}", headers=headers))
-    assert answer.status in ((400, 422) if method == "POST" else (200,))  # a body without its fields is none of any route
+    # A body without its fields is none of any route, but of Ollama's, where it asks for nothing.
+    assert answer.status in ((200,) if method != "POST" or path.startswith("/api/") else (400, 422))
 
 
 def test_H1_the_open_routes_are_these() -> None:
-    assert sorted(OPEN_PATHS) == ["/health", "/health/live", "/health/ready"]
+    assert sorted(OPEN_PATHS) == ["/health", "/health/live", "/health/ready", "/ping"]
 
 
 @pytest.mark.parametrize("public", [False, True])

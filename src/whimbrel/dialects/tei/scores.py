@@ -108,8 +108,9 @@ def read_rerank(body: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
 
 def write_rerank(sent: TEIRerankRequest, result: Result, model: ServedModel) -> Answer:
     """The texts, the best first, and of equal ones the one that came first."""
-    scores_N = apply(_activation(sent.raw_scores, None, model), _scores(result))[:, 0]
-    order: list[int] = np.argsort(-scores_N, kind="stable").tolist()
+    given_NC = _scores(result)
+    order: list[int] = np.argsort(-given_NC[:, 0], kind="stable").tolist()
+    scores_N = apply(_activation(sent.raw_scores, None, model), given_NC)[:, 0]
     ranks: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in zip(order, scores_N[order], strict=True)]
     for rank in ranks if sent.return_text else ():
         rank["text"] = sent.texts[rank["index"]]
@@ -154,8 +155,8 @@ def sequences(inputs: Sequences) -> list[str] | list[Pair]:
 def write_predict(sent: PredictRequest, result: Result, model: ServedModel) -> Answer:
     """The classes of each text, the best first."""
     parameters = sent.parameters or PredictParameters()
+    order_NC = np.argsort(-_scores(result), axis=1, kind="stable")[:, : parameters.top_k]
     scores_NC = apply(_activation(sent.raw_scores, sent.parameters, model), _scores(result))
-    order_NC = np.argsort(-scores_NC, axis=1, kind="stable")[:, : parameters.top_k]
     labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
     found: list[list[dict[str, Any]]] = [
         [{"score": scores_NC[text, i], "label": labels[i]} for i in order] for text, order in enumerate(order_NC.tolist())
