@@ -7,12 +7,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from whimbrel.dialects import native, native_classes, openai, rerank
+from whimbrel.dialects import cohere, cohere_rerank, jina, native, native_classes, openai, rerank, voyage
 from whimbrel.dialects.route import JSON, MESSAGE_PACK, Answer, Page, Route, ServedModel
 
 __all__ = ["JSON", "MESSAGE_PACK", "PAGES", "ROUTES", "Answer", "Page", "Route", "ServedModel"]
 
-ROUTES: Final[tuple[Route, ...]] = (*openai.ROUTES, *native.ROUTES, *native_classes.ROUTES, *rerank.ROUTES)
+ROUTES: Final[tuple[Route, ...]] = (
+    *openai.ROUTES,
+    *native.ROUTES,
+    *native_classes.ROUTES,
+    *rerank.ROUTES,
+    *cohere.ROUTES,
+    *cohere_rerank.ROUTES,
+    *voyage.ROUTES,
+    *jina.ROUTES,
+)
 """Every POST route; all are served alike."""
 
 PAGES: Final[tuple[Page, ...]] = ()
