@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from whimbrel.dialects import native, native_classes, ollama, openai, rerank, tei
+from whimbrel.dialects import cohere, cohere_rerank, jina, native, native_classes, ollama, openai, rerank, tei, voyage
 from whimbrel.dialects.route import JSON, MESSAGE_PACK, Answer, Page, Route, ServedModel
 
 __all__ = ["JSON", "MESSAGE_PACK", "PAGES", "ROUTES", "Answer", "Page", "Route", "ServedModel"]
@@ -19,6 +19,10 @@ ROUTES: Final[tuple[Route, ...]] = (
     *rerank.ROUTES,
     *tei.ROUTES,
     *ollama.ROUTES,
+    *cohere.ROUTES,
+    *cohere_rerank.ROUTES,
+    *voyage.ROUTES,
+    *jina.ROUTES,
 )
 """Every POST route; all are served alike."""
 

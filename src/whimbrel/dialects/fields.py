@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from copy import copy
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.inputs import read_texts
-from whimbrel.types import OutputName, Request, read_truncate
+from whimbrel.errors import TooLong, WhimbrelError
+from whimbrel.types import InputType, OutputName, Request, read_truncate
+
+if TYPE_CHECKING:
+    from whimbrel.card import Card
+
+E = TypeVar("E", bound=WhimbrelError)
 
 
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,3 +71,24 @@ def text_request(sent: TextFields, outputs: tuple[OutputName, ...], **more: Any)
         priority=sent.priority or 0,
         **more,
     )
+
+
+def read_input_type(given: str | None) -> InputType | None:
+    """A passage is a document."""
+    return "query" if given == "query" else None if given is None else "document"
+
+
+def purpose(card: Card, word: str | None, input_type: InputType | None) -> dict[str, Any]:
+    """The fields of a Request that say what its texts are for, where an API has a `word` for it: the model's prompt of that
+    name, in any case of letters, if it has one; and which `input_type` the word stands for."""
+    prompts = {} if word is None else {name.casefold(): name for name in card.tower(card.tower_for(input_type)).prompts}
+    return {"prompt_name": prompts.get((word or "").casefold()), "input_type": input_type}
+
+
+def hinting(error: E, fix: str) -> E:
+    """The same error; that a text is too long hints at a field that another API has for cutting it."""
+    if not isinstance(error, TooLong) or error.param is None:
+        return error
+    changed = copy(error)
+    changed.message = error.message.replace('truncate="right"', fix)
+    return changed.at(error.param)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
+import msgspec
 import numpy as np
 
 from whimbrel.errors import InvalidRequest, TooLarge
@@ -17,6 +18,12 @@ _MAX_STRINGS: Final = 100_000
 _IDS: Final = re.compile(rb'(?<!\\)"(?:inputs?|ids)"\s*:\s*\[\s*[\[\d-]')
 
 
+class TextObject(msgspec.Struct, frozen=True):
+    """A text as an object (Jina)."""
+
+    text: str | None = None
+
+
 def refuse_many(body: bytes) -> None:
     """Before they are decoded, which holds up everybody for a tenth of a second per million."""
     if len(body) > MAX_IDS and (commas := body.count(b",")) > MAX_IDS and _IDS.search(body):
@@ -25,13 +32,16 @@ def refuse_many(body: bytes) -> None:
         raise TooLarge(f"about {strings:,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
 
 
-def read_texts(sent: str | Sequence[str | int | Sequence[int | str]]) -> Any:
-    """Texts, pairs of texts, or arrays of token ids. A list must be of one kind throughout."""
+def read_texts(sent: str | Sequence[str | int | Sequence[int | str] | TextObject]) -> Any:
+    """Texts, pairs of texts, or arrays of token ids. A list must be of one kind throughout, but texts may be objects."""
     if isinstance(sent, str):
         return [sent]
     if not sent:
         raise InvalidRequest("is an empty list; give at least one text.", param="input")
     kinds = set(map(type, sent))
+    if TextObject in kinds:
+        sent = [_text(each, f"input[{i}]") if isinstance(each, TextObject) else each for i, each in enumerate(sent)]
+        kinds = set(map(type, sent))
     if len(kinds) > 1:
         first = type(sent[0])
         index = next(i for i, item in enumerate(sent) if type(item) is not first)
@@ -46,6 +56,12 @@ def read_texts(sent: str | Sequence[str | int | Sequence[int | str]]) -> Any:
     if any(str in map(type, row) for row in rows):
         return [_pair(row, f"input[{i}]") for i, row in enumerate(rows)]
     return [_ids(cast(list[int], ids), f"input[{i}]") for i, ids in enumerate(rows)]
+
+
+def _text(given: TextObject, path: str) -> str:
+    if given.text is None:
+        raise InvalidRequest("is an object without a text; this server takes texts, no images.", param=path)
+    return given.text
 
 
 def _pair(row: list[int | str], path: str) -> tuple[str, str]:

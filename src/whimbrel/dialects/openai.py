@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.fields import TextFields, text_request
-from whimbrel.dialects.inputs import refuse_many
+from whimbrel.dialects.fields import TextFields, read_input_type, text_request
+from whimbrel.dialects.inputs import TextObject, refuse_many
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Route, ServedModel
 from whimbrel.errors import WhimbrelError
@@ -25,12 +25,16 @@ class EmbeddingsRequest(TextFields, frozen=True, kw_only=True):
     """Body of POST /v1/embeddings."""
 
     input: Annotated[
-        str | list[str | int | list[int]],
+        str | list[str | int | list[int] | TextObject],
         Meta(
             description="A text, a list of texts, a list of token ids, or a list of such lists; at most 2,048 inputs and "
-            "524,288 ids. Token ids are taken as they are: no special tokens are put around them."
+            "524,288 ids. Token ids are taken as they are: no special tokens are put around them. A text may be an object."
         ),
     ]
+    input_type: Annotated[
+        Literal["query", "document", "passage"] | None,
+        Meta(description="Whether texts are queries or documents, for models that treat them differently (Voyage, NIM)."),
+    ] = None
     encoding_format: Annotated[
         Literal["float", "base64"] | None,
         Meta(description="`float` (default): JSON numbers. `base64`: the bytes of little-endian float32."),
@@ -103,7 +107,7 @@ def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
     refuse_many(body)
     sent = decode(EmbeddingsRequest, body)
     limit = None if sent.truncate_prompt_tokens == -1 else sent.truncate_prompt_tokens
-    return sent, text_request(sent, ("dense",), max_tokens=limit)
+    return sent, text_request(sent, ("dense",), max_tokens=limit, input_type=read_input_type(sent.input_type))
 
 
 def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes:

@@ -175,9 +175,14 @@ class ScoreResponse(msgspec.Struct):
 def read_rerank(body: bytes) -> tuple[RerankRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
     sent = decode(RerankRequest, body, packed=is_packed(body))
+    return sent, request_of(sent)
+
+
+def request_of(sent: RerankRequest) -> Request:
+    """The Request that a body stands for. Raises InvalidRequest or TooLarge."""
     query = _part(sent.query, "query")
     pairs = [(query, _part(each, f"documents[{index}]")) for index, each in enumerate(sent.documents)]
-    return sent, _request(sent, pairs, ("query", "documents"))
+    return _request(sent, pairs, ("query", "documents"))
 
 
 def read_score(body: bytes) -> tuple[ScoreRequest, Request]:
@@ -226,21 +231,25 @@ def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) ->
 
 def write_rerank(sent: RerankRequest, result: Result, model: ServedModel) -> bytes:
     """The answer, the best first."""
+    results = rank(sent, result, documents=sent.return_documents is not False)
+    return to_json({"model": model.plan.served_name, "usage": _usage(result), "results": results})
+
+
+def rank(sent: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
+    """RankedDocuments, the best first. `documents`: with their texts."""
     scores_P = _scores(result)
     order: list[int] = np.argsort(-scores_P, kind="stable")[: sent.top_n or None].tolist()
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": score} for index, score in zip(order, scores_P[order], strict=True)
     ]
-    if sent.return_documents is not False:
-        for index, each in zip(order, results, strict=True):
-            document = sent.documents[index]
-            text = document if isinstance(document, str) else document.text
-            if text is not None:
-                each["document"] = {"text": text}
-    if sent.explain:
-        for index, each in zip(order, results, strict=True):
-            each["explanation"] = _explained(result, index)
-    return to_json({"model": model.plan.served_name, "usage": _usage(result), "results": results})
+    for index, each in zip(order, results, strict=True) if documents else ():
+        document = sent.documents[index]
+        text = document if isinstance(document, str) else document.text
+        if text is not None:
+            each["document"] = {"text": text}
+    for each in results if sent.explain else ():
+        each["explanation"] = _explained(result, each["index"])
+    return results
 
 
 def write_score(sent: ScoreRequest, result: Result, model: ServedModel) -> bytes:
@@ -254,12 +263,17 @@ def write_score(sent: ScoreRequest, result: Result, model: ServedModel) -> bytes
 
 def write_rerank_error(error: WhimbrelError) -> bytes:
     """An error that names the query, or a document by its place."""
-    return render_error(_named(error, "query", "documents"))
+    return render_error(named_of_rerank(error))
 
 
 def write_score_error(error: WhimbrelError) -> bytes:
     """An error that names a query or a document by its place."""
     return render_error(_named(error, "queries", "documents"))
+
+
+def named_of_rerank(error: WhimbrelError) -> WhimbrelError:
+    """An error in the words of /v1/rerank."""
+    return _named(error, "query", "documents")
 
 
 _NAMES: Final = {"max_tokens": "truncate_prompt_tokens", "activate": "use_activation"}

@@ -1,0 +1,181 @@
+"""Jina's embeddings and multi-vector APIs, as far as texts go. Pure functions over bytes.
+
+Source: Jina's API (api.jina.ai/openapi.json) and its clients in LlamaIndex and LangChain. Its `late_chunking` and objects in
+`input` are OpenAI's route's too, and its rerank is /v1/rerank. Texts that are too long are an error unless `truncate` is given,
+as there. The fields of our own that /v1/embeddings has are taken too; fields that are not known are ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from whimbrel.dialects.fields import purpose
+from whimbrel.dialects.inputs import refuse_many
+from whimbrel.dialects.openai import Usage
+from whimbrel.dialects.quantised import as_numbers, check_bits
+from whimbrel.dialects.read import decode
+from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.services import ServiceFields, render_detail, service_request
+from whimbrel.errors import InvalidRequest, WhimbrelError
+from whimbrel.types import Float32Array, InputType, OutputName, Request, Result
+from whimbrel.wire import to_base64, to_json
+
+JinaType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
+
+_TASKS: Final = ("retrieval", "text-matching", "classification", "separation", "clustering")
+_PARTS: Final[dict[str, InputType]] = {"query": "query", "passage": "document"}
+"""What the texts of a task are that ends in a dot and one of these."""
+
+
+class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
+    """Body of POST /v1/embeddings where it has one of these fields, and of POST /v1/multi-vector."""
+
+    task: Annotated[
+        str | None,
+        Meta(
+            description="What the texts are for: the model's prompt (and adapter) of that name if it has one. Else "
+            "`retrieval.query` and all in `.query` are queries, all in `.passage` documents, and `retrieval`, `text-matching`, "
+            "`classification`, `separation` and `clustering` say nothing to the model."
+        ),
+    ] = None
+    embedding_type: Annotated[
+        JinaType | list[JinaType] | None,
+        Meta(
+            description="`float` by default. `int8`, `uint8`: 127ths of a vector's largest entry, and that + 128. `ubinary`, "
+            "`binary`: bits, eight to a byte, and that - 128. `base64`: the bytes of little-endian float32. Of a list of "
+            "several, each `embedding` is an object with each."
+        ),
+    ] = None
+    encoding_type: Annotated[JinaType | None, Meta(description="The same as `embedding_type` (LlamaIndex).")] = None
+    normalized: Annotated[
+        bool | None, Meta(description="Divide vectors by their Euclidean norm; by default as the model does.")
+    ] = None
+    return_multivector: Annotated[
+        bool | None, Meta(description="A vector for each token in place of one, under `embeddings`.")
+    ] = None
+
+
+class JinaEmbedding(msgspec.Struct):
+    """What is given for one text."""
+
+    index: int
+    embedding: list[float] | str | dict[str, list[float] | str] | None = None
+    embeddings: Annotated[
+        list[list[float] | str] | dict[str, list[list[float] | str]] | None,
+        Meta(description="Of token vectors, in place of `embedding`."),
+    ] = None
+    object: Literal["embedding", "embeddings"] = "embedding"
+
+
+class JinaEmbeddingsResponse(msgspec.Struct):
+    """Answer of both."""
+
+    data: list[JinaEmbedding]
+    model: str
+    usage: Usage
+    object: Literal["list"] = "list"
+
+
+def read_embeddings(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
+    return _read(body, "dense")
+
+
+def read_multi_vector(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+    """The same of /v1/multi-vector; texts are documents unless it says queries."""
+    return _read(body, "multi_vector")
+
+
+def _read(body: bytes, usual: OutputName) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+    refuse_many(body)
+    sent = decode(JinaEmbeddingsRequest, body)
+    output: OutputName = "multi_vector" if sent.return_multivector else usual
+    sent = replace(
+        sent,
+        input_type=sent.input_type
+        or _PARTS.get((sent.task or "").rpartition(".")[2], None if usual == "dense" else "document"),
+        normalize=sent.normalize if sent.normalized is None else sent.normalized,
+        truncate=False if sent.truncate is None else sent.truncate,
+    )
+    asked = service_request(sent, output)
+
+    def request(model: ServedModel) -> Request:
+        check_bits(model.card, output, sent.dimensions, _kinds(sent), param="embedding_type")
+        return asked if sent.task is None else _for_task(sent.task, asked, model)
+
+    return sent, request
+
+
+def _kinds(sent: JinaEmbeddingsRequest) -> Sequence[str]:
+    """The types that are asked for, each once."""
+    given = sent.embedding_type or sent.encoding_type or sent.encoding_format or "float"
+    return (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
+
+
+def _for_task(task: str, asked: Request, model: ServedModel) -> Request:
+    """The request, of a task; a prompt that it names itself comes first. Raises InvalidRequest for a word that is no task."""
+    said = purpose(model.card, task, asked.input_type)
+    if said["prompt_name"] is None and task not in _TASKS and task.rpartition(".")[2] not in _PARTS:
+        names = ", ".join(dict.fromkeys((*model.card.prompts, "retrieval.query", "retrieval.passage", *_TASKS)))
+        raise InvalidRequest(f"{task[:40]!r} is no prompt of this model, and no task; it takes: {names}.", param="task")
+    return asked if asked.prompt is not None or asked.prompt_name is not None else dataclasses.replace(asked, **said)
+
+
+def write_embeddings(sent: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes:
+    """The answer; numbers are printed from arrays' memory."""
+    texts_N, kinds = result.outputs.multi_vector, _kinds(sent)
+    name = "embedding" if texts_N is None else "embeddings"
+    columns: dict[str, Sequence[Any]] = {
+        kind: _of_type(result.dense, kind) if texts_N is None else [_of_type(rows, kind) for rows in texts_N] for kind in kinds
+    }
+    values = columns[kinds[0]]
+    if len(kinds) > 1:
+        values = [dict(zip(kinds, each, strict=True)) for each in zip(*columns.values(), strict=True)]
+    return to_json({
+        "object": "list",
+        "data": [{"object": name, "index": index, name: value} for index, value in enumerate(values)],
+        "model": model.plan.served_name,
+        "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
+    })  # fmt: skip
+
+
+def _of_type(rows_ND: Float32Array, kind: str) -> Any:
+    return to_base64(rows_ND) if kind == "base64" else as_numbers(rows_ND, kind)
+
+
+def write_error(error: WhimbrelError) -> bytes:
+    """An error over a body of this API."""
+    return render_detail(error)
+
+
+_EXAMPLE: Final = '"input": ["A whimbrel is a wader."]'
+
+ROUTES: Final = (
+    Route(
+        path="/v1/embeddings",
+        summary="A body with `task`, `embedding_type`, `normalized` or `return_multivector`: Jina's.",
+        read_request=read_embeddings,
+        write_result=write_embeddings,
+        write_error=write_error,
+        request_type=JinaEmbeddingsRequest,
+        response_type=JinaEmbeddingsResponse,
+        example=f'{{{_EXAMPLE}, "task": "retrieval.passage", "embedding_type": "ubinary"}}',
+        marks=frozenset(("task", "embedding_type", "encoding_type", "normalized", "return_multivector")),
+    ),
+    Route(
+        path="/v1/multi-vector",
+        summary="A vector for each token of texts (Jina).",
+        read_request=read_multi_vector,
+        write_result=write_embeddings,
+        write_error=write_error,
+        request_type=JinaEmbeddingsRequest,
+        response_type=JinaEmbeddingsResponse,
+        example=f'{{{_EXAMPLE}, "input_type": "document"}}',
+    ),
+)

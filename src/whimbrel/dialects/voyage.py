@@ -1,0 +1,187 @@
+"""Voyage's embeddings and rerank. Pure functions over bytes.
+
+Source: voyageai-python 0.5 (client.py, api_resources). Texts that are too long are cut unless `truncation` is false, as there.
+The fields of our own that /v1/embeddings and /v1/rerank have are taken too; fields that are not known are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from whimbrel.dialects.fields import hinting
+from whimbrel.dialects.inputs import refuse_many
+from whimbrel.dialects.quantised import NumberType, as_base64, as_numbers, check_bits
+from whimbrel.dialects.read import decode
+from whimbrel.dialects.rerank import RerankRequest, named_of_rerank, rank, request_of
+from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.services import ServiceFields, render_detail, service_request
+from whimbrel.errors import InvalidRequest, WhimbrelError
+from whimbrel.types import Request, Result
+from whimbrel.wire import to_json
+
+
+class VoyageEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
+    """Body of POST /v1/embeddings where it has one of these fields."""
+
+    truncation: Annotated[
+        bool | None,
+        Meta(description="Whether texts that are too long are cut; `false`: they are an error. By default they are cut."),
+    ] = None
+    output_dimension: Annotated[int | None, Meta(description="The same as `dimensions`.")] = None
+    output_dtype: Annotated[
+        NumberType | None,
+        Meta(
+            description="`int8`, `uint8`: 127ths of a vector's largest entry, and that + 128. `ubinary`, `binary`: bits, eight "
+            "to a byte, and that - 128. In base64 they are bytes too."
+        ),
+    ] = None
+
+
+class VoyageEmbedding(msgspec.Struct):
+    """One vector of the answer."""
+
+    index: int
+    embedding: Annotated[list[float] | str, Meta(description="JSON numbers, or base64 of `output_dtype`.")]
+    object: Literal["embedding"] = "embedding"
+
+
+class VoyageUsage(msgspec.Struct):
+    """Tokens of all texts after truncation, special tokens included."""
+
+    total_tokens: int
+
+
+class VoyageEmbeddingsResponse(msgspec.Struct):
+    """Answer of POST /v1/embeddings."""
+
+    data: list[VoyageEmbedding]
+    model: str
+    usage: VoyageUsage
+    object: Literal["list"] = "list"
+
+
+class VoyageRerankRequest(RerankRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/rerank where it has one of these fields."""
+
+    truncation: Annotated[
+        bool | None,
+        Meta(description="Whether texts that are too long are cut; `false`: they are an error. By default they are cut."),
+    ] = None
+    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="So many of the best are given; by default all.")] = (
+        None
+    )
+    return_documents: Annotated[bool | None, Meta(description="Whether the texts are sent back; they are not by default.")] = (
+        None
+    )
+
+
+class VoyageRanked(msgspec.Struct):
+    """A document among those that were sent."""
+
+    index: int
+    relevance_score: float
+    document: str | None = None
+
+
+class VoyageRerankResponse(msgspec.Struct):
+    """Answer of POST /v1/rerank; the best first, and of equal ones the one that came first."""
+
+    data: list[VoyageRanked]
+    model: str
+    usage: VoyageUsage
+    object: Literal["list"] = "list"
+
+
+def read_embeddings(body: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[ServedModel], Request]]:
+    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
+    refuse_many(body)
+    sent = decode(VoyageEmbeddingsRequest, body)
+    if None not in (sent.dimensions, sent.output_dimension) and sent.dimensions != sent.output_dimension:
+        raise InvalidRequest("differs from dimensions; give one of them.", param="output_dimension")
+    width = sent.output_dimension if sent.dimensions is None else sent.dimensions
+    asked = service_request(replace(sent, dimensions=width, truncate=_cuts(sent)))
+
+    def request(model: ServedModel) -> Request:
+        check_bits(model.card, "dense", width, (sent.output_dtype or "float",), param="output_dtype")
+        return asked
+
+    return sent, request
+
+
+def _cuts(sent: VoyageEmbeddingsRequest | VoyageRerankRequest) -> Any:
+    """What the body says of truncation; Voyage's word for it comes first."""
+    return sent.truncation is not False if sent.truncation is not None or sent.truncate is None else sent.truncate
+
+
+def write_embeddings(sent: VoyageEmbeddingsRequest, result: Result, model: ServedModel) -> bytes:
+    """The answer; numbers are printed from arrays' memory."""
+    kind = sent.output_dtype or "float"
+    write: Callable[..., Any] = as_base64 if sent.encoding_format == "base64" else as_numbers
+    vectors = write(result.dense, kind)
+    data = [{"object": "embedding", "embedding": vector, "index": index} for index, vector in enumerate(vectors)]
+    return _write(data, result, model)
+
+
+def read_rerank(body: bytes) -> tuple[VoyageRerankRequest, Request]:
+    """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
+    sent = decode(VoyageRerankRequest, body)
+    sent = replace(sent, top_n=sent.top_n if sent.top_k is None else sent.top_k)
+    return sent, request_of(replace(sent, truncate=_cuts(sent)))
+
+
+def write_rerank(sent: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes:
+    """The answer, the best first."""
+    data = rank(sent, result, documents=sent.return_documents is True)
+    for each in data:
+        if "document" in each:
+            each["document"] = each["document"]["text"]
+    return _write(data, result, model)
+
+
+def _write(data: list[dict[str, Any]], result: Result, model: ServedModel) -> bytes:
+    usage = {"total_tokens": result.num_tokens}
+    return to_json({"object": "list", "data": data, "model": model.plan.served_name, "usage": usage})
+
+
+_FIX: Final = "truncation=true"
+
+
+def write_embeddings_error(error: WhimbrelError) -> bytes:
+    """An error over a body of /v1/embeddings."""
+    return render_detail(hinting(error, _FIX), dimensions="output_dimension")
+
+
+def write_rerank_error(error: WhimbrelError) -> bytes:
+    """An error that names the query, or a document by its place."""
+    return render_detail(named_of_rerank(hinting(error, _FIX)))
+
+
+ROUTES: Final = (
+    Route(
+        path="/v1/embeddings",
+        summary="A body with `output_dtype`, `output_dimension` or `truncation`: Voyage's.",
+        read_request=read_embeddings,
+        write_result=write_embeddings,
+        write_error=write_embeddings_error,
+        request_type=VoyageEmbeddingsRequest,
+        response_type=VoyageEmbeddingsResponse,
+        example='{"input": ["A whimbrel is a wader."], "input_type": "document", "output_dtype": "int8"}',
+        marks=frozenset(("output_dtype", "output_dimension", "truncation")),
+    ),
+    Route(
+        path="/v1/rerank",
+        summary="A body with `top_k` or `truncation`: Voyage's.",
+        read_request=read_rerank,
+        write_result=write_rerank,
+        write_error=write_rerank_error,
+        request_type=VoyageRerankRequest,
+        response_type=VoyageRerankResponse,
+        example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."], "top_k": 1}',
+        marks=frozenset(("top_k", "truncation")),
+    ),
+)
