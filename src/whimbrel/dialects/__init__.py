@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from whimbrel.dialects import native, native_classes, ollama, openai, rerank, tei
+from whimbrel.dialects import native, native_classes, ollama, openai, rerank, tei, vllm
 from whimbrel.dialects.route import JSON, MESSAGE_PACK, Answer, Page, Route, ServedModel
 
 __all__ = ["JSON", "MESSAGE_PACK", "PAGES", "ROUTES", "Answer", "Page", "Route", "ServedModel"]
@@ -19,8 +19,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     *rerank.ROUTES,
     *tei.ROUTES,
     *ollama.ROUTES,
+    *vllm.ROUTES,
 )
 """Every POST route; all are served alike."""
 
-PAGES: Final[tuple[Page, ...]] = (*ollama.PAGES,)
+PAGES: Final[tuple[Page, ...]] = (*ollama.PAGES, *vllm.PAGES)
 """Every GET route that belongs to a dialect."""

@@ -52,6 +52,7 @@ def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> Starlette:
         "/health": server.ready,
         "/health/live": server.live,
         "/health/ready": server.ready,
+        "/ping": server.ready,
         "/info": server.info,
         "/": server.ready,
         "/ping": server.ready,
