@@ -207,8 +207,13 @@ _NAMES: Final = {"max_tokens": "truncate_prompt_tokens", "activate": "use_activa
 
 
 def write_error(error: WhimbrelError) -> bytes:
-    """An error over texts."""
+    """An error over a body of /pooling."""
     return render_error(error.renamed(_NAMES))
+
+
+def write_classify_error(error: WhimbrelError) -> bytes:
+    """An error over a body of /classify, which does not choose an output."""
+    return render_error(error.renamed({**_NAMES, "outputs": "model"}))
 
 
 _SHARED: Final = {"/v1/rerank": rerank.named_of_rerank, "/v1/score": rerank.named_of_score}
@@ -242,7 +247,7 @@ ROUTES: Final = (
         summary="The scores of a classifier's classes (vLLM).",
         read_request=read_classify,
         write_result=write_classify,
-        write_error=write_error,
+        write_error=write_classify_error,
         request_type=ClassifyRequest,
         response_type=ClassifyResponse,
         example='{"input": ["What a fine bird."]}',
