@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import httpx2
 import numpy as np
 import orjson
 import pytest
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from classifiers import write_classifier
 from fake import FakeEmbedder, FakeModel, call
 from late_models import write_stanford
+from serving import Server
 from test_embed_dtype import TORCH
 from whimbrel import AsyncEngine, Engine, __version__
 from whimbrel.dialects import openai, rerank, vllm, vllm_tokens
@@ -251,11 +253,38 @@ def test_tokenize_and_detokenize_are_read() -> None:
         (vllm_tokens.read_tokenize, b'{"prompt": ["a"]}', "prompt"),
         (vllm_tokens.read_detokenize, b'{"tokens": [-1]}', "tokens[0]"),
         (vllm_tokens.read_detokenize, b'{"tokens": "a"}', "tokens"),
+        (vllm_tokens.read_detokenize, b'{"tokens": [9223372036854775808]}', "tokens[0]"),
+        (vllm_tokens.read_detokenize, b'{"tokens": [' + b"1," * 600_000 + b"1]}", "tokens"),
         (vllm_tokens.read_detokenize, b"", None),
     ):
         with pytest.raises(InvalidRequest) as caught:
             read(body)
         assert caught.value.param == param
+
+
+FIELDS = sorted({
+    *(name for route in vllm.ROUTES for name in route.request_type.__struct_fields__),
+    *("messages", "padding", "late_chunking_params", "chat_template", "chat_template_kwargs", "max_tokens_per_query"),
+})  # fmt: skip
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5), st.sampled_from(["left", "bytes", "fp8_e4m3"])),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["text", "content", "type", "x"]), inner, max_size=3)),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(st.sampled_from(vllm.ROUTES), st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5), st.booleans())
+def test_any_values_are_read_or_refused(route: Any, body: dict[str, Any], whole: bool) -> None:
+    example = json.loads(route.example) if whole else {}
+    found: InvalidRequest | None = None
+    try:
+        _, asked = route.read_request(json.dumps(example | body).encode())
+        _ = asked(FakeModel.named("m", Card("dense"))) if callable(asked) else asked
+    except InvalidRequest as error:
+        found = error
+    if found is not None:
+        assert orjson.loads(route.write_error(found))["error"]["code"] == route.status(found)
+        assert route.status(found) in (400, 413)
 
 
 # What is written
@@ -306,6 +335,14 @@ def test_numbers_that_a_type_does_not_hold_are_refused() -> None:
         write({"dense": DENSE * 100_000}, encoding_format="base64", embed_dtype="float16")
     assert caught.value.param == "embed_dtype"
     assert write({"dense": DENSE * 100_000}, encoding_format="float", embed_dtype="float16"), "it is of binary formats"
+
+
+def test_a_header_that_no_client_reads_is_refused() -> None:
+    many = {"dense": np.ones((1000, 2), np.float32)}
+    with pytest.raises(InvalidRequest, match="bytes_only") as caught:
+        write(many, encoding_format="bytes")
+    assert caught.value.param == "encoding_format"
+    assert len(write(many, encoding_format="bytes_only").pieces[0]) == 8000
 
 
 def test_ids_and_times() -> None:
@@ -526,6 +563,21 @@ def test_tokenize_and_back(minilm_app: Asker) -> None:
     assert minilm_app.ask("/detokenize", {"tokens": []}) == {"prompt": ""}
     wrong = minilm_app.told("/detokenize", {"tokens": [5, 10**6]})
     assert (wrong.status, orjson.loads(wrong.body)["error"]["param"]) == (400, "tokens[1]")
+
+
+def test_bytes_through_a_socket(engine: Engine) -> None:
+    expected = engine.embed(TEXTS)
+    with Server() as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+        body = {"input": TEXTS, "encoding_format": "bytes", "request_id": "é\r\nx: y"}
+        answer = client.post("/pooling", json=body).raise_for_status()
+        told = json.loads(answer.headers["metadata"])
+        assert told["id"] == "pooling-é\r\nx: y"
+        assert "x" not in answer.headers
+        rows = [answer.content[each["start"] : each["end"]] for each in told["data"]]
+        assert np.array_equal([np.frombuffer(row, np.float32) for row in rows], expected)
+        only = client.post("/pooling", json=body | {"encoding_format": "bytes_only"}).raise_for_status()
+        assert (only.content, "metadata" in only.headers) == (answer.content, False)
+        assert (client.get("/ping").status_code, client.get("/version").json()) == (200, {"version": __version__})
 
 
 def test_pages(minilm_app: Asker) -> None:

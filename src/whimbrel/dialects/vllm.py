@@ -120,6 +120,10 @@ _OUTPUTS: Final[dict[str | None, OutputName]] = {
 }
 
 
+_MAX_HEADER: Final = 65_000
+"""Python's http.client reads lines of 65,536 bytes."""
+
+
 def read_pooling(body: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes the Request of it. Raises InvalidRequest or TooLarge."""
     refuse_many(body)
@@ -160,7 +164,15 @@ def _write_bytes(sent: PoolingRequest, output: Float32Array | Ragged, metadata: 
         {"index": index, **numbers, "start": start, "end": end, "shape": shape}
         for index, (start, end, shape) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), shapes, strict=True))
     ]
-    headers = {"metadata": json.dumps(metadata)} if sent.encoding_format == "bytes" else {}
+    headers: dict[str, str] = {}
+    if sent.encoding_format == "bytes":
+        headers["metadata"] = json.dumps(metadata, separators=(",", ":"))
+        if (size := len(headers["metadata"])) > _MAX_HEADER:
+            raise InvalidRequest(
+                f"the header metadata would have {size:,} bytes; clients read {_MAX_HEADER:,}. Ask for bytes_only, or send "
+                "fewer texts at once.",
+                param="encoding_format",
+            )
     return Answer([content], "application/octet-stream", headers)
 
 

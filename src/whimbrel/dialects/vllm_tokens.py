@@ -8,11 +8,12 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from whimbrel.dialects.inputs import MAX_IDS
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Route, ServedModel
 from whimbrel.dialects.vllm_errors import render_error, status
 from whimbrel.dialects.vllm_fields import refuse_unsupported
-from whimbrel.errors import WhimbrelError, relocated
+from whimbrel.errors import TooLarge, WhimbrelError, relocated
 from whimbrel.types import Decode, Tokenize, Tokens
 from whimbrel.wire import to_json
 
@@ -38,7 +39,7 @@ class TokenizeResponse(msgspec.Struct):
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /detokenize."""
 
-    tokens: list[Annotated[int, Meta(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(description="At most 524,288.")]
     model: str | None = None
 
 
@@ -68,7 +69,9 @@ def write_tokenize(sent: TokenizeRequest, found: Sequence[Tokens], model: Served
 
 
 def read_detokenize(body: bytes) -> tuple[DetokenizeRequest, Decode]:
-    """The body as it was sent, and what it asks. Raises InvalidRequest."""
+    """The body as it was sent, and what it asks. Raises InvalidRequest or TooLarge."""
+    if len(body) > MAX_IDS and (commas := body.count(b",")) > MAX_IDS:
+        raise TooLarge(f"more than {commas:,} token ids; the limit is {MAX_IDS:,}. Split the request.", param="tokens")
     sent = decode(DetokenizeRequest, body)
     return sent, Decode([sent.tokens])
 
