@@ -108,7 +108,7 @@ def test_every_field_of_pooling() -> None:
     )
     nulls = dict.fromkeys(vllm.PoolingRequest.__struct_fields__) | {"input": "a"}
     assert pooled(**nulls) == pooled()
-    assert classified(**(dict.fromkeys(vllm.ClassifyRequest.__struct_fields__) | {"input": "a"})) == classified()
+    assert classified(**(dict.fromkeys(vllm.VLLMClassifyRequest.__struct_fields__) | {"input": "a"})) == classified()
     assert [row.tolist() for row in pooled(input=[[1, 2], [3]], add_special_tokens=False).texts] == [[1, 2], [3]]  # pyright: ignore
 
 

@@ -80,7 +80,7 @@ class PoolingResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-class ClassifyRequest(VLLMTextFields, frozen=True, kw_only=True):
+class VLLMClassifyRequest(VLLMTextFields, frozen=True, kw_only=True):
     """Body of POST /classify."""
 
     input: Input
@@ -95,7 +95,7 @@ class Classified(msgspec.Struct):
     num_classes: int
 
 
-class ClassifyResponse(msgspec.Struct):
+class VLLMClassifyResponse(msgspec.Struct):
     """Answer of POST /classify."""
 
     id: str
@@ -106,7 +106,7 @@ class ClassifyResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-class VersionResponse(msgspec.Struct):
+class VLLMVersionResponse(msgspec.Struct):
     """Answer of GET /version."""
 
     version: Annotated[str, Meta(description="Whimbrel's.")]
@@ -176,15 +176,15 @@ def _write_bytes(sent: PoolingRequest, output: Float32Array | Ragged, metadata: 
     return Answer([content], "application/octet-stream", headers)
 
 
-def read_classify(body: bytes) -> tuple[ClassifyRequest, Request]:
+def read_classify(body: bytes) -> tuple[VLLMClassifyRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
     refuse_many(body)
     refuse_unsupported(body, OF_TEXTS)
-    sent = decode(ClassifyRequest, body)
+    sent = decode(VLLMClassifyRequest, body)
     return sent, vllm_text_request(sent, ("scores",), cuts=False, activate=sent.use_activation, normalize=sent.normalize)
 
 
-def write_classify(sent: ClassifyRequest, result: Result, model: ServedModel) -> bytes:
+def write_classify(sent: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes:
     """The answer, in the order of the inputs."""
     scores_NC, labels = result.outputs.scores, model.card.labels
     assert scores_NC is not None
@@ -260,8 +260,8 @@ ROUTES: Final = (
         read_request=read_classify,
         write_result=write_classify,
         write_error=write_classify_error,
-        request_type=ClassifyRequest,
-        response_type=ClassifyResponse,
+        request_type=VLLMClassifyRequest,
+        response_type=VLLMClassifyResponse,
         example='{"input": ["What a fine bird."]}',
         status=status,
     ),
@@ -269,4 +269,4 @@ ROUTES: Final = (
     *(_bare(route, _SHARED[route.path]) for route in rerank.ROUTES if route.path in _SHARED),
 )
 
-PAGES: Final = (Page("/version", "The version of the server (vLLM).", write_version, render_error, VersionResponse),)
+PAGES: Final = (Page("/version", "The version of the server (vLLM).", write_version, render_error, VLLMVersionResponse),)

@@ -18,7 +18,7 @@ from whimbrel.types import Decode, Tokenize, Tokens
 from whimbrel.wire import to_json
 
 
-class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class VLLMTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /tokenize."""
 
     prompt: str
@@ -27,7 +27,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_strs: Annotated[bool | None, Meta(description="Also as they stand in the vocabulary.")] = None
 
 
-class TokenizeResponse(msgspec.Struct):
+class VLLMTokenizeResponse(msgspec.Struct):
     """Answer of POST /tokenize."""
 
     count: int
@@ -36,27 +36,27 @@ class TokenizeResponse(msgspec.Struct):
     token_strs: list[str] | None
 
 
-class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /detokenize."""
 
     tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(description="At most 524,288.")]
     model: str | None = None
 
 
-class DetokenizeResponse(msgspec.Struct):
+class VLLMDetokenizeResponse(msgspec.Struct):
     """Answer of POST /detokenize."""
 
     prompt: str
 
 
-def read_tokenize(body: bytes) -> tuple[TokenizeRequest, Tokenize]:
+def read_tokenize(body: bytes) -> tuple[VLLMTokenizeRequest, Tokenize]:
     """The body as it was sent, and what it asks. Raises InvalidRequest."""
     refuse_unsupported(body)
-    sent = decode(TokenizeRequest, body)
+    sent = decode(VLLMTokenizeRequest, body)
     return sent, Tokenize([sent.prompt], special=sent.add_special_tokens is not False)
 
 
-def write_tokenize(sent: TokenizeRequest, found: Sequence[Tokens], model: ServedModel) -> bytes:
+def write_tokenize(sent: VLLMTokenizeRequest, found: Sequence[Tokens], model: ServedModel) -> bytes:
     """The answer."""
     (tokens,) = found
     names = list(tokens.names) if sent.return_token_strs else None
@@ -68,15 +68,15 @@ def write_tokenize(sent: TokenizeRequest, found: Sequence[Tokens], model: Served
     })  # fmt: skip
 
 
-def read_detokenize(body: bytes) -> tuple[DetokenizeRequest, Decode]:
+def read_detokenize(body: bytes) -> tuple[VLLMDetokenizeRequest, Decode]:
     """The body as it was sent, and what it asks. Raises InvalidRequest or TooLarge."""
     if len(body) > MAX_IDS and (commas := body.count(b",")) > MAX_IDS:
         raise TooLarge(f"more than {commas:,} token ids; the limit is {MAX_IDS:,}. Split the request.", param="tokens")
-    sent = decode(DetokenizeRequest, body)
+    sent = decode(VLLMDetokenizeRequest, body)
     return sent, Decode([sent.tokens])
 
 
-def write_detokenize(sent: DetokenizeRequest, found: Sequence[str], model: ServedModel) -> bytes:
+def write_detokenize(sent: VLLMDetokenizeRequest, found: Sequence[str], model: ServedModel) -> bytes:
     """The answer."""
     return to_json({"prompt": found[0]})
 
@@ -98,8 +98,8 @@ ROUTES: Final = (
         read_request=read_tokenize,
         write_result=write_tokenize,
         write_error=write_tokenize_error,
-        request_type=TokenizeRequest,
-        response_type=TokenizeResponse,
+        request_type=VLLMTokenizeRequest,
+        response_type=VLLMTokenizeResponse,
         example='{"prompt": "A whimbrel is a wader.", "return_token_strs": true}',
         marks=frozenset({"prompt", "messages"}),
         status=status,
@@ -110,8 +110,8 @@ ROUTES: Final = (
         read_request=read_detokenize,
         write_result=write_detokenize,
         write_error=write_detokenize_error,
-        request_type=DetokenizeRequest,
-        response_type=DetokenizeResponse,
+        request_type=VLLMDetokenizeRequest,
+        response_type=VLLMDetokenizeResponse,
         example='{"tokens": [101, 102]}',
         status=status,
     ),
