@@ -55,7 +55,6 @@ def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> Starlette:
         "/ping": server.ready,
         "/info": server.info,
         "/": server.ready,
-        "/ping": server.ready,
         "/metrics": server.metrics,
         "/openapi.json": server.openapi,
         "/docs": server.docs,
