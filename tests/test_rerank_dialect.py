@@ -24,6 +24,7 @@ from test_bge_m3 import write_m3
 from test_llm_rerankers import CAUSAL, reference_score, write
 from whimbrel import Engine
 from whimbrel.dialects import rerank
+from whimbrel.dialects.compared import Document
 from whimbrel.errors import ComputeError, InvalidRequest, TooLarge
 from whimbrel.server.openapi import openapi_document
 from whimbrel.types import Outputs, Request, Result, Timings
@@ -118,7 +119,7 @@ def test_pairs_that_are_none(body: dict[str, Any], param: str) -> None:
 
 
 def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
-    sent = rerank.RerankRequest(query="q", documents=["a", rerank.Document("b"), "c", "d"], top_n=3)
+    sent = rerank.RerankRequest(query="q", documents=["a", Document("b"), "c", "d"], top_n=3)
     found = orjson.loads(rerank.write_rerank(sent, result(0.5, 2, 0.5, -1), FakeModel.named("m")))
     assert found["results"] == [
         {"index": 1, "relevance_score": 2.0, "document": {"text": "b"}},
@@ -248,7 +249,7 @@ def test_C11_no_documents_one_thousands_empty_and_equal_ones(tmp_path: Path) -> 
         assert [each["index"] for each in equal] == list(range(7))
         assert len({each["relevance_score"] for each in equal}) == 1
         assert all("document" not in each for each in ranked(DOCUMENTS, return_documents=False).json()["results"])
-        assert ranked(DOCUMENTS).json() == golden
+        assert ranked(DOCUMENTS).json()["results"] == golden["results"]
 
 
 def test_C12_sparse_vectors_of_zeros(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.trace import Tracer
 
-_PROBES: Final = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+_PROBES: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics"})
 """Asked so often by machines that their spans would only hide the others."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from whimbrel.dialects import cohere, cohere_rerank, jina, native, native_classes, ollama, openai, rerank, tei, voyage
+from whimbrel.dialects import cohere, cohere_rerank, jina, native, native_classes, ollama, openai, rerank, tei, vllm, voyage
 from whimbrel.dialects.route import JSON, MESSAGE_PACK, Answer, Page, Route, ServedModel
 
 __all__ = ["JSON", "MESSAGE_PACK", "PAGES", "ROUTES", "Answer", "Page", "Route", "ServedModel"]
@@ -23,8 +23,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     *cohere_rerank.ROUTES,
     *voyage.ROUTES,
     *jina.ROUTES,
+    *vllm.ROUTES,
 )
 """Every POST route; all are served alike."""
 
-PAGES: Final[tuple[Page, ...]] = (*ollama.PAGES,)
+PAGES: Final[tuple[Page, ...]] = (*ollama.PAGES, *vllm.PAGES)
 """Every GET route that belongs to a dialect."""

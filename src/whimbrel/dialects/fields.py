@@ -57,19 +57,19 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def text_request(sent: TextFields, outputs: tuple[OutputName, ...], **more: Any) -> Request:
-    """The Request of a body; `more` are fields of Request that its dialect alone has. Raises InvalidRequest and TooLarge."""
+    """The Request of a body; `more` are fields of Request that its dialect alone has, or reads in its own way. Raises
+    InvalidRequest and TooLarge."""
+    usual: dict[str, Any] = {"normalize": sent.normalize, "truncate": read_truncate(sent.truncate)}
     return Request(
         read_texts(sent.input),
         outputs,
         prompt=sent.prompt,
         prompt_name=sent.prompt_name,
         dimensions=sent.dimensions,
-        normalize=sent.normalize,
-        truncate=read_truncate(sent.truncate),
         late_chunking=bool(sent.late_chunking),
         split_long=bool(sent.split_long),
         priority=sent.priority or 0,
-        **more,
+        **(usual | more),
     )
 
 

@@ -12,16 +12,19 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.fields import TextFields, read_input_type, text_request
+from whimbrel.dialects.embed_dtype import as_base64
+from whimbrel.dialects.fields import read_input_type
 from whimbrel.dialects.inputs import TextObject, refuse_many
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.stamp import created, new_id
+from whimbrel.dialects.vllm_fields import OF_TEXTS, VLLMTextFields, read_normalize, refuse_unsupported, vllm_text_request
 from whimbrel.errors import WhimbrelError
 from whimbrel.types import Request, Result
-from whimbrel.wire import to_base64, to_json
+from whimbrel.wire import to_json
 
 
-class EmbeddingsRequest(TextFields, frozen=True, kw_only=True):
+class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     """Body of POST /v1/embeddings."""
 
     input: Annotated[
@@ -37,12 +40,9 @@ class EmbeddingsRequest(TextFields, frozen=True, kw_only=True):
     ] = None
     encoding_format: Annotated[
         Literal["float", "base64"] | None,
-        Meta(description="`float` (default): JSON numbers. `base64`: the bytes of little-endian float32."),
-    ] = None
-    user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
-    truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
-        Meta(description="Cut each text to so many tokens; -1: to the model's maximum."),
+        Meta(
+            description="`float` (default): JSON numbers. `base64`: bytes, of little-endian float32 unless `embed_dtype` says."
+        ),
     ] = None
 
 
@@ -64,6 +64,8 @@ class Usage(msgspec.Struct):
 class EmbeddingsResponse(msgspec.Struct):
     """Answer of POST /v1/embeddings."""
 
+    id: str
+    created: int
     data: list[Embedding]
     model: str
     usage: Usage
@@ -105,16 +107,19 @@ class ErrorResponse(msgspec.Struct):
 def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
     refuse_many(body)
+    refuse_unsupported(body, OF_TEXTS)
     sent = decode(EmbeddingsRequest, body)
-    limit = None if sent.truncate_prompt_tokens == -1 else sent.truncate_prompt_tokens
-    return sent, text_request(sent, ("dense",), max_tokens=limit, input_type=read_input_type(sent.input_type))
+    more = {"normalize": read_normalize(sent), "input_type": read_input_type(sent.input_type)}
+    return sent, vllm_text_request(sent, ("dense",), cuts=True, **more)
 
 
 def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes:
     """The answer; its floats are printed from the array's memory."""
-    vectors: Any = to_base64(result.dense) if sent.encoding_format == "base64" else result.dense
+    vectors: Any = as_base64(result.dense, sent) if sent.encoding_format == "base64" else result.dense
     return to_json({
+        "id": new_id("embd", sent.request_id),
         "object": "list",
+        "created": created(),
         "data": [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)],
         "model": model.plan.served_name,
         "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},

@@ -10,54 +10,30 @@ there.
 
 from __future__ import annotations
 
-from math import prod
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
+from whimbrel.dialects.compared import Text, Texts, read_part, read_parts, text_of
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.dialects.read import decode, is_packed
 from whimbrel.dialects.route import JSON, MESSAGE_PACK, Route, ServedModel
+from whimbrel.dialects.stamp import created, new_id
+from whimbrel.dialects.vllm_fields import OF_PAIRS, read_cut, refuse_unsupported
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError, relocated
 from whimbrel.late_options import TokenPooling, read_token_pooling
-from whimbrel.types import Compared, Float32Array, Request, Result, Vectors, read_truncate
+from whimbrel.types import Compared, Float32Array, Request, Result
 from whimbrel.wire import to_json
 
 MAX_PAIRS: Final = 10_000
-_MAX_SIZE: Final = 2**31 - 1
-"""Of a dimension: numpy takes no shape of larger ones, not even of no numbers."""
-
-
-class Document(msgspec.Struct, frozen=True):
-    """A text as an object; or, of models that compare vectors, what it was encoded to."""
-
-    text: str | None = None
-    data: Annotated[
-        bytes | None, Meta(description="Vectors in place of the text: base64 of little-endian numbers, row by row.")
-    ] = None
-    shape: Annotated[
-        Annotated[list[Annotated[int, Meta(ge=0, le=_MAX_SIZE)]], Meta(max_length=2)] | None,
-        Meta(description="Of token vectors: [tokens, width]; absent: one vector."),
-    ] = None
-    dtype: Annotated[
-        Literal["float32", "float16", "int8", "binary"],
-        Meta(description="`int8`: 127ths. `binary`: 8 columns to a byte, the first the highest bit; 1 for 1 and 0 for -1."),
-    ] = "float32"
-    ids: Annotated[bytes | None, Meta(description="A sparse vector: base64 of its entries, little-endian int32,")] = None
-    weights: Annotated[bytes | None, Meta(description="and of their weights, little-endian float32.")] = None
 
 
 class TextDocument(msgspec.Struct, frozen=True):
     """A text as an object."""
 
     text: str
-
-
-Text = str | Document
-Texts = Annotated[list[Text], Meta(max_length=100_000)]  # so that a larger one is refused before it is read
 
 
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +48,10 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=-1)] | None,
         Meta(description="Cut to so many tokens; -1: to the model's maximum (vLLM)."),
     ] = None
+    truncation_side: Annotated[
+        Literal["right", "left"] | None, Meta(description="Which end of a text is cut, if it is (vLLM).")
+    ] = None
+    request_id: Annotated[str | None, Meta(description="What the answer's id ends with (vLLM).")] = None
     score_by: Annotated[
         Literal["dense", "sparse", "multi_vector"] | None,
         Meta(description="Of models that give vectors: which are compared; by default those that the model is made for."),
@@ -118,10 +98,14 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
 
 
 class ScoreRequest(PairFields, frozen=True, kw_only=True):
-    """Body of POST /v1/score: pairs as `queries` and `documents`, or `text_1` and `text_2`."""
+    """Body of POST /v1/score: pairs as `queries` and `documents`, `queries` and `items`, `text_1` and `text_2`, or `data_1` and
+    `data_2`."""
 
     queries: Annotated[Text | Texts | None, Meta(description="One, for all documents, or one for each.")] = None
     documents: Text | Texts | None = None
+    items: Annotated[Text | Texts | None, Meta(description="The same as `documents` (vLLM).")] = None
+    data_1: Annotated[Text | Texts | None, Meta(description="The same as `queries` (vLLM).")] = None
+    data_2: Annotated[Text | Texts | None, Meta(description="The same as `documents` (vLLM).")] = None
     text_1: Annotated[Text | Texts | None, Meta(description="The same as `queries` (vLLM).")] = None
     text_2: Annotated[Text | Texts | None, Meta(description="The same as `documents` (vLLM).")] = None
 
@@ -149,6 +133,7 @@ class RankedDocument(msgspec.Struct):
 class RerankResponse(msgspec.Struct):
     """Answer of POST /v1/rerank; the best first, and of equal ones the one that came first."""
 
+    id: str
     results: list[RankedDocument]
     model: str
     usage: Usage
@@ -166,6 +151,8 @@ class Score(msgspec.Struct):
 class ScoreResponse(msgspec.Struct):
     """Answer of POST /v1/score."""
 
+    id: str
+    created: int
     data: list[Score]
     model: str
     usage: Usage
@@ -174,26 +161,33 @@ class ScoreResponse(msgspec.Struct):
 
 def read_rerank(body: bytes) -> tuple[RerankRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
+    refuse_unsupported(body, OF_PAIRS)
     sent = decode(RerankRequest, body, packed=is_packed(body))
     return sent, request_of(sent)
 
 
 def request_of(sent: RerankRequest) -> Request:
     """The Request that a body stands for. Raises InvalidRequest or TooLarge."""
-    query = _part(sent.query, "query")
-    pairs = [(query, _part(each, f"documents[{index}]")) for index, each in enumerate(sent.documents)]
+    query = read_part(sent.query, "query")
+    pairs = [(query, read_part(each, f"documents[{index}]")) for index, each in enumerate(sent.documents)]
     return _request(sent, pairs, ("query", "documents"))
+
+
+_FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+"""How pairs are given; the first form that is whole counts."""
 
 
 def read_score(body: bytes) -> tuple[ScoreRequest, Request]:
     """The same of /v1/score."""
+    refuse_unsupported(body, OF_PAIRS)
     sent = decode(ScoreRequest, body, packed=is_packed(body))
-    names = ("queries", "documents") if sent.queries is not None or sent.documents is not None else ("text_1", "text_2")
-    first, second = (sent.queries, sent.documents) if names[0] == "queries" else (sent.text_1, sent.text_2)
+    begun = [form for form in _FORMS if any(getattr(sent, name) is not None for name in form)] or _FORMS[-1:]
+    names = next((form for form in begun if all(getattr(sent, name) is not None for name in form)), begun[0])
+    first, second = (getattr(sent, name) for name in names)
     if first is None or second is None:
         name = names[0] if first is None else names[1]
         raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
-    queries, documents = _parts(first, names[0]), _parts(second, names[1])
+    queries, documents = read_parts(first, names[0]), read_parts(second, names[1])
     if len(queries) == 1:
         queries = queries * len(documents)
     if len(queries) != len(documents):
@@ -210,8 +204,7 @@ def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) ->
     for index, (query, _) in enumerate(pairs):
         if isinstance(query, str) and not query:
             raise InvalidRequest("is empty.", param=names[0] if names[0] == "query" else f"{names[0]}[{index}]")
-    limit = sent.truncate_prompt_tokens
-    cuts = sent.truncate if sent.truncate is not None else limit is not None
+    truncate, limit = read_cut(sent, usual=False)
     return Request(
         pairs,
         ("scores",),
@@ -223,8 +216,8 @@ def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) ->
         token_pooling=read_token_pooling(sent.token_pooling),
         dimensions=sent.dimensions,
         explain=bool(sent.explain),
-        truncate=read_truncate(cuts),
-        max_tokens=None if limit == -1 else limit,
+        truncate=truncate,
+        max_tokens=limit,
         priority=sent.priority or 0,
     )
 
@@ -232,7 +225,8 @@ def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) ->
 def write_rerank(sent: RerankRequest, result: Result, model: ServedModel) -> bytes:
     """The answer, the best first."""
     results = rank(sent, result, documents=sent.return_documents is not False)
-    return to_json({"model": model.plan.served_name, "usage": _usage(result), "results": results})
+    name = new_id("rerank", sent.request_id)
+    return to_json({"id": name, "model": model.plan.served_name, "usage": _usage(result), "results": results})
 
 
 def rank(sent: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
@@ -243,9 +237,7 @@ def rank(sent: RerankRequest, result: Result, *, documents: bool) -> list[dict[s
         {"index": index, "relevance_score": score} for index, score in zip(order, scores_P[order], strict=True)
     ]
     for index, each in zip(order, results, strict=True) if documents else ():
-        document = sent.documents[index]
-        text = document if isinstance(document, str) else document.text
-        if text is not None:
+        if (text := text_of(sent.documents[index])) is not None:
             each["document"] = {"text": text}
     for each in results if sent.explain else ():
         each["explanation"] = _explained(result, each["index"])
@@ -258,7 +250,8 @@ def write_score(sent: ScoreRequest, result: Result, model: ServedModel) -> bytes
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
     for each in data if sent.explain else ():
         each["explanation"] = _explained(result, each["index"])
-    return to_json({"object": "list", "data": data, "model": model.plan.served_name, "usage": _usage(result)})
+    head = {"id": new_id("score", sent.request_id), "object": "list", "created": created()}
+    return to_json(head | {"data": data, "model": model.plan.served_name, "usage": _usage(result)})
 
 
 def write_rerank_error(error: WhimbrelError) -> bytes:
@@ -268,12 +261,17 @@ def write_rerank_error(error: WhimbrelError) -> bytes:
 
 def write_score_error(error: WhimbrelError) -> bytes:
     """An error that names a query or a document by its place."""
-    return render_error(_named(error, "queries", "documents"))
+    return render_error(named_of_score(error))
 
 
 def named_of_rerank(error: WhimbrelError) -> WhimbrelError:
-    """An error in the words of /v1/rerank."""
+    """An error in the words of /v1/rerank,"""
     return _named(error, "query", "documents")
+
+
+def named_of_score(error: WhimbrelError) -> WhimbrelError:
+    """and of /v1/score."""
+    return _named(error, "queries", "documents")
 
 
 _NAMES: Final = {"max_tokens": "truncate_prompt_tokens", "activate": "use_activation"}
@@ -305,44 +303,6 @@ def _explained(result: Result, index: int) -> dict[str, Any]:
 
 def _usage(result: Result) -> dict[str, int]:
     return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
-
-
-def _parts(given: Text | list[Text], name: str) -> list[str | Vectors]:
-    if not isinstance(given, list):
-        return [_part(given, name)]
-    return [_part(each, f"{name}[{index}]") for index, each in enumerate(given)]
-
-
-def _part(given: Text, param: str) -> str | Vectors:
-    """A text, or the vectors that stand for it. Raises InvalidRequest."""
-    if isinstance(given, str):
-        return given
-    sparse = given.ids is not None or given.weights is not None
-    if (given.text is not None) + (given.data is not None) + sparse != 1:
-        raise InvalidRequest("must have one of text, data (vectors), or ids and weights (a sparse vector).", param=param)
-    if given.text is not None:
-        return given.text
-    if given.data is not None:
-        return _array(given.data, given.dtype, given.shape, f"{param}.data")
-    if given.ids is None or given.weights is None:
-        raise InvalidRequest("a sparse vector has both ids and weights.", param=param)
-    return _array(given.ids, "int32", None, f"{param}.ids"), _array(given.weights, "float32", None, f"{param}.weights")
-
-
-def _array(data: bytes, dtype: str, shape: list[int] | None, param: str) -> NDArray[Any]:
-    kind = np.dtype("uint8" if dtype == "binary" else dtype).newbyteorder("<")
-    count, rest = divmod(len(data), kind.itemsize)
-    if rest:
-        raise InvalidRequest(f"{len(data):,} bytes are no whole numbers of {dtype}, {kind.itemsize} bytes each.", param=param)
-    array = np.frombuffer(data, kind)
-    if shape is None:
-        return array
-    sizes = [*shape[:-1], -(-shape[-1] // 8)] if dtype == "binary" and shape else shape
-    if not shape or prod(sizes) != count:
-        raise InvalidRequest(
-            f"{len(data):,} bytes are not the shape {shape}, which takes {prod(sizes) * kind.itemsize:,}.", param=param
-        )
-    return array.reshape(sizes)
 
 
 ROUTES: Final = (

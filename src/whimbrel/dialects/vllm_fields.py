@@ -1,0 +1,128 @@
+"""The fields that vLLM's routes add to those of others, and what becomes of each. Pure functions over bytes.
+
+A field that would change numbers and that is not honoured is refused by its name. Source: vLLM 0.33,
+entrypoints/pooling/base/protocol.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.embed_dtype import EmbedDtype, Endianness
+from whimbrel.dialects.fields import TextFields, text_request
+from whimbrel.dialects.read import decode, is_packed
+from whimbrel.errors import InvalidRequest
+from whimbrel.types import OutputName, Request, Truncate, read_truncate
+
+
+class VLLMTextFields(TextFields, frozen=True, kw_only=True):
+    """What its routes that encode texts take."""
+
+    embed_dtype: Annotated[
+        EmbedDtype | None, Meta(description="Of the binary formats: the type of numbers; `float32` by default (vLLM).")
+    ] = None
+    endianness: Annotated[
+        Endianness | None, Meta(description="Of the binary formats: the order of bytes; `native` (default) is little (vLLM).")
+    ] = None
+    use_activation: Annotated[
+        bool | None,
+        Meta(description="Of vectors the same as `normalize`, of scores whether the activation is applied (vLLM)."),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(description="Cut each text to so many tokens; -1: to the model's maximum."),
+    ] = None
+    truncation_side: Annotated[
+        Literal["right", "left"] | None, Meta(description="Which end of a text is cut, if it is (vLLM).")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, Meta(description="`false` is for token ids, which are taken as they are; texts have them (vLLM).")
+    ] = None
+    request_id: Annotated[str | None, Meta(description="What the answer's id ends with (vLLM).")] = None
+    user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
+
+
+_ABSENT: Final = msgspec.Raw()
+
+
+class _Unsupported(msgspec.Struct, frozen=True):
+    """Fields that are looked at only to be refused, and those that are there in place of `messages`."""
+
+    input: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = _ABSENT
+    messages: Any = None
+    padding: Any = None
+    late_chunking_params: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    max_tokens_per_query: Any = None
+    max_tokens_per_doc: Any = None
+
+
+_NO_TEMPLATES: Final = "a request brings no template here; that of the model is used, and `instruction` is put into it."
+_ONE_LIMIT: Final = "a text of a pair has no limit of its own; truncate_prompt_tokens cuts pairs, the longer text first."
+_REFUSED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
+    "padding": ((None, "do_not_pad"), "texts are not padded, which would change their numbers."),
+    "late_chunking_params": ((None,), "is not known here; late_chunking takes the parts of a text as inputs."),
+    "chat_template": ((None,), _NO_TEMPLATES),
+    "chat_template_kwargs": ((None, {}), _NO_TEMPLATES),
+    "max_tokens_per_query": ((None, 0), _ONE_LIMIT),
+    "max_tokens_per_doc": ((None, 0), _ONE_LIMIT),
+}
+"""Values that change nothing, and why others are refused."""
+OF_TEXTS: Final = ("padding", "late_chunking_params")
+OF_PAIRS: Final = ("padding", "chat_template", "chat_template_kwargs", "max_tokens_per_query", "max_tokens_per_doc")
+
+
+def refuse_unsupported(body: bytes, names: Sequence[str] = ()) -> None:
+    """Refuse chats, and those of the named fields that would change numbers and are not honoured. Raises InvalidRequest."""
+    if not any(name.encode() in body for name in (*names, "messages")):
+        return
+    found = decode(_Unsupported, body, packed=is_packed(body))
+    if found.messages is not None and found.input is _ABSENT and found.prompt is _ABSENT:
+        raise InvalidRequest("chats are not taken; send a text as the model takes it, as input or prompt.", param="messages")
+    for name in names:
+        accepted, why = _REFUSED[name]
+        if getattr(found, name) not in accepted:
+            raise InvalidRequest(why, param=name)
+
+
+class Cut(Protocol):
+    """What fields of truncation a body has."""
+
+    @property
+    def truncate(self) -> bool | Literal["right", "left", "never"] | None: ...
+    @property
+    def truncate_prompt_tokens(self) -> int | None: ...
+    @property
+    def truncation_side(self) -> Literal["right", "left"] | None: ...
+
+
+def read_cut(sent: Cut, *, usual: bool) -> tuple[Truncate | None, int | None]:
+    """(truncate, max_tokens) of a Request. `usual`: whether texts are cut where it does not say. Raises InvalidRequest."""
+    limit, side = sent.truncate_prompt_tokens, sent.truncation_side
+    cuts = sent.truncate if sent.truncate is not None else usual or limit is not None
+    truncate = read_truncate(cuts)
+    if truncate in ("right", "left") and side not in (None, truncate):
+        raise InvalidRequest(f"is {side!r}, and truncate is {truncate!r}; give one of them.", param="truncation_side")
+    return truncate or side, None if limit == -1 else limit
+
+
+def read_normalize(sent: VLLMTextFields) -> bool | None:
+    """Whether vectors are normalised, by either name. Raises InvalidRequest."""
+    if sent.normalize is not None and sent.use_activation not in (None, sent.normalize):
+        raise InvalidRequest("contradicts normalize, which is the same for vectors; give one of them.", param="use_activation")
+    return sent.use_activation if sent.normalize is None else sent.normalize
+
+
+def vllm_text_request(sent: VLLMTextFields, outputs: tuple[OutputName, ...], *, cuts: bool, **more: Any) -> Request:
+    """The Request of a body of texts. `cuts`: whether they are cut where it does not say. Raises InvalidRequest, TooLarge."""
+    truncate, limit = read_cut(sent, usual=cuts)
+    request = text_request(sent, outputs, truncate=truncate, max_tokens=limit, **more)
+    if sent.add_special_tokens is False and isinstance(request.texts[0], str):
+        raise InvalidRequest("a text gets its special tokens; send token ids to do without.", param="add_special_tokens")
+    return request
