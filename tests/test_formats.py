@@ -25,6 +25,7 @@ from whimbrel.dialects import native, openai
 from whimbrel.dialects.formats import ARROW, NPY, OCTETS, accepted
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app import create_app
+from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.server.served import Served
 from whimbrel.types import Outputs, Ragged, Request, Result, Sparse, Timings
 
@@ -187,6 +188,15 @@ def test_numbers_too_large_for_a_type() -> None:
     large = Result(Outputs(dense=DENSE * 1e6), 1, 0, Timings())
     with pytest.raises(InvalidRequest, match=r"dense has numbers up to .* float16 does not hold"):
         native.write_result(sent, large, FakeModel.named("m"))
+
+
+def test_the_page_shows_them() -> None:
+    document = openapi_document()
+    page = docs_page(document, base_url="http://localhost:8000")
+    assert page.count(f"<code>{ARROW}</code>") == 2
+    for path in ("/v1/embed", "/v1/embeddings"):
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        assert list(content) == ["application/json", OCTETS, NPY, ARROW]
 
 
 # Arrow

@@ -11,7 +11,7 @@ import msgspec
 from whimbrel.dialects.route import JSON, Answer, ServedModel
 from whimbrel.errors import InvalidRequest
 from whimbrel.types import Outputs, Ragged, Result, Sparse
-from whimbrel.wire import FLOATS, LARGE, ByteOrder, DType, Typed, join_blocks, json_pieces, npy_pieces, to_json, weigh
+from whimbrel.wire import FLOATS, LARGE, ByteOrder, DType, Typed, join_blocks, json_pieces, npy_pieces, to_json
 from whimbrel.wire.arrow import Column, arrow_pieces, lists, scalars, struct_of, vectors
 
 OCTETS: Final = "application/octet-stream"
@@ -23,10 +23,14 @@ _VECTORS: Final = ("dense", "multi_vector", "muvera")
 """Outputs that may travel in fewer bits than floats have."""
 
 
-def json_answer(value: object) -> bytes | Answer:
-    """JSON; what is large is printed piece by piece while it is sent, so that other requests have their turn."""
-    weight = weigh(value)
-    return Answer(json_pieces(value), held=4 * weight) if weight > LARGE else to_json(value)
+def json_answer(value: object, result: Result, *, as_text: bool = False) -> bytes | Answer:
+    """JSON of what a result has, as numbers or `as_text`: base64.
+
+    What is large is printed piece by piece while it is sent, so that others have their turn.
+    """
+    size = sum(array.nbytes for array in typed_outputs(result.outputs, "float32", "little").values())
+    is_large = size > LARGE * (32 if as_text else 4)
+    return Answer(json_pieces(value), held=size) if is_large else to_json(value)
 
 
 def usage(result: Result) -> dict[str, int]:
@@ -83,7 +87,8 @@ def arrow_answer(arrays: Mapping[str, Typed], result: Result, model: ServedModel
 
 def header(about: object) -> str:
     """JSON that a header may hold."""
-    return json.dumps(msgspec.to_builtins(about), separators=(",", ":"))
+    text = msgspec.json.encode(about)
+    return text.decode() if text.isascii() else json.dumps(msgspec.json.decode(text))
 
 
 def _only(arrays: Mapping[str, Typed], form: str) -> Typed:

@@ -175,7 +175,7 @@ def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> byte
             return arrow_answer(arrays, result, model)
         case _:
             as_text = sent.encoding_format == "base64"
-    return json_answer({
+    body = {
         "outputs": {
             name: _column(name, output, arrays, as_text)
             for name in Outputs.__slots__
@@ -183,7 +183,8 @@ def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> byte
         },
         "model": model.plan.served_name,
         "usage": usage(result),
-    })  # fmt: skip
+    }  # fmt: skip
+    return json_answer(body, result, as_text=as_text)
 
 
 def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[str, Typed], as_text: bool) -> Any:

@@ -163,12 +163,13 @@ def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) ->
             vectors: Any = base64_rows(Typed(result.dense, dtype, order, "dense"))
         case _:
             vectors = result.dense
-    return json_answer({
+    body = {
         "object": "list",
         "data": [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)],
         "model": model.plan.served_name,
         "usage": usage(result),
-    })  # fmt: skip
+    }  # fmt: skip
+    return json_answer(body, result, as_text=sent.encoding_format == "base64")
 
 
 def _bytes_answer(vectors_ND: Typed, result: Result, model: ServedModel) -> Answer:

@@ -23,7 +23,7 @@ from whimbrel.server.options import GuardOptions
 
 _log = logging.getLogger("whimbrel")
 
-_WHOLE: Final = 2**20
+_WHOLE: Final = 2**18
 """An answer up to this size goes out at once; of a larger one, no more than a piece is ahead of the client."""
 _PIECE: Final = 256 * 2**10
 _LAST_ANSWERS: Final = frozenset({408, 413})
@@ -200,13 +200,13 @@ class Outgoing:
             self._started, self._size = loop.time(), max(len(body), notes_of(self._scope).held)
             self._held.add(self._size)
         try:
-            for start in range(0, len(body) or 1, _PIECE):
-                more = more_follows or start + _PIECE < len(body)
-                latest = _latest(loop.time(), self._started, self._moved, limit.write_pause, limit.min_write_rate)
-                piece = bytes(body[start : start + _PIECE])
-                async with asyncio.timeout_at(latest):
+            async with asyncio.timeout_at(None) as clock:
+                for start in range(0, len(body) or 1, _PIECE):
+                    more = more_follows or start + _PIECE < len(body)
+                    clock.reschedule(_latest(loop.time(), self._started, self._moved, limit.write_pause, limit.min_write_rate))
+                    piece = bytes(body[start : start + _PIECE])
                     await self._send({"type": "http.response.body", "body": piece, "more_body": more})
-                self._moved += len(piece)
+                    self._moved += len(piece)
         except TimeoutError:
             _log.info("cut off a client that took its answer too slowly")
             if client := self._scope.get("client"):

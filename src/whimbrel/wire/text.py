@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final, cast
 
 import numpy as np
@@ -17,10 +16,10 @@ from whimbrel.wire.typed import Typed
 
 _WIRE_FLOAT: Final = np.dtype("<f4")
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS
-_PIECE: Final = 2**15
-"""Numbers that are printed without a pause, which takes less than a millisecond."""
-LARGE: Final = 2 * _PIECE
-"""What weighs more should be printed in pieces, so that others have their turn meanwhile."""
+LARGE: Final = 60 * 2**10
+"""Numbers, or eight times as many of base64: an answer of more is printed in pieces, so that others have their turn."""
+_PIECE: Final = 20 * 2**10
+"""Numbers that are printed without a pause: about half a millisecond, and less than 256 KiB."""
 _LEAST: Final = 2**16
 """Bytes of a piece, but for the last."""
 
@@ -38,11 +37,6 @@ def to_json(value: object) -> bytes:
     The caller has made sure that arrays are finite: JSON knows no NaN, and orjson would write null.
     """
     return orjson.dumps(value, default=_default, option=_OPTIONS)
-
-
-def weigh(value: object) -> int:
-    """About how many numbers are printed of `value`; of strings and base64, how many take as long."""
-    return sum(_weights(value))
 
 
 def json_pieces(value: object) -> Iterator[bytes]:
@@ -70,7 +64,7 @@ def to_base64(vectors_ND: Float32Array | Typed) -> list[str]:
 
 def base64_rows(vectors_ND: Typed) -> list[str] | list[Base64]:
     """Each row's bytes as base64, or what stands for it in JSON if that would take long."""
-    if vectors_ND.array.size <= _PIECE << 3:
+    if vectors_ND.array.size <= _PIECE << 4:
         return to_base64(vectors_ND)
     return [Base64(vectors_ND[row : row + 1]) for row in range(len(vectors_ND))]
 
@@ -91,18 +85,18 @@ def _default(value: object) -> object:
     if isinstance(value, Typed):
         return value.numbers()
     if isinstance(value, np.ndarray):  # not contiguous, or of another byte order
-        array = cast(NDArray[Any], value)
+        array = cast("NDArray[Any]", value)
         return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _print(value: object) -> Iterator[bytes | memoryview]:
-    if isinstance(value, dict) and _exceeds(cast(object, value), _PIECE):
-        for number, (name, each) in enumerate(cast(dict[str, object], value).items()):
+    if isinstance(value, dict) and _weigh(value) > _PIECE:
+        for number, (name, each) in enumerate(cast("dict[str, object]", value).items()):
             yield (b",%b:" if number else b"{%b:") % to_json(name)
             yield from _print(each)
         yield b"}"
-    elif isinstance(value, list | np.ndarray | Typed) and _exceeds(cast(object, value), _PIECE):
+    elif isinstance(value, list | np.ndarray | Typed) and _weigh(value) > _PIECE:
         for number, group in enumerate(_groups(cast(Any, value))):
             yield b"," if number else b"["
             if isinstance(group, list) and len(group) == 1:
@@ -117,12 +111,12 @@ def _print(value: object) -> Iterator[bytes | memoryview]:
 def _groups(value: list[object] | NDArray[Any] | Typed) -> Iterator[list[object] | NDArray[Any] | Typed]:
     """Consecutive items of about `_PIECE` numbers together; a single one may have more."""
     if not isinstance(value, list):
-        step = max(1, _PIECE * len(value) // _count(value))
+        step = max(1, _PIECE * len(value) // _weigh(value))
         yield from (value[start : start + step] for start in range(0, len(value), step))
         return
     start = weight = 0
     for index, item in enumerate(value):
-        item_weight = sum(_weights(item))
+        item_weight = _weigh(item)
         if weight + item_weight > _PIECE and index > start:
             yield value[start:index]
             start, weight = index, 0
@@ -130,31 +124,17 @@ def _groups(value: list[object] | NDArray[Any] | Typed) -> Iterator[list[object]
     yield value[start:]
 
 
-def _exceeds(value: object, limit: int) -> bool:
-    """Whether `value` has more numbers, found without looking further."""
-    weight = 0
-    for each in _weights(value):
-        weight += each
-        if weight > limit:
-            return True
-    return False
-
-
-def _weights(value: object) -> Iterable[int]:
-    """How long parts of `value` take to be printed, in numbers."""
-    kind = type(value)
+def _weigh(value: Any) -> int:
+    """How many numbers take as long to be printed as `value`, about."""
+    kind = cast(object, type(value))
     if kind is dict:
-        return chain.from_iterable(map(_weights, cast(dict[str, object], value).values()))
+        return sum(map(_weigh, value.values()))
     if kind is list:
-        return chain.from_iterable(map(_weights, cast(list[object], value)))
-    return (_count(value),)
-
-
-def _count(value: object) -> int:
-    if isinstance(value, np.ndarray):
-        return cast(NDArray[Any], value).size
-    if isinstance(value, Typed):
-        return value.array.size
-    if isinstance(value, Base64):
+        return sum(map(_weigh, value))
+    if kind is np.ndarray:
+        return value.size
+    if kind is str:
+        return 1 + (len(value) >> 6)
+    if kind is Base64:
         return 20 + (value.array.array.size >> 3)
-    return 1 + (len(value) >> 6) if isinstance(value, str) else 1
+    return value.array.size if kind is Typed else 1
