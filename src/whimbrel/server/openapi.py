@@ -71,7 +71,7 @@ def _post(ways: Ways) -> JSON:
     examples = {route.summary: {"value": msgspec.json.decode(route.example)} for route in routes}
     body[JSON_TYPE]["examples"] = examples
     errors = {status: {"description": text, "content": _content([openai.ErrorResponse])} for status, text in _ERRORS.items()}
-    answer = {"description": "The answer.", "content": _content([route.response_type for route in routes])}
+    answer: JSON = {"description": "The answer.", "content": _content([route.response_type for route in routes])}
     answer["content"] |= {kind: {} for route in routes for kind in route.accepts}
     return {
         "summary": " Or: ".join(route.summary for route in routes),
