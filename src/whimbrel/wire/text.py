@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, cast
 
 import numpy as np
@@ -87,6 +87,8 @@ def _default(value: object) -> object:
     if isinstance(value, np.ndarray):  # not contiguous, or of another byte order
         array = cast("NDArray[Any]", value)
         return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
