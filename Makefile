@@ -41,7 +41,7 @@ soak: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/server.py
-	$(BIN)/python benchmarks/response.py
+	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/boundary.py
 	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/kills.py

@@ -169,9 +169,9 @@ class Client:
         connection = await Connection.open(self._port, receive_buffer=2**15)
         try:
             connection.writer.write(request_of(self._body(chosen, encoding_format="float")))
-            status, headers = await connection.head()
+            status, _ = await connection.head()
             if status == 200:
-                await connection.reader.readexactly(int(headers["content-length"]) // 2)
+                await connection.reader.readexactly(2**19)
         finally:
             await connection.close(reset=True)
 
@@ -182,11 +182,7 @@ class Client:
         try:
             connection.writer.write(request_of(self._body(chosen, encoding_format="float")))
             status, headers = await connection.head()
-            body = bytearray()
-            while len(body) < int(headers["content-length"]) and (piece := await connection.reader.read(2**15)):
-                body += piece
-                await asyncio.sleep(0.02)
-            self._check(Answer(status, headers, bytes(body)), chosen)
+            self._check(Answer(status, headers, await connection.body(headers, pause=0.02)), chosen)
         finally:
             await connection.close()
 

@@ -203,7 +203,26 @@ class Connection:
         self.writer.write(request)
         await self.writer.drain()
         status, headers = await self.head()
-        return Answer(status, headers, await self.reader.readexactly(int(headers.get("content-length", 0))))
+        return Answer(status, headers, await self.body(headers))
+
+    async def body(self, headers: Mapping[str, str], *, pause: float = 0.0) -> bytes:
+        """The body of an answer with these headers, whole or in chunks; with a pause after every 32 KiB."""
+        if headers.get("transfer-encoding") != "chunked":
+            return await self._take(int(headers.get("content-length", 0)), pause)
+        chunks: list[bytes] = []
+        while size := int(await self.reader.readuntil(b"\r\n"), 16):
+            chunks.append((await self._take(size + 2, pause))[:size])
+        await self.reader.readexactly(2)
+        return b"".join(chunks)
+
+    async def _take(self, size: int, pause: float) -> bytes:
+        if not pause:
+            return await self.reader.readexactly(size)
+        taken = bytearray()
+        while len(taken) < size:
+            taken += await self.reader.readexactly(min(2**15, size - len(taken)))
+            await asyncio.sleep(pause)
+        return bytes(taken)
 
     async def head(self) -> tuple[int, dict[str, str]]:
         """The first line and the headers of an answer."""

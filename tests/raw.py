@@ -71,11 +71,9 @@ class Connection:
         lines = self._until(b"\r\n\r\n").decode("latin-1").split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
         status = int(lines[0].split()[1])
-        size = 0 if to_head or status < 200 else int(headers.get("content-length", 0))
-        while len(self._read) < size:
-            self._more()
-        body, self._read = self._read[:size], self._read[size:]
-        return Answer(status, headers, body)
+        if headers.get("transfer-encoding") == "chunked" and not to_head:
+            return Answer(status, headers, b"".join(iter(self._chunk, b"")))
+        return Answer(status, headers, self._take(0 if to_head or status < 200 else int(headers.get("content-length", 0))))
 
     def is_closed(self) -> bool:
         """Wait for the end of the connection; False if something else comes, or nothing within the timeout."""
@@ -94,6 +92,18 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _chunk(self) -> bytes:
+        """The next chunk of a body; the last is empty."""
+        chunk = self._take(int(self._until(b"\r\n"), 16))
+        self._until(b"\r\n")
+        return chunk
+
+    def _take(self, size: int) -> bytes:
+        while len(self._read) < size:
+            self._more()
+        taken, self._read = self._read[:size], self._read[size:]
+        return taken
 
     def _until(self, end: bytes) -> bytes:
         while end not in self._read:

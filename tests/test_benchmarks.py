@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
     [
         ("outputs.py", "three outputs: one pass, three passes"),
         ("maxsim.py", "POST /v1/score"),
+        ("wire.py", "256 texts: Whimbrel, raw"),
     ],
 )
 def test_it_runs(script: str, row: str) -> None:

@@ -303,7 +303,7 @@ def test_a_large_answer_goes_out_in_pieces(rows: int, whole: bool) -> None:
     told = asyncio.run(call(create_app(Served(FakeEmbedder())), "POST", PATH, body=body, headers=JSON))
     assert told.status == 200
     assert (len(told.pieces) == 1) == whole
-    assert int(told.headers["content-length"]) == len(told.body)
+    assert told.headers.get("content-length") == (str(len(told.body)) if whole else None)  # it is printed while it is sent
     assert whole or max(map(len, told.pieces)) <= MIB // 4
     rows_sent = msgspec.json.decode(told.body)["data"]
     assert np.array(rows_sent[-1]["embedding"]).shape == (1024,)

@@ -75,7 +75,7 @@ def test_one_output_may_be_a_string() -> None:
         ({"input": "a", "outputs": ["dence"]}, "outputs[0]"), ({"input": "a", "outputs": 3}, "outputs"),
         ({"input": "a", "input_type": "passage"}, "input_type"), ({"input": "a", "dimension": 3}, None),
         ({"input": "a", "prompt": "a ", "prompt_name": "b"}, "prompt"), ({"input": "a", "max_tokens": 0}, "max_tokens"),
-        ({"input": "a", "truncate": "middle"}, "truncate"), ({"input": "a", "encoding_format": "bytes"}, "encoding_format"),
+        ({"input": "a", "truncate": "middle"}, "truncate"), ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None:

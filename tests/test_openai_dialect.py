@@ -140,7 +140,7 @@ def test_the_answer() -> None:
 def test_floats_are_printed_from_the_array_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """No list of floats is made: what goes to the encoder are views of the result."""
     seen: list[Any] = []
-    monkeypatch.setattr(openai, "to_json", lambda value: seen.append(value) or b"")
+    monkeypatch.setattr(openai, "json_answer", lambda value, *_, **__: seen.append(value) or b"")
     vectors = np.ones((128, 768), np.float32)
     openai.write_result(openai.EmbeddingsRequest(input="a"), result(vectors), FakeModel.named("m"))
     rows = [row["embedding"] for row in seen[0]["data"]]

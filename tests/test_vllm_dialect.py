@@ -26,7 +26,7 @@ from classifiers import write_classifier
 from fake import FakeEmbedder, FakeModel, call
 from late_models import write_stanford
 from serving import Server
-from test_embed_dtype import TORCH
+from test_wire_types import TORCH
 from whimbrel import AsyncEngine, Engine, __version__
 from whimbrel.dialects import openai, rerank, vllm, vllm_tokens
 from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge

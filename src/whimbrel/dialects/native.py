@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-import numpy as np
-import pybase64
 from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.dialects.fields import TextFields, text_request
+from whimbrel.dialects.formats import (
+    ARROW,
+    NPY,
+    OCTETS,
+    arrow_answer,
+    bare_answer,
+    bytes_answer,
+    json_answer,
+    npy_answer,
+    typed_outputs,
+    usage,
+)
 from whimbrel.dialects.inputs import refuse_many
-from whimbrel.dialects.openai import Usage, render_error
+from whimbrel.dialects.openai import EncodingFormat, Usage, render_error
 from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.late_options import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
-from whimbrel.types import InputType, OutputName, Outputs, Ragged, Request, Result, Sparse
-from whimbrel.wire import to_json
+from whimbrel.types import Float32Array, InputType, Int64Array, OutputName, Outputs, Ragged, Request, Result, Sparse
+from whimbrel.wire import Base64, ByteOrder, Typed, base64_rows
+
+EmbedType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"]
 
 
 class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,9 +53,22 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = None
     encoding_format: Annotated[
-        Literal["float", "base64"] | None,
-        Meta(description="`float` (default): JSON numbers. `base64`: the bytes of arrays, little-endian float32 (ids: int32)."),
+        EncodingFormat | None,
+        Meta(
+            description="`float` (default): JSON numbers. `base64`: JSON with the bytes of arrays (ids: int32). `bytes`: all "
+            "arrays one after another, and a header `metadata` that says in JSON what is where. `bytes_only`: one array "
+            "without the header. `npy`: one array as a file for numpy. `arrow`: a stream for Arrow, a column for each output. "
+            "By default what `Accept` asks for."
+        ),
     ] = None
+    embed_dtype: Annotated[
+        EmbedType | None,
+        Meta(
+            description="How numbers travel, float32 by default. Vectors also as `int8` (127ths of the largest entry), `uint8` "
+            "(that + 128), `ubinary` (packed bits: greater than 0) or `binary` (that - 128); others are then float32."
+        ),
+    ] = None
+    endianness: Annotated[ByteOrder | None, Meta(description="Of bytes, also in base64: `little` by default.")] = None
     input_type: Annotated[
         InputType | None,
         Meta(description="Whether the texts are queries or documents, for models that treat them differently."),
@@ -74,14 +102,14 @@ class Entries(msgspec.Struct):
     """Entries of the vocabulary and their weights, by ascending id."""
 
     ids: Annotated[list[int] | str, Meta(description="JSON numbers, or base64 of little-endian int32.")]
-    weights: Annotated[list[float] | str, Meta(description="JSON numbers, or base64 of little-endian float32.")]
+    weights: Annotated[list[float] | str, Meta(description="JSON numbers, or base64.")]
 
 
 class Matrix(msgspec.Struct):
     """Rows of equal width as bytes."""
 
     shape: Annotated[list[int], Meta(min_length=2, max_length=2)]
-    data: Annotated[str, Meta(description="base64 of little-endian float32, row by row.")]
+    data: Annotated[str, Meta(description="base64 of the rows, one after another.")]
 
 
 class EmbedOutputs(msgspec.Struct):
@@ -110,10 +138,15 @@ class EmbedResponse(msgspec.Struct):
     usage: Usage
 
 
-def read_request(body: bytes) -> tuple[EmbedRequest, Request]:
-    """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
+def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[EmbedRequest, Request]:
+    """The body as it was sent, but for the format that it does not say, and the Request it stands for.
+
+    Raises InvalidRequest or TooLarge.
+    """
     refuse_many(body)
     sent = decode(EmbedRequest, body)
+    if sent.encoding_format is None:
+        sent = msgspec.structs.replace(sent, encoding_format=default)
     outputs = (sent.outputs,) if isinstance(sent.outputs, str) else tuple(sent.outputs or ())
     return sent, text_request(
         sent,
@@ -128,31 +161,53 @@ def read_request(body: bytes) -> tuple[EmbedRequest, Request]:
     )
 
 
-def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> bytes:
-    """The answer; numbers are printed from the arrays' memory."""
-    as_text = sent.encoding_format == "base64"
-    outputs = {name: _column(getattr(result.outputs, name), as_text) for name in Outputs.__slots__}
-    return to_json({
-        "outputs": {name: column for name, column in outputs.items() if column is not None},
+def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> bytes | Answer:
+    """The answer, made of the arrays' memory."""
+    arrays = typed_outputs(result.outputs, sent.embed_dtype or "float32", sent.endianness or "little")
+    match sent.encoding_format:
+        case "bytes":
+            return bytes_answer(arrays, result, model)
+        case "bytes_only":
+            return bare_answer(arrays)
+        case "npy":
+            return npy_answer(arrays)
+        case "arrow":
+            return arrow_answer(arrays, result, model)
+        case _:
+            as_text = sent.encoding_format == "base64"
+    body = {
+        "outputs": {
+            name: _column(name, output, arrays, as_text)
+            for name in Outputs.__slots__
+            if (output := getattr(result.outputs, name)) is not None
+        },
         "model": model.plan.served_name,
-        "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
-    })  # fmt: skip
+        "usage": usage(result),
+    }  # fmt: skip
+    return json_answer(body, result, as_text=as_text)
 
 
-def _column(output: NDArray[np.float32] | Sparse | Ragged | None, as_text: bool) -> Any:
+def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[str, Typed], as_text: bool) -> Any:
     """One output, an item for each input."""
-    if output is None:
-        return None
     if isinstance(output, Sparse):
-        return [{"ids": _array(ids, as_text), "weights": _array(weights, as_text)} for ids, weights in output]
+        ids, weights = (_texts(arrays[f"{name}.{part}"], output.offsets_N1, as_text) for part in ("ids", "weights"))
+        return [{"ids": each, "weights": weight} for each, weight in zip(ids, weights, strict=True)]
     if isinstance(output, Ragged):
-        return [{"shape": rows.shape, "data": _array(rows, True)} if as_text else _array(rows, False) for rows in output]
-    return [_array(row, as_text) for row in output] if as_text else output
+        texts = _texts(arrays[f"{name}.rows"], output.offsets_N1, as_text)
+        return [{"shape": each.array.shape, "data": each} for each in texts] if as_text else texts
+    return base64_rows(arrays[name]) if as_text else _numbers(arrays[name])
 
 
-def _array(array: NDArray[Any], as_text: bool) -> Any:
-    contiguous = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return pybase64.b64encode_as_string(contiguous.data) if as_text else contiguous
+def _texts(array: Typed, offsets_N1: Int64Array, as_text: bool) -> list[Any]:
+    """What stands in JSON for each text's part of an array."""
+    places: list[int] = offsets_N1.tolist()
+    parts = [array[start:end] for start, end in pairwise(places)]
+    return [Base64(each) for each in parts] if as_text else [_numbers(each) for each in parts]
+
+
+def _numbers(array: Typed) -> Typed | NDArray[Any]:
+    """An array that JSON prints as it is, if no type is asked for that is yet to be made of it."""
+    return array.array if array.dtype in ("float32", "int32") else array
 
 
 ROUTES: Final = (
@@ -165,5 +220,10 @@ ROUTES: Final = (
         request_type=EmbedRequest,
         response_type=EmbedResponse,
         example='{"input": ["A whimbrel is a wader."], "encoding_format": "base64"}',
+        accepts={
+            OCTETS: partial(read_request, default="bytes"),
+            NPY: partial(read_request, default="npy"),
+            ARROW: partial(read_request, default="arrow"),
+        },
     ),
 )

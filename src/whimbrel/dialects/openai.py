@@ -7,21 +7,38 @@ not known are ignored, as other servers do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.embed_dtype import as_base64
 from whimbrel.dialects.fields import read_input_type
+from whimbrel.dialects.formats import (
+    ARROW,
+    METADATA,
+    NPY,
+    OCTETS,
+    arrow_answer,
+    bare_answer,
+    header,
+    json_answer,
+    npy_answer,
+    usage,
+)
 from whimbrel.dialects.inputs import TextObject, refuse_many
 from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.stamp import created, new_id
 from whimbrel.dialects.vllm_fields import OF_TEXTS, VLLMTextFields, read_normalize, refuse_unsupported, vllm_text_request
-from whimbrel.errors import WhimbrelError
+from whimbrel.errors import TooLarge, WhimbrelError
 from whimbrel.types import Request, Result
-from whimbrel.wire import to_json
+from whimbrel.wire import Typed, base64_rows
+
+_MAX_BLOCKS: Final = 512
+"""Of about 100 bytes each, in a header: clients read headers of less than 64 KiB."""
+
+EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only", "npy", "arrow"]
 
 
 class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
@@ -39,9 +56,11 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
         Meta(description="Whether texts are queries or documents, for models that treat them differently (Voyage, NIM)."),
     ] = None
     encoding_format: Annotated[
-        Literal["float", "base64"] | None,
+        EncodingFormat | None,
         Meta(
-            description="`float` (default): JSON numbers. `base64`: bytes, of little-endian float32 unless `embed_dtype` says."
+            description="`float` (default): JSON numbers. `base64`: JSON with each vector's bytes. `bytes`: the bytes of all "
+            "vectors, and a header `metadata` that says in JSON where each begins and ends. `bytes_only`: the same without "
+            "the header. `npy`, `arrow`: a file for numpy, a stream for Arrow. By default what `Accept` asks for."
         ),
     ] = None
 
@@ -104,26 +123,76 @@ class ErrorResponse(msgspec.Struct):
     error: ErrorDetail
 
 
-def read_request(body: bytes) -> tuple[EmbeddingsRequest, Request]:
-    """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
+def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[EmbeddingsRequest, Request]:
+    """The body as it was sent, but for the format that it does not say, and the Request it stands for.
+
+    Raises InvalidRequest or TooLarge.
+    """
     refuse_many(body)
     refuse_unsupported(body, OF_TEXTS)
     sent = decode(EmbeddingsRequest, body)
+    if sent.encoding_format is None:
+        sent = msgspec.structs.replace(sent, encoding_format=default)
     more = {"normalize": read_normalize(sent), "input_type": read_input_type(sent.input_type)}
-    return sent, vllm_text_request(sent, ("dense",), cuts=True, **more)
+    request = vllm_text_request(sent, ("dense",), cuts=True, **more)
+    if sent.encoding_format == "bytes" and len(request.texts) > _MAX_BLOCKS:
+        raise TooLarge(
+            f"{len(request.texts):,} inputs; the limit with encoding_format bytes is {_MAX_BLOCKS}, for a header says "
+            "where each vector lies. Ask for bytes_only, or split the request.",
+            param="input",
+        )
+    return sent, request
 
 
-def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes:
-    """The answer; its floats are printed from the array's memory."""
-    vectors: Any = as_base64(result.dense, sent) if sent.encoding_format == "base64" else result.dense
-    return to_json({
+def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Answer:
+    """The answer, made of the array's memory."""
+    dtype, order = sent.embed_dtype or "float32", sent.endianness or "native"
+    match sent.encoding_format:
+        case "bytes":
+            return _bytes_answer(sent, Typed(result.dense, dtype, order, "dense"), result, model)
+        case "bytes_only":
+            return bare_answer({"dense": Typed(result.dense, dtype, order, "dense")})
+        case "npy":
+            return npy_answer({"dense": Typed(result.dense, dtype, order, "dense")})
+        case "arrow":
+            return arrow_answer({"dense": Typed(result.dense, dtype, order, "dense")}, result, model)
+        case "base64":
+            vectors: Any = base64_rows(Typed(result.dense, dtype, order, "dense"))
+        case _:
+            vectors = result.dense
+    body = {
         "id": new_id("embd", sent.request_id),
         "object": "list",
         "created": created(),
         "data": [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)],
         "model": model.plan.served_name,
-        "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
-    })  # fmt: skip
+        "usage": usage(result),
+    }  # fmt: skip
+    return json_answer(body, result, as_text=sent.encoding_format == "base64")
+
+
+def _bytes_answer(sent: EmbeddingsRequest, vectors_ND: Typed, result: Result, model: ServedModel) -> Answer:
+    """vLLM's: its header has an entry for each vector."""
+    count, width = vectors_ND.shape
+    size = width * vectors_ND.stored.itemsize
+    about = {
+        "id": new_id("embd", sent.request_id),
+        "created": created(),
+        "model": model.plan.served_name,
+        "data": [
+            {
+                "index": index,
+                "embed_dtype": vectors_ND.dtype,
+                "endianness": "big" if vectors_ND.is_big else "little",
+                "start": index * size,
+                "end": (index + 1) * size,
+                "shape": [width],
+            }
+            for index in range(count)
+        ],
+        "usage": usage(result),
+    }
+    return Answer(vectors_ND.pieces(), OCTETS, {METADATA: header(about)}, vectors_ND.nbytes)
 
 
 def write_models(models: Sequence[Model]) -> bytes:
@@ -159,5 +228,10 @@ ROUTES: Final = (
         request_type=EmbeddingsRequest,
         response_type=EmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
+        accepts={
+            OCTETS: partial(read_request, default="bytes"),
+            NPY: partial(read_request, default="npy"),
+            ARROW: partial(read_request, default="arrow"),
+        },
     ),
 )

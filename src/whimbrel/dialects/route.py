@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
@@ -29,16 +29,23 @@ class ServedModel(Protocol):
 
 
 Asked: TypeAlias = Request | Tokenize | Decode
+Read: TypeAlias = "Callable[[bytes], tuple[Any, Asked | Callable[[ServedModel], Asked] | None]]"
+"""body -> (sent, request), or what makes a request of it once the model is known; both raise InvalidRequest. None: the
+model has nothing to do, and the result is None too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """What goes back."""
 
-    pieces: Sequence[bytes | memoryview]
-    """Sent one after another, none of them copied."""
+    pieces: Iterable[bytes | memoryview]
+    """Sent one after another. Making one may take a millisecond; others have their turn before the next is made."""
     media_type: str = JSON
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    size: int | None = None
+    """Bytes of all pieces, if that is known before they are made."""
+    held: int = 0
+    """About how many bytes are in memory until the last piece is made, where `size` is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +57,7 @@ class Route:
 
     path: str
     summary: str
-    read_request: Callable[[bytes], tuple[Any, Asked | Callable[[ServedModel], Asked] | None]]
-    """body -> (sent, request), or what makes a request of it once the model is known; both raise InvalidRequest. None: the
-    model has nothing to do, and the result is None too."""
+    read_request: Read
     write_result: Callable[[Any, Any, ServedModel], bytes | Answer]
     """(sent, result, model) -> body. The result is a Result, or of Tokenize and Decode what they say."""
     write_error: Callable[[WhimbrelError], bytes]
@@ -64,6 +69,8 @@ class Route:
     marks: frozenset[str] = frozenset()
     """Of several routes of one path the first is taken of whose fields the body has one; that without any is the last, and
     takes what is left."""
+    accepts: Mapping[str, Read] = field(default_factory=dict[str, Read])
+    """What a client may accept in place of JSON, and how a body that does not say another format is read then."""
     status: Callable[[WhimbrelError], int] = lambda error: error.status
     """The status of an error."""
 

@@ -6,9 +6,9 @@ cutting is asked for, and fields that are not known are ignored.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from whimbrel import __version__
 from whimbrel.dialects import rerank, vllm_tokens
-from whimbrel.dialects.embed_dtype import as_base64, as_bytes
+from whimbrel.dialects.formats import METADATA, OCTETS, header, json_answer, usage
 from whimbrel.dialects.inputs import refuse_many
 from whimbrel.dialects.openai import Usage
 from whimbrel.dialects.read import decode
@@ -26,7 +26,7 @@ from whimbrel.dialects.vllm_errors import render_error, status
 from whimbrel.dialects.vllm_fields import OF_TEXTS, VLLMTextFields, read_normalize, refuse_unsupported, vllm_text_request
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types import Float32Array, InputType, OutputName, Ragged, Request, Result
-from whimbrel.wire import to_json
+from whimbrel.wire import Base64, Typed, base64_rows, to_json
 
 Input = Annotated[
     str | list[str | int | list[int]],
@@ -151,29 +151,46 @@ def write_pooling(sent: PoolingRequest, result: Result, model: ServedModel) -> b
     output = next(each for each in (found.dense, found.scores, found.multi_vector, found.token_scores) if each is not None)
     head = _head("pooling", sent, model)
     if sent.encoding_format in ("bytes", "bytes_only"):
-        return _write_bytes(sent, output, head | {"usage": _usage(result)})
-    columns = as_base64(output, sent) if sent.encoding_format == "base64" else output
+        return _write_bytes(sent, output, head | {"usage": usage(result)})
+    columns = _as_base64(sent, output) if sent.encoding_format == "base64" else output
     data: list[dict[str, Any]] = [{"index": i, "object": "pooling", "data": columns[i]} for i in range(len(columns))]
-    return to_json(head | {"object": "list", "data": data, "usage": _usage(result)})
+    body = head | {"object": "list", "data": data, "usage": usage(result)}
+    return json_answer(body, result, as_text=sent.encoding_format == "base64")
 
 
-def _write_bytes(sent: PoolingRequest, output: Float32Array | Ragged, metadata: dict[str, Any]) -> Answer:
-    content, shapes, ends = as_bytes(output, sent)
-    numbers = {"embed_dtype": sent.embed_dtype or "float32", "endianness": sent.endianness or "native"}
-    metadata["data"] = [
-        {"index": index, **numbers, "start": start, "end": end, "shape": shape}
-        for index, (start, end, shape) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), shapes, strict=True))
+def _as_base64(sent: PoolingRequest, output: Float32Array | Ragged) -> Sequence[Any]:
+    """The bytes of each text's numbers. Raises InvalidRequest where the type cannot hold them."""
+    if not isinstance(output, Ragged):
+        return base64_rows(_typed(sent, output))
+    rows, places = _typed(sent, output.rows_XD), output.offsets_N1.tolist()
+    return [Base64(rows[start:end]) for start, end in pairwise(places)]
+
+
+def _typed(sent: PoolingRequest, rows_XD: Float32Array) -> Typed:
+    return Typed(rows_XD, sent.embed_dtype or "float32", sent.endianness or "native", "the answer")
+
+
+def _write_bytes(sent: PoolingRequest, output: Float32Array | Ragged, about: dict[str, Any]) -> Answer:
+    rows = _typed(sent, output.rows_XD if isinstance(output, Ragged) else output)
+    width = rows.shape[1]
+    places: list[int] = output.offsets_N1.tolist() if isinstance(output, Ragged) else list(range(len(output) + 1))
+    size = width * rows.stored.itemsize
+    numbers = {"embed_dtype": rows.dtype, "endianness": "big" if rows.is_big else "little"}
+    about["data"] = [
+        {"index": index, **numbers, "start": start * size, "end": end * size}
+        | {"shape": [end - start, width] if isinstance(output, Ragged) else [width]}
+        for index, (start, end) in enumerate(pairwise(places))
     ]
     headers: dict[str, str] = {}
     if sent.encoding_format == "bytes":
-        headers["metadata"] = json.dumps(metadata, separators=(",", ":"))
-        if (size := len(headers["metadata"])) > _MAX_HEADER:
+        headers[METADATA] = header(about)
+        if (length := len(headers[METADATA])) > _MAX_HEADER:
             raise InvalidRequest(
-                f"the header metadata would have {size:,} bytes; clients read {_MAX_HEADER:,}. Ask for bytes_only, or send "
+                f"the header metadata would have {length:,} bytes; clients read {_MAX_HEADER:,}. Ask for bytes_only, or send "
                 "fewer texts at once.",
                 param="encoding_format",
             )
-    return Answer([content], "application/octet-stream", headers)
+    return Answer(rows.pieces(), OCTETS, headers, rows.nbytes)
 
 
 def read_classify(body: bytes) -> tuple[VLLMClassifyRequest, Request]:
@@ -198,15 +215,11 @@ def write_classify(sent: VLLMClassifyRequest, result: Result, model: ServedModel
         for index, best in enumerate(scores_NC.argmax(axis=1).tolist())
     ]
     head = _head("classify", sent, model)
-    return to_json(head | {"object": "list", "data": data, "usage": _usage(result)})
+    return to_json(head | {"object": "list", "data": data, "usage": usage(result)})
 
 
 def _head(prefix: str, sent: VLLMTextFields, model: ServedModel) -> dict[str, Any]:
     return {"id": new_id(prefix, sent.request_id), "created": created(), "model": model.plan.served_name}
-
-
-def _usage(result: Result) -> dict[str, int]:
-    return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
 
 
 def write_version(models: Sequence[ServedModel]) -> bytes:

@@ -12,21 +12,22 @@ from typing import Annotated, Any, Final, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.embed_dtype import EmbedDtype, Endianness
 from whimbrel.dialects.fields import TextFields, text_request
 from whimbrel.dialects.read import decode, is_packed
 from whimbrel.errors import InvalidRequest
 from whimbrel.types import OutputName, Request, Truncate, read_truncate
+from whimbrel.wire import ByteOrder, FloatType
 
 
 class VLLMTextFields(TextFields, frozen=True, kw_only=True):
     """What its routes that encode texts take."""
 
     embed_dtype: Annotated[
-        EmbedDtype | None, Meta(description="Of the binary formats: the type of numbers; `float32` by default (vLLM).")
+        FloatType | None, Meta(description="Of the binary formats: the type of numbers; `float32` by default (vLLM).")
     ] = None
     endianness: Annotated[
-        Endianness | None, Meta(description="Of the binary formats: the order of bytes; `native` (default) is little (vLLM).")
+        ByteOrder | None,
+        Meta(description="Of the binary formats: the order of bytes; `native` (default) is the machine's (vLLM)."),
     ] = None
     use_activation: Annotated[
         bool | None,

@@ -23,7 +23,8 @@ from starlette.routing import Route as HTTPRoute
 
 from whimbrel import __version__
 from whimbrel.dialects import JSON, PAGES, Answer, Page, Route, openai, tei
-from whimbrel.dialects.route import Asked
+from whimbrel.dialects.formats import accepted
+from whimbrel.dialects.route import Asked, Read
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, Unavailable, WhimbrelError
 from whimbrel.metrics import Metrics
 from whimbrel.server.guards import guards as guards_of
@@ -31,7 +32,7 @@ from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of, shown
 from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.server.options import DEFAULTS, GuardOptions
 from whimbrel.server.served import InFlight, Served
-from whimbrel.server.transfer import read_body
+from whimbrel.server.transfer import AnswerResponse, read_body
 from whimbrel.server.ways import WAYS, Ways, render_error
 from whimbrel.trace import level, trace
 from whimbrel.types import AsyncEmbedder, Decode, Result, Tokenize
@@ -121,7 +122,7 @@ class _Server:
     async def _answer(self, route: Route, body: bytes, http: Request, deadline: float) -> Response:
         notes = notes_of(http.scope)
         with trace("read", into=notes.stages):
-            sent, asked = route.read_request(body)
+            sent, asked = _reader(route, http)(body)
             embedder = self._find(sent.model, notes)
             request = asked(embedder) if callable(asked) else asked
         result: Any = None
@@ -219,10 +220,14 @@ def _deadline(http: Request) -> float:
     return time.perf_counter() + seconds
 
 
+def _reader(route: Route, http: Request) -> Read:
+    """How the body is read, by what the client accepts."""
+    kind = accepted(http.headers.get("accept", ""), list(route.accepts)) if route.accepts else JSON
+    return route.accepts.get(kind, route.read_request)
+
+
 def _response(answer: bytes | Answer) -> Response:
-    if isinstance(answer, bytes):
-        return _json(answer)
-    return Response(b"".join(answer.pieces), media_type=answer.media_type, headers=answer.headers)
+    return _json(answer) if isinstance(answer, bytes) else AnswerResponse(answer)
 
 
 def _error_response(error: WhimbrelError, status: int, content: bytes) -> Response:

@@ -10,6 +10,7 @@ the HTTP parser below refuses by itself (framing, broken heads, too many headers
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 from starlette.middleware import Middleware
@@ -20,7 +21,7 @@ from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthor
 from whimbrel.server.access import Headers, Keys, host_name, is_loopback, is_same_origin, origin_name
 from whimbrel.server.ledger import notes_of, shown
 from whimbrel.server.options import GuardOptions
-from whimbrel.server.transfer import Held, Incoming, Outgoing
+from whimbrel.server.transfer import ClientIsCut, Held, Incoming, Outgoing
 from whimbrel.server.ways import render_error
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
@@ -28,7 +29,7 @@ OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/pin
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
-    "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-tokens", "x-whimbrel-truncated"
+    "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-tokens", "x-whimbrel-truncated"
 )  # fmt: skip
 
 
@@ -67,9 +68,11 @@ class Edge:
             headers["connection"] = "close"  # who sends such a head may not mean its end where we do
             await _refuse(error, scope, outgoing.send)
         else:
-            await self._app(scope, incoming.receive, outgoing.send)
+            with suppress(ClientIsCut):
+                await self._app(scope, incoming.receive, outgoing.send)
         finally:
             incoming.release()
+            outgoing.release()
         await incoming.drain()
 
     def _check(self, scope: Scope) -> None:

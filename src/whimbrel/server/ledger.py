@@ -62,6 +62,8 @@ class Notes:
     num_truncated: int = 0
     error: str = ""
     """The code of the error that it is answered with."""
+    held: int = 0
+    """Bytes of what an answer in pieces is made of."""
     stages: dict[Stage, float] = field(default_factory=dict[Stage, float])
 
     def note_result(self, result: Result) -> None:

@@ -71,7 +71,8 @@ def _post(ways: Ways) -> JSON:
     examples = {route.summary: {"value": msgspec.json.decode(route.example)} for route in routes}
     body[JSON_TYPE]["examples"] = examples
     errors = {status: {"description": text, "content": _content([openai.ErrorResponse])} for status, text in _ERRORS.items()}
-    answer = {"description": "The answer.", "content": _content([route.response_type for route in routes])}
+    answer: JSON = {"description": "The answer.", "content": _content([route.response_type for route in routes])}
+    answer["content"] |= {kind: {} for route in routes for kind in route.accepts}
     return {
         "summary": " Or: ".join(route.summary for route in routes),
         "requestBody": {"required": True, "content": body},
@@ -129,6 +130,8 @@ def _section(method: str, path: str, operation: JSON, schemas: JSON, base_url: s
     for status, answer in operation["responses"].items():
         if status == "200" and "content" in answer:
             parts += _schemas("Answer", answer["content"][JSON_TYPE]["schema"], schemas)
+            if others := ", ".join(f"`{kind}`" for kind in answer["content"] if kind != JSON_TYPE):
+                parts.append(f"<p>{_inline(f'With another `Accept`: {others}.')}</p>")
     errors = [(status, answer["description"]) for status, answer in operation["responses"].items() if status != "200"]
     if errors:
         rows = "".join(f"<tr><td>{status}<td>{_inline(text)}" for status, text in errors)

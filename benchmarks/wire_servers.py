@@ -1,0 +1,115 @@
+"""The servers of wire.py, each a process of its own that serves ready arrays on a free port and prints it.
+
+    python benchmarks/wire_servers.py whimbrel|fastapi|tcp
+
+- whimbrel: the app and Granian as in `whimbrel serve`, with one worker, over an embedder that computes nothing.
+- fastapi: FastAPI on uvicorn, with one worker; /json goes through .tolist() and the framework's own JSON, /orjson prints the
+  array, /raw gives its bytes. POST /v1/embeddings is /raw.
+- tcp: sends the bytes of a response again and again to whoever connects.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from whimbrel.types import Float32Array, Outputs, Request, Result, Timings
+
+DIMENSION: Final = 1024
+ROWS: Final = 256
+
+
+@cache
+def vectors(count: int) -> Float32Array:
+    """Unit vectors, made once."""
+    array = np.random.default_rng(0).standard_normal((count, DIMENSION), np.float32)
+    return array / np.linalg.norm(array, axis=1, keepdims=True)
+
+
+class ReadyEmbedder:
+    """Answers at once with what it has."""
+
+    def __init__(self) -> None:
+        self.card: Any = {}
+        self.plan: Any = SimpleNamespace(served_name="ready", aliases=(), max_length=512)
+        self.ready = True
+        self.status = "ready"
+        self.queued_tokens = 0
+
+    async def run(self, request: Request) -> Result:
+        """The vectors."""
+        array = vectors(len(request.texts))
+        return Result(Outputs(array), num_tokens=len(array), num_truncated=0, timings=Timings())
+
+
+def serve_whimbrel(listener: socket.socket) -> None:
+    """Ours."""
+    import uvloop
+
+    from whimbrel.server.app import create_app
+    from whimbrel.server.options import DEFAULTS
+    from whimbrel.server.run import make_server
+    from whimbrel.server.served import Served
+
+    async def serve() -> None:
+        embedder: Any = ReadyEmbedder()
+        await make_server(create_app(Served(embedder)), listener.fileno(), DEFAULTS).serve()
+
+    uvloop.run(serve())
+
+
+def serve_fastapi(listener: socket.socket) -> None:
+    """The article's."""
+    import uvicorn
+    from fastapi import FastAPI
+    from fastapi.responses import JSONResponse, Response
+
+    app = FastAPI()
+
+    async def as_json(body: dict) -> Any:  # pyright: ignore[reportMissingTypeArgument]
+        return JSONResponse(vectors(len(body["input"])).tolist())
+
+    async def as_orjson(body: dict) -> Any:  # pyright: ignore[reportMissingTypeArgument]
+        content = orjson.dumps(vectors(len(body["input"])), option=orjson.OPT_SERIALIZE_NUMPY)
+        return Response(content, media_type="application/json")
+
+    async def as_raw(body: dict) -> Any:  # pyright: ignore[reportMissingTypeArgument]
+        return Response(vectors(len(body["input"])).tobytes(), media_type="application/octet-stream")
+
+    for path, handler in (("/json", as_json), ("/orjson", as_orjson), ("/raw", as_raw), ("/v1/embeddings", as_raw)):
+        app.post(path, response_model=None)(handler)
+    uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listener])
+
+
+def serve_tcp(listener: socket.socket) -> None:
+    """A bare stream."""
+    data = vectors(ROWS).tobytes()
+
+    def stream(connection: socket.socket) -> None:
+        try:
+            while True:
+                connection.sendall(data)
+        except OSError:
+            connection.close()
+
+    while True:
+        threading.Thread(target=stream, args=(listener.accept()[0],), daemon=True).start()
+
+
+def main() -> None:
+    """Serve until killed."""
+    kinds = {"whimbrel": serve_whimbrel, "fastapi": serve_fastapi, "tcp": serve_tcp}
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    print(listener.getsockname()[1], flush=True)
+    kinds[sys.argv[1]](listener)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Arrays <-> JSON and base64. Floats in JSON are the shortest texts that read back equal as float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+import orjson
+import pybase64
+from numpy.typing import NDArray
+
+from whimbrel.types import Float32Array
+from whimbrel.wire.typed import Typed
+
+_WIRE_FLOAT: Final = np.dtype("<f4")
+_OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS
+LARGE: Final = 60 * 2**10
+"""Numbers, or eight times as many of base64: an answer of more is printed in pieces, so that others have their turn."""
+_PIECE: Final = 20 * 2**10
+"""Numbers that are printed without a pause: about half a millisecond, and less than 256 KiB."""
+_LEAST: Final = 2**16
+"""Bytes of a piece, but for the last."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Base64:
+    """Stands in JSON for the base64 of an array's bytes, which is made when it is printed."""
+
+    array: Typed
+
+
+def to_json(value: object) -> bytes:
+    """JSON of `value`; arrays in it are printed from their memory.
+
+    The caller has made sure that arrays are finite: JSON knows no NaN, and orjson would write null.
+    """
+    return orjson.dumps(value, default=_default, option=_OPTIONS)
+
+
+def json_pieces(value: object) -> Iterator[bytes]:
+    """The same bytes as those of `to_json`, in pieces that are printed as they are asked for."""
+    parts: list[bytes | memoryview] = []
+    size = 0
+    for part in _print(value):
+        parts.append(part)
+        size += len(part)
+        if size >= _LEAST:
+            yield b"".join(parts)
+            parts, size = [], 0
+    yield b"".join(parts)
+
+
+def to_base64(vectors_ND: Float32Array | Typed) -> list[str]:
+    """Each row's bytes as base64; of an array those of little-endian float32."""
+    rows = (vectors_ND if isinstance(vectors_ND, Typed) else Typed(vectors_ND)).encoded()
+    size = rows.shape[1] * rows.itemsize
+    if size % 3 or not size:
+        return [pybase64.b64encode_as_string(row) for row in rows]
+    text, width = pybase64.b64encode_as_string(rows.data), size // 3 * 4  # rows end where groups of four letters do
+    return [text[start : start + width] for start in range(0, len(text), width)]
+
+
+def base64_rows(vectors_ND: Typed) -> list[str] | list[Base64]:
+    """Each row's bytes as base64, or what stands for it in JSON if that would take long."""
+    if vectors_ND.array.size <= _PIECE << 4:
+        return to_base64(vectors_ND)
+    return [Base64(vectors_ND[row : row + 1]) for row in range(len(vectors_ND))]
+
+
+def from_base64(rows: Sequence[str | bytes]) -> Float32Array:
+    """The inverse of `to_base64`: rows of equal width -> (N, D). Raises ValueError for anything else."""
+    if not rows:
+        return np.empty((0, 0), np.float32)
+    decoded = [pybase64.b64decode(row, validate=True) for row in rows]
+    if len({len(row) for row in decoded}) != 1 or not decoded[0]:
+        raise ValueError("rows of unequal width, or empty")
+    return np.frombuffer(b"".join(decoded), _WIRE_FLOAT).reshape(len(rows), -1).astype(np.float32, copy=False)
+
+
+def _default(value: object) -> object:
+    if isinstance(value, Base64):
+        return pybase64.b64encode_as_string(value.array.encoded().data)
+    if isinstance(value, Typed):
+        return value.numbers()
+    if isinstance(value, np.ndarray):  # not contiguous, or of another byte order
+        array = cast("NDArray[Any]", value)
+        return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _print(value: object) -> Iterator[bytes | memoryview]:
+    if isinstance(value, dict) and _weigh(value) > _PIECE:
+        for number, (name, each) in enumerate(cast("dict[str, object]", value).items()):
+            yield (b",%b:" if number else b"{%b:") % to_json(name)
+            yield from _print(each)
+        yield b"}"
+    elif isinstance(value, list | np.ndarray | Typed) and _weigh(value) > _PIECE:
+        for number, group in enumerate(_groups(cast(Any, value))):
+            yield b"," if number else b"["
+            if isinstance(group, list) and len(group) == 1:
+                yield from _print(group[0])
+            else:
+                yield memoryview(to_json(group))[1:-1]
+        yield b"]"
+    else:
+        yield to_json(cast(object, value))
+
+
+def _groups(value: list[object] | NDArray[Any] | Typed) -> Iterator[list[object] | NDArray[Any] | Typed]:
+    """Consecutive items of about `_PIECE` numbers together; a single one may have more."""
+    if not isinstance(value, list):
+        step = max(1, _PIECE * len(value) // _weigh(value))
+        yield from (value[start : start + step] for start in range(0, len(value), step))
+        return
+    start = weight = 0
+    for index, item in enumerate(value):
+        item_weight = _weigh(item)
+        if weight + item_weight > _PIECE and index > start:
+            yield value[start:index]
+            start, weight = index, 0
+        weight += item_weight
+    yield value[start:]
+
+
+def _weigh(value: Any) -> int:
+    """How many numbers take as long to be printed as `value`, about."""
+    kind = cast(object, type(value))
+    if kind is dict:
+        return sum(map(_weigh, value.values()))
+    if kind is list:
+        return sum(map(_weigh, value))
+    if kind is np.ndarray:
+        return value.size
+    if kind is str:
+        return 1 + (len(value) >> 6)
+    if kind is Base64:
+        return 20 + (value.array.array.size >> 3)
+    return value.array.size if kind is Typed else 1
