@@ -82,8 +82,13 @@ def rows(*indexes: int, row: str = ROW) -> bytes:
 def numbered(path: str, body: bytes) -> Answer:
     """The native dialect: the vector of a text that is a number is that number."""
     vectors = np.array([[float(text)] for text in json.loads(body)["input"]], np.float32)
-    dense = [base64.b64encode(row.tobytes()).decode() for row in vectors]
-    return 200, {}, json.dumps({"outputs": {"dense": dense}}).encode()
+    return 200, about(shape=list(vectors.shape), end=vectors.nbytes), vectors.tobytes()
+
+
+def about(**changes: Any) -> dict[str, str]:
+    """The header over one array."""
+    block = {"name": "dense", "dtype": "float32", "endianness": "little", "start": 0} | changes
+    return {"metadata": json.dumps({"arrays": [block]})}
 
 
 def test_rows_come_in_the_order_of_the_texts(server: Scripted) -> None:
@@ -95,14 +100,50 @@ def test_rows_come_in_the_order_of_the_texts(server: Scripted) -> None:
 @pytest.mark.parametrize(
     "body",
     [b"", b"{}", b"<html>", b'{"data": []}', rows(0), rows(0, 0), rows(5, 9), rows(0, 1, 2), rows(0, 1, row=""), rows(0, 1, row="AA"),
-     rows(0, 1)[:-3], b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]}', b'{"outputs": {"dense": ["", ""]}}',
-     b'{"outputs": {"dense": ["AAAA"]}}', b'{"outputs": {"dense": ["AAAA", "AAAA"]}}'],
+     rows(0, 1)[:-3], b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]}'],
 )  # fmt: skip
 @pytest.mark.parametrize("dialect", ["openai", "whimbrel"])
 def test_answers_that_do_not_fit_are_errors(body: bytes, dialect: Any, server: Scripted) -> None:
     server.answers((200, {}, body))
     with Client(server.url, dialect=dialect) as client, pytest.raises(errors.WhimbrelError, match="cannot be read"):
         client.embed(["a", "b"])
+
+
+LATE = [
+    {"name": "multi_vector.offsets", "dtype": "int64", "endianness": "little", "shape": [3], "start": 0, "end": 24},
+    {"name": "multi_vector.rows", "dtype": "float32", "endianness": "little", "shape": [2, 3], "start": 24, "end": 48},
+]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"metadata": ""}, {"metadata": "{}"}, about(shape=[2, 3]), about(shape=[2, 3], end=20), about(shape=[2, 3], end=28), about(shape=[3, 2], end=24),
+     about(shape=[2, -1], end=24), about(shape=[2, 3], end=24, start=4), about(shape=[2, 3], start=-24, end=0), about(shape=[2, 3], end=24, dtype="complex64"),
+     about(shape=[2, 3], start=1000, end=1024)],
+)  # fmt: skip
+def test_bytes_that_do_not_fit_are_errors(headers: dict[str, str], server: Scripted) -> None:
+    body = np.ones((2, 3), np.float32).tobytes()
+    server.answers((200, about(shape=[2, 3], end=24), body))
+    with Client(server.url) as client:
+        vectors = client.embed(["a", "b"])
+        assert vectors.tolist() == [[1, 1, 1]] * 2
+        assert vectors.base is not None  # a view of what came
+        for answer in ((200, headers, body), (200, about(shape=[2, 3], end=24), body[:-1])):
+            server.answers(answer)
+            with pytest.raises(errors.WhimbrelError, match="cannot be read"):
+                client.embed(["a", "b"])
+
+
+@pytest.mark.parametrize("offsets", [[0, 1, 3], [0, 2, 1], [1, 1, 2], [0, -1, 2]])
+def test_offsets_that_do_not_fit_are_errors(offsets: list[int], server: Scripted) -> None:
+    rows = np.ones((2, 3), np.float32).tobytes()
+    headers = {"metadata": json.dumps({"arrays": LATE})}
+    with Client(server.url) as client:
+        server.answers((200, headers, np.array([0, 1, 2]).tobytes() + rows))
+        assert [len(each) for each in client.multi_vector(["a", "b"])] == [1, 1]
+        server.answers((200, headers, np.array(offsets).tobytes() + rows))
+        with pytest.raises(errors.WhimbrelError, match="cannot be read"):
+            client.multi_vector(["a", "b"])
 
 
 @pytest.mark.parametrize(

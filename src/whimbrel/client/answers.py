@@ -2,90 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 import numpy as np
-import pybase64
 from numpy.typing import NDArray
 
 from whimbrel.client.task import Reply
 from whimbrel.types import Classes, Entity, Explanation, Float32Array, Outputs, Ragged, Sparse
-from whimbrel.wire import from_base64
+from whimbrel.wire import Block, read_blocks
+
+METADATA: Final = "metadata"
+"""The header that says what the bytes are."""
 
 
-class _Entries(msgspec.Struct):
-    ids: str
-    weights: str
-
-
-class _Matrix(msgspec.Struct):
-    shape: tuple[int, int]
-    data: str
-
-
-class _Outputs(msgspec.Struct):
-    dense: list[str] | None = None
-    sparse: list[_Entries] | None = None
-    multi_vector: list[_Matrix] | None = None
-    scores: list[str] | None = None
-    token_scores: list[_Matrix] | None = None
-    muvera: list[str] | None = None
-
-
-class _EmbedAnswer(msgspec.Struct):
-    outputs: _Outputs
+class _About(msgspec.Struct):
+    arrays: list[Block]
 
 
 def read_outputs(reply: Reply, count: int) -> Outputs:
-    """The answer of /v1/embed."""
-    found = msgspec.json.decode(reply.content, type=_EmbedAnswer).outputs
-    for name in _Outputs.__struct_fields__:
-        column = getattr(found, name)
-        if column is not None and len(column) != count:
-            raise ValueError(f"{len(column)} rows of {name} for {count} inputs")
-    return Outputs(
-        dense=_rows(found.dense),
-        sparse=_sparse(found.sparse),
-        multi_vector=_ragged(found.multi_vector),
-        scores=_rows(found.scores),
-        token_scores=_ragged(found.token_scores),
-        muvera=_rows(found.muvera),
+    """The answer of /v1/embed in bytes: arrays are views of them."""
+    about = msgspec.json.decode(reply.headers[METADATA], type=_About)
+    arrays = read_blocks(about.arrays, reply.content)
+    outputs = Outputs(
+        dense=arrays.get("dense"),
+        sparse=_sparse(arrays),
+        multi_vector=_ragged(arrays, "multi_vector"),
+        scores=arrays.get("scores"),
+        token_scores=_ragged(arrays, "token_scores"),
+        muvera=arrays.get("muvera"),
     )
+    for name in Outputs.__slots__:
+        output = getattr(outputs, name)
+        if output is not None and len(output) != count:
+            raise ValueError(f"{len(output)} rows of {name} for {count} inputs")
+    return outputs
 
 
-def _rows(column: list[str] | None) -> Float32Array | None:
-    return None if column is None else from_base64(column)
-
-
-def _numbers(text: str, dtype: str) -> NDArray[Any]:
-    return np.frombuffer(pybase64.b64decode(text, validate=True), dtype)
-
-
-def _sparse(column: list[_Entries] | None) -> Sparse | None:
-    if column is None:
+def _sparse(arrays: Mapping[str, NDArray[Any]]) -> Sparse | None:
+    if "sparse.ids" not in arrays:
         return None
-    ids = [_numbers(each.ids, "<i4") for each in column]
-    weights = [_numbers(each.weights, "<f4") for each in column]
-    if [each.size for each in ids] != [each.size for each in weights]:
-        raise ValueError("not as many ids as weights")
-    return Sparse(_flat(ids, np.int32), _flat(weights, np.float32), _offsets([each.size for each in ids]))
+    ids, weights = arrays["sparse.ids"], arrays["sparse.weights"]
+    return Sparse(ids, weights, _checked(arrays["sparse.offsets"], len(ids), len(weights)))
 
 
-def _ragged(column: list[_Matrix] | None) -> Ragged | None:
-    if column is None:
+def _ragged(arrays: Mapping[str, NDArray[Any]], name: str) -> Ragged | None:
+    if f"{name}.rows" not in arrays:
         return None
-    rows = [_numbers(each.data, "<f4").reshape(each.shape) for each in column]
-    return Ragged(np.concatenate(rows, dtype=np.float32), _offsets([len(each) for each in rows]))
+    rows = arrays[f"{name}.rows"]
+    return Ragged(rows, _checked(arrays[f"{name}.offsets"], len(rows)))
 
 
-def _flat(arrays: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    return np.concatenate(arrays, dtype=dtype) if arrays else np.empty(0, dtype)
-
-
-def _offsets(counts: Sequence[int]) -> NDArray[np.int64]:
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+def _checked(offsets_N1: NDArray[Any], *counts: int) -> NDArray[np.int64]:
+    """Where texts begin and end in lists of so many."""
+    if offsets_N1.ndim != 1 or not offsets_N1.size or offsets_N1[0] != 0 or (np.diff(offsets_N1) < 0).any():
+        raise ValueError("offsets that are none")
+    if any(offsets_N1[-1] != count for count in counts):
+        raise ValueError(f"offsets up to {offsets_N1[-1]} in a list of {counts[0]}")
+    return offsets_N1
 
 
 class _Explained(msgspec.Struct):
@@ -158,6 +133,10 @@ def chained(parts: list[list[Any]]) -> list[Any]:
     return [each for part in parts for each in part]
 
 
+def _offsets(counts: Sequence[int]) -> NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+
+
 def join_classes(parts: list[Classes]) -> Classes:
     """Of one model."""
     return Classes(parts[0].labels, np.concatenate([part.scores_NC for part in parts]))
@@ -167,7 +146,7 @@ def join_outputs(parts: list[Outputs]) -> Outputs:
     """The same outputs of all."""
     if len(parts) == 1:
         return parts[0]
-    return Outputs(**{name: _joined([getattr(part, name) for part in parts]) for name in _Outputs.__struct_fields__})
+    return Outputs(**{name: _joined([getattr(part, name) for part in parts]) for name in Outputs.__slots__})
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -48,9 +48,9 @@ def encode(
     """Dense vectors of texts, which are documents unless `input_type` says otherwise."""
     refuse_options("cohere", outputs, ("dense",), options, _OPTIONS)
     fields: dict[str, Any] = {
-        "model": model or "default",
         "input_type": _INPUT_TYPES[options.get("input_type")],
         "embedding_types": ["base64"],
+        **_named(model),
     }
     if options.get("dimensions") is not None:
         fields["output_dimension"] = options.get("dimensions")
@@ -69,9 +69,14 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
             raise InvalidRequest("Cohere's API cannot say it.", param=name)
     if not isinstance(query, str):
         raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
-    fields = {"model": model or "default", "query": query}
+    fields = {"query": query, **_named(model)}
     texts = strings(documents, "documents")
     return Task("/v2/rerank", texts, partial(_body, fields, "documents"), _read_ranked, np.concatenate, size_of)
+
+
+def _named(model: str | None) -> dict[str, Any]:
+    """Cohere's service asks for a name, servers of one model do not."""
+    return {} if model is None else {"model": model}
 
 
 def _body(fields: dict[str, Any], name: str, items: Sequence[Any]) -> bytes:

@@ -32,7 +32,9 @@ def encode(
 ) -> Task[Outputs]:
     """Dense vectors of texts."""
     refuse_options("openai", outputs, ("dense",), options, _OPTIONS)
-    fields: dict[str, Any] = {"model": model or "default", "encoding_format": "base64"}
+    fields: dict[str, Any] = {"encoding_format": "base64"}
+    if model is not None:  # servers of one model do not ask for its name
+        fields["model"] = model
     if options.get("dimensions") is not None:
         fields["dimensions"] = options.get("dimensions")
     return Task("/v1/embeddings", listed_texts(texts), partial(input_body, fields), _read, join_dense, size_of)

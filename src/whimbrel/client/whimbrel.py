@@ -37,7 +37,7 @@ def encode(
         **options,
         "model": model,
         "outputs": outputs if isinstance(outputs, str) else list(outputs) or None,
-        "encoding_format": "base64",
+        "encoding_format": "bytes",
         "prompt": text,
         "prompt_name": name,
         "token_pooling": read_token_pooling(options.get("token_pooling")),

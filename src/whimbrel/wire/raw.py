@@ -53,6 +53,9 @@ def _joined(blocks: Sequence[Block], arrays: Sequence[Typed]) -> Iterator[bytes 
 def read_blocks(blocks: Sequence[Block], body: bytes | memoryview) -> dict[str, NDArray[Any]]:
     """What `join_blocks` joined, as views of `body` where numpy knows the type. Raises ValueError."""
     data = memoryview(body)
+    for each in blocks:
+        if not 0 <= each.start <= each.end <= len(data) or min(each.shape, default=0) < 0:
+            raise ValueError(f"{each.name} is said to lie in bytes {each.start} to {each.end} of {len(data)}")
     return {each.name: from_bytes(data[each.start : each.end], each.dtype, each.shape, each.endianness) for each in blocks}
 
 
