@@ -42,6 +42,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/server.py
 	$(BIN)/python benchmarks/wire.py
+	$(BIN)/python benchmarks/client.py
 	$(BIN)/python benchmarks/boundary.py
 	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/kills.py

@@ -1,10 +1,10 @@
 """50,000 short texts through AsyncClient and through AsyncOpenAI, against one server whose engine costs nothing.
 
-    python benchmarks/client.py [--texts 50000] [--dimensions 384] [--rounds 5] [--quick]
+    python benchmarks/client.py [--texts 50000] [--rounds 5] [--quick]
 
-The engine gives ready arrays, so what is measured is the wire and the client; server and client share the machine. AsyncOpenAI
-is as it comes (base64, 2 retries), all requests gathered, with so many texts in each; AsyncClient is as it comes too. Contenders
-take turns, after a round that is not counted. Processor time is that of the client's process, for 1,000 texts.
+The engine gives ready arrays (wire_servers.py), 1,024 columns, so what is measured is the wire and the client; both share the
+machine. AsyncOpenAI is as it comes (base64, 2 retries), all requests gathered, with so many texts in each; AsyncClient is as it
+comes too. They take turns, after a round that is not counted. Processor time is that of the client's process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any, Final
@@ -19,10 +20,10 @@ from typing import Any, Final
 import numpy as np
 import openai
 from common import note, print_setting, print_table
-from ready import MODEL, ready_server
+from wire import start
+from wire_servers import vectors
 
 from whimbrel import AsyncClient
-from whimbrel.types import Float32Array
 
 _BATCHES: Final = (2048, 512, 32)
 _LONE: Final = 500
@@ -37,7 +38,7 @@ async def ours(url: str, texts: list[str]) -> Any:
 async def theirs(size: int, url: str, texts: list[str]) -> Any:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
         parts = [texts[start : start + size] for start in range(0, len(texts), size)]
-        answers = await asyncio.gather(*(client.embeddings.create(model=MODEL, input=part) for part in parts))
+        answers = await asyncio.gather(*(client.embeddings.create(model="ready", input=part) for part in parts))
     return [row.embedding for answer in answers for row in answer.data]
 
 
@@ -45,7 +46,6 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=50_000)
-    parser.add_argument("--dimensions", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="small, to see that all runs; its numbers mean nothing")
     args = parser.parse_args()
@@ -59,7 +59,8 @@ def main() -> None:
     contenders["AsyncOpenAI, a text in a request"] = (lambda url, some: theirs(1, url, some), lone)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     processor: dict[str, list[float]] = {name: [] for name in contenders}
-    with ready_server(args.dimensions) as (url, vectors):
+    with ExitStack() as stack:
+        url = f"http://127.0.0.1:{start('whimbrel', stack)}"
         for number in range(args.rounds + 1):
             note(f"round {number} of {args.rounds}")
             for name, (ask, some) in contenders.items():
@@ -68,7 +69,7 @@ def main() -> None:
                 if number:
                     seconds[name].append((perf_counter() - started) / len(some))
                     processor[name].append((process_time() - before) / len(some))
-                check(found, vectors, len(some))
+                check(found, len(some))
     base = median(seconds["AsyncClient"])
     rows = [
         [
@@ -81,13 +82,13 @@ def main() -> None:
         for name, each in seconds.items()
     ]
     print_table(["", "texts/s", "fastest", "of AsyncClient", "client's processor time, ms per 1,000 texts"], rows)
-    print_setting(None, texts=args.texts, dimensions=args.dimensions, rounds=args.rounds)
+    print_setting(None, texts=args.texts, rounds=args.rounds)
 
 
-def check(found: Any, vectors: Float32Array, count: int) -> None:
-    """The engine gives the same vectors for any first texts, so a part's are those of its place in the part."""
+def check(found: Any, count: int) -> None:
+    """The first vectors of every request are the same."""
     assert len(found) == count
-    np.testing.assert_array_equal(np.asarray(found[0], np.float32), vectors[0])
+    np.testing.assert_array_equal(np.asarray(found[0], np.float32), vectors(1)[0])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
         ("outputs.py", "three outputs: one pass, three passes"),
         ("maxsim.py", "POST /v1/score"),
         ("wire.py", "256 texts: Whimbrel, raw"),
+        ("client.py", "AsyncOpenAI, a text in a request"),
     ],
 )
 def test_it_runs(script: str, row: str) -> None:

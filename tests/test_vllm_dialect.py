@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -320,7 +321,7 @@ def test_base64_and_bytes_read_back(dtype: str, order: str, ragged: bool) -> Non
         assert (piece["index"], piece["embed_dtype"], piece["endianness"], tuple(piece["shape"])) == (
             i,
             dtype,
-            order,
+            sys.byteorder if order == "native" else order,
             row.shape,
         )
         assert np.array_equal(numbers(content[piece["start"] : piece["end"]], row.shape), row)
@@ -342,7 +343,7 @@ def test_a_header_that_no_client_reads_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="bytes_only") as caught:
         write(many, encoding_format="bytes")
     assert caught.value.param == "encoding_format"
-    assert len(write(many, encoding_format="bytes_only").pieces[0]) == 8000
+    assert write(many, encoding_format="bytes_only").size == 8000
 
 
 def test_ids_and_times() -> None:
