@@ -391,5 +391,13 @@ def test_cancelling_leaves_nothing_behind(server: Scripted) -> None:
     assert asyncio.run(leave()) == 1
 
 
+@pytest.mark.parametrize(("urls", "secure"), [("http://a", False), ("HTTPS://a", True), (["http://a", "https://b"], True)])
+def test_certificates_are_checked_wherever_there_are_any(urls: Any, secure: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("httpx2.Client", lambda **options: seen.append(options["verify"]))
+    Client(urls)
+    assert seen == [secure]
+
+
 def test_the_default_is_this_machine() -> None:
     assert DEFAULT_URL == "http://127.0.0.1:8000"

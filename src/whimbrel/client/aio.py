@@ -48,7 +48,9 @@ class AsyncClient:
         self._encode = encode_of(dialect)
         self._servers = Servers(self._settings.urls)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=max_in_flight)
-        self._http = httpx2.AsyncClient(headers=self._settings.headers, timeout=self._settings.timeout, limits=limits)
+        self._http = httpx2.AsyncClient(
+            headers=self._settings.headers, timeout=self._settings.timeout, limits=limits, verify=self._settings.is_secure
+        )
         self._room = asyncio.Semaphore(max_in_flight)
 
     # The verbs

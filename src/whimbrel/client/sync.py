@@ -56,7 +56,9 @@ class Client:
         self._encode = encode_of(dialect)
         self._servers = Servers(self._settings.urls)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=max_in_flight)
-        self._http = httpx2.Client(headers=self._settings.headers, timeout=self._settings.timeout, limits=limits)
+        self._http = httpx2.Client(
+            headers=self._settings.headers, timeout=self._settings.timeout, limits=limits, verify=self._settings.is_secure
+        )
         self._threads = ThreadPoolExecutor(max_in_flight, thread_name_prefix="whimbrel-client")
 
     # The verbs
