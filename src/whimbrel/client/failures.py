@@ -39,6 +39,7 @@ _BY_STATUS: Final[Mapping[int, type[WhimbrelError]]] = {
 _GATEWAYS: Final = frozenset({502, 503})
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 8.0
+_UNREACHABLE: Final = "unreachable"
 _MAX_UNREACHED: Final = 2
 """Tries to reach a server that does not answer at all, after the first: it may not be there."""
 _MOST_PATIENCE: Final = 60.0
@@ -64,20 +65,18 @@ def error_of(status: int, headers: Mapping[str, str], content: bytes) -> Whimbre
     return error
 
 
-class Unreachable(Unavailable):
+def unreachable(url: object, error: Exception) -> Unavailable:
     """There was no answer."""
-
-
-def unreachable(url: object, error: Exception) -> Unreachable:
-    """Of what the connection says."""
     reason = str(error).rstrip(".") or type(error).__name__
-    return Unreachable(f"no answer from {url}: {reason}. Is the server running?", retry_after=0.0)
+    found = Unavailable(f"no answer from {url}: {reason}. Is the server running?", retry_after=0.0)
+    found.code = _UNREACHABLE
+    return found
 
 
 def seconds_until_retry(error: WhimbrelError, tries: int, max_retries: int) -> float | None:
     """How long to wait before the next try, after so many; None: there is none."""
     again = error.retry if error.retry is not None else error.status in (408, 429) or error.status >= 500
-    limit = min(max_retries, _MAX_UNREACHED) if isinstance(error, Unreachable) else max_retries
+    limit = min(max_retries, _MAX_UNREACHED) if error.code == _UNREACHABLE else max_retries
     if not again or tries > limit or error.status in (501, 507):
         return None
     asked = error.retry_after if isinstance(error, Overloaded | Unavailable) else 0.0
