@@ -200,6 +200,12 @@ def test_other_dialects_say_what_they_cannot(kind: Any, server: Scripted) -> Non
                     verb(["a"])
             with pytest.raises(errors.InvalidRequest, match="cannot say it"):
                 client.embed(["a"], split_long=True)
+        if kind in ("openai", "cohere"):
+            with pytest.raises(errors.InvalidRequest, match=r"^normalize: .*cannot say it"):
+                client.embed(["a"], normalize=False)
+        if kind == "tei":
+            with pytest.raises(errors.InvalidRequest, match=r"^normalize: .*cannot say it"):
+                client.multi_vector(["a"], normalize=False)
         with pytest.raises(errors.InvalidRequest, match="is no option of this verb"):
             client.embed(["a"], dimension=3)  # pyright: ignore
         if kind in ("openai", "cohere"):

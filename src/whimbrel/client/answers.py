@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -133,7 +133,7 @@ def chained(parts: list[list[Any]]) -> list[Any]:
     return [each for part in parts for each in part]
 
 
-def _offsets(counts: Sequence[int]) -> NDArray[np.int64]:
+def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 
@@ -155,7 +155,7 @@ def _joined(parts: list[Any]) -> Any:
         return None
     if isinstance(first, np.ndarray):
         return np.concatenate(parts)
-    offsets = _offsets([count for part in parts for count in np.diff(part.offsets_N1).tolist()])
+    offsets = _offsets(np.concatenate([np.diff(part.offsets_N1) for part in parts]))
     if isinstance(first, Ragged):
         return Ragged(np.concatenate([part.rows_XD for part in parts]), offsets)
     return Sparse(np.concatenate([part.ids_X for part in parts]), np.concatenate([part.weights_X for part in parts]), offsets)

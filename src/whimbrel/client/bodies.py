@@ -57,9 +57,14 @@ def refuse_options(
     output = chosen_output(outputs)
     if output not in known_outputs:
         raise InvalidRequest(f"the dialect {dialect} has no {output!r}; it has {', '.join(known_outputs)}.", param="outputs")
-    for name in options:
-        if name not in known and options.get(name) not in (None, False):
+    for name, value in options.items():
+        says_nothing = value is None or (value is False and name in _FLAGS)
+        if name not in known and not says_nothing:
             raise InvalidRequest(f"the dialect {dialect} cannot say it; it takes {', '.join(known)}.", param=name)
+
+
+_FLAGS: Final = ("late_chunking", "split_long", "muvera")
+"""Options whose `False` is what happens anyway."""
 
 
 def _check_texts(items: Sequence[Any]) -> None:

@@ -18,7 +18,8 @@ from whimbrel.types import Float32Array, OutputName, Outputs, Ragged, Sparse
 from whimbrel.verbs import ScoreOptions, TextOptions, strings
 
 _PATHS: Final[dict[str, str]] = {"dense": "/embed", "sparse": "/embed_sparse", "multi_vector": "/embed_all"}
-_OPTIONS: Final = ("prompt", "dimensions", "normalize", "truncate")
+_OPTIONS_OF_TOKENS: Final = ("prompt", "truncate")
+_OPTIONS: Final = (*_OPTIONS_OF_TOKENS, "dimensions", "normalize")
 
 
 class _Entry(msgspec.Struct):
@@ -35,12 +36,12 @@ def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
     """One output of texts: dense or sparse vectors, or the hidden state of each token."""
-    refuse_options("tei", outputs, tuple(_PATHS), options, _OPTIONS)
     output = chosen_output(outputs)
+    refuse_options("tei", outputs, tuple(_PATHS), options, _OPTIONS if output == "dense" else _OPTIONS_OF_TOKENS)
     fields: dict[str, Any] = _truncation(options.get("truncate"))
     if (prompt := options.get("prompt")) is not None:
         fields["prompt_name"] = prompt
-    for name in ("dimensions", "normalize") if output == "dense" else ():
+    for name in ("dimensions", "normalize"):
         if options.get(name) is not None:
             fields[name] = options.get(name)
     return Task(_PATHS[output], listed_texts(texts), partial(_body, fields), partial(_read, output), join_outputs, size_of)
