@@ -2,7 +2,7 @@
 
     python benchmarks/wire_servers.py whimbrel|fastapi|tcp
 
-- whimbrel: the app and Granian as in `whimbrel serve`, with one worker, over an embedder that computes nothing.
+- whimbrel: a worker of `whimbrel serve`, over an embedder that computes nothing; whimbrel-2: two of them on one socket.
 - fastapi: FastAPI on uvicorn, with one worker; /json goes through .tolist() and the framework's own JSON, /orjson prints the
   array, /raw gives its bytes. POST /v1/embeddings is /raw.
 - tcp: sends the bytes of a response again and again to whoever connects.
@@ -55,12 +55,12 @@ def serve_whimbrel(listener: socket.socket) -> None:
 
     from whimbrel.server.app import create_app
     from whimbrel.server.options import DEFAULTS
-    from whimbrel.server.run import make_server
+    from whimbrel.server.run import Server
     from whimbrel.server.served import Served
 
     async def serve() -> None:
         embedder: Any = ReadyEmbedder()
-        await make_server(create_app(Served(embedder)), listener.fileno(), DEFAULTS).serve()
+        await Server(create_app(Served(embedder)), listener.fileno(), DEFAULTS).serve()
 
     uvloop.run(serve())
 

@@ -143,7 +143,7 @@ def main() -> None:
     from whimbrel.serve import limit_silence, listen
     from whimbrel.server.app import create_app
     from whimbrel.server.options import GuardOptions
-    from whimbrel.server.run import make_server
+    from whimbrel.server.run import Server
     from whimbrel.server.served import Served
 
     guards = replace(GuardOptions(), **orjson.loads(sys.argv[1]))
@@ -152,7 +152,7 @@ def main() -> None:
 
         async def serve() -> None:
             served = Served(cast(AsyncEmbedder, FakeEmbedder()))
-            server = make_server(create_app(served, guards=guards), listener.fileno(), guards)
+            server = Server(create_app(served, guards=guards), listener.fileno(), guards)
             print(listener.getsockname()[1], flush=True)  # noqa: T201
             await server.serve()
 

@@ -12,7 +12,7 @@ import pytest
 import whimbrel
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ["torch", "transformers", "tokenizers", "safetensors", "starlette", "granian", "huggingface_hub", "scipy"]
+HEAVY = ["torch", "transformers", "tokenizers", "safetensors", "starlette", "httptools", "huggingface_hub", "scipy"]
 
 
 def test_import_contracts() -> None:

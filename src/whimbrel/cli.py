@@ -151,7 +151,7 @@ def serve(
     otel: Annotated[bool, typer.Option("--otel", help="Send OpenTelemetry spans, as the variables OTEL_... say.")] = False,
 ) -> None:
     """Serve models over HTTP."""
-    _need("granian", "torch")
+    _need("httptools", "torch")
     from whimbrel import logs, terminal
     from whimbrel import otel as spans
     from whimbrel.plan import Options

@@ -6,7 +6,8 @@ A field that would change numbers is honoured or refused: nobody is to believe t
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
@@ -40,6 +41,8 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "truncate": ("right", "left", "never"),
     "score_by": ("dense", "sparse", "multi_vector"),
 }
+_typed: Final = attrgetter(*_TYPES)
+_worded: Final = attrgetter(*_WORDS)
 _COUNTS_FOR: Final[dict[str, tuple[OutputName, ...]]] = {
     "dimensions": ("dense", "multi_vector"),
     "normalize": ("dense", "multi_vector"),
@@ -54,12 +57,12 @@ _COUNTS_FOR: Final[dict[str, tuple[OutputName, ...]]] = {
 def check_fields(request: Request) -> None:
     """Refuse what no model takes; single texts are the tokenizer's to check. Raises InvalidRequest."""
     _check_lists(request)
-    for name, (types, what) in _TYPES.items():
-        given: Any = getattr(request, name)
+    for (name, (types, what)), given in zip(_TYPES.items(), _typed(request), strict=True):
+        if type(given) in types:
+            continue
         if not isinstance(given, types) or (isinstance(given, bool) and bool not in types):
             raise InvalidRequest(f"must be {what}, is {given!r}.", param=name)
-    for name, words in _WORDS.items():
-        given = getattr(request, name)
+    for (name, words), given in zip(_WORDS.items(), _worded(request), strict=True):
         if given is not None and (not isinstance(given, str) or given not in words):
             raise InvalidRequest(f"{given!r} is not known; it takes {', '.join(words)}.", param=name)
     if request.priority not in _PRIORITIES:

@@ -130,6 +130,11 @@ class Request:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    def enter(self, *, owner: str, deadline: float) -> None:
+        """Say whose it is, and until when it is wanted; of a request that nobody else has seen yet."""
+        object.__setattr__(self, "owner", owner)
+        object.__setattr__(self, "deadline", deadline)
+
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:

@@ -1,4 +1,4 @@
-"""An HTTP worker: Granian and the app on the supervisor's socket, and a RemoteEngine for each model."""
+"""An HTTP worker: the app on the supervisor's socket, and a RemoteEngine for each model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from whimbrel.processes.messages import (
 from whimbrel.processes.remote import RemoteEngine
 from whimbrel.processes.shared import Board, map_memory
 from whimbrel.server.app import create_app
-from whimbrel.server.run import make_server
+from whimbrel.server.run import Server
 from whimbrel.server.served import Served
 
 _log = logging.getLogger("whimbrel")
@@ -66,7 +66,7 @@ class Worker:
             model, _ = await self._told.get()
             assert isinstance(model, Model)
             await self._add(model)
-        self._server = make_server(create_app(self._served, guards=work.guards), fds[0], work.guards)
+        self._server = Server(create_app(self._served, guards=work.guards), fds[0], work.guards)
         self._keep(self._beat())
         self._keep(self._obey())
         serving = asyncio.ensure_future(self._server.serve())

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from math import ceil, inf, nan
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route as HTTPRoute
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whimbrel import __version__
 from whimbrel.dialects import JSON, PAGES, Answer, Page, Route, openai, tei
@@ -42,10 +42,36 @@ T = TypeVar("T")
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> Starlette:
+class App:
+    """An ASGI app: middleware around the dialects' routes, which are found at once, and the others, which Starlette finds."""
+
+    def __init__(self, posts: Mapping[str, Handler], routes: list[HTTPRoute], served: Served, guards: GuardOptions) -> None:
+        self.routes = routes
+        """All of them."""
+        handlers = {HTTPException: _http_error, WhimbrelError: _whimbrel_error}
+        self._posts = posts
+        self._others = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
+        guarded: ASGIApp = self._answer
+        for kind, args, kwargs in reversed(guards_of(guards)):
+            guarded = kind(guarded, *args, **kwargs)
+        self._app = Ledger(InFlight(guarded, served), routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
+        if handler is None:
+            await self._others({**scope, "app": self}, receive, send)  # then Starlette raises what it refuses
+        else:
+            response = await handler(Request(scope, receive, send))
+            await response(scope, receive, send)
+
+
+def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> App:
     """The app that serves some models to whom `guards` let in."""
     server = _Server(served)
-    posts = [HTTPRoute(path, server.answer(ways), methods=["POST"]) for path, ways in WAYS.items()]
+    posts = {path: server.answer(ways) for path, ways in WAYS.items()}
     pages = [HTTPRoute(page.path, server.page(page), methods=["GET"]) for page in PAGES]
     gets: dict[str, Handler] = {
         "/v1/models": server.models,
@@ -60,15 +86,9 @@ def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> Starlette:
         "/openapi.json": server.openapi,
         "/docs": server.docs,
     }
-    routes = [*posts, *pages, *(HTTPRoute(path, handler, methods=["GET"]) for path, handler in gets.items())]
-    app = Starlette(
-        routes=routes,
-        middleware=[Middleware(Ledger, routes=routes), Middleware(InFlight, served=served), *guards_of(guards)],
-        exception_handlers={HTTPException: _http_error, WhimbrelError: _whimbrel_error},
-        lifespan=server.lifespan,
-    )
-    app.router.redirect_slashes = False
-    return app
+    asked = [HTTPRoute(path, handler, methods=["POST"]) for path, handler in posts.items()]
+    got = [HTTPRoute(path, handler, methods=["GET"]) for path, handler in gets.items()]
+    return App(posts, [*asked, *pages, *got], served, guards)
 
 
 class _Server:
@@ -79,11 +99,6 @@ class _Server:
         self._created = int(time.time())
         self._metrics = Metrics([embedder.plan.served_name for embedder in served])
 
-    @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
-        yield
-        self._metrics.close()
-
     def answer(self, ways: Ways) -> Handler:
         """The handler of a path."""
 
@@ -91,9 +106,10 @@ class _Server:
             route = ways.default
             try:
                 self._check_open()
-                deadline = _deadline(http)
+                headers = dict[bytes, bytes](http.scope["headers"])
+                deadline = _deadline(headers)
                 with trace("receive", into=notes_of(http.scope).stages):
-                    body = await read_body(http, ways.media_types)
+                    body = await read_body(http, headers, ways.media_types)
                 route = ways.choose(body)
                 return await self._answer(route, body, http, deadline)
             except WhimbrelError as error:
@@ -122,7 +138,7 @@ class _Server:
     async def _answer(self, route: Route, body: bytes, http: Request, deadline: float) -> Response:
         notes = notes_of(http.scope)
         with trace("read", into=notes.stages):
-            sent, asked = _reader(route, http)(body)
+            sent, asked = _reader(route, dict(http.scope["headers"]))(body)
             embedder = self._find(sent.model, notes)
             request = asked(embedder) if callable(asked) else asked
         result: Any = None
@@ -140,7 +156,8 @@ class _Server:
         if isinstance(asked, Decode):
             return embedder.decode(asked)
         notes_of(http.scope).num_texts = len(asked.texts)
-        return embedder.run(replace(asked, deadline=deadline, owner=http.state.owner))
+        asked.enter(owner=http.scope["state"]["owner"], deadline=deadline)
+        return embedder.run(asked)
 
     def _find(self, name: str | None, notes: Notes) -> AsyncEmbedder:
         notes.model = "other"
@@ -150,15 +167,17 @@ class _Server:
 
     async def _run_while_connected(self, http: Request, running: Awaitable[T]) -> T:
         """Await `running`; if the client leaves first, cancel it and raise ClientDisconnect."""
-        work = asyncio.ensure_future(running)
         left = asyncio.ensure_future(http.receive())  # the body is read: what comes next is the end of the connection
+        wait = asyncio.timeout(None)
         try:
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise ClientDisconnect
-            return work.result()
+            async with wait:
+                left.add_done_callback(lambda _: _end(wait))
+                return await running
+        except TimeoutError:
+            if wait.expired():
+                raise ClientDisconnect from None
+            raise
         finally:
-            work.cancel()
             left.cancel()
 
     async def models(self, http: Request) -> Response:
@@ -202,15 +221,20 @@ class _Server:
         return HTMLResponse(page, headers={"content-security-policy": policy})
 
 
+def _end(wait: asyncio.Timeout) -> None:
+    with suppress(RuntimeError):  # it is over
+        wait.reschedule(0)
+
+
 def _json(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _deadline(http: Request) -> float:
+def _deadline(headers: Mapping[bytes, bytes]) -> float:
     """When X-Request-Timeout, in seconds from now, is over."""
-    given = http.headers.get("x-request-timeout")
-    if given is None:
+    if b"x-request-timeout" not in headers:
         return inf
+    given = headers[b"x-request-timeout"].decode("latin-1")
     try:
         seconds = nan if "_" in given else float(given)
     except ValueError:
@@ -220,14 +244,17 @@ def _deadline(http: Request) -> float:
     return time.perf_counter() + seconds
 
 
-def _reader(route: Route, http: Request) -> Read:
+def _reader(route: Route, headers: Mapping[bytes, bytes]) -> Read:
     """How the body is read, by what the client accepts."""
-    kind = accepted(http.headers.get("accept", ""), list(route.accepts)) if route.accepts else JSON
+    given = headers.get(b"accept", b"*/*")
+    if given == b"*/*" or not route.accepts:
+        return route.read_request
+    kind = accepted(given.decode("latin-1"), list(route.accepts))
     return route.accepts.get(kind, route.read_request)
 
 
 def _response(answer: bytes | Answer) -> Response:
-    return _json(answer) if isinstance(answer, bytes) else AnswerResponse(answer)
+    return AnswerResponse(Answer([answer], size=len(answer)) if isinstance(answer, bytes) else answer)
 
 
 def _error_response(error: WhimbrelError, status: int, content: bytes) -> Response:

@@ -10,7 +10,6 @@ the HTTP parser below refuses by itself (framing, broken heads, too many headers
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Final
 
 from starlette.middleware import Middleware
@@ -21,7 +20,7 @@ from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthor
 from whimbrel.server.access import Headers, Keys, host_name, is_loopback, is_same_origin, origin_name
 from whimbrel.server.ledger import notes_of, shown
 from whimbrel.server.options import GuardOptions
-from whimbrel.server.transfer import ClientIsCut, Held, Incoming, Outgoing
+from whimbrel.server.transfer import Held, Incoming, Outgoing
 from whimbrel.server.ways import render_error
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
@@ -31,6 +30,7 @@ _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
     "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-tokens", "x-whimbrel-truncated"
 )  # fmt: skip
+_NO_SNIFFING: Final = (b"x-content-type-options", b"nosniff")
 
 
 def guards(options: GuardOptions) -> list[Middleware]:
@@ -59,21 +59,19 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {"x-content-type-options": "nosniff"}
+        headers: list[tuple[bytes, bytes]] = [_NO_SNIFFING]
         incoming = Incoming(scope, receive, self._options, self._held)
-        outgoing = Outgoing(scope, send, self._options, self._held, headers)
+        outgoing = Outgoing(scope, send, self._held, headers)
         try:
             self._check(scope)
         except WhimbrelError as error:
-            headers["connection"] = "close"  # who sends such a head may not mean its end where we do
+            headers.append((b"connection", b"close"))  # who sends such a head may not mean its end where we do
             await _refuse(error, scope, outgoing.send)
         else:
-            with suppress(ClientIsCut):
-                await self._app(scope, incoming.receive, outgoing.send)
+            await self._app(scope, incoming.receive, outgoing.send)
         finally:
             incoming.release()
             outgoing.release()
-        await incoming.drain()
 
     def _check(self, scope: Scope) -> None:
         headers: Headers = scope["headers"]
@@ -82,10 +80,10 @@ class Edge:
         codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
         if codings not in ([], [b"chunked"]):
             raise InvalidRequest("Transfer-Encoding may be chunked and nothing else.")
+        if not hosts and scope["http_version"] == "1.0":
+            return  # it knows no Host header, and browsers do not speak it
         if len(hosts) != 1:
             raise InvalidRequest(f"there are {len(hosts)} Host headers; send one.")
-        if not hosts[0] and scope["http_version"] in ("1", "1.0"):
-            return  # HTTP/1.0 knows no Host header, and browsers do not speak it
         name = host_name(hosts[0])
         if name is None:
             given = shown(hosts[0]) or "missing"

@@ -7,12 +7,12 @@ Handlers and other middleware leave what they learn in the request's Notes. Know
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from secrets import token_hex
 from typing import Final
 
 from starlette.routing import Route
@@ -109,7 +109,7 @@ class Ledger:
             return
         headers = _headers(scope, b"x-request-id", b"traceparent")
         given = headers.get(b"x-request-id", "")
-        notes = Notes(given if _REQUEST_ID.fullmatch(given) else token_hex(16), time.perf_counter())
+        notes = Notes(given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex(), time.perf_counter())
         scope["state"] = {**scope.get("state", {}), "request_id": notes.request_id, "notes": notes}
         route, received = self._route(scope["path"]), time.time()
         exchange = _Exchange(receive, send, notes)

@@ -1,44 +1,76 @@
-"""Runs an app on Granian, on a socket that listens already."""
+"""Accepts connections on a socket that listens already, and that other processes may accept from too."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import os
+import socket
+from typing import Final
 
-from granian._granian import SocketHolder
-from granian.constants import HTTPModes, Interfaces
-from granian.http import HTTP1Settings
-from granian.log import LogLevels
-from granian.server.embed import Server
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
-from whimbrel.server.connections import BACKLOG, connection_limit
+from whimbrel.server.connections import connection_limit
+from whimbrel.server.http import Connection
 from whimbrel.server.options import GuardOptions
 
+_PAUSE: Final = 0.1
+"""Seconds until the next try to accept where the last one failed."""
 
-class _SharedSocketServer(Server):
-    """Granian's embeddable server on a socket that others accept from too, instead of one of its own."""
 
-    def __init__(self, app: Starlette, listener: int, **settings: Any) -> None:
-        super().__init__(app, **settings)
+class Server:
+    """`serve()` until `stop()`, in one event loop."""
+
+    def __init__(self, app: ASGIApp, listener: int, guards: GuardOptions) -> None:
+        """`listener` is the socket's descriptor; it is left open."""
+        self._app = app
         self._listener = listener
+        self._guards = guards
+        self._connections: set[Connection] = set()
+        self._room = asyncio.Semaphore(connection_limit(guards.max_connections))
+        self._stop = asyncio.Event()
+        self._closed = asyncio.Event()
 
-    def _init_shared_socket(self) -> None:
-        self._ssp = None
-        self._shd = SocketHolder(self._listener, False, BACKLOG)  # pyright: ignore[reportCallIssue]
-        self._sfd = self._listener
+    def stop(self) -> None:
+        """Accept nothing more; `serve` returns once the requests at work are answered."""
+        self._stop.set()
 
+    async def serve(self) -> None:
+        """Accept as many connections as there is room for; further ones wait."""
+        with socket.socket(fileno=os.dup(self._listener)) as listener:
+            listener.setblocking(False)
+            accepting = asyncio.ensure_future(self._accept(listener))
+            stopping = asyncio.ensure_future(self._stop.wait())
+            await asyncio.wait({accepting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            accepting.cancel()
+            await asyncio.wait({accepting})
+        if not accepting.cancelled():
+            stopping.cancel()
+            accepting.result()
+        for connection in list(self._connections):
+            connection.shut_down()
+        while self._connections:
+            self._closed.clear()
+            await self._closed.wait()
 
-def make_server(app: Starlette, listener: int, guards: GuardOptions) -> Server:
-    """A server of `app` on the listening socket `listener` (a descriptor): await its `serve()`; `stop()` ends that."""
-    return _SharedSocketServer(
-        app,
-        listener,
-        interface=Interfaces.ASGI,
-        http=HTTPModes.http1,
-        http1_settings=HTTP1Settings(header_read_timeout=int(guards.header_timeout * 1000), max_buffer_size=128 * 1024),
-        websockets=False,
-        backlog=BACKLOG,
-        backpressure=connection_limit(guards.max_connections),
-        log_level=LogLevels.error,
-        log_dictconfig={"loggers": {"_granian": {"propagate": True}}},  # to our own handler, not to stdout
-    )
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._room.acquire()
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError:  # files ran out, or a client has left already
+                self._room.release()
+                await asyncio.sleep(_PAUSE)
+                continue
+            try:
+                await loop.connect_accepted_socket(self._connect, accepted)
+            except OSError:
+                accepted.close()
+                self._room.release()
+
+    def _connect(self) -> Connection:
+        return Connection(self._app, self._guards, self._connections, self._forget)
+
+    def _forget(self) -> None:
+        self._room.release()
+        self._closed.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ class Ways:
     """The routes of one path, that without marks last."""
 
     routes: tuple[Route, ...]
+    marks: tuple[bytes, ...] = ()
+    """Those of all routes."""
 
     @property
     def default(self) -> Route:
@@ -36,7 +38,7 @@ class Ways:
 
     def choose(self, body: bytes) -> Route:
         """The route that a body is for."""
-        if not any(mark.encode() in body for route in self.routes for mark in route.marks):
+        if not any(mark in body for mark in self.marks):
             return self.default
         try:
             fields: dict[str, Any] = (_MESSAGE_PACK if is_packed(body) else _JSON).decode(body)
@@ -49,7 +51,12 @@ def _by_path(routes: Iterable[Route]) -> dict[str, Ways]:
     found: dict[str, tuple[Route, ...]] = {}
     for route in routes:
         found[route.path] = (*found.get(route.path, ()), route)
-    return {path: Ways(tuple(sorted(each, key=lambda route: not route.marks))) for path, each in found.items()}
+    return {path: _ways(each) for path, each in found.items()}
+
+
+def _ways(routes: Sequence[Route]) -> Ways:
+    marks = tuple(mark.encode() for route in routes for mark in sorted(route.marks))
+    return Ways(tuple(sorted(routes, key=lambda route: not route.marks)), marks)
 
 
 WAYS: Final = _by_path(ROUTES)

@@ -71,7 +71,7 @@ class Typed:
     @property
     def stored(self) -> np.dtype[Any]:
         """numpy's type of the same bytes, byte order included; bfloat16 are uint16, fp8 uint8."""
-        return np.dtype(_STORED[self.dtype]).newbyteorder(_mark(self.order))
+        return _stored(self.dtype, self.order)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -122,8 +122,7 @@ def from_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], o
 
     Raises ValueError if it is not as long as the shape says.
     """
-    stored = np.frombuffer(data, np.dtype(_STORED[dtype]).newbyteorder(_mark(order))).reshape(shape)
-    return _decoded(stored, dtype)
+    return _decoded(np.frombuffer(data, _stored(dtype, order)).reshape(shape), dtype)
 
 
 def to_int8(vectors_ND: Float32Array) -> NDArray[np.int8]:
@@ -184,6 +183,11 @@ def _decoded(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
+
+
+@cache
+def _stored(dtype: DType, order: ByteOrder) -> np.dtype[Any]:
+    return np.dtype(_STORED[dtype]).newbyteorder(_mark(order))
 
 
 def _mark(order: ByteOrder) -> Literal["<", ">"]:

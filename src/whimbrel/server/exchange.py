@@ -1,0 +1,206 @@
+"""One request and its answer, as ASGI has them, on a connection of http.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from starlette.types import ASGIApp, Message, Scope
+
+if TYPE_CHECKING:
+    from whimbrel.server.http import Connection
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+_log = logging.getLogger("whimbrel")
+
+_MAX_UNREAD: Final = 2**18
+"""Bytes of a body that wait for the app before no more are taken from the socket."""
+_CHECKS: Final = 8
+"""How often it is looked, within the longest pause, whether a client takes its answer."""
+_NO_BODY: Final = frozenset({204, 304})
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STATUS_LINES: Final = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class Gone(OSError):
+    """The client has left, or was cut off."""
+
+
+class Exchange:
+    """`receive` and `send` are ASGI's; `feed`, `end` and `break_off` say what became of the request."""
+
+    def __init__(self, connection: Connection, scope: Scope, *, keep_alive: bool) -> None:
+        self._connection = connection
+        self.scope = scope
+        self.keep_alive = keep_alive
+        headers = dict[bytes, bytes](scope["headers"])
+        self.has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+        self.waits = headers.get(b"expect", b"").lower() == b"100-continue"
+        """Whether the client sends its body only if told to."""
+        self.complete = False
+        """Whether all of the request has come."""
+        self.answered = False
+        """Whether all of the answer is with the transport."""
+        self.task: asyncio.Task[None] | None = None
+        self._broken = False
+        self._change = asyncio.Event()
+        self._unread: list[bytes] = []
+        self._num_unread = 0
+        self._read = False
+        """Whether the app has had all of the request."""
+        self._start: Message | None = None
+        self._chunked = False
+        self._bodyless = scope["method"] == "HEAD"
+        self._announced: int | None = None
+        """Bytes of the body that are still to be sent, if the app has said how many there are."""
+        self._handed = 0
+        self._began: float | None = None
+
+    async def run(self, app: ASGIApp) -> None:
+        """Let `app` answer. If it does not, to the end, the connection is cut."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        except Gone:
+            pass
+        except Exception:
+            _log.exception("the app failed. This is a bug.")
+        finally:
+            if not self.answered:
+                self.answered = True
+                self._connection.cut()
+
+    # The request
+
+    def feed(self, body: bytes) -> None:
+        """A part of the body came."""
+        self.waits = False
+        self._unread.append(body)
+        self._num_unread += len(body)
+        if self._num_unread > _MAX_UNREAD:
+            self._connection.pause()
+        self._change.set()
+
+    def end(self) -> None:
+        """It is whole."""
+        self.waits = False
+        self.complete = True
+        self._change.set()
+
+    def break_off(self) -> None:
+        """Nothing more will come, or nobody is there any more."""
+        self._broken = True
+        self._change.set()
+
+    async def receive(self) -> Message:
+        """A part of the body, or, once it is read, that the client has left."""
+        if self.waits and not self._broken:
+            self.waits = False
+            self._connection.transport.write(_CONTINUE)
+        while not self._broken and not self.answered:
+            if self._unread or (self.complete and not self._read):
+                body = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
+                self._unread.clear()
+                self._num_unread = 0
+                self._read = self.complete
+                return {"type": "http.request", "body": body, "more_body": not self.complete}
+            self._connection.resume()
+            self._change.clear()
+            await self._change.wait()
+        return {"type": "http.disconnect"}
+
+    # The answer
+
+    async def send(self, message: Message) -> None:
+        """Returns once there is room for more. Raises Gone, also when a client that takes its answer too slowly is cut off."""
+        if message["type"] == "http.response.start":
+            self._start = message  # it goes out with the first part of the body
+            return
+        connection = self._connection
+        if connection.lost or self.answered:
+            raise Gone
+        body, more = message.get("body", b""), message.get("more_body", False)
+        pieces: list[bytes | memoryview] = []
+        if self._start is not None:
+            pieces.append(self._head(self._start, len(body), more))
+            self._start = None
+        if not self._bodyless:
+            pieces += self._framed(body, more)
+        if pieces:
+            self._handed += sum(map(len, pieces))
+            connection.transport.writelines(pieces)
+        if connection.writable is not None:
+            await self._wait(connection.writable)
+        if not more:
+            self.answered = True
+            connection.answered(self)
+
+    def _head(self, start: Message, size: int, more: bool) -> bytes:
+        headers: Headers = list(start["headers"])
+        given = dict(headers)
+        if not self.complete or b"close" in given.get(b"connection", b"").lower():
+            self.keep_alive = False
+        if self._bodyless or start["status"] in _NO_BODY:
+            self._bodyless = True
+        elif b"content-length" in given:
+            self._announced = int(given[b"content-length"])
+        elif not more:
+            headers.append((b"content-length", b"%d" % size))
+        elif self.scope["http_version"] == "1.1":
+            self._chunked = True
+            headers.append((b"transfer-encoding", b"chunked"))
+        else:
+            self.keep_alive = False  # the body goes on until the connection ends
+        if b"connection" not in given and (not self.keep_alive or self.scope["http_version"] == "1.0"):
+            headers.append((b"connection", b"keep-alive" if self.keep_alive else b"close"))
+        return head_of(start["status"], headers)
+
+    def _framed(self, body: bytes | memoryview, more: bool) -> list[bytes | memoryview]:
+        if self._chunked:
+            pieces = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
+            return pieces if more else [*pieces, b"0\r\n\r\n"]
+        if self._announced is not None:
+            self._announced -= len(body)
+            if self._announced < 0 or (self._announced > 0 and not more):
+                raise RuntimeError("the length of an answer is not what its head says")
+        return [body] if body else []
+
+    async def _wait(self, writable: asyncio.Future[None]) -> None:
+        """No pause is longer than `write_pause`, and after the first one `min_write_rate` is kept."""
+        connection, options = self._connection, self._connection.options
+        clock = asyncio.get_running_loop().time
+        now = moved = clock()
+        began = self._began = now if self._began is None else self._began
+        left = connection.transport.get_write_buffer_size()
+        while not writable.done():
+            if now - began > options.write_pause and self._handed - left < (now - began) * options.min_write_rate:
+                break
+            await asyncio.wait([writable], timeout=options.write_pause / _CHECKS)
+            now, before, left = clock(), left, connection.transport.get_write_buffer_size()
+            if left < before:
+                moved = now
+            elif now - moved > options.write_pause:
+                break
+        if not writable.done():
+            _log.info("cut off a client that took its answer too slowly")
+            connection.cut()
+        if not writable.done() or connection.lost:
+            raise Gone
+
+
+def head_of(status: int, headers: Headers) -> bytes:
+    """The head of an answer. Raises RuntimeError if a header holds more than one line."""
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
+    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
+        raise RuntimeError("a header of an answer holds more than one line")
+    return b"%bdate: %b\r\n%b\r\n" % (_STATUS_LINES[status], _date(int(time.time())), lines)
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()

@@ -1,0 +1,301 @@
+"""HTTP/1.1 for an ASGI app: httptools reads, and what the app sends goes to the socket without a copy.
+
+A connection works at one request at a time; others that came on it wait their turn, and meanwhile no more is read. Here are
+those limits of GuardOptions that only a socket can keep: the size and time of a head, the pace at which an answer is taken, and
+what is read of a body that nobody wants any more. What breaks HTTP is answered with 400 and ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Final, cast
+from urllib.parse import unquote
+
+import httptools
+from starlette.types import ASGIApp, Scope
+
+from whimbrel.errors import HeadersTooLarge, InvalidRequest, WhimbrelError
+from whimbrel.server.exchange import Exchange, Headers, head_of
+from whimbrel.server.options import GuardOptions
+from whimbrel.server.ways import render_error
+
+_MAX_OVERHEAD: Final = 2**17
+"""Bytes in a row that are no body: a head, or what frames chunks. (What a head may really have is the app's to say.)"""
+_BYTES_PER_BYTE: Final = 8
+"""A byte of a body may come in so many, as the only one of its chunk."""
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+_RESET: Final = struct.pack("ii", 1, 0)
+
+
+class Connection(asyncio.Protocol):
+    """One client. It enters itself into `connections`, and calls `on_lost` when it has left them."""
+
+    def __init__(self, app: ASGIApp, options: GuardOptions, connections: set[Connection], on_lost: Callable[[], None]) -> None:
+        self._app = app
+        self.options = options
+        self._connections = connections
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._in_head = False
+        self._replaying = False
+        self._overhead = 0
+        self._error: WhimbrelError | None = None
+        """What broke HTTP; nothing is parsed any more."""
+        self._current: Exchange | None = None
+        """At work, or the last that was."""
+        self._newest: Exchange | None = None
+        """Whose head came last."""
+        self._waiting: deque[Exchange] = deque()
+        self._unwanted = -1
+        """The last answer is out, and so much more is read of what still comes; -1: not so."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused = False
+        self.writable: asyncio.Future[None] | None = None
+        """Done once there is room again; None while there is."""
+        self.lost = False
+        self.stopping = False
+
+    # The socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for a head."""
+        self.transport = cast(asyncio.Transport, transport)
+        self._client = _address(transport.get_extra_info("peername"))
+        self._server = _address(transport.get_extra_info("sockname"))
+        self._connections.add(self)
+        self._set_timer(self.options.header_timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell those who read and write."""
+        self.lost = True
+        self._set_timer(None)
+        self._waiting.clear()
+        if self._current is not None:
+            self._current.break_off()
+        self.resume_writing()
+        self._connections.discard(self)
+        self._on_lost()
+
+    def eof_received(self) -> bool:
+        """A client that stops in the middle of a request is told; one that has said all counts as gone."""
+        if self._newest is None or self._newest.complete or self._newest.answered:
+            return False
+        self._newest.break_off()
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of any part of a request, or of several."""
+        if self._unwanted >= 0:
+            self._unwanted -= len(data)
+            if self._unwanted < 0:
+                self.cut()
+            return
+        if self._error is not None:
+            return
+        self._overhead += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            ours = error.__context__
+            self._refuse(ours if isinstance(ours, WhimbrelError) else InvalidRequest("what came is no HTTP/1.1 request."))
+        else:
+            if self._overhead > _MAX_OVERHEAD:
+                self._refuse(HeadersTooLarge(f"path and headers have {self._overhead:,} bytes or more."))
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._replay(data[upgrade.args[0] :])
+
+    def _replay(self, rest: bytes) -> None:
+        """Who asks for HTTP/2, as Java's client does, sends its body all the same. There the parser stops; another goes on."""
+        assert self._newest is not None
+        framing = b"".join(b"%b: %b\r\n" % pair for pair in self._newest.scope["headers"] if pair[0] in _FRAMING)
+        self._parser = httptools.HttpRequestParser(self)
+        self._replaying = True
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
+        self._replaying = False
+        if rest:
+            self._parse(rest)
+
+    def _refuse(self, error: WhimbrelError) -> None:
+        """Read no further. A request that is not whole is answered by the app, what is none by us, in its turn."""
+        self._error = error
+        self.pause()
+        if self._newest is not None and not self._newest.complete:
+            self._newest.break_off()
+        elif self._newest is None or self._newest.answered:
+            self._answer_error(error)
+
+    def _answer_error(self, error: WhimbrelError) -> None:
+        status, body = render_error("", error)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        self.transport.writelines([head_of(status, headers), body])
+        self._linger()
+
+    # What the parser finds
+
+    def on_message_begin(self) -> None:
+        """A request."""
+        if not self._replaying:
+            self._in_head = True
+            self._url = b""
+            self._headers: Headers = []
+
+    def on_url(self, url: bytes) -> None:
+        """A part of its target."""
+        if not self._replaying:
+            self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header. Trailers are none."""
+        if self._in_head and not self._replaying:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """It can be worked at."""
+        if self._replaying:
+            return
+        self._in_head = False
+        exchange = Exchange(self, self._scope(), keep_alive=self._parser.should_keep_alive())
+        self._newest = exchange
+        if self._current is None or self._current.answered:
+            self._start(exchange)
+        else:
+            self._waiting.append(exchange)
+            self.pause()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of its body."""
+        self._overhead = max(0, self._overhead - _BYTES_PER_BYTE * len(body))
+        assert self._newest is not None
+        self._newest.feed(body)
+
+    def on_message_complete(self) -> None:
+        """Nothing of it is to come."""
+        assert self._newest is not None
+        if self._replaying or (self._parser.should_upgrade() and self._newest.has_body):
+            return
+        self._overhead = 0
+        self._newest.end()
+
+    def _scope(self) -> Scope:
+        version = self._parser.get_http_version()
+        if len(self._url) > self.options.max_header_bytes:
+            raise HeadersTooLarge(f"the target has {len(self._url):,} bytes; the limit is {self.options.max_header_bytes:,}.")
+        try:
+            url = httptools.parse_url(self._url)
+            path = url.path.decode("ascii")
+        except (httptools.HttpParserInvalidURLError, ValueError, AttributeError):
+            raise InvalidRequest("the target of the request is no path.") from None
+        if version not in ("1.1", "1.0"):
+            raise InvalidRequest(f"this is HTTP/{version}; the server speaks HTTP/1.1.")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": version,
+            "method": self._parser.get_method().decode("ascii"),
+            "scheme": "http",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "root_path": "",
+            "headers": self._headers,
+            "client": self._client,
+            "server": self._server,
+        }
+
+    # One request after another
+
+    def _start(self, exchange: Exchange) -> None:
+        self._set_timer(None)
+        self._current = exchange
+        exchange.task = self._loop.create_task(exchange.run(self._app))
+
+    def answered(self, exchange: Exchange) -> None:
+        """All of an answer is with the transport."""
+        if self.lost:
+            return
+        if exchange.keep_alive and exchange.complete:
+            self._next()
+        elif exchange.waits or (exchange.complete and not self._paused):
+            self.transport.close()
+        else:
+            self._linger()
+
+    def _next(self) -> None:
+        if self._waiting:
+            self._start(self._waiting.popleft())
+            self.resume()
+        elif self._error is not None:
+            self._answer_error(self._error)
+        elif self.stopping:
+            self.transport.close()
+        else:
+            self._set_timer(self.options.header_timeout)
+
+    def _linger(self) -> None:
+        """Nothing more is said here. What the client still sends is read for a while, so that it gets to read the answer."""
+        self._unwanted = self.options.drain_bytes
+        self._set_timer(self.options.drain_timeout)
+        self._waiting.clear()
+        self.resume()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def shut_down(self) -> None:
+        """Close, once what is at work is answered."""
+        self.stopping = True
+        if self._current is None or self._current.answered:
+            self.transport.close()
+        else:
+            self._current.keep_alive = False
+
+    def cut(self) -> None:
+        """End it now; nothing that waits to be sent is kept."""
+        if not self.lost:
+            if (sock := self.transport.get_extra_info("socket")) is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.transport.abort()
+
+    def _set_timer(self, seconds: float | None) -> None:
+        """After so long, the connection is closed whatever it does."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self.transport.close)
+
+    # Flow
+
+    def pause(self) -> None:
+        """Take nothing from the socket for now."""
+        if not self._paused and not self.lost:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Take more, unless other requests wait or nothing can be read any more."""
+        if self._paused and not self.lost and not self._waiting and (self._error is None or self._unwanted >= 0):
+            self._paused = False
+            self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        """The transport holds enough."""
+        if self.writable is None:
+            self.writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """There is room."""
+        if self.writable is not None:
+            self.writable.set_result(None)
+            self.writable = None
+
+
+def _address(name: tuple[str, int] | None) -> tuple[str, int] | None:
+    """Of what a socket says of itself: IPv6 says more."""
+    return None if name is None else (name[0], name[1])

@@ -1,0 +1,331 @@
+"""The HTTP server by itself, under small apps, on both event loops. What breaks HTTP is in faults/test_http.py."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+from whimbrel.server.exchange import Gone
+from whimbrel.server.options import GuardOptions
+from whimbrel.server.run import Server
+
+MIB = 2**20
+GET = b"GET /a%20b?c=d HTTP/1.1\r\nHost: here\r\nX-A: 1\r\n\r\n"
+App = Callable[[Any, Any, Any], Awaitable[None]]
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Any:
+    """asyncio.run on one of the loops, for a minute at most."""
+
+    def run(main: Awaitable[None]) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop if request.param == "uvloop" else None) as runner:
+            runner.run(asyncio.wait_for(main, 60))  # pyright: ignore[reportArgumentType]
+
+    return run
+
+
+@asynccontextmanager
+async def serving(app: App, **limits: Any) -> AsyncIterator[tuple[Server, Callable[[], Awaitable[Streams]]]]:
+    """A server, and how to connect to it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Server(app, listener.fileno(), replace(GuardOptions(), **limits))
+        task = asyncio.ensure_future(server.serve())
+        writers: list[asyncio.StreamWriter] = []
+
+        async def connect() -> Streams:
+            streams = await asyncio.open_connection(*listener.getsockname())
+            writers.append(streams[1])
+            return streams
+
+        yield server, connect
+        for writer in writers:
+            writer.close()
+        server.stop()
+        await task
+
+
+def post(size: int, *more: bytes) -> bytes:
+    return b"\r\n".join([b"POST / HTTP/1.1", b"Host: here", b"Content-Length: %d" % size, *more, b"", b""])
+
+
+async def head(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readuntil(b"\r\n\r\n")
+
+
+def answering(*bodies: bytes | memoryview, status: int = 200, headers: dict[bytes, bytes] | None = None) -> App:
+    """It reads the request and sends this."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body", False):
+            pass
+        await send({"type": "http.response.start", "status": status, "headers": list((headers or {}).items())})
+        for i, body in enumerate(bodies):
+            await send({"type": "http.response.body", "body": body, "more_body": i + 1 < len(bodies)})
+
+    return app
+
+
+def test_the_scope_says_what_was_asked(run: Any) -> None:
+    scopes: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await answering(b"")(scope, receive, send)
+
+    async def main() -> None:
+        async with serving(app) as (_, connect):
+            reader, writer = await connect()
+            writer.write(GET)
+            assert (await head(reader)).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert scopes[0]["client"] == writer.get_extra_info("sockname")
+            assert scopes[0]["server"] == writer.get_extra_info("peername")
+
+    run(main())
+    (scope,) = scopes
+    assert (scope["method"], scope["path"], scope["raw_path"], scope["query_string"]) == ("GET", "/a b", b"/a%20b", b"c=d")
+    assert scope["headers"] == [(b"host", b"here"), (b"x-a", b"1")]
+    assert (scope["type"], scope["http_version"], scope["scheme"], scope["root_path"]) == ("http", "1.1", "http", "")
+
+
+def test_a_body_waits_in_the_socket_until_the_app_reads_it(run: Any) -> None:
+    pieces: list[int] = []
+    go = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        while True:
+            message = await receive()
+            pieces.append(len(message["body"]))
+            if not message["more_body"]:
+                break
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def main() -> None:
+        go.clear()
+        async with serving(app) as (_, connect):
+            reader, writer = await connect()
+            writer.write(post(32 * MIB))
+            writer.write(bytes(32 * MIB))
+            await asyncio.sleep(0.2)
+            go.set()
+            assert b"content-length: 4\r\n" in await head(reader)
+            assert await reader.readexactly(4) == b"done"
+
+    run(main())
+    assert sum(pieces) == 32 * MIB
+    assert max(pieces) <= MIB
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_array_goes_out_as_it_lies(named: bool) -> None:
+    """uvloop's; that of asyncio joins pieces before Python 3.12."""
+    array = np.arange(16 * MIB, dtype=np.float32)
+    headers = {b"content-length": b"%d" % array.nbytes} if named else {}
+
+    async def main() -> None:
+        bodies = [array.view(np.uint8).data] if named else [array.view(np.uint8).data, b""]
+        async with serving(answering(*bodies, headers=headers)) as (_, connect):
+            reader, writer = await connect()
+            received = 0
+            tracemalloc.start()
+            for _ in range(2):
+                writer.write(GET)
+                start = await head(reader)
+                assert (b"transfer-encoding: chunked" in start) != named
+                left = array.nbytes if named else array.nbytes + len(b"%x\r\n\r\n0\r\n\r\n" % array.nbytes)
+                while left:
+                    left -= (got := len(await reader.read(min(left, 2**16))))
+                    received += got
+            assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+            tracemalloc.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_answers_without_a_body(run: Any) -> None:
+    async def main() -> None:
+        async with serving(answering(b"abc")) as (_, connect):
+            reader, writer = await connect()
+            writer.write(GET.replace(b"GET", b"HEAD") + GET)
+            assert b"content-length: 3" not in await head(reader)  # what an app does not say of a HEAD is not made up
+            assert b"content-length: 3" in await head(reader)
+            assert await reader.readexactly(3) == b"abc"
+        async with serving(answering(b"", status=204)) as (_, connect):
+            reader, writer = await connect()
+            writer.write(GET * 2)
+            for _ in range(2):
+                start = await head(reader)
+                assert start.startswith(b"HTTP/1.1 204 No Content\r\n")
+                assert b"content-length" not in start
+                assert b"transfer-encoding" not in start
+
+    run(main())
+
+
+async def raising(scope: Any, receive: Any, send: Any) -> None:
+    raise ValueError("on purpose")
+
+
+async def stopping(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+    await send({"type": "http.response.body", "body": b"abc", "more_body": True})
+
+
+SILENT = (stopping, answering())
+"""Who raises nothing."""
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        *SILENT,
+        raising,
+        answering(b"abc", headers={b"content-length": b"2"}),
+        answering(b"abc", headers={b"content-length": b"4"}),
+        answering(b"abc", headers={b"x-a": b"1\r\nx-b: 2"}),
+        answering(b"abc", headers={b"x-a": b"1\n"}),
+    ],
+)
+def test_an_app_at_fault_ends_the_connection(app: App, run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving(app) as (_, connect):
+            reader, writer = await connect()
+            writer.write(GET)
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(len(await head(reader)) + 9)
+            reader, writer = await connect()
+            writer.write(GET)
+
+    run(main())
+    assert ("This is a bug" in caplog.text) == (app not in SILENT)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_an_app_learns_that_its_client_left(reset: bool, run: Any) -> None:
+    heard: list[Any] = []
+    done = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "http.request"
+        heard.append((await receive())["type"])
+        await asyncio.sleep(0.05)
+        with pytest.raises(Gone):
+            await answering(b"abc")(scope, receive, send)
+        heard.append("sent to nobody")
+        done.set()
+
+    async def main() -> None:
+        done.clear()
+        async with serving(app) as (_, connect):
+            _, writer = await connect()
+            if reset:
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.write(GET)
+            await asyncio.sleep(0.05)
+            writer.close()
+            await done.wait()
+
+    run(main())
+    assert heard == ["http.disconnect", "sent to nobody"]
+
+
+def test_a_client_that_breaks_off_its_body_is_answered(run: Any) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] == "http.request":
+            assert message["more_body"]
+        await answering(b"cut")(scope, receive, send)
+
+    async def main() -> None:
+        async with serving(app) as (_, connect):
+            reader, writer = await connect()
+            writer.write(post(10) + b"half")
+            writer.write_eof()
+            assert b"connection: close" in await head(reader)
+            assert await reader.read() == b"cut"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("size", "pause", "end"), [(0, 0.1, "cut"), (2**16, 0.1, "cut"), (2**22, 0.01, "all")], ids=["still", "slow", "steady"]
+)
+def test_the_pace_at_which_an_answer_is_taken(size: int, pause: float, end: str, run: Any) -> None:
+    ends: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            for _ in range(24):
+                await send({"type": "http.response.body", "body": bytes(MIB), "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+            ends.append("all")
+        except OSError:
+            ends.append("cut")
+            raise
+
+    async def main() -> None:
+        async with serving(app, write_pause=0.5, min_write_rate=4 * MIB) as (_, connect):
+            reader, writer = await connect()
+            writer.write(GET)
+            while not ends:
+                if size:
+                    await reader.read(size)
+                await asyncio.sleep(pause)
+
+    run(main())
+    assert ends == [end]
+
+
+def test_stopping_lets_requests_finish(run: Any) -> None:
+    go = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        await answering(b"last")(scope, receive, send)
+
+    async def main() -> None:
+        go.clear()
+        async with serving(app) as (server, connect):
+            busy, idle, partial = [await connect() for _ in range(3)]
+            busy[1].write(GET)
+            partial[1].write(GET[:10])
+            await asyncio.sleep(0.1)
+            server.stop()
+            assert await idle[0].read() == b""
+            assert await partial[0].read() == b""
+            go.set()
+            assert b"connection: close" in await head(busy[0])
+            assert await busy[0].read() == b"last"
+
+    run(main())
+
+
+def test_connections_over_the_limit_wait(run: Any) -> None:
+    async def main() -> None:
+        async with serving(answering(b"abc"), max_connections=2) as (_, connect):
+            streams = [await connect() for _ in range(3)]
+            for _, writer in streams:
+                writer.write(GET)
+            assert await streams[0][0].readuntil(b"abc")
+            assert await streams[1][0].readuntil(b"abc")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(streams[2][0].read(1), 0.2)
+            streams[0][1].close()
+            assert await streams[2][0].readuntil(b"abc")
+
+    run(main())
