@@ -5,8 +5,9 @@
 1. The answer of POST /v1/embeddings for 128 rows of 384 to 3,072 dimensions, microseconds: construction alone (all but the
    printing), float, base64 and raw bytes, each as the server writes it, all pieces made; `orjson.dumps` of the bare array, the
    least that printing costs; and each row's `.tolist()` in the same object, made only, and printed by orjson and json.
-2. Raw bytes of 256 x 1,024 float32 per response over 16 connections, MiB/s: Whimbrel, FastAPI on uvicorn, and a bare TCP
-   stream, which is not asked for anything. One process serves, another reads (threads that receive into a buffer).
+2. Raw bytes of 256 x 1,024 float32 per response over 16 connections, MiB/s: Whimbrel with one worker and with two, FastAPI on
+   uvicorn with httptools and uvloop and with what comes when both are installed, and a bare TCP stream, which is not asked for
+   anything and has a thread for each connection. Another process reads (threads that receive into a buffer).
 3. The experiment of "Serving embeddings at blazing speed": 100 requests at once of 32 texts x 1,024 dimensions, from the first
    request to the last array in the client, seconds: FastAPI with JSON, orjson and raw bytes, read by an asyncio client (httpx2)
    with json, orjson and `np.frombuffer`; Whimbrel with the same client, and with AsyncClient. Then 256 texts, raw.
@@ -50,6 +51,7 @@ NUM_ROWS: Final = 128
 DIMENSIONS: Final = (384, 768, 1536, 3072)
 CONSTRUCTION: Final = "construction"
 CONNECTIONS: Final = 16
+OTHERS: Final = ("tcp", "fastapi", "fastapi-plain")
 NUM_REQUESTS: Final = 100
 _MIN_SECONDS: Final = 0.005
 
@@ -185,14 +187,13 @@ def measure_stream(ports: Mapping[str, int], rounds: int, seconds: float) -> Non
     rates = {name: median(each) for name, each in found.items()}
     print()
     print_table(
-        [f"{ROWS} x {DIMENSION} float32, {CONNECTIONS} connections", "MiB/s", "of the TCP stream", "over FastAPI"],
         [
-            [
-                name,
-                f"{rate:,.0f}",
-                f"{rate / rates['tcp']:.2f}",
-                f"{rate / rates['fastapi']:.2f}" if "fastapi" in rates else "-",
-            ]
+            f"{ROWS} x {DIMENSION} float32, {CONNECTIONS} connections",
+            "MiB/s",
+            *(f"of {name}" for name in OTHERS if name in rates),
+        ],
+        [
+            [name, f"{rate:,.0f}", *(f"{rate / rates[other]:.2f}" for other in OTHERS if other in rates)]
             for name, rate in rates.items()
         ],
     )
@@ -282,7 +283,8 @@ def main() -> None:
     if missing:
         note(f"not installed, so not compared with: {', '.join(missing)}")
     with ExitStack() as stack:
-        ports = {kind: start(kind, stack) for kind in ("whimbrel", "tcp", *([] if missing else ["fastapi"]))}
+        theirs = [] if missing else ["fastapi", "fastapi-plain"]
+        ports = {kind: start(kind, stack) for kind in ("whimbrel", "whimbrel-2", "tcp", *theirs)}
         measure_stream(ports, rounds, seconds)
         measure_article(ports, max(1, rounds // 3))
     print_setting(None, orjson=orjson.__version__, numpy=np.__version__, rounds=rounds)

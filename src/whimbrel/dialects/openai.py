@@ -6,8 +6,8 @@ not known are ignored, as other servers do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -33,7 +33,7 @@ from whimbrel.dialects.stamp import created, new_id
 from whimbrel.dialects.vllm_fields import OF_TEXTS, VLLMTextFields, read_normalize, refuse_unsupported, vllm_text_request
 from whimbrel.errors import TooLarge, WhimbrelError
 from whimbrel.types import Request, Result
-from whimbrel.wire import Typed, base64_rows
+from whimbrel.wire import Typed, base64_list, base64_rows
 
 _MAX_BLOCKS: Final = 512
 """Of about 100 bytes each, in a header: clients read headers of less than 64 KiB."""
@@ -157,18 +157,29 @@ def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) ->
         case "arrow":
             return arrow_answer({"dense": Typed(result.dense, dtype, order, "dense")}, result, model)
         case "base64":
-            vectors: Any = base64_rows(Typed(result.dense, dtype, order, "dense"))
+            dense = Typed(result.dense, dtype, order, "dense")
+            data: Any = base64_list(dense, _before, b'"}') or _data(base64_rows(dense))
         case _:
-            vectors = result.dense
+            data = _data(result.dense)
     body = {
         "id": new_id("embd", sent.request_id),
         "object": "list",
         "created": created(),
-        "data": [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)],
+        "data": data,
         "model": model.plan.served_name,
         "usage": usage(result),
     }  # fmt: skip
     return json_answer(body, result, as_text=sent.encoding_format == "base64")
+
+
+def _data(vectors: Iterable[object]) -> list[dict[str, object]]:
+    return [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+
+
+@cache
+def _before(index: int) -> bytes:
+    """What stands before the letters of a vector."""
+    return b'{"object":"embedding","index":%d,"embedding":"' % index
 
 
 def _bytes_answer(sent: EmbeddingsRequest, vectors_ND: Typed, result: Result, model: ServedModel) -> Answer:

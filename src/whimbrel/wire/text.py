@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, cast
 
@@ -60,6 +60,25 @@ def to_base64(vectors_ND: Float32Array | Typed) -> list[str]:
         return [pybase64.b64encode_as_string(row) for row in rows]
     text, width = pybase64.b64encode_as_string(rows.data), size // 3 * 4  # rows end where groups of four letters do
     return [text[start : start + width] for start in range(0, len(text), width)]
+
+
+def base64_list(vectors_ND: Typed, before: Callable[[int], bytes], after: bytes) -> orjson.Fragment | None:
+    """JSON of a list: for each row `before(index)`, its bytes as base64, `after`. None of no rows, or if that would take long.
+
+    A third of the time of objects that hold strings: letters are copied, not looked at.
+    """
+    if not 0 < vectors_ND.array.size <= _PIECE << 4:
+        return None
+    rows = vectors_ND.encoded()
+    size = rows.shape[1] * rows.itemsize
+    if size % 3 or not size:
+        letters = [pybase64.b64encode(row) for row in rows]
+    else:
+        text, width = memoryview(pybase64.b64encode(rows.data)), size // 3 * 4
+        letters = [text[start : start + width] for start in range(0, len(text), width)]
+    between = after + b","
+    parts = [part for index, row in enumerate(letters) for part in (between if index else b"[", before(index), row)]
+    return orjson.Fragment(b"".join([*parts, after, b"]"]))
 
 
 def base64_rows(vectors_ND: Typed) -> list[str] | list[Base64]:
