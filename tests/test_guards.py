@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import orjson
 import pytest
 
 from fake import FakeEmbedder, call
@@ -333,3 +334,36 @@ def test_only_the_listener_at_the_port_gets_a_limit_of_silence() -> None:
         connections.limit_silence(listener, 1.5)
         assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1500
         assert other.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+
+
+# Whose error it is
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "fields"),
+    [
+        ("/v1/embeddings", {"input": "a"}, {"error"}),
+        ("/v1/embeddings", {"input": "a", "input_type": None, "output_dtype": "int8"}, {"detail"}),
+        ("/v1/embeddings", {"input": "a", "task": "text-matching"}, {"detail"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_k": 1}, {"detail"}),
+        ("/rerank", {"query": "a", "texts": ["b"]}, {"error", "error_type"}),
+    ],
+)
+def test_what_is_refused_unread_is_refused_in_the_words_of_its_dialect(path: str, body: Any, fields: set[str]) -> None:
+    sent, served = orjson.dumps(body), Served(FakeEmbedder())
+    headers = JSON | {"content_length": str(len(sent))}
+    draining = Served(FakeEmbedder())
+    draining.draining = True
+    refusals = [
+        (create_app(served, guards=GuardOptions(api_keys=("k",))), headers, 401),
+        (create_app(served), headers | {"origin": "https://evil.com"}, 403),
+        (create_app(draining), headers, 503),
+        (create_app(served), headers | {"x_request_timeout": "soon"}, 422 if "error_type" in fields else 400),
+    ]
+    for app, given, status in refusals:
+        told = asyncio.run(call(app, "POST", path, body=sent, headers=given))
+        assert told.status == status
+        assert not told.body or set(orjson.loads(told.body)) == fields
+    large = sent + b" " * 2**16
+    told = asyncio.run(call(refusals[0][0], "POST", path, body=large, headers=JSON | {"content_length": str(len(large))}))
+    assert told.status == 401  # in whichever words: so much is not read for one that may not ask

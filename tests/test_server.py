@@ -240,6 +240,13 @@ def test_openapi_and_docs(http_client: httpx2.Client) -> None:
     page = http_client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert "truncate_prompt_tokens" in page.text
+    for path, status, example in (
+        ("/v1/embeddings", "400", {"error": {"message", "type", "param", "code"}}),
+        ("/embed", "422", {"error", "error_type"}),
+        ("/v2/embed", "400", {"message"}),
+    ):
+        answer = document["paths"][path]["post"]["responses"][status]
+        assert any(set(each["value"]) == set(example) for each in answer["content"]["application/json"]["examples"].values())
     assert "<script" not in page.text
 
 

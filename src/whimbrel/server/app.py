@@ -32,7 +32,7 @@ from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of, shown
 from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.server.options import DEFAULTS, GuardOptions
 from whimbrel.server.served import InFlight, Served
-from whimbrel.server.transfer import AnswerResponse, read_body
+from whimbrel.server.transfer import AnswerResponse, read_body, read_small_body
 from whimbrel.server.ways import WAYS, Ways, render_error
 from whimbrel.trace import level, trace
 from whimbrel.types import AsyncEmbedder, Decode, Result, Tokenize
@@ -103,7 +103,7 @@ class _Server:
         """The handler of a path."""
 
         async def handle(http: Request) -> Response:
-            route = ways.default
+            route: Route | None = None
             try:
                 self._check_open()
                 headers = dict[bytes, bytes](http.scope["headers"])
@@ -114,6 +114,7 @@ class _Server:
                 return await self._answer(route, body, http, deadline)
             except WhimbrelError as error:
                 notes_of(http.scope).error = error.code
+                route = route or ways.choose(await read_small_body(http.scope, http.receive))
                 response = _error_response(error, route.status(error), route.write_error(error))
                 if self._served.draining:
                     response.headers["connection"] = "close"

@@ -20,7 +20,7 @@ from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthor
 from whimbrel.server.access import Headers, Keys, host_name, is_loopback, is_same_origin, origin_name
 from whimbrel.server.ledger import notes_of, shown
 from whimbrel.server.options import GuardOptions
-from whimbrel.server.transfer import Held, Incoming, Outgoing
+from whimbrel.server.transfer import Held, Incoming, Outgoing, read_small_body
 from whimbrel.server.ways import render_error
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
@@ -114,7 +114,7 @@ class Access:
             self._check_origin(scope)
             scope["state"]["owner"] = self._owner(scope)
         except WhimbrelError as error:
-            await _refuse(error, scope, send)
+            await _refuse(error, scope, send, await read_small_body(scope, receive))
         else:
             await self._app(scope, receive, send)
 
@@ -153,10 +153,10 @@ def _own_address(scope: Scope) -> str | None:
     return server[0] if server else None
 
 
-async def _refuse(error: WhimbrelError, scope: Scope, send: Send) -> None:
-    """Answer without the app, in the shape of the path's dialect."""
+async def _refuse(error: WhimbrelError, scope: Scope, send: Send, sent: bytes = b"") -> None:
+    """Answer without the app, in the shape of the dialect, as far as it is known."""
     notes_of(scope).error = error.code
-    status, body = render_error(scope["path"], error)
+    status, body = render_error(scope["path"], error, sent)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))

@@ -19,8 +19,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whimbrel import trace
-from whimbrel.dialects import openai
 from whimbrel.errors import WhimbrelError
+from whimbrel.server.ways import render_error
 from whimbrel.trace import Finished, Outcome, Stage
 from whimbrel.types import Result
 
@@ -159,10 +159,12 @@ class Ledger:
         if exchange.status:
             return  # the server breaks off an answer that has begun
         answer = WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug.")
-        headers = [(b"content-type", b"application/json")]
+        status, body = render_error(scope["path"], answer)
         with suppress(OSError):
-            await exchange.send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            await exchange.send({"type": "http.response.body", "body": openai.write_error(answer)})
+            await exchange.send(
+                {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]}
+            )
+            await exchange.send({"type": "http.response.body", "body": body})
 
     def _route(self, path: str) -> str:
         """The template that a path belongs to, whether or not the request gets that far."""

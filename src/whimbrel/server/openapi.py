@@ -13,7 +13,17 @@ import msgspec
 
 from whimbrel import __version__
 from whimbrel.dialects import JSON as JSON_TYPE
-from whimbrel.dialects import PAGES, ROUTES, openai
+from whimbrel.dialects import PAGES, ROUTES, Route, openai
+from whimbrel.errors import (
+    ComputeError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMediaType,
+)
 from whimbrel.server.ways import WAYS, Ways
 
 JSON: TypeAlias = dict[str, Any]
@@ -27,16 +37,20 @@ _GETS: Final = (
     ("/info", "What the checkpoint says (card) and how it is run (plan); of one model also what TEI says.", None),
     ("/metrics", "Prometheus metrics.", None),
 )
-_ERRORS: Final = {
-    "400": "The request is wrong; `param` says where.",
-    "401": "The API key is missing or wrong.",
-    "404": "No such model.",
-    "413": "Too many bytes, inputs or tokens.",
-    "415": "The body is not declared as a type that the route takes.",
-    "429": "The queue is full; `Retry-After` says when to come back.",
-    "500": "The computation failed.",
-    "503": "The engine is not running.",
-}
+_ERRORS: Final = (
+    (
+        InvalidRequest("is an empty list; give at least one text.", param="input"),
+        "The request is wrong; the answer says where.",
+    ),
+    (Unauthorized("the API key is missing or wrong."), "The API key is missing or wrong."),
+    (ModelNotFound("no model 'a' here; this server serves b.", param="model"), "No such model."),
+    (TooLarge("4,096 inputs; the limit is 2,048.", param="input"), "Too many bytes, inputs or tokens."),
+    (UnsupportedMediaType("Content-Type is missing."), "The body is not declared as a type that the route takes."),
+    (Overloaded("the queue is full.", retry_after=1), "The queue is full; `Retry-After` says when to come back."),
+    (ComputeError("the computation failed."), "The computation failed."),
+    (Unavailable("the engine is not running.", retry_after=1), "The engine is not running."),
+)
+"""One of each kind: every dialect has statuses and bodies of its own."""
 
 
 def openapi_document() -> JSON:
@@ -44,7 +58,7 @@ def openapi_document() -> JSON:
     bodies = [kind for route in ROUTES for kind in (route.request_type, route.response_type)]
     gets = [*_GETS, *((page.path, page.summary, page.response_type) for page in PAGES)]
     answers = [kind for _, _, kind in gets if kind is not None]
-    types = [*bodies, *answers, openai.ErrorResponse]
+    types = [*bodies, *answers]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     paths: dict[str, JSON] = {path: {"post": _post(ways)} for path, ways in WAYS.items()}
     for path, summary, kind in gets:
@@ -70,14 +84,27 @@ def _post(ways: Ways) -> JSON:
     body = _content([route.request_type for route in routes], *(ways.media_types or (JSON_TYPE,)))
     examples = {route.summary: {"value": msgspec.json.decode(route.example)} for route in routes}
     body[JSON_TYPE]["examples"] = examples
-    errors = {status: {"description": text, "content": _content([openai.ErrorResponse])} for status, text in _ERRORS.items()}
     answer: JSON = {"description": "The answer.", "content": _content([route.response_type for route in routes])}
     answer["content"] |= {kind: {} for route in routes for kind in route.accepts}
     return {
         "summary": " Or: ".join(route.summary for route in routes),
         "requestBody": {"required": True, "content": body},
-        "responses": {"200": answer} | errors,
+        "responses": {"200": answer} | _errors(routes),
     }
+
+
+def _errors(routes: Sequence[Route]) -> dict[str, JSON]:
+    """By status, what the routes of a path say of errors, in the words of each one's dialect."""
+    found: dict[str, JSON] = {}
+    for route in routes:
+        for error, text in _ERRORS:
+            answer = found.setdefault(str(route.status(error)), {"description": text})
+            if text not in answer["description"]:
+                answer["description"] += f" {text}"
+            if body := route.write_error(error):
+                examples = answer.setdefault("content", {}).setdefault(JSON_TYPE, {}).setdefault("examples", {})
+                examples.setdefault(route.summary, {"value": msgspec.json.decode(body)})
+    return dict(sorted(found.items()))
 
 
 def _get(path: str, summary: str, kind: type | None) -> JSON:
@@ -132,12 +159,21 @@ def _section(method: str, path: str, operation: JSON, schemas: JSON, base_url: s
             parts += _schemas("Answer", answer["content"][JSON_TYPE]["schema"], schemas)
             if others := ", ".join(f"`{kind}`" for kind in answer["content"] if kind != JSON_TYPE):
                 parts.append(f"<p>{_inline(f'With another `Accept`: {others}.')}</p>")
-    errors = [(status, answer["description"]) for status, answer in operation["responses"].items() if status != "200"]
+    errors = [(status, answer) for status, answer in operation["responses"].items() if status != "200"]
     if errors:
-        rows = "".join(f"<tr><td>{status}<td>{_inline(text)}" for status, text in errors)
+        rows = "".join(
+            f"<tr><td>{status}<td>{_inline(answer['description'])}<td>{_examples(answer)}" for status, answer in errors
+        )
         parts.append(f"<details><summary>Errors</summary><table>{rows}</table></details>")
     parts += [f"<pre>{escape(command)}</pre>" for command in commands]
     return "".join(parts)
+
+
+def _examples(answer: JSON) -> str:
+    """The bodies of an error, each kind once."""
+    examples = answer.get("content", {}).get(JSON_TYPE, {}).get("examples", {})
+    bodies = dict.fromkeys(msgspec.json.encode(each["value"]).decode() for each in examples.values())
+    return "<br>".join(f"<code>{escape(body)}</code>" for body in bodies)
 
 
 def _schemas(title: str, schema: JSON, schemas: JSON) -> list[str]:

@@ -11,13 +11,15 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from whimbrel.dialects import Answer
-from whimbrel.errors import BodyTimeout, InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType
+from whimbrel.errors import BodyTimeout, InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.access import Headers
 from whimbrel.server.ledger import notes_of
 from whimbrel.server.options import GuardOptions
+from whimbrel.server.ways import WAYS
 
 _LARGE: Final = 2**18
 """Answers above this size are counted among what is in memory."""
+_SMALL: Final = 2**16
 _CLOSE: Final = (b"connection", b"close")
 _LAST_ANSWERS: Final = frozenset({408, 413})
 """After them a connection is closed: what else is on its way is no request."""
@@ -41,6 +43,27 @@ async def read_body(http: Request, headers: Mapping[bytes, bytes], media_types: 
         pieces.append(message.get("body", b""))
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def read_small_body(scope: Scope, receive: Receive) -> bytes:
+    """The body of a request that is refused whatever it says, so that it is refused in the words of its dialect.
+
+    Nothing where several dialects do not share the path, or where it is not known to be small and on its way.
+    """
+    headers = dict[bytes, bytes](scope["headers"])
+    size = headers.get(b"content-length", b"")
+    shared = scope["path"] in WAYS and len(WAYS[scope["path"]].routes) > 1
+    if not shared or not size.isdigit() or int(size) > _SMALL or b"expect" in headers:
+        return b""
+    body = b""
+    try:
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                break
+    except WhimbrelError:  # it comes too slowly
+        return b""
+    return body
 
 
 class AnswerResponse(Response):

@@ -63,10 +63,10 @@ WAYS: Final = _by_path(ROUTES)
 _PAGES: Final[dict[str, Page]] = {page.path: page for page in PAGES}
 
 
-def render_error(path: str, error: WhimbrelError) -> tuple[int, bytes]:
-    """The status and the body of an error over a request of which the path alone is known."""
+def render_error(path: str, error: WhimbrelError, sent: bytes = b"") -> tuple[int, bytes]:
+    """The status and the body of an error over a request of which the path is known, and perhaps what was sent there."""
     if path in WAYS:
-        route = WAYS[path].default
+        route = WAYS[path].choose(sent)
         return route.status(error), route.write_error(error)
     if path in _PAGES:
         return error.status, _PAGES[path].write_error(error)
