@@ -490,6 +490,20 @@ def test_E9_a_reader_that_is_slow_but_steady_gets_all(server: Server, engine: En
     assert np.array_equal(rows, engine.embed([TEXTS[20]] * 512))
 
 
+def test_E9_what_waits_to_be_read_is_not_written_over(engine: Engine) -> None:
+    """Answers go out from the memory that the engine wrote them to, which is used again."""
+
+    def request(text: str) -> bytes:
+        return post({"input": [text] * 2048, "encoding_format": "bytes_only"})
+
+    with Server() as patient, Connection(patient.port, receive_buffer=4096) as late:
+        late.send(request("a"))
+        assert late.socket.recv(1, socket.MSG_PEEK)  # the answer is on its way
+        for text in ("b", "c", "d"):
+            assert ask(patient.port, request(text)).body == engine.embed([text] * 2048).tobytes()
+        assert late.answer().body == engine.embed(["a"] * 2048).tobytes()
+
+
 def test_E9_a_reader_that_is_as_good_as_still_is_cut(server: Server) -> None:
     """It takes 1 kB/s of 16 MB. (This is the kernel's doing.)"""
     files = open_sockets(worker(server))
