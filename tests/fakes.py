@@ -74,7 +74,7 @@ def vectors_of(batch: Batch, *, infinity: int | None = None) -> np.ndarray:
 
 def dense_job(seqs: Sequence[Seq], width: int = 384, *, fill: float = 0.0, **fields: Any) -> Job:
     """A request for the dense vectors of MiniLM; `fields` are those of Prepared."""
-    card: Any = SimpleNamespace(outputs={"dense": Output(384, modes=("mean",), finish="normalize")})
+    card: Any = SimpleNamespace(all_outputs={"dense": Output(384, modes=("mean",), finish="normalize")})
     places = place(card, seqs, [Ask("dense", width, True)])
     num_tokens = sum(seq.ids.size for seq in seqs)
     prepared = Prepared(seqs, places, num_tokens, 0, time.perf_counter(), 0.0, **fields)
@@ -85,7 +85,7 @@ def dense_job(seqs: Sequence[Seq], width: int = 384, *, fill: float = 0.0, **fie
 
 def dense_wanted(batch: Batch) -> dict[Any, Any]:
     """The dense vectors of all seqs of a batch."""
-    card: Any = SimpleNamespace(outputs={"dense": Output(384, modes=("mean",), finish="normalize")})
+    card: Any = SimpleNamespace(all_outputs={"dense": Output(384, modes=("mean",), finish="normalize")})
     return wanted(card, batch, [place(card, [], [Ask("dense", 384, True)])] * batch.num_seqs)
 
 

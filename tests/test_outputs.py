@@ -22,8 +22,9 @@ OUTPUTS = {
     "sparse": Output(1, rows="entry", skip_ids=(0, 2)),
     "scores": Output(3, modes=("lasttoken",), padding_id=3),
     "token_scores": Output(2, rows="token", keep_ids=(2, 5)),
+    "hidden": Output(5, rows="token"),
 }
-CARD: Any = SimpleNamespace(outputs=OUTPUTS)
+CARD: Any = SimpleNamespace(all_outputs=OUTPUTS)
 
 
 @st.composite
@@ -110,7 +111,7 @@ def test_each_row_knows_how_it_is_finished_and_cut() -> None:
 
 def test_weights_over_the_vocabulary_become_entries() -> None:
     output = Output(5, rows="vocabulary", modes=("max",))
-    card: Any = SimpleNamespace(outputs={"sparse": output})
+    card: Any = SimpleNamespace(all_outputs={"sparse": output})
     seqs = [Seq(np.array([1, 2], np.int32), 0), Seq(np.array([3], np.int32), 1), Seq(np.array([4], np.int32), 2)]
     places = place(card, seqs, [Ask("sparse", 5, True)])
     assert places.num_bytes == 0

@@ -83,7 +83,11 @@ def test_every_field_of_embed() -> None:
 
 
 def test_all_and_sparse() -> None:
-    assert embed.read_embed_all(encoded(inputs="a"))[1] == Request(["a"], ("multi_vector",), truncate="right")
+    request = embed.read_embed_all(encoded(inputs="a", truncation_direction="left", prompt_name="q"))[1]
+    for output, expected in (("dense", "hidden"), ("scores", "hidden"), ("multi_vector", "multi_vector")):
+        assert request(model(**{output: Output(4)})) == Request(["a"], (expected,), truncate="left", prompt_name="q")
+    with pytest.raises(InvalidRequest):
+        embed.read_embed_all(encoded(inputs=[]))
     asked = embed.read_embed_sparse(encoded(inputs=["a"], truncation_direction="left", prompt_name="q"))[1]
     assert asked == Request(["a"], ("sparse",), truncate="left", prompt_name="q")
 
@@ -235,9 +239,10 @@ def test_vectors_read_back(vectors: np.ndarray) -> None:
     answer = embed.write_embed(sent, result(dense=vectors), model())
     assert np.array_equal(np.array(told(answer), np.float32), vectors)
     ragged = Ragged(vectors, np.array([0, 1, 1, 3]))
-    rows = told(embed.write_embed_all(sent, result(multi_vector=ragged), model()))
-    assert [len(row) for row in rows] == [1, 0, 2]
-    assert np.array_equal(np.array(rows[2], np.float32), vectors[1:])
+    for name in ("multi_vector", "hidden"):
+        rows = told(embed.write_embed_all(sent, result(**{name: ragged}), model()))
+        assert [len(row) for row in rows] == [1, 0, 2]
+        assert np.array_equal(np.array(rows[2], np.float32), vectors[1:])
 
 
 @given(weights=arrays.arrays(np.float32, st.integers(0, 9), elements=FLOATS), cut=st.integers(0, 9))
@@ -405,11 +410,14 @@ def test_a_text_that_is_too_long_is_cut_unless_that_is_forbidden(engine32: Engin
 
 
 def test_what_a_model_does_not_give(engine32: Engine) -> None:
-    for path in ("/embed_sparse", "/predict", "/embed_all"):
+    for path in ("/embed_sparse", "/predict"):
         refused = ask(engine32, path, inputs="a")
         assert (refused.status, orjson.loads(refused.body)["error_type"]) == (424, "Backend")
     refused = ask(engine32, "/predict", inputs=["a", "b"])
-    assert (refused.status, orjson.loads(refused.body)["error"]) == (424, "this model gives no 'scores'; it gives: dense.")
+    assert (refused.status, orjson.loads(refused.body)["error"]) == (
+        424,
+        "this model gives no 'scores'; it gives: dense, hidden, token_dense.",
+    )
     refused = ask(engine32, "/embed", inputs="a", prompt_name="query")
     assert (refused.status, orjson.loads(refused.body)["error"]) == (
         422,

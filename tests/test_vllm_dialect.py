@@ -87,6 +87,13 @@ def test_tasks(task: str, output: Any) -> None:
     assert pooled(task=task, use_activation=False) == Request(["a"], (output,), truncate="never", **{name: False})
 
 
+@pytest.mark.parametrize("use_activation", [None, False, True])
+def test_tokens_of_a_model_that_pools_them(use_activation: bool | None) -> None:
+    expected = Request(["a"], ("token_dense",), truncate="never", normalize=use_activation)
+    assert pooled("dense", task="token_embed", use_activation=use_activation) == expected
+    assert pooled("dense", "multi_vector", task="token_embed").outputs == ("multi_vector",)
+
+
 def test_a_model_of_sparse_vectors_has_no_task() -> None:
     with pytest.raises(InvalidRequest, match="/v1/embed") as caught:
         pooled("sparse", "dense")
@@ -300,7 +307,7 @@ def write(outputs: dict[str, Any], **body: Any) -> Any:
 def test_base64_and_bytes_read_back(dtype: str, order: str, ragged: bool) -> None:
     """The same numbers in all formats, those of torch in that type, and of float32 the floats bit for bit."""
     rows = [np.asarray(TOKENS[i]) for i in range(3)] if ragged else list(DENSE)
-    outputs = {"multi_vector": TOKENS} if ragged else {"dense": DENSE}
+    outputs = {"token_dense" if order == "big" else "multi_vector": TOKENS} if ragged else {"dense": DENSE}
     expected = [torch.from_numpy(row.copy()).to(TORCH[dtype]).to(torch.float32).numpy() for row in rows]
 
     def numbers(content: bytes, shape: Any) -> Any:
@@ -620,7 +627,7 @@ def test_every_error_is_in_vllm_s_shape(path: str, minilm_app: Asker, engine: En
 def test_errors_of_models_and_lengths(minilm_app: Asker) -> None:
     for path, body, param in (
         ("/classify", {"input": "a"}, "model"),
-        ("/pooling", {"input": "a", "task": "token_embed"}, "task"),
+        ("/pooling", {"input": "a", "task": "token_classify"}, "task"),
         ("/pooling", {"input": "a", "use_activation": True, "task": "classify"}, "task"),
         ("/pooling", {"input": ["a", "far away " * 300]}, "input[1]"),
         ("/pooling", {"input": "a", "truncate_prompt_tokens": 10_000}, "truncate_prompt_tokens"),

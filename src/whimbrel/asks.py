@@ -13,7 +13,7 @@ from whimbrel.heads import SparseCode
 from whimbrel.outputs import Ask
 from whimbrel.types import OutputName, Request
 
-_VECTORS: Final = ("dense", "multi_vector")
+_VECTORS: Final = ("dense", "multi_vector", "token_dense")
 """Outputs whose rows may be cut."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from whimbrel.errors import InvalidRequest
@@ -292,6 +292,16 @@ class Card:
     """Of a model that runs queries and documents in different ways: a card for each. This one is then that for texts of which
     nothing is said."""
     tower_of: Mapping[InputType | None, int] = field(default_factory=dict["InputType | None", int])
+    token_outputs: Mapping[OutputName, Output] = field(init=False)
+    """What a model with dense vectors gives too, where it is asked for: see `_of_tokens`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_outputs", _of_tokens(self.outputs, self.encoder))
+
+    @property
+    def all_outputs(self) -> Mapping[OutputName, Output]:
+        """Everything that may be asked for."""
+        return {**self.outputs, **self.token_outputs}
 
     def tower_for(self, input_type: InputType | None) -> int:
         """The number of the tower for such texts. Raises InvalidRequest if there is none."""
@@ -311,9 +321,10 @@ class Card:
 
     def output(self, name: OutputName) -> Output:
         """One of the outputs. Raises InvalidRequest with the names there are."""
-        if name not in self.outputs:
-            raise InvalidRequest(f"this model gives no {name!r}; it gives: {', '.join(self.outputs)}.", param="outputs")
-        return self.outputs[name]
+        outputs = self.all_outputs
+        if name not in outputs:
+            raise InvalidRequest(f"this model gives no {name!r}; it gives: {', '.join(outputs)}.", param="outputs")
+        return outputs[name]
 
     def prompt_for(self, input_type: InputType | None) -> str | None:
         """The name of the prompt for such texts, by the conventions of Sentence Transformers; else of the default prompt."""
@@ -334,3 +345,18 @@ class Card:
             return self.prompts[name]
         names = ", ".join(sorted(self.prompts)) if self.prompts else "none"
         raise InvalidRequest(f"no prompt {name!r}; this model's prompts: {names}.", param="prompt_name")
+
+
+def _of_tokens(outputs: Mapping[OutputName, Output], encoder: Encoder) -> dict[OutputName, Output]:
+    """Rows of every token of a text, also of special ones and of prompts, which nothing pools: hidden states as the last layer
+    leaves them, and what those become by all that makes a dense vector but the pooling.
+
+    Tokens have no vectors of the latter kind where several poolings are concatenated: layers after them are as wide as all.
+    """
+    dense = outputs.get("dense")
+    if dense is None:
+        return {}
+    found: dict[OutputName, Output] = {"hidden": Output(encoder.hidden_size, rows="token", finish="normalize", finished=False)}
+    if len(dense.modes) == 1:
+        found["token_dense"] = replace(dense, rows="token", modes=(), include_prompt=True)
+    return found

@@ -21,7 +21,7 @@ from whimbrel.card import Card
 from whimbrel.comparison import Side, compared_by, is_comparison, sides
 from whimbrel.condense import Condense, condense_for, need_scipy
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable, WhimbrelError, relocating
-from whimbrel.outputs import Ask, Places, kept, place
+from whimbrel.outputs import Ask, Places, answer_places, kept, place
 from whimbrel.parts import Merge, Repeat, located
 from whimbrel.plan import Plan, length_for
 from whimbrel.request_checks import check_uses
@@ -100,7 +100,7 @@ class Frontend:
         places = place(read.card, seqs, read.asks)
         if read.condense is not None:
             self._check_condense(read, places)
-        return Prepared(
+        prepared = Prepared(
             seqs,
             places,
             num_tokens=num_tokens,
@@ -116,6 +116,13 @@ class Frontend:
             spans=read.spans,
             tokens=read.tokens,
         )
+        if (num_bytes := answer_places(prepared).num_bytes) > self._plan.max_queue_bytes:
+            raise TooLarge(
+                f"the answer would take {num_bytes:,} bytes; the limit is {self._plan.max_queue_bytes:,}. Send fewer texts at "
+                "once, or shorter ones.",
+                param="input",
+            )
+        return prepared
 
     def tokenize(self, asked: Tokenize) -> list[Tokens]:
         """The tokens of each text. Raises InvalidRequest and TooLarge."""

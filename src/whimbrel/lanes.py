@@ -223,7 +223,7 @@ class Lanes:
 
     def _checked(self, runner: AnyRunner, part: _Part) -> Collection:
         """What a runner gives for what it was launched with. Raises if that is not what was wanted."""
-        given, outputs = runner.collect(part.pending), self._card.tower(part.batch.tower).outputs
+        given, outputs = runner.collect(part.pending), self._card.tower(part.batch.tower).all_outputs
         for name, each in part.wanted.items():
             rows, output = given[name], outputs[name]
             num_rows, width = int(each.offsets_B1[-1]), output.width

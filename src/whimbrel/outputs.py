@@ -113,7 +113,7 @@ def place(card: Card, seqs: Sequence[Seq], asks: Sequence[Ask]) -> Places:
     unplaced: Ask | None = None
     start = 0
     for ask in asks:
-        output = card.outputs[ask.name]
+        output = card.all_outputs[ask.name]
         if is_unplaced(output):
             unplaced = ask
             continue
@@ -221,7 +221,7 @@ class Wanted:
 def wanted(card: Card, batch: Batch, asked: Sequence[Places]) -> dict[OutputName, Wanted]:
     """What a batch is to give. `card` is that of its tower; `asked` is what the request of each of its seqs asks for."""
     found: dict[OutputName, Wanted] = {}
-    for name, output in card.outputs.items():
+    for name, output in card.all_outputs.items():
         asks = [places.ask(name) for places in asked]
         if any(asks):
             widths_B = np.fromiter((ask.width if ask else 0 for ask in asks), np.int32, len(asks))
@@ -343,11 +343,19 @@ def assemble(places: Places, arrays: Mapping[OutputName, Float32Array], entries:
         sparse = _without_zeros(places.by_name["sparse"], arrays["sparse"])
     if sparse is not None and (ask := places.ask("sparse")) is not None and ask.max_entries:
         sparse = largest(sparse, ask.max_entries)
-    multi_vector, token_scores = (
+    multi_vector, token_scores, hidden, token_dense = (
         Ragged(arrays[name], places.by_name[name].offsets_N1) if name in arrays else None
-        for name in ("multi_vector", "token_scores")
+        for name in ("multi_vector", "token_scores", "hidden", "token_dense")
     )
-    return Outputs(arrays.get("dense"), sparse, multi_vector, arrays.get("scores"), token_scores)
+    return Outputs(
+        arrays.get("dense"),
+        sparse,
+        multi_vector,
+        arrays.get("scores"),
+        token_scores,
+        hidden=hidden,
+        token_dense=token_dense,
+    )
 
 
 def largest(sparse: Sparse, max_entries: int) -> Sparse:

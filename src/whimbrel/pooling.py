@@ -42,7 +42,7 @@ class Pooling:
 
     def __init__(self, card: Card, heads: Mapping[Head, LoadedHead]) -> None:
         """`heads` are those of all outputs, loaded."""
-        self._outputs = {name: _LoadedOutput(output, heads) for name, output in card.outputs.items()}
+        self._outputs = {name: _LoadedOutput(output, heads) for name, output in card.all_outputs.items()}
 
     def __call__(self, hidden_RD: Tensor, wanted: Mapping[OutputName, Rows]) -> dict[OutputName, Tensor]:
         """(P, width of the output) for each that is wanted; columns from widths_P[i] on are zero in row i."""

@@ -44,8 +44,8 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
 _typed: Final = attrgetter(*_TYPES)
 _worded: Final = attrgetter(*_WORDS)
 _COUNTS_FOR: Final[dict[str, tuple[OutputName, ...]]] = {
-    "dimensions": ("dense", "multi_vector"),
-    "normalize": ("dense", "multi_vector"),
+    "dimensions": ("dense", "multi_vector", "token_dense"),
+    "normalize": ("dense", "multi_vector", "hidden", "token_dense"),
     "activate": ("scores", "token_scores"),
     "max_active_dims": ("sparse",),
     "token_pooling": ("multi_vector",),
@@ -97,7 +97,7 @@ def check_uses(card: Card, request: Request, outputs: Collection[OutputName]) ->
     for name, counts_for in _COUNTS_FOR.items():
         if getattr(request, name) is not None and not any(output in counts_for for output in outputs):
             raise InvalidRequest(
-                f"is for {' and '.join(counts_for)}; this request asks for {', '.join(outputs)}.",
+                f"is for {', '.join(counts_for)}; this request asks for {', '.join(outputs)}.",
                 param=name,
             )
     if request.score_by is not None and "scores" in outputs:

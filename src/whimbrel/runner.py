@@ -127,7 +127,7 @@ class Runner:
             if name in pending.finite:
                 found[name] = Resident(rows_PD, pending.finite[name].numpy())
             else:
-                found[name] = collected(self._cards[pending.tower].outputs[name], pending.wanted[name], rows_PD.numpy())
+                found[name] = collected(self._cards[pending.tower].output(name), pending.wanted[name], rows_PD.numpy())
         return found
 
     @torch.inference_mode()

@@ -52,9 +52,10 @@ def read_prompt(given: object) -> tuple[str | None, str | None]:
     return (None, given) if is_text else (given, None)
 
 
-OutputName: TypeAlias = Literal["dense", "sparse", "multi_vector", "scores", "token_scores"]
-"""What a model may give: a vector per text, weights of vocabulary entries, a vector per token, a score per class (of a text or
-of a pair), a score per class for each token."""
+OutputName: TypeAlias = Literal["dense", "sparse", "multi_vector", "scores", "token_scores", "hidden", "token_dense"]
+"""What a model may give: a vector per text, weights of vocabulary entries, a vector per token for late interaction, a score per
+class (of a text or of a pair), a score per class for each token; and of models with dense vectors the hidden state of each
+token, and what a dense vector would be of that token alone."""
 
 InputType: TypeAlias = Literal["query", "document"]
 """What a text is, for models that treat questions and what answers them differently."""
@@ -347,6 +348,8 @@ class Outputs:
     where that stands, from 0 on; 0 and -1 if the document has none. (Q, 2) for each pair."""
     muvera: Float32Array | None = None
     """(N, E), in place of `multi_vector`."""
+    hidden: Ragged | None = None
+    token_dense: Ragged | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

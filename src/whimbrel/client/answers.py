@@ -32,6 +32,8 @@ def read_outputs(reply: Reply, count: int) -> Outputs:
         scores=arrays.get("scores"),
         token_scores=_ragged(arrays, "token_scores"),
         muvera=arrays.get("muvera"),
+        hidden=_ragged(arrays, "hidden"),
+        token_dense=_ragged(arrays, "token_dense"),
     )
     for name in Outputs.__slots__:
         output = getattr(outputs, name)

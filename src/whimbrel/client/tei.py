@@ -17,7 +17,8 @@ from whimbrel.errors import InvalidRequest
 from whimbrel.types import Float32Array, OutputName, Outputs, Ragged, Sparse
 from whimbrel.verbs import ScoreOptions, TextOptions, strings
 
-_PATHS: Final[dict[str, str]] = {"dense": "/embed", "sparse": "/embed_sparse", "multi_vector": "/embed_all"}
+_TOKENS: Final = "/embed_all"
+_PATHS: Final[dict[str, str]] = {"dense": "/embed", "sparse": "/embed_sparse", "multi_vector": _TOKENS, "hidden": _TOKENS}
 _OPTIONS_OF_TOKENS: Final = ("prompt", "truncate")
 _OPTIONS: Final = (*_OPTIONS_OF_TOKENS, "dimensions", "normalize")
 
@@ -82,7 +83,8 @@ def _read(output: str, reply: Reply, count: int) -> Outputs:
     else:
         rows = [matrix(each) for each in msgspec.json.decode(reply.content, type=list[list[list[float]]])]
         offsets = np.concatenate(([0], np.cumsum([len(each) for each in rows], dtype=np.int64)))
-        found = Outputs(multi_vector=Ragged(np.concatenate(rows), offsets))
+        tokens = Ragged(np.concatenate(rows), offsets)
+        found = Outputs(hidden=tokens) if output == "hidden" else Outputs(multi_vector=tokens)
     rows_N: Any = getattr(found, output)
     if len(rows_N) != count:
         raise ValueError(f"{len(rows_N)} rows for {count} texts")

@@ -19,7 +19,7 @@ NPY: Final = "application/x-npy"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 METADATA: Final = "metadata"
 """The header that says what the bytes are (vLLM)."""
-_VECTORS: Final = ("dense", "multi_vector", "muvera")
+_VECTORS: Final = ("dense", "multi_vector", "muvera", "hidden", "token_dense")
 """Outputs that may travel in fewer bits than floats have."""
 
 

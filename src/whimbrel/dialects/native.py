@@ -128,6 +128,14 @@ class EmbedOutputs(msgspec.Struct):
     muvera: Annotated[
         list[list[float] | str] | None, Meta(description="For each input a vector in place of its token vectors.")
     ] = None
+    hidden: Annotated[
+        list[list[list[float]] | Matrix] | None,
+        Meta(description="Of models with dense vectors: for each input the last hidden state of every token."),
+    ] = None
+    token_dense: Annotated[
+        list[list[list[float]] | Matrix] | None,
+        Meta(description="The same after the layers that dense vectors go through, normalised where those are."),
+    ] = None
 
 
 class EmbedResponse(msgspec.Struct):

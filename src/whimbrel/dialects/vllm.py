@@ -45,7 +45,7 @@ class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
         Literal["embed", "classify", "token_embed", "token_classify"] | None,
         Meta(
             description="A vector or the scores of classes, for each text or for each of its tokens; by default what the model "
-            "is made for."
+            "is made for. `token_embed` of a model with dense vectors: what these would be of each token alone."
         ),
     ] = None
     encoding_format: Annotated[
@@ -132,11 +132,13 @@ def read_pooling(body: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
 
     def request(model: ServedModel) -> Request:
         output = _OUTPUTS.get(sent.task) or next(iter(model.card.outputs))
+        if output == "multi_vector" and output not in model.card.outputs:
+            output = "token_dense"
         if output == "sparse":
             raise InvalidRequest("this model is made for sparse vectors, which /v1/embed gives.", param="task")
         by_output = (
             {"normalize": read_normalize(sent)}
-            if output in ("dense", "multi_vector")
+            if output in ("dense", "multi_vector", "token_dense")
             else {"normalize": sent.normalize, "activate": sent.use_activation}
         )
         return vllm_text_request(sent, (output,), cuts=False, input_type=sent.input_type, **by_output)
@@ -148,7 +150,8 @@ def read_pooling(body: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
 def write_pooling(sent: PoolingRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer, as JSON or as bytes."""
     found = result.outputs
-    output = next(each for each in (found.dense, found.scores, found.multi_vector, found.token_scores) if each is not None)
+    outputs = found.dense, found.scores, found.multi_vector, found.token_scores, found.token_dense
+    output = next(each for each in outputs if each is not None)
     head = _head("pooling", sent, model)
     if sent.encoding_format in ("bytes", "bytes_only"):
         return _write_bytes(sent, output, head | {"usage": usage(result)})

@@ -6,6 +6,7 @@ Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -96,9 +97,10 @@ def _is_of_kind(error: WhimbrelError) -> bool:
     return type(error) is InvalidRequest and error.param == _KIND
 
 
-def timed(body: bytes, result: Result, model: ServedModel, characters: int) -> Answer:
+def timed(body: bytes | Answer, result: Result, model: ServedModel, characters: int) -> Answer:
     """An answer that says in its headers, in whole milliseconds, how long it took; `characters` are those of the inputs."""
-    return Answer([body], headers=_headers(result, model, characters))
+    answer = body if isinstance(body, Answer) else Answer([body])
+    return replace(answer, headers=_headers(result, model, characters))
 
 
 def _headers(result: Result, model: ServedModel, characters: int) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from whimbrel.dialects.formats import json_answer
 from whimbrel.dialects.inputs import MAX_INPUTS, read_texts, refuse_many
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Answer, Route, ServedModel
@@ -117,11 +119,13 @@ def read_embed(body: bytes) -> tuple[TEIEmbedRequest, Request]:
     return sent, dense(sent)
 
 
-def read_embed_all(body: bytes) -> tuple[EmbedAllRequest, Request]:
-    """The same of /embed_all."""
+def read_embed_all(body: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel], Request]]:
+    """The same of /embed_all: hidden states; of late-interaction models, which TEI does not have, their token vectors."""
     refuse_many(body)
     sent = decode(EmbedAllRequest, body)
-    return sent, text_request(sent, "multi_vector")
+    request = text_request(sent, "hidden")
+    late = replace(request, outputs=("multi_vector",))
+    return sent, lambda model: late if "multi_vector" in model.card.outputs else request
 
 
 def read_embed_sparse(body: bytes) -> tuple[EmbedSparseRequest, Request]:
@@ -181,14 +185,15 @@ def cut(truncate: bool | None, direction: str | None) -> Truncate:
 
 def write_embed(sent: TextFields, result: Result, model: ServedModel) -> Answer:
     """A vector for each text."""
-    return timed(to_json(result.dense), result, model, count_characters(sent.inputs))
+    return timed(json_answer(result.dense, result), result, model, count_characters(sent.inputs))
 
 
 def write_embed_all(sent: TextFields, result: Result, model: ServedModel) -> Answer:
     """For each text a vector for each token."""
-    assert result.outputs.multi_vector is not None
-    rows = [np.ascontiguousarray(each) for each in result.outputs.multi_vector]
-    return timed(to_json(rows), result, model, count_characters(sent.inputs))
+    found = result.outputs.multi_vector if result.outputs.hidden is None else result.outputs.hidden
+    assert found is not None
+    rows = [found[index] for index in range(len(found))]
+    return timed(json_answer(rows, result), result, model, count_characters(sent.inputs))
 
 
 def write_embed_sparse(sent: TextFields, result: Result, model: ServedModel) -> Answer:
