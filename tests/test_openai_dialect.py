@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -12,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake import FakeModel
-from whimbrel import errors
+from fake import FakeModel, Told, call
+from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import ROUTES, Route, openai
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.types import Outputs, Request, Result, Timings
+from whimbrel.server.app import create_app
+from whimbrel.server.served import Served
+from whimbrel.types import AsyncEmbedder, Outputs, Request, Result, Timings
 
 IDS = st.lists(st.integers(0, 2**62), min_size=1, max_size=5)
 
@@ -171,6 +174,23 @@ def test_errors_name_fields_that_the_route_has(route: Route) -> None:
         detail = orjson.loads(route.write_error(InvalidRequest("is wrong.", param=name)))["error"]
         assert detail["param"] in fields
         assert detail["message"] == f"{detail['param']}: is wrong."
+
+
+def test_without_v1(engine: Engine) -> None:
+    """As clients ask whose base URL does not end in /v1."""
+    app = create_app(Served(cast(AsyncEmbedder, AsyncEngine(engine))))
+    body, headers = {"input": ["a", "b"], "request_id": "r"}, {"content_type": "application/json"}
+
+    def told(path: str, body: Any, **more: str) -> Told:
+        return asyncio.run(call(app, "POST", path, body=orjson.dumps(body), headers=headers | more))
+
+    bare, usual = (orjson.loads(told(path, body).body) | {"created": 0} for path in ("/embeddings", "/v1/embeddings"))
+    assert bare == usual
+    assert np.array_equal(np.array([each["embedding"] for each in bare["data"]], np.float32), engine.embed(["a", "b"]))
+    assert told("/embeddings", body, accept="application/octet-stream").body == engine.embed(["a", "b"]).tobytes()
+    refused = [told(path, {"input": []}) for path in ("/embeddings", "/v1/embeddings")]
+    assert refused[0].body == refused[1].body
+    assert (refused[0].status, orjson.loads(refused[0].body)["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_a_field_is_renamed_with_what_is_within_it() -> None:

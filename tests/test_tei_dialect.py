@@ -29,11 +29,12 @@ from late_models import write_stanford
 from recorded import Recorded
 from serving import Server
 from test_bge_m3 import write_m3
+from test_sparse import write_splade
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.card import Output
 from whimbrel.dialects.read import Unreadable
 from whimbrel.dialects.route import Answer
-from whimbrel.dialects.tei import ROUTES, answers, describe, embed, root, scores, tokens
+from whimbrel.dialects.tei import ROUTES, answers, describe, embed, root, scores, tokens, vertex
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app import create_app
 from whimbrel.server.openapi import openapi_document
@@ -355,6 +356,8 @@ def test_all_are_in_the_description() -> None:
         "/similarity",
         "/tokenize",
         "/decode",
+        "/vertex",
+        "/embeddings",
     }
     assert paths <= openapi_document()["paths"].keys()
     assert paths == {route.path for route in ROUTES}
@@ -462,6 +465,103 @@ def test_a_reranker(tmp_path: Path) -> None:
         assert describe(AsyncEngine(engine))["model_type"]["reranker"]["label2id"] == {"LABEL_0": 0}
 
 
+# Several at once
+
+
+def instances(*each: Any) -> bytes:
+    return encoded(instances=list(each))
+
+
+@pytest.mark.parametrize("kind", ["dense", "ranker", "classifier", "sparse", "late"])
+def test_instances_are_answered_as_each_alone(kind: str, tmp_path: Path) -> None:
+    batches: list[Any] = [TEXTS[0], TEXTS, [QUERY]]
+    bodies = [{"inputs": each} for each in batches]
+    if kind == "dense":
+        write_m3(tmp_path)
+        bodies.append({"inputs": {"source_sentence": QUERY, "sentences": TEXTS}})
+    elif kind == "sparse":
+        write_splade(tmp_path)
+    elif kind == "late":
+        write_stanford(tmp_path)
+        bodies = [body | {"input_type": "document"} for body in bodies]
+    else:
+        write_classifier(tmp_path, "bert", num_labels=1 if kind == "ranker" else 3)
+        bodies = [{"inputs": each} for each in (TEXTS[0], [[TEXTS[1]], [QUERY]])]
+    with Engine(str(tmp_path), dtype="float32", pooling="splade" if kind == "sparse" else None) as engine:
+        found = answer(engine, "/vertex", instances=bodies)
+        assert list(found) == ["predictions"]
+        assert found["predictions"] == [answer(engine, "/", **body) for body in bodies]
+        if kind in ("dense", "ranker"):
+            bodies = [{"query": QUERY, "texts": TEXTS, "return_text": True}, {"query": TEXTS[0], "texts": [QUERY]}]
+            found = answer(engine, "/vertex", instances=bodies)["predictions"]
+            assert found == [answer(engine, "/rerank", **body) for body in bodies]
+
+
+def test_instances_of_no_texts_and_of_many(engine32: Engine) -> None:
+    assert answer(engine32, "/vertex", instances=[]) == {"predictions": []}
+    many = [{"inputs": f"bird {i}"} for i in range(256)]
+    rows = np.array([row for (row,) in answer(engine32, "/vertex", instances=many)["predictions"]], np.float32)
+    assert np.array_equal(rows, engine32.embed([each["inputs"] for each in many]))
+
+
+def test_large_instances_come_in_pieces(engine32: Engine) -> None:
+    found = ask(engine32, "/vertex", instances=[{"inputs": TEXTS * 80}, {"inputs": QUERY}])
+    assert len(found.pieces) > 8
+    assert orjson.loads(found.body)["predictions"] == [answer(engine32, "/", inputs=each) for each in (TEXTS * 80, QUERY)]
+
+
+def test_instances_that_are_refused(engine32: Engine) -> None:
+    one = {"inputs": "a"}
+    for body, status, kind, where in (
+        (instances(one, {"inputs": ["a", 3, []]}), 422, "Validation", "instances[1].inputs[1]: "),
+        (instances(one, {"inputs": 3}), 422, "Validation", "instances[1].inputs: "),
+        (instances(3), 422, "Validation", "instances[0]: "),
+        (instances({"inputs": []}), 400, "Empty", "instances[0].inputs: "),
+        (instances(one, {"query": "a", "texts": []}), 400, "Empty", "instances[1].texts: "),
+        (instances(one, {"inputs": "a", "normalize": False}), 422, "Validation", "instances[1]: "),
+        (instances(one, {"query": "a", "texts": ["b"]}), 422, "Validation", "instances[1]: "),
+        (instances(one, {"inputs": [101, 102]}), 422, "Validation", "instances (input 1 of all): "),
+        (instances(*[one] * 257), 422, "Validation", "instances: 257; the limit is 256"),
+        (instances(*[{"inputs": ["a"] * 1500}] * 2), 422, "Validation", "instances: 3,000 inputs in all"),
+        (encoded(instances="a"), 422, "Validation", "instances: "),
+        (encoded(instances=[one], model="nobody"), 404, "Validation", "model: "),
+    ):
+        app = create_app(Served(AsyncEngine(engine32)))
+        told = asyncio.run(call(app, "POST", "/vertex", body=body, headers=JSON))
+        error = orjson.loads(told.body)
+        assert (told.status, error["error_type"]) == (status, kind), error
+        assert error["error"].startswith(where), error
+
+
+def test_instances_of_another_kind_of_model(tmp_path: Path) -> None:
+    write_classifier(tmp_path, "bert", form="ForTokenClassification", num_labels=3)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        refused = ask(engine, "/vertex", instances=[{"inputs": "a"}])
+        assert (refused.status, orjson.loads(refused.body)["error_type"]) == (424, "Backend")
+
+
+@given(
+    vectors=arrays.arrays(np.float32, (4, 3), elements=FLOATS),
+    counts=st.lists(st.integers(1, 3), min_size=1, max_size=4).filter(lambda counts: sum(counts) <= 4),
+)
+def test_instances_read_back(vectors: np.ndarray, counts: list[int]) -> None:
+    bodies = [{"inputs": ["a"] * count} for count in counts]
+    sent, request = vertex.read_vertex(instances(*bodies))
+    assert request is not None
+    for name, outputs in (
+        ("dense", {"dense": vectors[: sum(counts)]}),
+        ("multi_vector", {"multi_vector": Ragged(vectors, np.array([*range(sum(counts)), 4]))}),
+    ):
+        kind = model(**{name: Output(3)})
+        assert len(request(kind).texts) == sum(counts)
+        predictions = orjson.loads(cast(bytes, vertex.write_vertex(sent, result(**outputs), kind)))["predictions"]
+        assert [len(each) for each in predictions] == counts
+        rows = [row for each in predictions for row in each]
+        if name == "multi_vector":
+            rows = [row for each in rows for row in each]
+        assert np.array_equal(np.array(rows, np.float32), vectors[: len(rows)])
+
+
 def test_bodies_that_are_none_and_what_comes_before_them() -> None:
     app = create_app(
         Served(cast(Any, FakeEmbedder())), guards=GuardOptions(api_keys=("a-s3cret-key-of-ours",), max_body_bytes=1000)
@@ -469,7 +569,7 @@ def test_bodies_that_are_none_and_what_comes_before_them() -> None:
     draining = Served(cast(Any, FakeEmbedder()))
     draining.draining = True
     key = JSON | {"authorization": "Bearer a-s3cret-key-of-ours"}
-    for path in ("/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode", "/"):
+    for path in ("/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode", "/", "/vertex"):
         told = asyncio.run(call(app, "POST", path, body=b"{}", headers=JSON))
         assert (told.status, told.body) == (401, b"")
         for body, status, kind in (

@@ -71,6 +71,11 @@ def status(error: WhimbrelError) -> int:
     return error.status
 
 
+def of_inputs(error: InvalidRequest) -> InvalidRequest | None:
+    """An error over a body in its words; None: it is over the model that is asked."""
+    return None if _is_of_kind(error) else error.renamed(_NAMES)
+
+
 def write_error(error: WhimbrelError) -> bytes:
     """An error that names the inputs, or one of them."""
     return render_error(error.renamed(_NAMES))
@@ -99,7 +104,7 @@ def _is_of_kind(error: WhimbrelError) -> bool:
 
 def timed(body: bytes | Answer, result: Result, model: ServedModel, characters: int) -> Answer:
     """An answer that says in its headers, in whole milliseconds, how long it took; `characters` are those of the inputs."""
-    answer = body if isinstance(body, Answer) else Answer([body])
+    answer = body if isinstance(body, Answer) else Answer([body], size=len(body))
     return replace(answer, headers=_headers(result, model, characters))
 
 

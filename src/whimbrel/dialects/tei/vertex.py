@@ -1,0 +1,177 @@
+"""TEI's /vertex: several bodies as / takes them, in one. Pure functions over bytes.
+
+Source: text-embeddings-inference, router/src/http/server.rs (`vertex_compatibility`). There each is run by itself; here all run
+as one request, so what they ask for must be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.inputs import MAX_INPUTS, refuse_many
+from whimbrel.dialects.read import decode
+from whimbrel.dialects.rerank import MAX_PAIRS
+from whimbrel.dialects.route import Answer, Route, ServedModel
+from whimbrel.dialects.tei.answers import named_errors, of_inputs, status
+from whimbrel.dialects.tei.embed import Name
+from whimbrel.dialects.tei.root import RootRequest, read_root, write_root
+from whimbrel.dialects.tei.scores import TEIRerankRequest, read_rerank, write_rerank
+from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.types import Outputs, Ragged, Request, Result, Sparse
+
+MAX_INSTANCES: Final = 256
+"""Each takes about a tenth of a millisecond to read and to answer."""
+
+
+class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /vertex."""
+
+    instances: Annotated[
+        list[msgspec.Raw],
+        Meta(
+            description="Bodies of `/`, or of `/rerank` if they have `texts`; at most 256. They may differ in their inputs, "
+            "not in what is done to them."
+        ),
+    ]
+    model: Name = None
+
+
+class VertexResponse(msgspec.Struct):
+    """Answer of POST /vertex."""
+
+    predictions: Annotated[list[Any], Meta(description="For each instance what its route answers.")]
+
+
+class _Marks(msgspec.Struct):
+    texts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class _Instance:
+    sent: RootRequest | TEIRerankRequest
+    asked: Request | Callable[[ServedModel], Request]
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """A body as it was sent."""
+
+    model: str | None
+    each: Sequence[_Instance]
+
+
+def read_vertex(body: bytes) -> tuple[Instances, Callable[[ServedModel], Request] | None]:
+    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
+    refuse_many(body)
+    sent = decode(VertexRequest, body)
+    if len(sent.instances) > MAX_INSTANCES:
+        raise TooLarge(f"{len(sent.instances):,}; the limit is {MAX_INSTANCES:,}. Split the request.", param="instances")
+    each: list[_Instance] = []
+    for index, raw in enumerate(sent.instances):
+        with _within(index):
+            is_rerank = decode(_Marks, bytes(raw)).texts is not msgspec.UNSET
+            each.append(_Instance(*(read_rerank if is_rerank else read_root)(bytes(raw))))
+    instances = Instances(sent.model, each)
+    return instances, (lambda model: _joined(instances, model)) if each else None
+
+
+def write_vertex(sent: Instances, result: Result | None, model: ServedModel) -> bytes | Answer:
+    """What each instance is answered."""
+    answers: list[Answer] = []
+    if result is not None:
+        ends = accumulate((len(request.texts) for request in _requests(sent, model)), initial=0)
+        answers = [
+            _write(instance.sent, _part(result, start, end), model)
+            for instance, (start, end) in zip(sent.each, pairwise(ends), strict=True)
+        ]
+    held = sum(answer.held for answer in answers)
+    return Answer(_pieces(answers), held=held) if held else b"".join(_pieces(answers))
+
+
+def _write(sent: RootRequest | TEIRerankRequest, result: Result, model: ServedModel) -> Answer:
+    return write_rerank(sent, result, model) if isinstance(sent, TEIRerankRequest) else write_root(sent, result, model)
+
+
+def _pieces(answers: Sequence[Answer]) -> Iterator[bytes | memoryview]:
+    yield b'{"predictions":['
+    for index, answer in enumerate(answers):
+        if index:
+            yield b","
+        yield from answer.pieces
+    yield b"]}"
+
+
+def _requests(sent: Instances, model: ServedModel) -> list[Request]:
+    found: list[Request] = []
+    for index, instance in enumerate(sent.each):
+        with _within(index):
+            found.append(instance.asked(model) if callable(instance.asked) else instance.asked)
+    return found
+
+
+def _joined(sent: Instances, model: ServedModel) -> Request:
+    """One request for the texts of all."""
+    requests = _requests(sent, model)
+    common = replace(requests[0], texts=[])
+    for index, request in enumerate(requests):
+        if replace(request, texts=[]) != common:
+            message = "asks for something else than instances[0]; send a request for each kind."
+            raise InvalidRequest(message, param=f"instances[{index}]")
+    texts: list[Any] = [text for request in requests for text in request.texts]
+    limit = MAX_PAIRS if isinstance(sent.each[0].sent, TEIRerankRequest) else MAX_INPUTS
+    if len(texts) > limit:
+        raise TooLarge(f"{len(texts):,} inputs in all; the limit is {limit:,}. Split the request.", param="instances")
+    return replace(common, texts=texts)
+
+
+def _part(result: Result, start: int, end: int) -> Result:
+    """What a result has of some of its texts."""
+    outputs = {name: _rows(getattr(result.outputs, name), start, end) for name in Outputs.__slots__}
+    return replace(result, outputs=Outputs(**outputs))
+
+
+def _rows(output: Any, start: int, end: int) -> Any:
+    if not isinstance(output, Ragged | Sparse):
+        return None if output is None else output[start:end]
+    offsets = output.offsets_N1[start : end + 1]
+    rows, offsets = slice(offsets[0], offsets[-1]), offsets - offsets[0]
+    if isinstance(output, Ragged):
+        return Ragged(output.rows_XD[rows], offsets)
+    return Sparse(output.ids_X[rows], output.weights_X[rows], offsets)
+
+
+@contextmanager
+def _within(index: int) -> Generator[None]:
+    """Errors over an instance say which."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if (named := of_inputs(error)) is None:
+            raise
+        raise named.at(f"instances[{index}]" + (f".{named.param}" if named.param else "")) from None
+
+
+def _text(index: int | None = None, *_: int) -> str:
+    return "instances" if index is None else f"instances (input {index} of all)"
+
+
+ROUTES: Final = (
+    Route(
+        path="/vertex",
+        summary="Several bodies of `/` in one, as Vertex AI sends them (TEI).",
+        read_request=read_vertex,
+        write_result=write_vertex,
+        write_error=named_errors(_text),
+        request_type=VertexRequest,
+        response_type=VertexResponse,
+        example='{"instances": [{"inputs": "What is a whimbrel?"}, {"inputs": "A wader."}]}',
+        status=status,
+    ),
+)
