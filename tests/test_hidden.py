@@ -25,7 +25,8 @@ from fake import Told, call
 from late_models import write_stanford
 from serving import Server
 from test_bge_m3 import write_m3
-from test_models import DECODER, rows, write
+from test_models import DECODER, SIZES, rows, write
+from test_router import save as save_router
 from test_sparse import write_splade
 from test_static import write_static
 from whimbrel import AsyncEngine, Client, Engine
@@ -83,8 +84,16 @@ def test_hidden_states_are_transformers_(minilm: Path, engine32: Engine) -> None
             assert_close(vectors[i], normalized(expected))
 
 
-def test_those_of_a_decoder(tmp_path: Path) -> None:
-    reference = write(tmp_path, "Qwen3", DECODER)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen3": DECODER,
+    "Gemma2": DECODER | {"head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 12},
+    "Albert": SIZES | {"embedding_size": 24},  # run by transformers
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_those_of_decoders_and_others(family: str, tmp_path: Path) -> None:
+    reference = write(tmp_path, family, FAMILIES[family])
     sentence_layout(tmp_path, modes=("lasttoken",), heads=("Normalize",), max_seq_length=100)
     with torch.inference_mode(), Engine(str(tmp_path), dtype="float32") as engine:
         outputs = engine.run(Request(rows(), ("dense", "hidden", "token_dense"))).outputs
@@ -135,6 +144,24 @@ def test_several_poolings_leave_no_vectors_of_tokens(tmp_path: Path) -> None:
         assert hidden(engine, "a").rows_XD.shape[1] == 48
         with pytest.raises(InvalidRequest, match="gives no 'token_dense'; it gives: dense, hidden"):
             token_dense(engine, "a")
+
+
+def test_queries_and_documents_that_go_different_ways(tmp_path: Path) -> None:
+    """Of two models, one of 64 columns and a Dense, one of 48 and none."""
+    save_router(tmp_path, "two models")
+    with Engine(str(tmp_path / "model"), dtype="float32") as engine:
+        for way, width in (("query", 64), ("document", 48)):
+            options = {"input_type": way, "truncate": True}
+            outputs = engine.encode(TEXTS, ("dense", "hidden", "token_dense"), **options)  # pyright: ignore
+            assert outputs.hidden is not None
+            assert outputs.token_dense is not None
+            assert (outputs.hidden.rows_XD.shape[1], outputs.token_dense.rows_XD.shape[1]) == (width, 48)
+            for i, vector in enumerate(cast(np.ndarray, outputs.dense)):
+                rows_TD = outputs.token_dense[i]
+                assert_close(vector, rows_TD[0] if way == "query" else rows_TD.mean(axis=0))
+            assert_same(ask(engine, "/embed_all", inputs=TEXTS, input_type=way), outputs.hidden)
+            told = ask(engine, "/pooling", input=TEXTS, task="token_embed", **options)["data"]
+            assert_same([each["data"] for each in told], outputs.token_dense)
 
 
 def test_tables_have_rows_of_their_own(tmp_path: Path) -> None:
@@ -338,9 +365,22 @@ def test_an_answer_that_is_too_large_is_refused(engine32: Engine) -> None:
     assert frontend.prepare(Request(["a"] * 34)).num_tokens == 102
 
 
-def test_what_the_card_says() -> None:
-    with Engine() as engine:
-        card: Card = engine.card
+def test_what_is_too_large_in_each_dialect(minilm: Path) -> None:
+    texts = ["a"] * 34
+    with Engine(str(minilm), dtype="float32", max_queue_bytes=4 * 384 * 100) as engine:
+        for path, body, status in (
+            ("/embed_all", {"inputs": texts}, 422),
+            ("/pooling", {"input": texts, "task": "token_embed"}, 413),
+            ("/v1/embed", {"input": texts, "outputs": "hidden"}, 413),
+        ):
+            refused = told(engine, path, **body)
+            assert refused.status == status
+            assert b"the answer would take 156,672 bytes" in refused.body
+        assert engine.embed(texts).shape == (34, 384)
+
+
+def test_what_the_card_says(engine: Engine) -> None:
+    card: Card = engine.card
     assert list(card.outputs) == ["dense"], "what the model is made for"
     assert list(card.all_outputs) == ["dense", "hidden", "token_dense"]
     assert replace(card, outputs={}).token_outputs == {}
