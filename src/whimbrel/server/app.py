@@ -32,7 +32,7 @@ from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of, shown
 from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.server.options import DEFAULTS, GuardOptions
 from whimbrel.server.served import InFlight, Served
-from whimbrel.server.transfer import AnswerResponse, read_body, read_small_body
+from whimbrel.server.transfer import AnswerResponse, check_type, read_body, read_small_body
 from whimbrel.server.ways import WAYS, Ways, render_error
 from whimbrel.trace import level, trace
 from whimbrel.types import AsyncEmbedder, Decode, Result, Tokenize
@@ -108,8 +108,10 @@ class _Server:
                 self._check_open()
                 headers = dict[bytes, bytes](http.scope["headers"])
                 deadline = _deadline(headers)
+                check_type(headers, ways.media_types)
+                route = ways.default  # until all of the body is there
                 with trace("receive", into=notes_of(http.scope).stages):
-                    body = await read_body(http, headers, ways.media_types)
+                    body = await read_body(http.receive)
                 route = ways.choose(body)
                 return await self._answer(route, body, http, deadline)
             except WhimbrelError as error:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -25,19 +24,20 @@ _LAST_ANSWERS: Final = frozenset({408, 413})
 """After them a connection is closed: what else is on its way is no request."""
 
 
-async def read_body(http: Request, headers: Mapping[bytes, bytes], media_types: Sequence[str]) -> bytes:
-    """The whole body, of one of these types, or of any if there are none.
-
-    Raises UnsupportedMediaType, InvalidRequest and what `Incoming.receive` raises.
-    """
+def check_type(headers: Mapping[bytes, bytes], media_types: Sequence[str]) -> None:
+    """Refuse a body that is not of one of these types, or of any if there are none. Raises UnsupportedMediaType."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
     if media_types and kind not in media_types:
         raise UnsupportedMediaType(f"Content-Type is {kind[:100] or 'missing'}; send {' or '.join(media_types)}.")
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise UnsupportedMediaType("Content-Encoding is not supported; send the body as it is.")
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body. Raises InvalidRequest if it ends early, and what `Incoming.receive` raises."""
     pieces: list[bytes] = []
     while True:
-        message = await http.receive()
+        message = await receive()
         if message["type"] == "http.disconnect":  # or its chunks cannot be read, and it waits for an answer
             raise InvalidRequest("the body ended early.")
         pieces.append(message.get("body", b""))
@@ -46,24 +46,17 @@ async def read_body(http: Request, headers: Mapping[bytes, bytes], media_types: 
 
 
 async def read_small_body(scope: Scope, receive: Receive) -> bytes:
-    """The body of a request that is refused whatever it says, so that it is refused in the words of its dialect.
-
-    Nothing where several dialects do not share the path, or where it is not known to be small and on its way.
-    """
+    """The body of a request that is refused whatever it says, so that it is refused in the words of its dialect; none of it is
+    read yet. Nothing where only one dialect has the path, or where it does not say that it is small and on its way."""
     headers = dict[bytes, bytes](scope["headers"])
     size = headers.get(b"content-length", b"")
     shared = scope["path"] in WAYS and len(WAYS[scope["path"]].routes) > 1
     if not shared or not size.isdigit() or int(size) > _SMALL or b"expect" in headers:
         return b""
-    body = b""
     try:
-        while (message := await receive())["type"] == "http.request":
-            body += message.get("body", b"")
-            if not message.get("more_body", False):
-                break
-    except WhimbrelError:  # it comes too slowly
+        return await read_body(receive)
+    except WhimbrelError:  # it comes too slowly, or not all of it
         return b""
-    return body
 
 
 class AnswerResponse(Response):
