@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fake import FakeModel, Told, call
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import ROUTES, Route, openai
+from whimbrel.dialects import read as read_module
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app import create_app
 from whimbrel.server.served import Served
@@ -93,23 +94,31 @@ def test_too_many_token_ids_are_refused_before_they_are_decoded(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = orjson.dumps({"model": "m", "input": np.ones(shape, np.int64)}, option=orjson.OPT_SERIALIZE_NUMPY)
-    monkeypatch.setattr(openai, "decode", None)
-    with pytest.raises(TooLarge, match=r"more than 6\d\d,\d{3} token ids; the limit is 524,288"):
+    monkeypatch.setattr(read_module, "_decoder", None)
+    with pytest.raises(TooLarge, match=r"more than \d{3},\d{3} token ids or items; the limit is 524,288"):
         openai.read_request(body)
 
 
 @pytest.mark.parametrize(
-    ("item", "says"), [(b"[],", "token ids"), (b'"",', "inputs; the limit is 2,048"), (b'"a\\\\",', "inputs")]
+    ("item", "says"),
+    [
+        (b"[],", "items"),
+        (b"{},", "items"),
+        (b"null,", "items"),
+        (b'"",', "strings; the limit is 100,000"),
+        (b'"a\\\\",', "strings"),
+    ],
 )
 def test_very_long_lists_are_refused_before_they_are_decoded(item: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = b'{"input": [' + item * 600_000 + item[:-1] + b"]}"
-    monkeypatch.setattr(openai, "decode", None)
+    body = b'{"input": ["a", ' + item * 600_000 + item[:-1] + b"]}"
+    monkeypatch.setattr(read_module, "_decoder", None)
     with pytest.raises(TooLarge, match=says):
         openai.read_request(body)
 
 
-def test_commas_in_texts_are_no_token_ids() -> None:
-    text = '"input": [1' + "," * 600_000
+@pytest.mark.parametrize("start", ['"input": [1', "\\", '\\"', ""])
+def test_commas_in_texts_are_no_token_ids(start: str) -> None:
+    text = start + "," * 600_000 + start
     _, request = openai.read_request(orjson.dumps({"input": [text, text]}))
     assert request.texts == [text, text]
 

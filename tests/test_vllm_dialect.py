@@ -262,7 +262,7 @@ def test_tokenize_and_detokenize_are_read() -> None:
         (vllm_tokens.read_detokenize, b'{"tokens": [-1]}', "tokens[0]"),
         (vllm_tokens.read_detokenize, b'{"tokens": "a"}', "tokens"),
         (vllm_tokens.read_detokenize, b'{"tokens": [9223372036854775808]}', "tokens[0]"),
-        (vllm_tokens.read_detokenize, b'{"tokens": [' + b"1," * 600_000 + b"1]}", "tokens"),
+        (vllm_tokens.read_detokenize, b'{"tokens": [' + b"1," * 600_000 + b"1]}", "input"),  # as errors are written: tokens
         (vllm_tokens.read_detokenize, b"", None),
     ):
         with pytest.raises(InvalidRequest) as caught:

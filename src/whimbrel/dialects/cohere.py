@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.fields import hinting, purpose
-from whimbrel.dialects.inputs import read_texts, refuse_many
+from whimbrel.dialects.inputs import read_texts
 from whimbrel.dialects.quantised import as_numbers, check_bits
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Route, ServedModel
@@ -117,7 +117,6 @@ _INPUT_TYPES: Final[dict[str, InputType]] = {"search_query": "query", "search_do
 
 def read_embed(body: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
-    refuse_many(body)
     sent = decode(CohereEmbedRequest, body)
     texts = read_texts(_texts(sent))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
@@ -15,7 +14,6 @@ MAX_INPUTS: Final = 2048
 MAX_IDS: Final = 2**19
 """Token ids of a request, all inputs together."""
 _MAX_STRINGS: Final = 100_000
-_IDS: Final = re.compile(rb'(?<!\\)"(?:inputs?|ids)"\s*:\s*\[\s*[\[\d-]')
 
 
 class TextObject(msgspec.Struct, frozen=True):
@@ -25,11 +23,23 @@ class TextObject(msgspec.Struct, frozen=True):
 
 
 def refuse_many(body: bytes) -> None:
-    """Before they are decoded, which holds up everybody for a tenth of a second per million."""
-    if len(body) > MAX_IDS and (commas := body.count(b",")) > MAX_IDS and _IDS.search(body):
-        raise TooLarge(f"more than {commas:,} token ids; the limit is {MAX_IDS:,}. Split the request.", param="input")
-    if len(body) > MAX_IDS and (strings := (body.count(b'"') - body.count(b'\\"')) // 2) > _MAX_STRINGS:
-        raise TooLarge(f"about {strings:,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+    """Before JSON is decoded, which holds up everybody for a second per million of lists. Raises TooLarge."""
+    if len(body) <= MAX_IDS:
+        return
+    if _count(body, b'"') > 2 * _MAX_STRINGS and (strings := (_count(body, b'"') - body.count(b'\\"')) // 2) > _MAX_STRINGS:
+        raise TooLarge(f"about {strings:,} strings; the limit is {_MAX_STRINGS:,}. Split the request.", param="input")
+    if _count(body, b",") > MAX_IDS and (commas := _count(_without_strings(body), b",")) > MAX_IDS:
+        raise TooLarge(f"more than {commas:,} token ids or items; the limit is {MAX_IDS:,}. Split the request.", param="input")
+
+
+def _count(body: bytes, letter: bytes) -> int:
+    """As bytes.count does, which is slow where there are many."""
+    return int(np.count_nonzero(np.frombuffer(body, np.uint8) == letter[0]))
+
+
+def _without_strings(body: bytes) -> bytes:
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # the quotes that are left begin and end strings
+    return b"".join(plain.split(b'"')[::2])
 
 
 def read_texts(sent: str | Sequence[str | int | Sequence[int | str] | TextObject]) -> Any:

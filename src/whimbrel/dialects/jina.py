@@ -16,7 +16,6 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.fields import purpose
-from whimbrel.dialects.inputs import refuse_many
 from whimbrel.dialects.openai import Usage
 from whimbrel.dialects.quantised import as_numbers, check_bits
 from whimbrel.dialects.read import decode
@@ -93,7 +92,6 @@ def read_multi_vector(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[Ser
 
 
 def _read(body: bytes, usual: OutputName) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
-    refuse_many(body)
     sent = decode(JinaEmbeddingsRequest, body)
     output: OutputName = "multi_vector" if sent.return_multivector else usual
     sent = replace(

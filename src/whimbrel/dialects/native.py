@@ -24,7 +24,6 @@ from whimbrel.dialects.formats import (
     typed_outputs,
     usage,
 )
-from whimbrel.dialects.inputs import refuse_many
 from whimbrel.dialects.openai import EncodingFormat, Usage, render_error
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Answer, Route, ServedModel
@@ -151,7 +150,6 @@ def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[EmbedR
 
     Raises InvalidRequest or TooLarge.
     """
-    refuse_many(body)
     sent = decode(EmbedRequest, body)
     if sent.encoding_format is None:
         sent = msgspec.structs.replace(sent, encoding_format=default)

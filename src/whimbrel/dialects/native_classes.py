@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel import scoring
-from whimbrel.dialects.inputs import read_texts, refuse_many
+from whimbrel.dialects.inputs import read_texts
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Route, ServedModel
@@ -81,14 +81,12 @@ class TokenClassifyResponse(msgspec.Struct):
 
 def read_classify(body: bytes) -> tuple[ClassifyRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes the Request of it. Raises InvalidRequest or TooLarge."""
-    refuse_many(body)
     sent = decode(ClassifyRequest, body)
     return sent, partial(_request, _classify, sent)
 
 
 def read_token_classify(body: bytes) -> tuple[TokenClassifyRequest, Callable[[ServedModel], Request]]:
     """The same of /v1/token_classify."""
-    refuse_many(body)
     sent = decode(TokenClassifyRequest, body)
     return sent, partial(_request, _token_classify, sent)
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.card import Card
-from whimbrel.dialects.inputs import MAX_INPUTS, refuse_many
+from whimbrel.dialects.inputs import MAX_INPUTS
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import ANY, Page, Route, ServedModel
 from whimbrel.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError, relocated
@@ -148,7 +148,6 @@ class OllamaError(msgspec.Struct):
 
 def read_embed(body: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel], Request] | None]:
     """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
-    refuse_many(body)
     sent = decode(OllamaEmbedRequest, body)
     texts = [sent.input] if isinstance(sent.input, str) and sent.input else list(sent.input or ())
     if len(texts) > MAX_INPUTS:

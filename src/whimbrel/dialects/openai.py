@@ -26,7 +26,7 @@ from whimbrel.dialects.formats import (
     npy_answer,
     usage,
 )
-from whimbrel.dialects.inputs import TextObject, refuse_many
+from whimbrel.dialects.inputs import TextObject
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.stamp import created, new_id
@@ -128,7 +128,6 @@ def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[Embedd
 
     Raises InvalidRequest or TooLarge.
     """
-    refuse_many(body)
     refuse_unsupported(body, OF_TEXTS)
     sent = decode(EmbeddingsRequest, body)
     if sent.encoding_format is None:

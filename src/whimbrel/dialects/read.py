@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from whimbrel.dialects.inputs import refuse_many
 from whimbrel.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -33,9 +34,11 @@ def is_packed(body: bytes) -> bool:
 
 
 def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
-    """Decode `body` as `kind`; `packed`: it is MessagePack. Raises InvalidRequest with the path of the fault."""
+    """Decode `body` as `kind`; `packed`: it is MessagePack. Raises InvalidRequest with the path of the fault, TooLarge."""
     if not body or body.isspace():
         raise Unreadable("the body is empty; send a JSON object.")
+    if not packed:
+        refuse_many(body)
     language = "MessagePack" if packed else "JSON"
     try:
         return _decoder(kind, packed).decode(body)

@@ -17,7 +17,6 @@ from msgspec import Meta
 from whimbrel import __version__
 from whimbrel.dialects import rerank, vllm_tokens
 from whimbrel.dialects.formats import METADATA, OCTETS, header, json_answer, usage
-from whimbrel.dialects.inputs import refuse_many
 from whimbrel.dialects.openai import Usage
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Answer, Page, Route, ServedModel
@@ -126,7 +125,6 @@ _MAX_HEADER: Final = 65_000
 
 def read_pooling(body: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes the Request of it. Raises InvalidRequest or TooLarge."""
-    refuse_many(body)
     refuse_unsupported(body, OF_TEXTS)
     sent = decode(PoolingRequest, body)
 
@@ -198,7 +196,6 @@ def _write_bytes(sent: PoolingRequest, output: Float32Array | Ragged, about: dic
 
 def read_classify(body: bytes) -> tuple[VLLMClassifyRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    refuse_many(body)
     refuse_unsupported(body, OF_TEXTS)
     sent = decode(VLLMClassifyRequest, body)
     return sent, vllm_text_request(sent, ("scores",), cuts=False, activate=sent.use_activation, normalize=sent.normalize)

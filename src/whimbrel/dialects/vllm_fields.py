@@ -55,13 +55,13 @@ class _Unsupported(msgspec.Struct, frozen=True):
 
     input: msgspec.Raw = _ABSENT
     prompt: msgspec.Raw = _ABSENT
-    messages: Any = None
-    padding: Any = None
-    late_chunking_params: Any = None
-    chat_template: Any = None
-    chat_template_kwargs: Any = None
-    max_tokens_per_query: Any = None
-    max_tokens_per_doc: Any = None
+    messages: msgspec.Raw = _ABSENT
+    padding: msgspec.Raw = _ABSENT
+    late_chunking_params: msgspec.Raw = _ABSENT
+    chat_template: msgspec.Raw = _ABSENT
+    chat_template_kwargs: msgspec.Raw = _ABSENT
+    max_tokens_per_query: msgspec.Raw = _ABSENT
+    max_tokens_per_doc: msgspec.Raw = _ABSENT
 
 
 _NO_TEMPLATES: Final = "a request brings no template here; that of the model is used, and `instruction` is put into it."
@@ -75,6 +75,8 @@ _REFUSED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "max_tokens_per_doc": ((None, 0), _ONE_LIMIT),
 }
 """Values that change nothing, and why others are refused."""
+_LONGEST: Final = 100
+"""Bytes of a value that is looked at: none that is accepted has more."""
 OF_TEXTS: Final = ("padding", "late_chunking_params")
 OF_PAIRS: Final = ("padding", "chat_template", "chat_template_kwargs", "max_tokens_per_query", "max_tokens_per_doc")
 
@@ -83,12 +85,14 @@ def refuse_unsupported(body: bytes, names: Sequence[str] = ()) -> None:
     """Refuse chats, and those of the named fields that would change numbers and are not honoured. Raises InvalidRequest."""
     if not any(name.encode() in body for name in (*names, "messages")):
         return
-    found = decode(_Unsupported, body, packed=is_packed(body))
-    if found.messages is not None and found.input is _ABSENT and found.prompt is _ABSENT:
+    packed = is_packed(body)
+    found = decode(_Unsupported, body, packed=packed)
+    if found.messages is not _ABSENT and found.input is _ABSENT and found.prompt is _ABSENT:
         raise InvalidRequest("chats are not taken; send a text as the model takes it, as input or prompt.", param="messages")
     for name in names:
-        accepted, why = _REFUSED[name]
-        if getattr(found, name) not in accepted:
+        (accepted, why), given = _REFUSED[name], getattr(found, name)
+        is_short = given is not _ABSENT and len(given) <= _LONGEST
+        if given is not _ABSENT and not (is_short and decode(object, bytes(given), packed=packed) in accepted):
             raise InvalidRequest(why, param=name)
 
 

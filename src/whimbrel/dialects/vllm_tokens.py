@@ -8,12 +8,11 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.inputs import MAX_IDS
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Route, ServedModel
 from whimbrel.dialects.vllm_errors import render_error, status
 from whimbrel.dialects.vllm_fields import refuse_unsupported
-from whimbrel.errors import TooLarge, WhimbrelError, relocated
+from whimbrel.errors import WhimbrelError, relocated
 from whimbrel.types import Decode, Tokenize, Tokens
 from whimbrel.wire import to_json
 
@@ -70,8 +69,6 @@ def write_tokenize(sent: VLLMTokenizeRequest, found: Sequence[Tokens], model: Se
 
 def read_detokenize(body: bytes) -> tuple[VLLMDetokenizeRequest, Decode]:
     """The body as it was sent, and what it asks. Raises InvalidRequest or TooLarge."""
-    if len(body) > MAX_IDS and (commas := body.count(b",")) > MAX_IDS:
-        raise TooLarge(f"more than {commas:,} token ids; the limit is {MAX_IDS:,}. Split the request.", param="tokens")
     sent = decode(VLLMDetokenizeRequest, body)
     return sent, Decode([sent.tokens])
 

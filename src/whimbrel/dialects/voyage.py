@@ -14,7 +14,6 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.fields import hinting
-from whimbrel.dialects.inputs import refuse_many
 from whimbrel.dialects.quantised import NumberType, as_base64, as_numbers, check_bits
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.rerank import RerankRequest, named_of_rerank, rank, request_of
@@ -99,7 +98,6 @@ class VoyageRerankResponse(msgspec.Struct):
 
 def read_embeddings(body: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
-    refuse_many(body)
     sent = decode(VoyageEmbeddingsRequest, body)
     if None not in (sent.dimensions, sent.output_dimension) and sent.dimensions != sent.output_dimension:
         raise InvalidRequest("differs from dimensions; give one of them.", param="output_dimension")

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Meta
 
 from whimbrel.dialects.formats import json_answer
-from whimbrel.dialects.inputs import MAX_INPUTS, read_texts, refuse_many
+from whimbrel.dialects.inputs import MAX_INPUTS, read_texts
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, status, timed, write_error
@@ -114,14 +114,12 @@ class SparseValue(msgspec.Struct):
 
 def read_embed(body: bytes) -> tuple[TEIEmbedRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    refuse_many(body)
     sent = decode(TEIEmbedRequest, body)
     return sent, dense(sent)
 
 
 def read_embed_all(body: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel], Request]]:
     """The same of /embed_all: hidden states; of late-interaction models, which TEI does not have, their token vectors."""
-    refuse_many(body)
     sent = decode(EmbedAllRequest, body)
     request = text_request(sent, "hidden")
     late = replace(request, outputs=("multi_vector",))
@@ -130,7 +128,6 @@ def read_embed_all(body: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel]
 
 def read_embed_sparse(body: bytes) -> tuple[EmbedSparseRequest, Request]:
     """The same of /embed_sparse."""
-    refuse_many(body)
     sent = decode(EmbedSparseRequest, body)
     return sent, text_request(sent, "sparse")
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, cast
 
 from msgspec import Meta
 
-from whimbrel.dialects.inputs import refuse_many
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.tei import scores
@@ -64,7 +63,6 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
 
 def read_root(body: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel], Request]]:
     """The body as it was sent, and what it stands for. Raises InvalidRequest or TooLarge."""
-    refuse_many(body)
     sent = decode(RootRequest, body)
     if isinstance(sent.inputs, Sentences):
         of = sent.parameters or RootParameters()

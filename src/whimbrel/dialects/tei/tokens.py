@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.inputs import MAX_INPUTS, refuse_many
+from whimbrel.dialects.inputs import MAX_INPUTS
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, status, write_error
@@ -47,7 +47,6 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_tokenize(body: bytes) -> tuple[TEITokenizeRequest, Tokenize]:
     """The body as it was sent, and what it stands for. Raises InvalidRequest or TooLarge."""
-    refuse_many(body)
     sent = decode(TEITokenizeRequest, body)
     texts = _checked(_texts(sent), "input")
     return sent, Tokenize(texts, special=sent.add_special_tokens is not False, prompt_name=sent.prompt_name)
@@ -74,7 +73,6 @@ def _texts(sent: TEITokenizeRequest) -> list[str]:
 
 def read_decode(body: bytes) -> tuple[DecodeRequest, Decode]:
     """The same of /decode."""
-    refuse_many(body)
     sent = decode(DecodeRequest, body)
     rows: list[Any] = sent.ids if sent.ids and isinstance(sent.ids[0], list) else [sent.ids] if sent.ids else []
     for index, row in enumerate(_checked(rows, "ids")):

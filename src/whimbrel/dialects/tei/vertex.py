@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.inputs import MAX_INPUTS, refuse_many
+from whimbrel.dialects.inputs import MAX_INPUTS
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.route import Answer, Route, ServedModel
@@ -69,7 +69,6 @@ class Instances:
 
 def read_vertex(body: bytes) -> tuple[Instances, Callable[[ServedModel], Request] | None]:
     """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
-    refuse_many(body)
     sent = decode(VertexRequest, body)
     if len(sent.instances) > MAX_INSTANCES:
         raise TooLarge(f"{len(sent.instances):,}; the limit is {MAX_INSTANCES:,}. Split the request.", param="instances")
