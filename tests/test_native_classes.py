@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given
 
 from fake import FakeModel
+from vectors import same_bits, told, vectors
 from whimbrel.dialects import ROUTES, native_classes
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types import Outputs, Ragged, Request, Result, Timings, TokenSpans
@@ -73,6 +75,13 @@ def test_the_answers() -> None:
     result = Result(Outputs(token_scores=scores), 2, 0, Timings(), [spans])
     entities = orjson.loads(native_classes.write_token_classify(tagged, result, MODEL))["entities"]
     assert entities == [[{"label": "BIRD", "score": 0.75, "start": 2, "end": 7, "text": "wader"}]]
+
+
+@given(vectors(3, 2))
+def test_scores_read_back(scores: np.ndarray) -> None:
+    sent, _ = native_classes.read_classify(b'{"input": ["a", "b", "c"]}')
+    answer = native_classes.write_classify(sent, Result(Outputs(scores=scores), 5, 0, Timings()), MODEL)
+    assert same_bits(told(answer)["scores"], scores)
 
 
 def test_the_examples_can_be_read() -> None:

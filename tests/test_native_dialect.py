@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fake import FakeModel
+from vectors import codes_of, same_bits, told, vectors
 from whimbrel.dialects import native
 from whimbrel.errors import InvalidRequest
 from whimbrel.server.openapi import docs_page, openapi_document
@@ -110,6 +113,34 @@ def test_bytes() -> None:
         assert np.array_equal(floats(entries["weights"]), SPARSE[text][1])
     for text, matrix in enumerate(found["multi_vector"]):
         assert np.array_equal(floats(matrix["data"]).reshape(matrix["shape"]), TOKENS[text])
+
+
+@given(vectors(4, 8), st.sampled_from(["float", "base64"]))
+def test_what_is_written_reads_back(rows: np.ndarray, form: str) -> None:
+    """Bit for bit, whatever the output is."""
+    offsets = np.array([0, 1, 1, 4])
+    entries = Sparse(np.arange(4, dtype=np.int32), rows[:, 0].copy(), offsets)
+    tokens = Ragged(rows, offsets)
+    outputs = Outputs(dense=rows[:3], sparse=entries, multi_vector=tokens, scores=rows[:3, :2].copy(), token_scores=tokens)
+    sent, _ = native.read_request(orjson.dumps({"input": ["a"] * 3, "encoding_format": form}))
+    found = told(native.write_result(sent, Result(outputs, 11, 0, Timings()), FakeModel.named("m")))["outputs"]
+    numbers: Any = floats if form == "base64" else lambda given: np.array(given, np.float32)
+    assert same_bits([numbers(row) for row in found["dense"]], rows[:3])
+    assert same_bits([numbers(row) for row in found["scores"]], rows[:3, :2])
+    assert same_bits(np.concatenate([numbers(each["weights"]) for each in found["sparse"]]), entries.weights_X)
+    for name in ("multi_vector", "token_scores"):
+        texts = [each["data"] if form == "base64" else each for each in found[name]]
+        assert same_bits(np.concatenate([numbers(each).reshape(-1, 8) for each in texts]), rows)
+
+
+@given(vectors(3, 8), st.sampled_from(["int8", "uint8", "binary", "ubinary"]), st.sampled_from(["float", "base64"]))
+def test_quantised_vectors_read_back(rows: np.ndarray, kind: Any, form: str) -> None:
+    """As codes of the type, the same in JSON and in base64."""
+    sent, _ = native.read_request(orjson.dumps({"input": ["a"] * 3, "encoding_format": form, "embed_dtype": kind}))
+    found = told(native.write_result(sent, Result(Outputs(rows), 11, 0, Timings()), FakeModel.named("m")))["outputs"]["dense"]
+    code = np.int8 if kind in ("int8", "binary") else np.uint8
+    codes = np.stack([np.frombuffer(base64.b64decode(row), code) if form == "base64" else np.array(row, code) for row in found])
+    assert np.array_equal(codes, codes_of(kind, rows))
 
 
 def floats(text: str) -> np.ndarray:

@@ -17,14 +17,13 @@ import ollama as sdk
 import orjson
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from checkpoints import sentence_layout, write_bert
 from classifiers import write_classifier
 from fake import FakeEmbedder, Told, call
 from recorded import Recorded
 from serving import Server
+from vectors import same_bits, vectors
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import ollama
 from whimbrel.errors import InvalidRequest, TooLarge
@@ -37,7 +36,6 @@ from whimbrel.types import Outputs, Request, Result, Timings
 NAME = "sentence-transformers/all-MiniLM-L6-v2"
 TEXTS = ["The whimbrel is a wader, with a long curved bill.", "birds fly far", ""]
 MODEL: Any = SimpleNamespace(plan=SimpleNamespace(served_name="m", max_length=256))
-FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def embed(**body: Any) -> Request | None:
@@ -122,14 +120,14 @@ def test_errors_have_the_words_that_clients_look_for() -> None:
     assert written == {"error": "prompt: is wrong."}
 
 
-@given(vectors=arrays.arrays(np.float32, (3, 5), elements=FLOATS))
-def test_vectors_read_back(vectors: np.ndarray) -> None:
-    result = Result(Outputs(vectors), 7, 0, Timings(total=0.25))
+@given(vectors(3, 5))
+def test_vectors_read_back(rows: np.ndarray) -> None:
+    result = Result(Outputs(rows), 7, 0, Timings(total=0.25))
     answer = orjson.loads(ollama.write_embed(ollama.OllamaEmbedRequest(model="m:latest"), result, MODEL))
-    assert np.array_equal(np.array(answer["embeddings"], np.float32), vectors)
+    assert same_bits(answer["embeddings"], rows)
     assert (answer["total_duration"], answer["prompt_eval_count"], answer["model"]) == (250_000_000, 7, "m:latest")
     answer = orjson.loads(ollama.write_embeddings(ollama.OllamaEmbeddingsRequest(), result, MODEL))
-    assert np.array_equal(np.array(answer["embedding"], np.float32), vectors[0])
+    assert same_bits(answer["embedding"], rows[0])
 
 
 def test_all_are_in_the_description() -> None:

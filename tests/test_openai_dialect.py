@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 from typing import Any, cast
 
 import msgspec
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake import FakeModel, Told, call
+from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import ROUTES, Route, openai
 from whimbrel.dialects import read as read_module
@@ -147,6 +149,20 @@ def test_the_answer() -> None:
         if encoding == "base64":
             rows = [np.frombuffer(base64.b64decode(row), np.float32) for row in rows]
         assert np.array_equal(np.array(rows, np.float32), vectors)
+
+
+@given(vectors(3, 5))
+def test_what_is_written_reads_back(rows: np.ndarray) -> None:
+    """Bit for bit in every format."""
+
+    def written(form: Any) -> Any:
+        sent = openai.EmbeddingsRequest(input="a", encoding_format=form)
+        return openai.write_result(sent, result(rows), FakeModel.named("m"))
+
+    assert same_bits([row["embedding"] for row in told(written("float"))["data"]], rows)
+    texts = [base64.b64decode(row["embedding"]) for row in told(written("base64"))["data"]]
+    assert b"".join(texts) == body_of(written("bytes")) == body_of(written("bytes_only")) == rows.astype("<f4").tobytes()
+    assert same_bits(np.load(io.BytesIO(body_of(written("npy")))), rows)
 
 
 def test_floats_are_printed_from_the_array_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:

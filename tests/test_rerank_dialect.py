@@ -11,6 +11,7 @@ import httpx2
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given
 from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder
 from transformers import AutoTokenizer
@@ -22,6 +23,7 @@ from late_models import write_stanford
 from serving import Server
 from test_bge_m3 import write_m3
 from test_llm_rerankers import CAUSAL, reference_score, write
+from vectors import same_bits, told, vectors
 from whimbrel import Engine
 from whimbrel.dialects import rerank
 from whimbrel.dialects.compared import Document
@@ -131,6 +133,17 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
     assert orjson.loads(rerank.write_rerank(bare, result(1), FakeModel.named("m")))["results"] == [
         {"index": 0, "relevance_score": 1.0}
     ]
+
+
+@given(vectors(4, 1))
+def test_scores_read_back(scores: np.ndarray) -> None:
+    sent, _ = rerank.read_score(b'{"text_1": "q", "text_2": ["a", "b", "c", "d"]}')
+    found = told(rerank.write_score(sent, result(*scores[:, 0]), FakeModel.named("m")))["data"]
+    assert same_bits([each["score"] for each in found], scores)
+    sent, _ = rerank.read_rerank(b'{"query": "q", "documents": ["a", "b", "c", "d"]}')
+    ranked = told(rerank.write_rerank(sent, result(*scores[:, 0]), FakeModel.named("m")))["results"]
+    assert same_bits([each["relevance_score"] for each in sorted(ranked, key=lambda each: each["index"])], scores)
+    assert [each["index"] for each in ranked] == sorted(range(4), key=lambda index: -scores[index, 0])
 
 
 def test_errors_name_the_query_and_the_documents() -> None:

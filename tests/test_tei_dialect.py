@@ -30,10 +30,10 @@ from recorded import Recorded
 from serving import Server
 from test_bge_m3 import write_m3
 from test_sparse import write_splade
+from vectors import EVERY_FLOAT, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.card import Output
 from whimbrel.dialects.read import Unreadable
-from whimbrel.dialects.route import Answer
 from whimbrel.dialects.tei import ROUTES, answers, describe, embed, root, scores, tokens, vertex
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app import create_app
@@ -45,7 +45,6 @@ from whimbrel.types import Decode, Outputs, Ragged, Request, Result, Sparse, Tim
 JSON = {"content_type": "application/json"}
 QUERY = "what is a whimbrel?"
 TEXTS = ["a sandwich", "The whimbrel is a wader, with a long curved bill.", "birds fly far"]
-FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def encoded(**body: Any) -> bytes:
@@ -60,10 +59,6 @@ def model(**outputs: Output) -> Any:
 
 def result(**outputs: Any) -> Result:
     return Result(Outputs(**outputs), 7, 0, Timings(0.0011, 0.002, 0.0309, 0.04))
-
-
-def told(answer: Answer) -> Any:
-    return orjson.loads(b"".join(answer.pieces))
 
 
 # What bodies mean
@@ -234,26 +229,38 @@ def test_errors_name_what_was_sent() -> None:
 # What is written
 
 
-@given(vectors=arrays.arrays(np.float32, (3, 5), elements=FLOATS))
-def test_vectors_read_back(vectors: np.ndarray) -> None:
+@given(vectors(3, 5))
+def test_vectors_read_back(rows: np.ndarray) -> None:
     sent = embed.read_embed(encoded(inputs=["a", "bc", "d"]))[0]
-    answer = embed.write_embed(sent, result(dense=vectors), model())
-    assert np.array_equal(np.array(told(answer), np.float32), vectors)
-    ragged = Ragged(vectors, np.array([0, 1, 1, 3]))
+    answer = embed.write_embed(sent, result(dense=rows), model())
+    assert same_bits(told(answer), rows)
+    ragged = Ragged(rows, np.array([0, 1, 1, 3]))
     for name in ("multi_vector", "hidden"):
-        rows = told(embed.write_embed_all(sent, result(**{name: ragged}), model()))
-        assert [len(row) for row in rows] == [1, 0, 2]
-        assert np.array_equal(np.array(rows[2], np.float32), vectors[1:])
+        texts = told(embed.write_embed_all(sent, result(**{name: ragged}), model()))
+        assert [len(text) for text in texts] == [1, 0, 2]
+        assert same_bits([*texts[0], *texts[2]], rows)
 
 
-@given(weights=arrays.arrays(np.float32, st.integers(0, 9), elements=FLOATS), cut=st.integers(0, 9))
+@given(weights=arrays.arrays(np.float32, st.integers(0, 9), elements=EVERY_FLOAT), cut=st.integers(0, 9))
 def test_entries_read_back(weights: np.ndarray, cut: int) -> None:
     ids = np.arange(weights.size, dtype=np.int32) * 1000
     offsets = np.array([0, min(cut, weights.size), weights.size])
     sent = embed.read_embed_sparse(encoded(inputs=["a", "b"]))[0]
     rows = told(embed.write_embed_sparse(sent, result(sparse=Sparse(ids, weights, offsets)), model()))
     assert [[each["index"] for each in row] for row in rows] == [ids[: offsets[1]].tolist(), ids[offsets[1] :].tolist()]
-    assert np.array_equal(np.array([each["value"] for row in rows for each in row], np.float32), weights)
+    assert same_bits([each["value"] for row in rows for each in row], weights)
+
+
+@given(vectors(4, 1))
+def test_scores_read_back(logits: np.ndarray) -> None:
+    sent = scores.read_rerank(encoded(query="q", texts=["a", "b", "c", "d"], raw_scores=True))[0]
+    ranked = told(scores.write_rerank(sent, result(scores=logits), model(scores=Output(1))))
+    assert same_bits([each["score"] for each in sorted(ranked, key=lambda each: each["index"])], logits)
+    assert [each["score"] for each in ranked] == sorted((each["score"] for each in ranked), reverse=True)
+    sent = scores.read_predict(encoded(inputs=[["a"]] * 4, raw_scores=True))[0]
+    assert same_bits(
+        [row[0]["score"] for row in told(scores.write_predict(sent, result(scores=logits), model(scores=Output(1))))], logits
+    )
 
 
 def test_headers_are_whole_milliseconds() -> None:
@@ -541,25 +548,25 @@ def test_instances_of_another_kind_of_model(tmp_path: Path) -> None:
 
 
 @given(
-    vectors=arrays.arrays(np.float32, (4, 3), elements=FLOATS),
+    rows=vectors(4, 3),
     counts=st.lists(st.integers(1, 3), min_size=1, max_size=4).filter(lambda counts: sum(counts) <= 4),
 )
-def test_instances_read_back(vectors: np.ndarray, counts: list[int]) -> None:
+def test_instances_read_back(rows: np.ndarray, counts: list[int]) -> None:
     bodies = [{"inputs": ["a"] * count} for count in counts]
     sent, request = vertex.read_vertex(instances(*bodies))
     assert request is not None
     for name, outputs in (
-        ("dense", {"dense": vectors[: sum(counts)]}),
-        ("multi_vector", {"multi_vector": Ragged(vectors, np.array([*range(sum(counts)), 4]))}),
+        ("dense", {"dense": rows[: sum(counts)]}),
+        ("multi_vector", {"multi_vector": Ragged(rows, np.array([*range(sum(counts)), 4]))}),
     ):
         kind = model(**{name: Output(3)})
         assert len(request(kind).texts) == sum(counts)
         predictions = orjson.loads(cast(bytes, vertex.write_vertex(sent, result(**outputs), kind)))["predictions"]
         assert [len(each) for each in predictions] == counts
-        rows = [row for each in predictions for row in each]
+        found = [row for each in predictions for row in each]
         if name == "multi_vector":
-            rows = [row for each in rows for row in each]
-        assert np.array_equal(np.array(rows, np.float32), vectors[: len(rows)])
+            found = [row for each in found for row in each]
+        assert same_bits(found, rows[: len(found)])
 
 
 def test_bodies_that_are_none_and_what_comes_before_them() -> None:

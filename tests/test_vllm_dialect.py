@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx2
@@ -28,6 +29,7 @@ from fake import FakeEmbedder, FakeModel, call
 from late_models import write_stanford
 from serving import Server
 from test_wire_types import TORCH
+from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, __version__
 from whimbrel.dialects import openai, rerank, vllm, vllm_tokens
 from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge
@@ -336,6 +338,27 @@ def test_base64_and_bytes_read_back(dtype: str, order: str, ragged: bool) -> Non
         assert np.array_equal(np.array(floats[i]["data"], np.float32).reshape(row.shape), rows[i])
     only = write(outputs, encoding_format="bytes_only", embed_dtype=dtype, endianness=order)
     assert (b"".join(only.pieces), dict(only.headers), only.media_type) == (content, {}, "application/octet-stream")
+
+
+@given(vectors(3, 4), st.booleans())
+def test_what_is_written_reads_back(rows: np.ndarray, ragged: bool) -> None:
+    """Bit for bit in every format."""
+    outputs = {"multi_vector": Ragged(rows, np.array([0, 1, 1, 3]))} if ragged else {"dense": rows}
+    numbers = [row for each in told(write(outputs))["data"] for row in (each["data"] if ragged else [each["data"]])]
+    assert same_bits(numbers, rows)
+    stored = rows.astype("<f4").tobytes()
+    texts = told(write(outputs, encoding_format="base64", endianness="little"))["data"]
+    assert b"".join(base64.b64decode(each["data"]) for each in texts) == stored
+    assert body_of(write(outputs, encoding_format="bytes", endianness="little")) == stored
+
+
+@given(vectors(3, 2))
+def test_scores_of_classes_read_back(rows: np.ndarray) -> None:
+    sent, _ = vllm.read_classify(b'{"input": ["a", "b", "c"]}')
+    model = FakeModel.named("m", SimpleNamespace(labels=("x", "y")))
+    found = told(vllm.write_classify(sent, result(scores=rows), model))["data"]
+    assert same_bits([each["probs"] for each in found], rows)
+    assert [each["label"] for each in found] == ["xy"[best] for best in rows.argmax(1)]
 
 
 def test_numbers_that_a_type_does_not_hold_are_refused() -> None:

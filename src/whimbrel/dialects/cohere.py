@@ -14,13 +14,14 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.fields import hinting, purpose
+from whimbrel.dialects.formats import json_answer
 from whimbrel.dialects.inputs import read_texts
-from whimbrel.dialects.quantised import as_numbers, check_bits
+from whimbrel.dialects.quantised import check_bits, typed
 from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types import InputType, Request, Result, Truncate
-from whimbrel.wire import to_base64, to_json
+from whimbrel.wire import base64_rows
 
 
 class CohereContent(msgspec.Struct, frozen=True):
@@ -157,12 +158,12 @@ def _text(given: CohereInput, param: str) -> str:
     return given.content[0].text or ""
 
 
-def write_embed(sent: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes:
+def write_embed(sent: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer of version 2; its numbers are printed from arrays' memory."""
     return _write(sent, result, "2", "embeddings_by_type", _by_type(sent, result))
 
 
-def write_embed_v1(sent: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes:
+def write_embed_v1(sent: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer of version 1."""
     if sent.embedding_types:
         return _write(sent, result, "1", "embeddings_by_type", _by_type(sent, result))
@@ -170,18 +171,19 @@ def write_embed_v1(sent: CohereEmbedRequest, result: Result, model: ServedModel)
 
 
 def _by_type(sent: CohereEmbedRequest, result: Result) -> dict[str, Any]:
-    kinds = dict.fromkeys(sent.embedding_types or ("float",))
-    return {kind: to_base64(result.dense) if kind == "base64" else as_numbers(result.dense, kind) for kind in kinds}
+    columns = {kind: typed(result.dense, kind) for kind in sent.embedding_types or ("float",)}
+    return {kind: base64_rows(column) if kind == "base64" else column for kind, column in columns.items()}
 
 
-def _write(sent: CohereEmbedRequest, result: Result, version: str, kind: str, embeddings: Any) -> bytes:
-    return to_json({
+def _write(sent: CohereEmbedRequest, result: Result, version: str, kind: str, embeddings: Any) -> bytes | Answer:
+    body = {
         "id": str(uuid4()),
         "response_type": kind,
         "embeddings": embeddings,
         "texts": _texts(sent),
         "meta": meta(version, input_tokens=result.num_tokens),
-    })  # fmt: skip
+    }  # fmt: skip
+    return json_answer(body, result, times=len(sent.embedding_types or "1"))
 
 
 def meta(version: str, **units: int) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.cohere import CohereMeta, meta, render_error
+from whimbrel.dialects.formats import json_answer, usage
 from whimbrel.dialects.openai import Usage
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.rerank import RankedDocument, RerankRequest, named_of_rerank, rank, request_of
-from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types import Request, Result
-from whimbrel.wire import to_json
 
 
 class CohereSpans(msgspec.Struct, frozen=True):
@@ -99,25 +99,25 @@ def read_rerank_v1(body: bytes) -> tuple[CohereRerankRequestV1, Request]:
     return sent, request_of(replace(sent, truncate=cuts))
 
 
-def write_rerank(sent: CohereRerankRequest, result: Result, model: ServedModel) -> bytes:
+def write_rerank(sent: CohereRerankRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer of version 2, the best first."""
     return _write(sent, result, model, "2")
 
 
-def write_rerank_v1(sent: CohereRerankRequestV1, result: Result, model: ServedModel) -> bytes:
+def write_rerank_v1(sent: CohereRerankRequestV1, result: Result, model: ServedModel) -> bytes | Answer:
     """That of version 1."""
     return _write(sent, result, model, "1")
 
 
-def _write(sent: RerankRequest, result: Result, model: ServedModel, version: str) -> bytes:
-    answer: dict[str, Any] = {
+def _write(sent: RerankRequest, result: Result, model: ServedModel, version: str) -> bytes | Answer:
+    body: dict[str, Any] = {
         "id": str(uuid4()),
         "results": rank(sent, result, documents=sent.return_documents is True),
         "meta": meta(version, search_units=1),
         "model": model.plan.served_name,
-        "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
+        "usage": usage(result),
     }
-    return to_json(answer)
+    return json_answer(body, result)
 
 
 _NAMES: Final = {"max_tokens": "max_tokens_per_doc"}

@@ -23,12 +23,12 @@ _VECTORS: Final = ("dense", "multi_vector", "muvera", "hidden", "token_dense")
 """Outputs that may travel in fewer bits than floats have."""
 
 
-def json_answer(value: object, result: Result, *, as_text: bool = False) -> bytes | Answer:
-    """JSON of what a result has, as numbers or `as_text`: base64.
+def json_answer(value: object, result: Result, *, as_text: bool = False, times: int = 1) -> bytes | Answer:
+    """JSON of what a result has, as numbers or `as_text`: base64; `times`: in so many types.
 
     What is large is printed piece by piece while it is sent, so that others have their turn.
     """
-    size = sum(array.nbytes for array in typed_outputs(result.outputs, "float32", "little").values())
+    size = sum(array.nbytes for array in typed_outputs(result.outputs, "float32", "little").values()) * times
     is_large = size > LARGE * (32 if as_text else 4)
     return Answer(json_pieces(value), held=size) if is_large else to_json(value)
 

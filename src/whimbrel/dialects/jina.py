@@ -8,7 +8,7 @@ as there. The fields of our own that /v1/embeddings has are taken too; fields th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -16,14 +16,15 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.fields import purpose
+from whimbrel.dialects.formats import json_answer, usage
 from whimbrel.dialects.openai import Usage
-from whimbrel.dialects.quantised import as_numbers, check_bits
+from whimbrel.dialects.quantised import check_bits, typed
 from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.services import ServiceFields, render_detail, service_request
 from whimbrel.errors import InvalidRequest, WhimbrelError
-from whimbrel.types import Float32Array, InputType, OutputName, Request, Result
-from whimbrel.wire import to_base64, to_json
+from whimbrel.types import InputType, OutputName, Request, Result
+from whimbrel.wire import Lazily, Typed, base64_rows, number_rows, to_base64
 
 JinaType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 
@@ -125,26 +126,38 @@ def _for_task(task: str, asked: Request, model: ServedModel) -> Request:
     return asked if asked.prompt is not None or asked.prompt_name is not None else dataclasses.replace(asked, **said)
 
 
-def write_embeddings(sent: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes:
+def write_embeddings(sent: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer; numbers are printed from arrays' memory."""
     texts_N, kinds = result.outputs.multi_vector, _kinds(sent)
     name = "embedding" if texts_N is None else "embeddings"
-    columns: dict[str, Sequence[Any]] = {
-        kind: _of_type(result.dense, kind) if texts_N is None else [_of_type(rows, kind) for rows in texts_N] for kind in kinds
+    columns: dict[str, Any] = {
+        kind: _vectors(typed(result.dense, kind), kind)
+        if texts_N is None
+        else [_token_vectors(typed(rows_TD, kind), kind) for rows_TD in texts_N]
+        for kind in kinds
     }
     values = columns[kinds[0]]
     if len(kinds) > 1:
         values = [dict(zip(kinds, each, strict=True)) for each in zip(*columns.values(), strict=True)]
-    return to_json({
+    body = {
         "object": "list",
         "data": [{"object": name, "index": index, name: value} for index, value in enumerate(values)],
         "model": model.plan.served_name,
-        "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
-    })  # fmt: skip
+        "usage": usage(result),
+    }  # fmt: skip
+    return json_answer(body, result, as_text=texts_N is None and kinds == ("base64",), times=len(kinds))
 
 
-def _of_type(rows_ND: Float32Array, kind: str) -> Any:
-    return to_base64(rows_ND) if kind == "base64" else as_numbers(rows_ND, kind)
+def _vectors(vectors_ND: Typed, kind: str) -> Any:
+    return base64_rows(vectors_ND) if kind == "base64" else number_rows(vectors_ND)
+
+
+def _token_vectors(rows_TD: Typed, kind: str) -> Any:
+    return Lazily(_base64(rows_TD)) if kind == "base64" else rows_TD
+
+
+def _base64(rows_TD: Typed) -> Iterator[str]:
+    yield from to_base64(rows_TD)  # not before they are printed
 
 
 def write_error(error: WhimbrelError) -> bytes:

@@ -10,10 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel import scoring
+from whimbrel.dialects.formats import json_answer, usage
 from whimbrel.dialects.inputs import read_texts
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.errors import InvalidRequest
 from whimbrel.scoring import Question
 from whimbrel.types import Request, Result
@@ -110,10 +111,10 @@ def _options(sent: ClassFields) -> ScoreOptions:
     return {"prompt": sent.prompt, "activate": sent.activate, "truncate": sent.truncate}
 
 
-def write_classify(sent: ClassifyRequest, result: Result, model: ServedModel) -> bytes:
+def write_classify(sent: ClassifyRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer, in the order of the inputs."""
     classes = _classify(sent, model).answer(result)
-    return to_json({"labels": classes.labels, "scores": classes.scores_NC, **_about(result, model)})
+    return json_answer({"labels": classes.labels, "scores": classes.scores_NC, **_about(result, model)}, result)
 
 
 def write_token_classify(sent: TokenClassifyRequest, result: Result, model: ServedModel) -> bytes:
@@ -123,8 +124,7 @@ def write_token_classify(sent: TokenClassifyRequest, result: Result, model: Serv
 
 
 def _about(result: Result, model: ServedModel) -> dict[str, Any]:
-    usage = {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
-    return {"model": model.plan.served_name, "usage": usage}
+    return {"model": model.plan.served_name, "usage": usage(result)}
 
 
 ROUTES: Final = (

@@ -14,9 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.card import Card
+from whimbrel.dialects.formats import json_answer
 from whimbrel.dialects.inputs import MAX_INPUTS
 from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import ANY, Page, Route, ServedModel
+from whimbrel.dialects.route import ANY, Answer, Page, Route, ServedModel
 from whimbrel.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError, relocated
 from whimbrel.types import Request, Result, Truncate
 from whimbrel.wire import to_json
@@ -186,15 +187,16 @@ def read_show(body: bytes) -> tuple[ShowRequest, None]:
     return ShowRequest(model=sent.model or sent.name), None
 
 
-def write_embed(sent: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes:
+def write_embed(sent: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes | Answer:
     """The answer; its floats are printed from the array's memory."""
-    return to_json({
+    body: dict[str, Any] = {
         "model": sent.model or model.plan.served_name,
         "embeddings": [] if result is None else result.dense,
         "total_duration": 0 if result is None else int(result.timings.total * 1e9),
         "load_duration": 0,
         "prompt_eval_count": 0 if result is None else result.num_tokens,
-    })  # fmt: skip
+    }
+    return to_json(body) if result is None else json_answer(body, result)
 
 
 def write_embeddings(sent: OllamaEmbeddingsRequest, result: Result | None, model: ServedModel) -> bytes:

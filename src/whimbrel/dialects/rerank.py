@@ -17,15 +17,15 @@ import numpy as np
 from msgspec import Meta
 
 from whimbrel.dialects.compared import Text, Texts, read_part, read_parts, text_of
+from whimbrel.dialects.formats import json_answer, usage
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.dialects.read import decode, is_packed
-from whimbrel.dialects.route import JSON, MESSAGE_PACK, Route, ServedModel
+from whimbrel.dialects.route import JSON, MESSAGE_PACK, Answer, Route, ServedModel
 from whimbrel.dialects.stamp import created, new_id
 from whimbrel.dialects.vllm_fields import OF_PAIRS, read_cut, refuse_unsupported
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError, relocated
 from whimbrel.late_options import TokenPooling, read_token_pooling
 from whimbrel.types import Compared, Float32Array, Request, Result
-from whimbrel.wire import to_json
 
 MAX_PAIRS: Final = 10_000
 
@@ -222,11 +222,12 @@ def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) ->
     )
 
 
-def write_rerank(sent: RerankRequest, result: Result, model: ServedModel) -> bytes:
+def write_rerank(sent: RerankRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer, the best first."""
     results = rank(sent, result, documents=sent.return_documents is not False)
     name = new_id("rerank", sent.request_id)
-    return to_json({"id": name, "model": model.plan.served_name, "usage": _usage(result), "results": results})
+    body = {"id": name, "model": model.plan.served_name, "usage": usage(result), "results": results}
+    return json_answer(body, result)
 
 
 def rank(sent: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
@@ -244,14 +245,14 @@ def rank(sent: RerankRequest, result: Result, *, documents: bool) -> list[dict[s
     return results
 
 
-def write_score(sent: ScoreRequest, result: Result, model: ServedModel) -> bytes:
+def write_score(sent: ScoreRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer, in the order of the pairs."""
     scores_P = _scores(result)
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
     for each in data if sent.explain else ():
         each["explanation"] = _explained(result, each["index"])
     head = {"id": new_id("score", sent.request_id), "object": "list", "created": created()}
-    return to_json(head | {"data": data, "model": model.plan.served_name, "usage": _usage(result)})
+    return json_answer(head | {"data": data, "model": model.plan.served_name, "usage": usage(result)}, result)
 
 
 def write_rerank_error(error: WhimbrelError) -> bytes:
@@ -299,10 +300,6 @@ def _explained(result: Result, index: int) -> dict[str, Any]:
     assert tokens is not None
     maxima, places = np.ascontiguousarray(matches[index].T)
     return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, places.astype(np.int32)), strict=True))
-
-
-def _usage(result: Result) -> dict[str, int]:
-    return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
 
 
 ROUTES: Final = (

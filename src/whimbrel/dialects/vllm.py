@@ -201,7 +201,7 @@ def read_classify(body: bytes) -> tuple[VLLMClassifyRequest, Request]:
     return sent, vllm_text_request(sent, ("scores",), cuts=False, activate=sent.use_activation, normalize=sent.normalize)
 
 
-def write_classify(sent: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes:
+def write_classify(sent: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer, in the order of the inputs."""
     scores_NC, labels = result.outputs.scores, model.card.labels
     assert scores_NC is not None
@@ -215,7 +215,7 @@ def write_classify(sent: VLLMClassifyRequest, result: Result, model: ServedModel
         for index, best in enumerate(scores_NC.argmax(axis=1).tolist())
     ]
     head = _head("classify", sent, model)
-    return to_json(head | {"object": "list", "data": data, "usage": usage(result)})
+    return json_answer(head | {"object": "list", "data": data, "usage": usage(result)}, result)
 
 
 def _head(prefix: str, sent: VLLMTextFields, model: ServedModel) -> dict[str, Any]:

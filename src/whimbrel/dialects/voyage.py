@@ -14,14 +14,15 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.fields import hinting
-from whimbrel.dialects.quantised import NumberType, as_base64, as_numbers, check_bits
+from whimbrel.dialects.formats import json_answer
+from whimbrel.dialects.quantised import NumberType, check_bits, typed
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.rerank import RerankRequest, named_of_rerank, rank, request_of
-from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.services import ServiceFields, render_detail, service_request
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types import Request, Result
-from whimbrel.wire import to_json
+from whimbrel.wire import base64_rows, number_rows
 
 
 class VoyageEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
@@ -116,13 +117,12 @@ def _cuts(sent: VoyageEmbeddingsRequest | VoyageRerankRequest) -> Any:
     return sent.truncation is not False if sent.truncation is not None or sent.truncate is None else sent.truncate
 
 
-def write_embeddings(sent: VoyageEmbeddingsRequest, result: Result, model: ServedModel) -> bytes:
+def write_embeddings(sent: VoyageEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer; numbers are printed from arrays' memory."""
-    kind = sent.output_dtype or "float"
-    write: Callable[..., Any] = as_base64 if sent.encoding_format == "base64" else as_numbers
-    vectors = write(result.dense, kind)
+    vectors_ND = typed(result.dense, sent.output_dtype or "float")
+    vectors = base64_rows(vectors_ND) if sent.encoding_format == "base64" else number_rows(vectors_ND)
     data = [{"object": "embedding", "embedding": vector, "index": index} for index, vector in enumerate(vectors)]
-    return _write(data, result, model)
+    return _write(data, result, model, as_text=sent.encoding_format == "base64")
 
 
 def read_rerank(body: bytes) -> tuple[VoyageRerankRequest, Request]:
@@ -132,7 +132,7 @@ def read_rerank(body: bytes) -> tuple[VoyageRerankRequest, Request]:
     return sent, request_of(replace(sent, truncate=_cuts(sent)))
 
 
-def write_rerank(sent: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes:
+def write_rerank(sent: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer, the best first."""
     data = rank(sent, result, documents=sent.return_documents is True)
     for each in data:
@@ -141,9 +141,10 @@ def write_rerank(sent: VoyageRerankRequest, result: Result, model: ServedModel) 
     return _write(data, result, model)
 
 
-def _write(data: list[dict[str, Any]], result: Result, model: ServedModel) -> bytes:
+def _write(data: list[dict[str, Any]], result: Result, model: ServedModel, *, as_text: bool = False) -> bytes | Answer:
     usage = {"total_tokens": result.num_tokens}
-    return to_json({"object": "list", "data": data, "model": model.plan.served_name, "usage": usage})
+    body = {"object": "list", "data": data, "model": model.plan.served_name, "usage": usage}
+    return json_answer(body, result, as_text=as_text)
 
 
 _FIX: Final = "truncation=true"

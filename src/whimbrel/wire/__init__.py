@@ -6,7 +6,18 @@ numpy, orjson and pybase64 only; no Python object per float, and no copy before 
 from __future__ import annotations
 
 from whimbrel.wire.raw import Block, join_blocks, npy_pieces, read_blocks, read_npy
-from whimbrel.wire.text import LARGE, Base64, base64_list, base64_rows, from_base64, json_pieces, to_base64, to_json
+from whimbrel.wire.text import (
+    LARGE,
+    Base64,
+    Lazily,
+    base64_list,
+    base64_rows,
+    from_base64,
+    json_pieces,
+    number_rows,
+    to_base64,
+    to_json,
+)
 from whimbrel.wire.typed import (
     FLOATS,
     ByteOrder,
@@ -19,7 +30,8 @@ from whimbrel.wire.typed import (
 )
 
 __all__ = [
-    "FLOATS", "LARGE", "Base64", "Block", "ByteOrder", "DType", "FloatType", "Typed", "base64_list", "base64_rows",
-    "from_base64", "from_bytes", "join_blocks", "json_pieces", "npy_pieces", "read_blocks", "read_npy", "to_base64", "to_bits",
+    "FLOATS", "LARGE", "Base64", "Block", "ByteOrder", "DType", "FloatType", "Lazily", "Typed", "base64_list", "base64_rows",
+    "from_base64", "from_bytes", "join_blocks", "json_pieces", "npy_pieces", "number_rows", "read_blocks", "read_npy",
+    "to_base64", "to_bits",
     "to_int8", "to_json",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, cast
 
@@ -29,6 +29,13 @@ class Base64:
     """Stands in JSON for the base64 of an array's bytes, which is made when it is printed."""
 
     array: Typed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lazily:
+    """Stands in JSON for the list of these items, which are made when they are printed."""
+
+    items: Iterable[object]
 
 
 def to_json(value: object) -> bytes:
@@ -88,6 +95,13 @@ def base64_rows(vectors_ND: Typed) -> list[str] | list[Base64]:
     return [Base64(vectors_ND[row : row + 1]) for row in range(len(vectors_ND))]
 
 
+def number_rows(vectors_ND: Typed) -> NDArray[Any] | list[Typed]:
+    """The numbers of each row as JSON prints them, or what stands for them if making them would take long."""
+    if vectors_ND.dtype == "float32" or vectors_ND.array.size <= _PIECE:
+        return vectors_ND.numbers()
+    return [Typed(row_D, vectors_ND.dtype, vectors_ND.order, vectors_ND.name) for row_D in vectors_ND.array]
+
+
 def from_base64(rows: Sequence[str | bytes]) -> Float32Array:
     """The inverse of `to_base64`: rows of equal width -> (N, D). Raises ValueError for anything else."""
     if not rows:
@@ -101,6 +115,8 @@ def from_base64(rows: Sequence[str | bytes]) -> Float32Array:
 def _default(value: object) -> object:
     if isinstance(value, Base64):
         return pybase64.b64encode_as_string(value.array.encoded().data)
+    if isinstance(value, Lazily):
+        return list(value.items)
     if isinstance(value, Typed):
         return value.numbers()
     if isinstance(value, np.ndarray):  # not contiguous, or of another byte order
@@ -124,6 +140,13 @@ def _print(value: object) -> Iterator[bytes | memoryview]:
                 yield from _print(group[0])
             else:
                 yield memoryview(to_json(group))[1:-1]
+        yield b"]"
+    elif isinstance(value, Lazily):
+        yield b"["
+        for number, each in enumerate(value.items):
+            if number:
+                yield b","
+            yield from _print(each)
         yield b"]"
     else:
         yield to_json(cast(object, value))
@@ -152,10 +175,10 @@ def _weigh(value: Any) -> int:
         return sum(map(_weigh, value.values()))
     if kind is list:
         return sum(map(_weigh, value))
-    if kind is np.ndarray:
-        return value.size
+    if kind is np.ndarray or kind is Typed:
+        return (value if kind is np.ndarray else value.array).size
     if kind is str:
         return 1 + (len(value) >> 6)
     if kind is Base64:
         return 20 + (value.array.array.size >> 3)
-    return value.array.size if kind is Typed else 1
+    return _PIECE + 1 if kind is Lazily else 1

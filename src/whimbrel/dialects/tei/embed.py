@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
+import orjson
 from msgspec import Meta
 
 from whimbrel.dialects.formats import json_answer
@@ -17,8 +17,8 @@ from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, status, timed, write_error
 from whimbrel.errors import TooLarge
-from whimbrel.types import InputType, OutputName, Request, Result, Sparse, Truncate
-from whimbrel.wire import to_json
+from whimbrel.types import Float32Array, InputType, Int32Array, OutputName, Request, Result, Truncate
+from whimbrel.wire import Lazily, to_json
 
 Inputs: TypeAlias = Annotated[
     str | list[str | int | list[int]],
@@ -195,17 +195,16 @@ def write_embed_all(sent: TextFields, result: Result, model: ServedModel) -> Ans
 
 def write_embed_sparse(sent: TextFields, result: Result, model: ServedModel) -> Answer:
     """For each text the entries whose weight is not 0."""
-    assert result.outputs.sparse is not None
-    return timed(_entries(result.outputs.sparse), result, model, count_characters(sent.inputs))
+    sparse = result.outputs.sparse
+    assert sparse is not None
+    entries = Lazily(_entries(*sparse[index]) for index in range(len(sparse)))
+    return timed(json_answer(entries, result), result, model, count_characters(sent.inputs))
 
 
-def _entries(sparse: Sparse) -> bytes:
+def _entries(ids_X: Int32Array, weights_X: Float32Array) -> orjson.Fragment:
     """Printed as two arrays, and put together as text: an object for each would take longer than the model."""
-    numbers = zip(_printed(sparse.ids_X), _printed(sparse.weights_X), strict=True)
-    pairs = list(map(b',"value":'.join, numbers))
-    ends: list[int] = sparse.offsets_N1.tolist()
-    rows = [b'},{"index":'.join(pairs[start:end]) for start, end in pairwise(ends)]
-    return b"[" + b",".join(b'[{"index":' + row + b"}]" if row else b"[]" for row in rows) + b"]"
+    pairs = map(b',"value":'.join, zip(_printed(ids_X), _printed(weights_X), strict=True))
+    return orjson.Fragment(b'[{"index":%b}]' % b'},{"index":'.join(pairs) if ids_X.size else b"[]")
 
 
 def _printed(array_X: np.ndarray[Any, Any]) -> list[bytes]:

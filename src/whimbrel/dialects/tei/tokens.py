@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, cast
 
 import msgspec
@@ -9,11 +10,15 @@ from msgspec import Meta
 
 from whimbrel.dialects.inputs import MAX_INPUTS
 from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import Route, ServedModel
+from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, status, write_error
 from whimbrel.dialects.tei.embed import Name
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types import Decode, Tokenize, Tokens
+from whimbrel.wire import Lazily, json_pieces, to_json
+
+_MANY: Final = 2048
+"""Tokens: an answer of more is printed in pieces, so that others have their turn."""
 
 
 class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,19 +57,18 @@ def read_tokenize(body: bytes) -> tuple[TEITokenizeRequest, Tokenize]:
     return sent, Tokenize(texts, special=sent.add_special_tokens is not False, prompt_name=sent.prompt_name)
 
 
-def write_tokens(sent: TEITokenizeRequest, found: list[Tokens], model: ServedModel) -> bytes:
+def write_tokens(sent: TEITokenizeRequest, found: list[Tokens], model: ServedModel) -> bytes | Answer:
     """The tokens of each text."""
     prompt = "" if sent.prompt_name is None else model.card.prompt_text(sent.prompt_name)
-    rows = [_tokens(prompt + text, tokens) for text, tokens in zip(_texts(sent), found, strict=True)]
-    return msgspec.json.encode(rows)
+    rows = [Lazily(_tokens(prompt + text, tokens)) for text, tokens in zip(_texts(sent), found, strict=True)]
+    return Answer(json_pieces(rows)) if sum(tokens.ids_T.size for tokens in found) > _MANY else to_json(rows)
 
 
-def _tokens(text: str, tokens: Tokens) -> list[SimpleToken]:
+def _tokens(text: str, tokens: Tokens) -> Iterator[dict[str, Any]]:
     columns = zip(tokens.ids_T.tolist(), tokens.names, tokens.special_T.tolist(), tokens.chars_T2.tolist(), strict=True)
-    return [
-        SimpleToken(id_, name, True, None, None) if special else SimpleToken(id_, text[start:stop], False, start, stop)
-        for id_, name, special, (start, stop) in columns
-    ]
+    for id_, name, special, (start, stop) in columns:
+        piece, places = (name, (None, None)) if special else (text[start:stop], (start, stop))
+        yield {"id": id_, "text": piece, "special": special, "start": places[0], "stop": places[1]}
 
 
 def _texts(sent: TEITokenizeRequest) -> list[str]:
