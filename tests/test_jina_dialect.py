@@ -177,7 +177,7 @@ def test_a_server(small: Small) -> None:
     ("path", "body", "status", "words"),
     [
         ("embeddings", {"input": ["a"]}, 400, "name one of"), ("embeddings", {"model": "dense"}, 400, "`input`"),
-        ("embeddings", {"input": "a", "model": "x"}, 404, "no model 'x'"), ("embeddings", {"input": [], "model": "dense"}, 400, "input: "),
+        ("embeddings", {"input": "a", "model": "x"}, 400, "no model 'x'"), ("embeddings", {"input": [], "model": "dense"}, 400, "input: "),
         ("embeddings", {"input": "a", "model": "ranker"}, 400, "model: "), ("multi-vector", {"input": "a", "model": "dense"}, 400, "model: "),
         ("embeddings", {"input": "a", "model": "dense", "task": "find"}, 400, "task: 'find' is no prompt of this model"),
         ("embeddings", {"input": ["a", "bird " * 300], "model": "dense"}, 400, "input[1]: "), ("multi-vector", {"input": 3}, 400, "input: "),

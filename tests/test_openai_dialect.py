@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fake import FakeModel, Told, call
 from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
-from whimbrel.dialects import ROUTES, Route, openai
+from whimbrel.dialects import Route, native, openai
 from whimbrel.dialects import read as read_module
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app import create_app
@@ -191,7 +191,7 @@ def test_errors_have_four_keys_and_the_path_in_the_message() -> None:
 SHARED = "dimensions late_chunking max_tokens normalize priority prompt prompt_name split_long truncate".split()
 
 
-@pytest.mark.parametrize("route", ROUTES[:2], ids=lambda route: route.path)
+@pytest.mark.parametrize("route", [*openai.ROUTES, *native.ROUTES], ids=lambda route: route.path)
 def test_errors_name_fields_that_the_route_has(route: Route) -> None:
     """Where a field of Request has another name in an API, its errors have that name."""
     fields = {field.name for field in msgspec.structs.fields(route.request_type)}
@@ -234,7 +234,7 @@ def test_a_field_is_renamed_with_what_is_within_it() -> None:
 @pytest.mark.parametrize(
     ("error", "status", "kind", "code"),
     [
-        (errors.Unauthorized("x"), 401, "authentication_error", "invalid_api_key"),
+        (errors.Unauthorized("x"), 401, "invalid_request_error", "invalid_api_key"),
         (errors.ModelNotFound("x"), 404, "invalid_request_error", "model_not_found"),
         (TooLarge("x"), 413, "invalid_request_error", "request_too_large"),
         (errors.UnsupportedMediaType("x"), 415, "invalid_request_error", "unsupported_media_type"),

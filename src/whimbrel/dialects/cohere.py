@@ -13,7 +13,8 @@ from uuid import uuid4
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.fields import hinting, purpose
+from whimbrel.card import Card
+from whimbrel.dialects.fields import CUT, SAY, purpose, worded
 from whimbrel.dialects.formats import json_answer
 from whimbrel.dialects.inputs import read_texts
 from whimbrel.dialects.quantised import check_bits, typed
@@ -47,10 +48,11 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     images: Annotated[list[str] | None, Meta(description="Refused: the models served here take texts.")] = None
     input_type: Annotated[
-        Literal["search_document", "search_query", "classification", "clustering", "image"] | None,
+        str | None,
         Meta(
-            description="What the texts are for: the model's prompt of that name if it has one; else `search_query` is a query "
-            "and `search_document` a document, for models that treat them differently."
+            description="What the texts are for: the model's prompt of that name if it has one (vLLM). Else `search_query` is "
+            "a query and `search_document` a document, for models that treat them differently, and `classification` and "
+            "`clustering` say nothing to the model."
         ),
     ] = None
     embedding_types: Annotated[
@@ -113,7 +115,12 @@ class CohereError(msgspec.Struct):
 
 
 _TRUNCATE: Final[dict[str | None, Truncate]] = {"NONE": "never", "START": "left", "END": "right", None: "right"}
-_INPUT_TYPES: Final[dict[str, InputType]] = {"search_query": "query", "search_document": "document"}
+_INPUT_TYPES: Final[dict[str, InputType | None]] = {
+    "search_query": "query",
+    "search_document": "document",
+    "classification": None,
+    "clustering": None,
+}
 
 
 def read_embed(body: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel], Request]]:
@@ -130,10 +137,18 @@ def read_embed(body: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel],
             truncate=_TRUNCATE[sent.truncate],
             max_tokens=None if sent.max_tokens is None else min(sent.max_tokens, model.plan.max_length),
             priority=sent.priority or 0,
-            **purpose(model.card, sent.input_type, _INPUT_TYPES.get(sent.input_type or "")),
+            **_purpose(model.card, sent.input_type),
         )
 
     return sent, request
+
+
+def _purpose(card: Card, word: str | None) -> dict[str, Any]:
+    found = purpose(card, word, _INPUT_TYPES.get(word or ""))
+    if word is not None and word not in _INPUT_TYPES and found["prompt_name"] is None:
+        names = ", ".join(dict.fromkeys((*_INPUT_TYPES, *card.prompts)))
+        raise InvalidRequest(f"{word[:40]!r} is no prompt of this model; it takes: {names}.", param="input_type")
+    return found
 
 
 def _texts(sent: CohereEmbedRequest) -> list[str]:
@@ -154,7 +169,7 @@ def _text(given: CohereInput, param: str) -> str:
                 param=f"{param}[{index}]",
             )
     if len(given.content) != 1:
-        raise InvalidRequest(f"has {len(given.content):,} texts; join them to one.", param=param)
+        raise InvalidRequest(f"has {len(given.content):,} texts; give one, joined as the model is to read them.", param=param)
     return given.content[0].text or ""
 
 
@@ -193,11 +208,12 @@ def meta(version: str, **units: int) -> dict[str, Any]:
 
 _NAMES: Final = {"input": "texts", "dimensions": "output_dimension", "outputs": "model", "prompt_name": "input_type"}
 """Fields of a Request that have another name here."""
+_WORDS: Final = {CUT: 'truncate="END"', SAY: 'input_type="search_query" or "search_document"'}
 
 
 def write_embed_error(error: WhimbrelError) -> bytes:
     """An error over a body of this API."""
-    return render_error(hinting(error, 'truncate="END"').renamed(_NAMES))
+    return render_error(worded(error, _WORDS).renamed(_NAMES))
 
 
 def render_error(error: WhimbrelError) -> bytes:

@@ -16,6 +16,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.cohere import CohereMeta, meta, render_error
+from whimbrel.dialects.fields import CUT, worded
 from whimbrel.dialects.formats import json_answer, usage
 from whimbrel.dialects.openai import Usage
 from whimbrel.dialects.read import decode
@@ -128,6 +129,11 @@ def write_rerank_error(error: WhimbrelError) -> bytes:
     return render_error(named_of_rerank(error.renamed(_NAMES)))
 
 
+def write_rerank_error_v1(error: WhimbrelError) -> bytes:
+    """The same in the words of version 1."""
+    return write_rerank_error(worded(error, {CUT: "max_chunks_per_doc=1"}))
+
+
 _EXAMPLE: Final = '"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]'
 
 ROUTES: Final = (
@@ -146,7 +152,7 @@ ROUTES: Final = (
         summary="A body with `rank_fields` or `max_chunks_per_doc`: the same (Cohere v1).",
         read_request=read_rerank_v1,
         write_result=write_rerank_v1,
-        write_error=write_rerank_error,
+        write_error=write_rerank_error_v1,
         request_type=CohereRerankRequestV1,
         response_type=CohereRerankResponse,
         example=f'{{{_EXAMPLE}, "max_chunks_per_doc": 1}}',

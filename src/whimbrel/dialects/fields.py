@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from functools import reduce
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.inputs import read_texts
-from whimbrel.errors import TooLong, WhimbrelError
+from whimbrel.errors import WhimbrelError
 from whimbrel.types import InputType, OutputName, Request, read_truncate
 
 if TYPE_CHECKING:
@@ -85,10 +87,18 @@ def purpose(card: Card, word: str | None, input_type: InputType | None) -> dict[
     return {"prompt_name": prompts.get((word or "").casefold()), "input_type": input_type}
 
 
-def hinting(error: E, fix: str) -> E:
-    """The same error; that a text is too long hints at a field that another API has for cutting it."""
-    if not isinstance(error, TooLong) or error.param is None:
+CUT: Final = 'truncate="right"'
+"""What errors over texts that are too long hint at,"""
+SAY: Final = 'input_type="query" or "document"'
+"""and those over texts of which it is not known what they are."""
+
+
+def worded(error: E, words: Mapping[str, str]) -> E:
+    """The same error, with what an API has in place of our words in its hints."""
+    message = reduce(lambda text, each: text.replace(*each), words.items(), error.message)
+    if message == error.message:
         return error
     changed = copy(error)
-    changed.message = error.message.replace('truncate="right"', fix)
-    return changed.at(error.param)
+    changed.message = message
+    changed.args = (f"{error.param}: {message}" if error.param else message,)
+    return changed

@@ -15,13 +15,13 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.fields import purpose
+from whimbrel.dialects.fields import CUT, purpose, worded
 from whimbrel.dialects.formats import json_answer, usage
 from whimbrel.dialects.openai import Usage
 from whimbrel.dialects.quantised import check_bits, typed
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Answer, Route, ServedModel
-from whimbrel.dialects.services import ServiceFields, render_detail, service_request
+from whimbrel.dialects.services import ServiceFields, render_detail, service_request, status
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types import InputType, OutputName, Request, Result
 from whimbrel.wire import Lazily, Typed, base64_rows, number_rows, to_base64
@@ -162,7 +162,7 @@ def _base64(rows_TD: Typed) -> Iterator[str]:
 
 def write_error(error: WhimbrelError) -> bytes:
     """An error over a body of this API."""
-    return render_detail(error)
+    return render_detail(worded(error, {CUT: "truncate=true"}))
 
 
 _EXAMPLE: Final = '"input": ["A whimbrel is a wader."]'
@@ -178,6 +178,7 @@ ROUTES: Final = (
         response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "task": "retrieval.passage", "embedding_type": "ubinary"}}',
         marks=frozenset(("task", "embedding_type", "encoding_type", "normalized", "return_multivector")),
+        status=status,
     ),
     Route(
         path="/v1/multi-vector",
@@ -188,5 +189,6 @@ ROUTES: Final = (
         request_type=JinaEmbeddingsRequest,
         response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "input_type": "document"}}',
+        status=status,
     ),
 )

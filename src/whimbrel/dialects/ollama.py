@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.card import Card
+from whimbrel.dialects.fields import CUT, worded
 from whimbrel.dialects.formats import json_answer
 from whimbrel.dialects.inputs import MAX_INPUTS
 from whimbrel.dialects.read import decode
@@ -251,11 +252,11 @@ def _details(model: ServedModel) -> ModelDetails:
 def write_error(error: WhimbrelError) -> bytes:
     """An error in Ollama's shape, with the words that its clients look for."""
     error = error.renamed(_NAMES)
-    text = str(error)
+    text = str(worded(error, {CUT: "truncate: true"}))
     if isinstance(error, ModelNotFound):
         text = f"model not found: {error.message}"
     elif isinstance(error, TooLong):
-        text = f"the input length exceeds the context length: {text}".replace('truncate="right"', "truncate: true")
+        text = f"the input length exceeds the context length: {text}"
     elif isinstance(error, Overloaded):
         text = f"server busy, please try again. {text}"
     return msgspec.json.encode(OllamaError(text))
@@ -263,7 +264,8 @@ def write_error(error: WhimbrelError) -> bytes:
 
 def write_prompt_error(error: WhimbrelError) -> bytes:
     """The same of a body with one text."""
-    return write_error(relocated(error, lambda *_: "prompt"))
+    hint = f" Pass {CUT} to cut it."  # which /api/embed alone can do
+    return write_error(relocated(worded(error, {hint: ""}), lambda *_: "prompt"))
 
 
 def status(error: WhimbrelError) -> int:

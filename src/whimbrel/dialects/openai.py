@@ -210,7 +210,7 @@ def write_models(models: Sequence[Model]) -> bytes:
     return msgspec.json.encode(ModelsResponse(list(models)))
 
 
-_ERROR_TYPES: Final = {401: "authentication_error", 429: "rate_limit_error", 503: "overloaded_error"}
+_ERROR_TYPES: Final = {429: "rate_limit_error", 503: "overloaded_error"}
 
 
 _NAMES: Final = {"max_tokens": "truncate_prompt_tokens"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -42,6 +42,15 @@ class DetailError(msgspec.Struct):
 def service_request(sent: ServiceFields, output: OutputName = "dense") -> Request:
     """The Request that a body stands for. Raises InvalidRequest and TooLarge."""
     return text_request(sent, (output,), input_type=read_input_type(sent.input_type))
+
+
+_STATUSES: Final = {404: 400, 413: 400}
+"""Of a model that is not known, and of too much at once: their clients know one class of errors, of 400."""
+
+
+def status(error: WhimbrelError) -> int:
+    """The status of an error."""
+    return _STATUSES.get(error.status, error.status)
 
 
 def render_detail(error: WhimbrelError, **names: str) -> bytes:

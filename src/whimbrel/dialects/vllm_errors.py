@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from whimbrel.dialects.fields import CUT, worded
 from whimbrel.errors import WhimbrelError
 
 
@@ -40,4 +41,5 @@ def render_error(error: WhimbrelError) -> bytes:
     """An error as vLLM writes it."""
     code = status(error)
     kind = _TYPES.get(code) or HTTPStatus(code).phrase
+    error = worded(error, {CUT: "truncate_prompt_tokens=-1"})
     return msgspec.json.encode(ErrorResponse(ErrorDetail(str(error), kind, error.param, code)))

@@ -62,6 +62,7 @@ class _Unsupported(msgspec.Struct, frozen=True):
     chat_template_kwargs: msgspec.Raw = _ABSENT
     max_tokens_per_query: msgspec.Raw = _ABSENT
     max_tokens_per_doc: msgspec.Raw = _ABSENT
+    return_embeddings: msgspec.Raw = _ABSENT
 
 
 _NO_TEMPLATES: Final = "a request brings no template here; that of the model is used, and `instruction` is put into it."
@@ -73,12 +74,20 @@ _REFUSED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "chat_template_kwargs": ((None, {}), _NO_TEMPLATES),
     "max_tokens_per_query": ((None, 0), _ONE_LIMIT),
     "max_tokens_per_doc": ((None, 0), _ONE_LIMIT),
+    "return_embeddings": ((None, False), "scores are given here; /v1/embed gives the vectors."),
 }
 """Values that change nothing, and why others are refused."""
 _LONGEST: Final = 100
 """Bytes of a value that is looked at: none that is accepted has more."""
 OF_TEXTS: Final = ("padding", "late_chunking_params")
-OF_PAIRS: Final = ("padding", "chat_template", "chat_template_kwargs", "max_tokens_per_query", "max_tokens_per_doc")
+OF_PAIRS: Final = (
+    "padding",
+    "chat_template",
+    "chat_template_kwargs",
+    "max_tokens_per_query",
+    "max_tokens_per_doc",
+    "return_embeddings",
+)
 
 
 def refuse_unsupported(body: bytes, names: Sequence[str] = ()) -> None:

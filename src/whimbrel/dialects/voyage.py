@@ -13,13 +13,13 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.fields import hinting
+from whimbrel.dialects.fields import CUT, worded
 from whimbrel.dialects.formats import json_answer
 from whimbrel.dialects.quantised import NumberType, check_bits, typed
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.rerank import RerankRequest, named_of_rerank, rank, request_of
 from whimbrel.dialects.route import Answer, Route, ServedModel
-from whimbrel.dialects.services import ServiceFields, render_detail, service_request
+from whimbrel.dialects.services import ServiceFields, render_detail, service_request, status
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types import Request, Result
 from whimbrel.wire import base64_rows, number_rows
@@ -147,17 +147,17 @@ def _write(data: list[dict[str, Any]], result: Result, model: ServedModel, *, as
     return json_answer(body, result, as_text=as_text)
 
 
-_FIX: Final = "truncation=true"
+_WORDS: Final = {CUT: "truncation=true"}
 
 
 def write_embeddings_error(error: WhimbrelError) -> bytes:
     """An error over a body of /v1/embeddings."""
-    return render_detail(hinting(error, _FIX), dimensions="output_dimension")
+    return render_detail(worded(error, _WORDS), dimensions="output_dimension")
 
 
 def write_rerank_error(error: WhimbrelError) -> bytes:
     """An error that names the query, or a document by its place."""
-    return render_detail(named_of_rerank(hinting(error, _FIX)))
+    return render_detail(named_of_rerank(worded(error, _WORDS)))
 
 
 ROUTES: Final = (
@@ -171,6 +171,7 @@ ROUTES: Final = (
         response_type=VoyageEmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader."], "input_type": "document", "output_dtype": "int8"}',
         marks=frozenset(("output_dtype", "output_dimension", "truncation")),
+        status=status,
     ),
     Route(
         path="/v1/rerank",
@@ -182,5 +183,6 @@ ROUTES: Final = (
         response_type=VoyageRerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."], "top_k": 1}',
         marks=frozenset(("top_k", "truncation")),
+        status=status,
     ),
 )

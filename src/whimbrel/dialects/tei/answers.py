@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from whimbrel.dialects.fields import CUT, worded
 from whimbrel.dialects.read import Unreadable
 from whimbrel.dialects.route import Answer, ServedModel
 from whimbrel.errors import (
@@ -90,7 +91,7 @@ def render_error(error: WhimbrelError) -> bytes:
     """An error in TEI's shape."""
     if isinstance(error, Unauthorized):
         return b""
-    text = error.message if _is_of_kind(error) else str(error).replace('truncate="right"', "truncate: true")
+    text = error.message if _is_of_kind(error) else str(worded(error, {CUT: "truncate: true"}))
     return msgspec.json.encode(TEIError(text, error_type(error)))
 
 

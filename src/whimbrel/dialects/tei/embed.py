@@ -11,12 +11,13 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
+from whimbrel.dialects.fields import CUT, worded
 from whimbrel.dialects.formats import json_answer
 from whimbrel.dialects.inputs import MAX_INPUTS, read_texts
 from whimbrel.dialects.read import decode
 from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, status, timed, write_error
-from whimbrel.errors import TooLarge
+from whimbrel.errors import TooLarge, WhimbrelError
 from whimbrel.types import Float32Array, InputType, Int32Array, OutputName, Request, Result, Truncate
 from whimbrel.wire import Lazily, to_json
 
@@ -234,6 +235,11 @@ def _sentence(index: int = 0, *_: int) -> str:
     return f"inputs.sentences[{index - 1}]" if index else "inputs.source_sentence"
 
 
+def write_similarity_error(error: WhimbrelError) -> bytes:
+    """An error that names a sentence."""
+    return named_errors(_sentence)(worded(error, {CUT: "parameters.truncate: true"}))
+
+
 def _route(
     path: str, summary: str, read: Callable[[bytes], Any], write: Callable[..., Answer], kinds: tuple[Any, Any]
 ) -> Route:
@@ -271,7 +277,7 @@ ROUTES: Final = (
         summary="How near a sentence is to others, by the cosine of dense vectors (TEI).",
         read_request=read_similarity,
         write_result=write_similarity,
-        write_error=named_errors(_sentence),
+        write_error=write_similarity_error,
         request_type=SimilarityRequest,
         response_type=list[float],
         example='{"inputs": {"source_sentence": "A wader.", "sentences": ["A bird.", "A sandwich."]}}',
