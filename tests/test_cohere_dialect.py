@@ -76,6 +76,7 @@ def test_every_field_of_embed() -> None:
         ("search_query", (), (None, "query")), ("search_document", ("query",), (None, "document")), (None, ("query",), (None, None)),
         ("search_query", ("search_query",), ("search_query", "query")), ("classification", (), (None, None)),
         ("classification", ("Classification",), ("Classification", None)), ("clustering", ("classification",), (None, None)),
+        ("query", ("query",), ("query", None)),
     ],
 )  # fmt: skip
 def test_what_texts_are_for(word: str | None, prompts: tuple[str, ...], expected: tuple[str | None, str | None]) -> None:

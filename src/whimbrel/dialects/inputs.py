@@ -55,7 +55,7 @@ def read_texts(sent: str | Sequence[str | int | Sequence[int | str] | TextObject
     if len(kinds) > 1:
         first = type(sent[0])
         index = next(i for i, item in enumerate(sent) if type(item) is not first)
-        raise InvalidRequest("texts and token ids cannot be mixed in one list.", param=f"input[{index}]")
+        raise InvalidRequest("texts, token ids and lists of them cannot be mixed in one list.", param=f"input[{index}]")
     if kinds == {int}:
         return [_ids(cast(list[int], sent), "input")]
     if len(sent) > MAX_INPUTS:

@@ -161,7 +161,7 @@ class ScoreResponse(msgspec.Struct):
 
 def read_rerank(body: bytes) -> tuple[RerankRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    refuse_unsupported(body, OF_PAIRS)
+    refuse_unsupported(body, OF_PAIRS, text=None)
     sent = decode(RerankRequest, body, packed=is_packed(body))
     return sent, request_of(sent)
 
@@ -179,7 +179,7 @@ _FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "dat
 
 def read_score(body: bytes) -> tuple[ScoreRequest, Request]:
     """The same of /v1/score."""
-    refuse_unsupported(body, OF_PAIRS)
+    refuse_unsupported(body, OF_PAIRS, text=None)
     sent = decode(ScoreRequest, body, packed=is_packed(body))
     begun = [form for form in _FORMS if any(getattr(sent, name) is not None for name in form)] or _FORMS[-1:]
     names = next((form for form in begun if all(getattr(sent, name) is not None for name in form)), begun[0])

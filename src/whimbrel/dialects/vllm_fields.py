@@ -90,14 +90,15 @@ OF_PAIRS: Final = (
 )
 
 
-def refuse_unsupported(body: bytes, names: Sequence[str] = ()) -> None:
-    """Refuse chats, and those of the named fields that would change numbers and are not honoured. Raises InvalidRequest."""
+def refuse_unsupported(body: bytes, names: Sequence[str] = (), *, text: Literal["input", "prompt"] | None = "input") -> None:
+    """Refuse those of the named fields that would change numbers and are not honoured, and chats in place of the field `text`.
+    Raises InvalidRequest."""
     if not any(name.encode() in body for name in (*names, "messages")):
         return
     packed = is_packed(body)
     found = decode(_Unsupported, body, packed=packed)
-    if found.messages is not _ABSENT and found.input is _ABSENT and found.prompt is _ABSENT:
-        raise InvalidRequest("chats are not taken; send a text as the model takes it, as input or prompt.", param="messages")
+    if text is not None and found.messages is not _ABSENT and getattr(found, text) is _ABSENT:
+        raise InvalidRequest(f"chats are not taken; send {text}, a text as the model takes it.", param="messages")
     for name in names:
         (accepted, why), given = _REFUSED[name], getattr(found, name)
         is_short = given is not _ABSENT and len(given) <= _LONGEST

@@ -50,7 +50,7 @@ class VLLMDetokenizeResponse(msgspec.Struct):
 
 def read_tokenize(body: bytes) -> tuple[VLLMTokenizeRequest, Tokenize]:
     """The body as it was sent, and what it asks. Raises InvalidRequest."""
-    refuse_unsupported(body)
+    refuse_unsupported(body, text="prompt")
     sent = decode(VLLMTokenizeRequest, body)
     return sent, Tokenize([sent.prompt], special=sent.add_special_tokens is not False)
 
