@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 import torch
@@ -264,6 +265,16 @@ def test_B7_other_content_types(way: Way, asker: Asker) -> None:
     else:
         expected = way.default or way.shape
         assert (answer.status, shape(answer)) == (400 if expected == "vllm" else 415, expected)
+
+
+@EVERY
+def test_B7_message_pack_where_a_path_takes_it(way: Way, asker: Asker) -> None:
+    answer = asker.post(way.path, msgspec.msgpack.encode(way.body()), content_type="application/msgpack")
+    if way.path in ("/v1/rerank", "/v1/score", "/rerank", "/score"):
+        assert without_stamps(orjson.loads(answer.body)) == without_stamps(asker.take(way, way.body()))
+    else:
+        assert answer.status == (400 if way.shape == "ollama" or (way.default or way.shape) == "vllm" else 415)
+        assert shape(answer) == (way.default or way.shape)
 
 
 @EVERY

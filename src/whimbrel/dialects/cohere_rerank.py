@@ -19,7 +19,7 @@ from whimbrel.dialects.cohere import CohereMeta, meta, render_error
 from whimbrel.dialects.fields import CUT, worded
 from whimbrel.dialects.formats import json_answer, usage
 from whimbrel.dialects.openai import Usage
-from whimbrel.dialects.read import decode
+from whimbrel.dialects.read import decode, is_packed
 from whimbrel.dialects.rerank import RankedDocument, RerankRequest, named_of_rerank, rank, request_of
 from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.errors import InvalidRequest, WhimbrelError
@@ -93,7 +93,7 @@ def _request(sent: CohereRerankRequest, model: ServedModel) -> Request:
 
 def read_rerank_v1(body: bytes) -> tuple[CohereRerankRequestV1, Request]:
     """The same of version 1."""
-    sent = decode(CohereRerankRequestV1, body)
+    sent = decode(CohereRerankRequestV1, body, packed=is_packed(body))
     if sent.rank_fields not in (None, ["text"]):
         raise InvalidRequest('only ["text"] is known here; join the fields to one text.', param="rank_fields")
     cuts = True if sent.truncate is None and sent.max_chunks_per_doc == 1 else sent.truncate

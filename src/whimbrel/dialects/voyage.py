@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from whimbrel.dialects.fields import CUT, worded
 from whimbrel.dialects.formats import json_answer
 from whimbrel.dialects.quantised import NumberType, check_bits, typed
-from whimbrel.dialects.read import decode
+from whimbrel.dialects.read import decode, is_packed
 from whimbrel.dialects.rerank import RerankRequest, named_of_rerank, rank, request_of
 from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.services import ServiceFields, render_detail, service_request, status
@@ -127,7 +127,7 @@ def write_embeddings(sent: VoyageEmbeddingsRequest, result: Result, model: Serve
 
 def read_rerank(body: bytes) -> tuple[VoyageRerankRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    sent = decode(VoyageRerankRequest, body)
+    sent = decode(VoyageRerankRequest, body, packed=is_packed(body))
     sent = replace(sent, top_n=sent.top_n if sent.top_k is None else sent.top_k)
     return sent, request_of(replace(sent, truncate=_cuts(sent)))
 

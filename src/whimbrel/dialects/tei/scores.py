@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta
 
 from whimbrel.dialects.inputs import MAX_INPUTS
-from whimbrel.dialects.read import decode
+from whimbrel.dialects.read import decode, is_packed
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, not_this_kind, status, timed, write_error
@@ -85,7 +85,7 @@ class Prediction(msgspec.Struct):
 
 def read_rerank(body: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
-    sent = decode(TEIRerankRequest, body)
+    sent = decode(TEIRerankRequest, body, packed=is_packed(body))
     if not sent.texts:
         raise Empty("is an empty list; give at least one text.", param="texts")
     if len(sent.texts) > MAX_PAIRS:
