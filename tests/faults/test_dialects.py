@@ -17,6 +17,8 @@ import msgspec
 import orjson
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from exchanges import WRITE
 from fake import call
@@ -142,6 +144,7 @@ class Asker:
 
     def __init__(self, engines: list[Engine]) -> None:
         embedders: list[Any] = [AsyncEngine(engine) for engine in engines]
+        self.models: dict[str, Any] = {each.plan.served_name: each for each in embedders}
         self._app = create_app(Served(*embedders))
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
@@ -309,6 +312,21 @@ def test_C1_C4_C5_odd_texts(way: Way, asker: Asker) -> None:
     if isinstance(way.inputs, str) or way.inputs == (T,):
         for text in ("", " ", "🙂\u200d🙂", "שלום", "e\u0301", "\0", "\u2028", "[SEP] </s> <|endoftext|> [MASK]"):
             asker.take(way, way.body(text if isinstance(way.inputs, str) else [text, T]))
+
+
+@EVERY
+@given(st.lists(st.text(), min_size=1, max_size=4))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+def test_C4_any_texts_are_read_as_they_are(way: Way, asker: Asker, texts: list[str]) -> None:
+    if way.inputs != (T,):
+        return
+    (route,) = (each for each in ROUTES if (each.path, each.request_type.__name__) == (way.path, route_of(way)))
+    _, asked = route.read_request(orjson.dumps(way.body(texts)))
+    asked = asked(asker.models[way.model]) if callable(asked) else asked
+    assert asked is not None
+    pairs = way.most == 10_000
+    expected = [(T, text) for text in texts] if pairs else [T, *texts] if "." in way.name else texts
+    assert list(asked.texts) == expected
 
 
 @EVERY
