@@ -31,13 +31,6 @@ def read(**body: Any) -> Request:
     return openai.read_request(orjson.dumps(body))[1]
 
 
-def test_the_path_without_v1_is_the_same() -> None:
-    whole, bare = openai.ROUTES
-    assert (whole.path, bare.path) == ("/v1/embeddings", "/embeddings")
-    assert bare.read_request is whole.read_request
-    assert (bare.write_result, bare.write_error, bare.accepts) == (whole.write_result, whole.write_error, whole.accepts)
-
-
 @given(st.one_of(st.text(), st.lists(st.text(), min_size=1)))
 def test_texts_are_read_back(texts: Any) -> None:
     assert read(input=texts).texts == ([texts] if isinstance(texts, str) else texts)
