@@ -42,7 +42,7 @@ class Served:
         names = ", ".join(embedder.plan.served_name for embedder in self)
         if name is None:
             raise InvalidRequest(f"this server serves several models; name one of: {names}.", param="model")
-        raise ModelNotFound(f"no model {name!r} here; this server serves {names}.", param="model")
+        raise ModelNotFound(f"no model {name[:100]!r} here; this server serves {names}.", param="model")
 
     @property
     def ready(self) -> bool:

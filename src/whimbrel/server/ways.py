@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Final
 
 import msgspec
 
@@ -12,9 +13,8 @@ from whimbrel.dialects import PAGES, ROUTES, Page, Route, openai
 from whimbrel.dialects.read import is_packed
 from whimbrel.errors import WhimbrelError
 
-_Fields = dict[str, msgspec.Raw]
-_JSON: Final = msgspec.json.Decoder(_Fields)
-_MESSAGE_PACK: Final = msgspec.msgpack.Decoder(_Fields)
+_JSON: Final = lru_cache(msgspec.json.Decoder)
+_MESSAGE_PACK: Final = lru_cache(msgspec.msgpack.Decoder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,10 @@ class Ways:
     """The routes of one path, that without marks last."""
 
     routes: tuple[Route, ...]
-    marks: tuple[bytes, ...] = ()
+    marks: tuple[bytes, ...]
     """Those of all routes."""
+    fields: type[msgspec.Struct]
+    """Has a field for each mark; others are not decoded."""
 
     @property
     def default(self) -> Route:
@@ -37,14 +39,16 @@ class Ways:
         return () if () in each else tuple(dict.fromkeys(kind for kinds in each for kind in kinds))
 
     def choose(self, body: bytes) -> Route:
-        """The route that a body is for."""
+        """The route that a body is for. One that cannot be read is for the first that it seems to be for."""
         if not any(mark in body for mark in self.marks):
             return self.default
         try:
-            fields: dict[str, Any] = (_MESSAGE_PACK if is_packed(body) else _JSON).decode(body)
+            sent = (_MESSAGE_PACK if is_packed(body) else _JSON)(self.fields).decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            return self.default
-        return next((route for route in self.routes if not route.marks.isdisjoint(fields)), self.default)
+            found = {mark.decode() for mark in self.marks if b'"%b"' % mark in body}
+        else:
+            found = {name for name in self.fields.__struct_fields__ if getattr(sent, name) is not msgspec.UNSET}
+        return next((route for route in self.routes if not route.marks.isdisjoint(found)), self.default)
 
 
 def _by_path(routes: Iterable[Route]) -> dict[str, Ways]:
@@ -55,8 +59,9 @@ def _by_path(routes: Iterable[Route]) -> dict[str, Ways]:
 
 
 def _ways(routes: Sequence[Route]) -> Ways:
-    marks = tuple(mark.encode() for route in routes for mark in sorted(route.marks))
-    return Ways(tuple(sorted(routes, key=lambda route: not route.marks)), marks)
+    marks = tuple(sorted({mark for route in routes for mark in route.marks}))
+    fields = msgspec.defstruct("Marks", [(mark, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for mark in marks])
+    return Ways(tuple(sorted(routes, key=lambda route: not route.marks)), tuple(mark.encode() for mark in marks), fields)
 
 
 WAYS: Final = _by_path(ROUTES)
