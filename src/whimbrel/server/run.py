@@ -62,11 +62,19 @@ class Server:
                 self._room.release()
                 await asyncio.sleep(_PAUSE)
                 continue
-            try:
-                await loop.connect_accepted_socket(self._connect, accepted)
-            except OSError:
-                accepted.close()
-                self._room.release()
+            await self._admit(accepted)
+
+    async def _admit(self, accepted: socket.socket) -> None:
+        """To the end, even if cancelled: a transport of uvloop that is cancelled at its birth never tells of its death."""
+        connecting = asyncio.ensure_future(asyncio.get_running_loop().connect_accepted_socket(self._connect, accepted))
+        try:
+            await asyncio.shield(connecting)
+        except OSError:
+            accepted.close()
+            self._room.release()
+        except asyncio.CancelledError:
+            await asyncio.wait({connecting})
+            raise
 
     def _connect(self) -> Connection:
         return Connection(self._app, self._guards, self._connections, self._forget)
