@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import socket
 import struct
 import tracemalloc
@@ -15,12 +17,14 @@ import numpy as np
 import pytest
 import uvloop
 
-from whimbrel.server.exchange import Gone
+from whimbrel.server.exchange import Exchange, Gone
+from whimbrel.server.http import Connection
 from whimbrel.server.options import GuardOptions
 from whimbrel.server.run import Server
 
 MIB = 2**20
 GET = b"GET /a%20b?c=d HTTP/1.1\r\nHost: here\r\nX-A: 1\r\n\r\n"
+OFFER = b"GET / HTTP/1.1\r\nHost: here\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 App = Callable[[Any, Any, Any], Awaitable[None]]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -261,6 +265,192 @@ def test_a_client_that_breaks_off_its_body_is_answered(run: Any) -> None:
     run(main())
 
 
+async def answering_at_once(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"now"})
+
+
+@pytest.mark.parametrize("leave", ["half", "wholly", "by reset"])
+def test_a_client_that_leaves_where_nobody_wants_its_body(leave: str, run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Its connection is given up at once."""
+
+    async def main() -> None:
+        async with serving(answering_at_once, max_connections=1, drain_timeout=60) as (_, connect):
+            reader, writer = await connect()
+            writer.write(post(10) + b"half")
+            if leave == "half":
+                await head(reader)
+                writer.write_eof()
+            else:
+                if leave == "by reset":
+                    sock = writer.get_extra_info("socket")
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+            reader, writer = await connect()
+            writer.write(GET)
+            await asyncio.wait_for(reader.readuntil(b"now"), 5)
+
+    run(main())
+    assert "bug" not in caplog.text
+
+
+def test_a_body_that_was_read_in_one_go_leaves_the_connection_usable(run: Any) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "POST":
+            await go.wait()
+        await answering(b"abc")(scope, receive, send)
+
+    go = asyncio.Event()
+
+    async def main() -> None:
+        async with serving(app) as (_, connect):
+            reader, writer = await connect()
+            writer.write(post(400_000) + bytes(399_999))
+            await asyncio.sleep(0.1)
+            writer.write(b"x")  # more than may wait has come, or all of it
+            await asyncio.sleep(0.1)
+            go.set()
+            await reader.readuntil(b"abc")
+            writer.write(GET)
+            await asyncio.wait_for(reader.readuntil(b"abc"), 5)
+
+    run(main())
+
+
+@pytest.mark.parametrize("request_", [GET, OFFER], ids=["get", "offer"])
+def test_only_so_many_requests_may_wait_on_a_connection(request_: bytes, run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes are few where the objects made of them are many."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        await answering(b"abc")(scope, receive, send)
+
+    go = asyncio.Event()
+
+    async def main() -> None:
+        async with serving(app) as (_, connect):
+            reader, writer = await connect()
+            writer.write(request_ * 3000)
+            await asyncio.sleep(0.2)
+            assert sum(type(thing) is Exchange for thing in gc.get_objects()) <= 257
+            go.set()
+            answers = await reader.read()
+            assert answers.count(b" 200 OK") <= 257
+            assert answers.count(b" 429 ") == 1
+
+    with caplog.at_level(logging.INFO):
+        run(main())
+    assert not caplog.records
+
+
+def test_1_0_knows_neither_chunks_nor_100_continue(run: Any) -> None:
+    async def main() -> None:
+        async with serving(answering(b"abc")) as (_, connect):
+            reader, writer = await connect()
+            writer.write(b"POST / HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n")
+            await asyncio.sleep(0.1)
+            writer.write(b"x")
+            assert (await head(reader)).startswith(b"HTTP/1.1 200 OK\r\n")
+            reader, writer = await connect()
+            writer.write(b"POST / HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+            assert b"connection: close\r\n" in answer
+
+    run(main())
+
+
+def test_nobody_is_asked_for_a_body_once_the_answer_has_begun(run: Any) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"abc", "more_body": True})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receive(), 0.1)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def main() -> None:
+        async with serving(app) as (_, connect):
+            reader, writer = await connect()
+            writer.write(post(1, b"Expect: 100-continue"))
+            assert (await reader.read()).endswith(b"3\r\nabc\r\n0\r\n\r\n")
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "path"),
+    [
+        (b"http://there:1/a?b=/", b"there:1", "/a"),
+        (b"http://there", b"there", "/"),
+        (b"http://there?a/b", b"there", "/"),
+        (b"http://[::1]:8/", b"[::1]:8", "/"),
+        (b"http://here@there/", b"here@there", "/"),
+        (b"//there/a", b"here", "//there/a"),
+    ],
+)
+def test_the_host_of_a_whole_url_is_the_host(target: bytes, host: bytes, path: str, run: Any) -> None:
+    scopes: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await answering(b"")(scope, receive, send)
+
+    async def main() -> None:
+        async with serving(app) as (_, connect):
+            reader, writer = await connect()
+            writer.write(b"GET %b HTTP/1.1\r\nHost: here\r\n\r\n" % target)
+            await head(reader)
+
+    run(main())
+    assert (dict(scopes[0]["headers"])[b"host"], scopes[0]["path"]) == (host, path)
+
+
+def test_a_bug_in_reading_is_no_fault_of_the_client(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Connection) -> None:
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr(Connection, "_scope", broken)
+    heard: list[Any] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
+        async with serving(answering(b"")) as (_, connect):
+            reader, writer = await connect()
+            writer.write(GET)
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await head(reader)
+
+    run(main())
+    assert isinstance(heard[0]["exception"].__context__, ValueError)
+
+
+def test_a_connection_leaves_no_garbage() -> None:
+    """So that memory does not depend on when the collector runs. (Tasks of asyncio's own loop leave some.)"""
+
+    async def main() -> None:
+        async with serving(answering(b"abc")) as (_, connect):
+            for last in (b"", b"garbage\r\n\r\n", GET[:9], post(10), b"GET nowhere HTTP/1.1\r\n\r\n"):
+                reader, writer = await connect()
+                writer.write(GET + OFFER + post(3) + b"123")
+                for _ in range(3):
+                    await reader.readuntil(b"abc")
+                writer.write(last)
+                writer.write_eof()
+                await reader.read()
+                writer.close()
+                await writer.wait_closed()
+            await asyncio.sleep(0.05)
+            assert not [thing for thing in gc.get_objects() if type(thing) in (Connection, Exchange)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize(
     ("size", "pause", "end"), [(0, 0.1, "cut"), (2**16, 0.1, "cut"), (2**22, 0.01, "all")], ids=["still", "slow", "steady"]
 )
@@ -311,6 +501,39 @@ def test_stopping_lets_requests_finish(run: Any) -> None:
             go.set()
             assert b"connection: close" in await head(busy[0])
             assert await busy[0].read() == b"last"
+
+    run(main())
+
+
+@pytest.mark.parametrize("sent", [b"", GET])
+def test_stopping_while_a_client_comes(sent: bytes, run: Any) -> None:
+    """Whatever has become of its connection in that moment."""
+
+    async def main() -> None:
+        for turns in range(12):
+            async with serving(answering(b"abc"), header_timeout=60) as (server, connect):
+                await asyncio.sleep(0.01)
+                _, writer = await connect()
+                writer.write(sent)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                server.stop()
+
+    run(main())
+
+
+def test_stopping_lets_the_last_answer_be_read(run: Any) -> None:
+    """By a client that is still busy sending."""
+
+    async def main() -> None:
+        async with serving(answering_at_once) as (server, connect):
+            reader, writer = await connect()
+            writer.write(post(10 * MIB) + bytes(MIB))
+            await asyncio.sleep(0.1)
+            server.stop()
+            writer.write(bytes(9 * MIB))
+            await writer.drain()
+            assert (await reader.read()).endswith(b"\r\n\r\nnow")
 
     run(main())
 

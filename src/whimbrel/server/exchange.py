@@ -40,8 +40,7 @@ class Exchange:
         self.scope = scope
         self.keep_alive = keep_alive
         headers = dict[bytes, bytes](scope["headers"])
-        self.has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
-        self.waits = headers.get(b"expect", b"").lower() == b"100-continue"
+        self.waits = scope["http_version"] == "1.1" and headers.get(b"expect", b"").lower() == b"100-continue"
         """Whether the client sends its body only if told to."""
         self.complete = False
         """Whether all of the request has come."""
@@ -99,7 +98,7 @@ class Exchange:
 
     async def receive(self) -> Message:
         """A part of the body, or, once it is read, that the client has left."""
-        if self.waits and not self._broken:
+        if self.waits and not self._broken and not self._handed:
             self.waits = False
             self._connection.transport.write(_CONTINUE)
         while not self._broken and not self.answered:
@@ -109,8 +108,8 @@ class Exchange:
                 self._num_unread = 0
                 self._read = self.complete
                 return {"type": "http.request", "body": body, "more_body": not self.complete}
-            self._connection.resume()
             self._change.clear()
+            self._connection.resume()
             await self._change.wait()
         return {"type": "http.disconnect"}
 

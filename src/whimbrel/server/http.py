@@ -8,23 +8,27 @@ what is read of a body that nobody wants any more. What breaks HTTP is answered 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, cast
 from urllib.parse import unquote
 
 import httptools
 from starlette.types import ASGIApp, Scope
 
-from whimbrel.errors import HeadersTooLarge, InvalidRequest, WhimbrelError
+from whimbrel.errors import HeadersTooLarge, InvalidRequest, Overloaded, WhimbrelError
 from whimbrel.server.exchange import Exchange, Headers, head_of
 from whimbrel.server.options import GuardOptions
 from whimbrel.server.ways import render_error
 
 _MAX_OVERHEAD: Final = 2**17
 """Bytes in a row that are no body: a head, or what frames chunks. (What a head may really have is the app's to say.)"""
+_MAX_WAITING: Final = 256
+"""Requests that came while another of the same connection is at work."""
 _BYTES_PER_BYTE: Final = 8
 """A byte of a body may come in so many, as the only one of its chunk."""
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
@@ -44,29 +48,27 @@ class Connection(asyncio.Protocol):
         self._in_head = False
         self._replaying = False
         self._overhead = 0
+        self._exchanges: deque[Exchange] = deque()
+        """Those not answered, as they came: the first is at work, and of the last there may be more to come."""
         self._error: WhimbrelError | None = None
         """What broke HTTP; nothing is parsed any more."""
-        self._current: Exchange | None = None
-        """At work, or the last that was."""
-        self._newest: Exchange | None = None
-        """Whose head came last."""
-        self._waiting: deque[Exchange] = deque()
-        self._unwanted = -1
-        """The last answer is out, and so much more is read of what still comes; -1: not so."""
+        self._unwanted: int | None = None
+        """Once the last answer is out: so much more is read of what still comes."""
+        self._ended = False
+        """Nothing more will come."""
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
         self.writable: asyncio.Future[None] | None = None
         """Done once there is room again; None while there is."""
         self.lost = False
-        self.stopping = False
 
     # The socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a head."""
         self.transport = cast(asyncio.Transport, transport)
-        self._client = _address(transport.get_extra_info("peername"))
-        self._server = _address(transport.get_extra_info("sockname"))
+        self._client = _address(transport, "peername")
+        self._server = _address(transport, "sockname")
         self._connections.add(self)
         self._set_timer(self.options.header_timeout)
 
@@ -74,23 +76,26 @@ class Connection(asyncio.Protocol):
         """Tell those who read and write."""
         self.lost = True
         self._set_timer(None)
-        self._waiting.clear()
-        if self._current is not None:
-            self._current.break_off()
+        if self._exchanges:
+            self._exchanges[0].break_off()
         self.resume_writing()
+        self._exchanges.clear()
+        self._error = None
+        del self._parser  # they refer to us, and would be garbage only the collector finds
         self._connections.discard(self)
         self._on_lost()
 
     def eof_received(self) -> bool:
         """A client that stops in the middle of a request is told; one that has said all counts as gone."""
-        if self._newest is None or self._newest.complete or self._newest.answered:
+        if self._unwanted is not None or not self._exchanges or self._exchanges[-1].complete:
             return False
-        self._newest.break_off()
+        self._exchanges[-1].break_off()
+        self._ended = True
         return True
 
     def data_received(self, data: bytes) -> None:
         """Bytes of any part of a request, or of several."""
-        if self._unwanted >= 0:
+        if self._unwanted is not None:
             self._unwanted -= len(data)
             if self._unwanted < 0:
                 self.cut()
@@ -101,37 +106,42 @@ class Connection(asyncio.Protocol):
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
-            ours = error.__context__
-            self._refuse(ours if isinstance(ours, WhimbrelError) else InvalidRequest("what came is no HTTP/1.1 request."))
+            cause = error.__context__
+            if cause is None:
+                cause = InvalidRequest("what came is no HTTP/1.1 request.")
+            elif not isinstance(cause, WhimbrelError):
+                raise  # a bug: the loop logs it and ends the connection
+            self._refuse(cause)
         else:
             if self._overhead > _MAX_OVERHEAD:
                 self._refuse(HeadersTooLarge(f"path and headers have {self._overhead:,} bytes or more."))
 
     def _parse(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._replay(data[upgrade.args[0] :])
+        while data:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self._replay()
 
-    def _replay(self, rest: bytes) -> None:
+    def _replay(self) -> None:
         """Who asks for HTTP/2, as Java's client does, sends its body all the same. There the parser stops; another goes on."""
-        assert self._newest is not None
-        framing = b"".join(b"%b: %b\r\n" % pair for pair in self._newest.scope["headers"] if pair[0] in _FRAMING)
+        headers = self._exchanges[-1].scope["headers"]
+        framing = b"".join(b"%b: %b\r\n" % pair for pair in headers if pair[0] in _FRAMING)
         self._parser = httptools.HttpRequestParser(self)
         self._replaying = True
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
         self._replaying = False
-        if rest:
-            self._parse(rest)
 
     def _refuse(self, error: WhimbrelError) -> None:
         """Read no further. A request that is not whole is answered by the app, what is none by us, in its turn."""
         self._error = error
         self.pause()
-        if self._newest is not None and not self._newest.complete:
-            self._newest.break_off()
-        elif self._newest is None or self._newest.answered:
+        if not self._exchanges:
             self._answer_error(error)
+        elif not self._exchanges[-1].complete:
+            self._exchanges[-1].break_off()
 
     def _answer_error(self, error: WhimbrelError) -> None:
         status, body = render_error("", error)
@@ -143,59 +153,60 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A request."""
-        if not self._replaying:
-            self._in_head = True
-            self._url = b""
-            self._headers: Headers = []
+        self._in_head = True
+        self._url = b""
+        self._headers: Headers = []
 
     def on_url(self, url: bytes) -> None:
         """A part of its target."""
-        if not self._replaying:
-            self._url += url
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header. Trailers are none."""
-        if self._in_head and not self._replaying:
+        if self._in_head:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """It can be worked at."""
+        self._in_head = False
         if self._replaying:
             return
-        self._in_head = False
-        exchange = Exchange(self, self._scope(), keep_alive=self._parser.should_keep_alive())
-        self._newest = exchange
-        if self._current is None or self._current.answered:
-            self._start(exchange)
+        if len(self._exchanges) > _MAX_WAITING:
+            raise Overloaded(f"{_MAX_WAITING} requests of this connection wait already; send fewer at a time.", retry_after=1)
+        self._exchanges.append(Exchange(self, self._scope(), keep_alive=self._parser.should_keep_alive()))
+        if len(self._exchanges) == 1:
+            self._start()
         else:
-            self._waiting.append(exchange)
             self.pause()
 
     def on_body(self, body: bytes) -> None:
         """A part of its body."""
         self._overhead = max(0, self._overhead - _BYTES_PER_BYTE * len(body))
-        assert self._newest is not None
-        self._newest.feed(body)
+        self._exchanges[-1].feed(body)
 
     def on_message_complete(self) -> None:
         """Nothing of it is to come."""
-        assert self._newest is not None
-        if self._replaying or (self._parser.should_upgrade() and self._newest.has_body):
-            return
-        self._overhead = 0
-        self._newest.end()
+        if not self._parser.should_upgrade():  # then all of its body is to come
+            self._overhead = 0
+            self._exchanges[-1].end()
 
     def _scope(self) -> Scope:
-        version = self._parser.get_http_version()
+        version, headers = self._parser.get_http_version(), self._headers
         if len(self._url) > self.options.max_header_bytes:
             raise HeadersTooLarge(f"the target has {len(self._url):,} bytes; the limit is {self.options.max_header_bytes:,}.")
         try:
             url = httptools.parse_url(self._url)
-            path = url.path.decode("ascii")
-        except (httptools.HttpParserInvalidURLError, ValueError, AttributeError):
+            raw_path = url.path or b"/"
+            path = raw_path.decode("ascii")
+        except (httptools.HttpParserInvalidURLError, ValueError):
             raise InvalidRequest("the target of the request is no path.") from None
         if version not in ("1.1", "1.0"):
             raise InvalidRequest(f"this is HTTP/{version}; the server speaks HTTP/1.1.")
+        if version == "1.0" and any(name == b"transfer-encoding" for name, _ in headers):
+            raise InvalidRequest("HTTP/1.0 knows no Transfer-Encoding; send a Content-Length.")
+        if url.host:  # then it is the host, whatever the header says (RFC 9112, 3.2.2)
+            host = re.split(rb"[/?#]", self._url.partition(b"://")[2], maxsplit=1)[0]
+            headers = [(name, host if name == b"host" else value) for name, value in headers]
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -203,19 +214,19 @@ class Connection(asyncio.Protocol):
             "method": self._parser.get_method().decode("ascii"),
             "scheme": "http",
             "path": unquote(path) if "%" in path else path,
-            "raw_path": url.path,
+            "raw_path": raw_path,
             "query_string": url.query or b"",
             "root_path": "",
-            "headers": self._headers,
+            "headers": headers,
             "client": self._client,
             "server": self._server,
         }
 
     # One request after another
 
-    def _start(self, exchange: Exchange) -> None:
+    def _start(self) -> None:
         self._set_timer(None)
-        self._current = exchange
+        exchange = self._exchanges[0]
         exchange.task = self._loop.create_task(exchange.run(self._app))
 
     def answered(self, exchange: Exchange) -> None:
@@ -223,39 +234,37 @@ class Connection(asyncio.Protocol):
         if self.lost:
             return
         if exchange.keep_alive and exchange.complete:
+            self._exchanges.popleft()
             self._next()
-        elif exchange.waits or (exchange.complete and not self._paused):
+        elif self._ended or ((exchange.waits or exchange.complete) and not self._paused):
             self.transport.close()
         else:
             self._linger()
 
     def _next(self) -> None:
-        if self._waiting:
-            self._start(self._waiting.popleft())
-            self.resume()
+        if self._exchanges:
+            self._start()
         elif self._error is not None:
             self._answer_error(self._error)
-        elif self.stopping:
-            self.transport.close()
         else:
             self._set_timer(self.options.header_timeout)
+        self.resume()
 
     def _linger(self) -> None:
         """Nothing more is said here. What the client still sends is read for a while, so that it gets to read the answer."""
         self._unwanted = self.options.drain_bytes
         self._set_timer(self.options.drain_timeout)
-        self._waiting.clear()
+        self._exchanges.clear()
         self.resume()
-        if self.transport.can_write_eof():
+        with suppress(OSError):  # the client has left, and we hear of it next
             self.transport.write_eof()
 
     def shut_down(self) -> None:
         """Close, once what is at work is answered."""
-        self.stopping = True
-        if self._current is None or self._current.answered:
+        if self._exchanges:
+            self._exchanges[0].keep_alive = False
+        elif self._unwanted is None:  # otherwise it ends soon by itself
             self.transport.close()
-        else:
-            self._current.keep_alive = False
 
     def cut(self) -> None:
         """End it now; nothing that waits to be sent is kept."""
@@ -280,7 +289,7 @@ class Connection(asyncio.Protocol):
 
     def resume(self) -> None:
         """Take more, unless other requests wait or nothing can be read any more."""
-        if self._paused and not self.lost and not self._waiting and (self._error is None or self._unwanted >= 0):
+        if self._paused and not self.lost and len(self._exchanges) < 2 and (self._error is None or self._unwanted is not None):
             self._paused = False
             self.transport.resume_reading()
 
@@ -296,6 +305,10 @@ class Connection(asyncio.Protocol):
             self.writable = None
 
 
-def _address(name: tuple[str, int] | None) -> tuple[str, int] | None:
-    """Of what a socket says of itself: IPv6 says more."""
+def _address(transport: asyncio.BaseTransport, end: str) -> tuple[str, int] | None:
+    """Of one end of a connection. (IPv6 says more.)"""
+    try:
+        name = transport.get_extra_info(end)
+    except OSError:  # the client has left already
+        return None
     return None if name is None else (name[0], name[1])

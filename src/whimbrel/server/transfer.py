@@ -110,7 +110,6 @@ class Incoming:
         self._options = options
         self._held = held
         self._announced = int(headers.get(b"content-length", b"0"))  # the HTTP parser has checked it
-        self._waits = b"expect" in headers
         self._ended = self._announced == 0 and b"transfer-encoding" not in headers
         self._size = 0
         self._started: float | None = None
