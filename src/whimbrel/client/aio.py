@@ -3,120 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx2
 
-from whimbrel.client import whimbrel
-from whimbrel.client.dialect import DialectName, encode_of, only_ours, rerank_of
-from whimbrel.client.failures import error_of, seconds_until_retry, unreachable
+from whimbrel.client import verbs
+from whimbrel.client.answers import chained
+from whimbrel.client.base import BaseClient, outcome
+from whimbrel.client.failures import closed, failure_of
+from whimbrel.client.progress import Advance, progress_bar
 from whimbrel.client.servers import Servers
-from whimbrel.client.settings import DEFAULT_URL, Settings, halves, progress_bar, reply_of
+from whimbrel.client.settings import Settings, address
 from whimbrel.client.task import Reply, Task
-from whimbrel.entities import Aggregation
-from whimbrel.errors import TooLarge, Unavailable, WhimbrelError
-from whimbrel.types import Classes, Entity, Explanation, Float32Array, OutputName, Outputs, Ragged, Ranked, Sparse
-from whimbrel.verbs import ScoreOptions, TextOptions, asked, refuse_muvera, with_muvera
+from whimbrel.client.tries import Tries
+from whimbrel.client.verbs import Target
+from whimbrel.errors import WhimbrelError
 
-P = TypeVar("P")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class AsyncClient:
-    """Client for asyncio: the same verbs, awaited. Use it as an async context manager, or await `close`."""
+def _awaited(
+    verb: Callable[Concatenate[Target, P], Task[R]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
+    """The method that asks what a verb asks; its answer is awaited."""
 
-    def __init__(
-        self,
-        base_url: str | Sequence[str] = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        model: str | None = None,
-        dialect: DialectName = "whimbrel",
-        timeout: float = 600.0,
-        max_retries: int = 5,
-        max_in_flight: int = 8,
-        max_items: int = 512,
-        progress: bool | None = None,
-    ) -> None:
-        """As Client."""
-        self._settings = Settings.of(
-            base_url, api_key=api_key, model=model, timeout=timeout, max_retries=max_retries, max_in_flight=max_in_flight,
-            max_items=max_items, progress=progress,
-        )  # fmt: skip
-        self._dialect = dialect
-        self._encode = encode_of(dialect)
-        self._servers = Servers(self._settings.urls)
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=max_in_flight)
-        self._http = httpx2.AsyncClient(
-            headers=self._settings.headers, timeout=self._settings.timeout, limits=limits, verify=self._settings.is_secure
-        )
-        self._room = asyncio.Semaphore(max_in_flight)
+    @wraps(verb)
+    async def method(self: AsyncClient, *args: P.args, **options: P.kwargs) -> R:
+        return await self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
 
-    # The verbs
+    return method
 
-    async def embed(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
-        """Dense vectors of `texts`: float32, (N, D), or (D,) for a single string."""
-        vectors = asked((await self.encode(texts, "dense", **options)).dense)
-        return vectors[0] if isinstance(texts, str) else vectors
 
-    async def sparse(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Sparse:
-        """Weights of vocabulary entries, for each of `texts`."""
-        return asked((await self.encode(texts, "sparse", **options)).sparse)
+class AsyncClient(BaseClient):
+    """Client for asyncio: the same verbs, awaited. Use it as an async context manager, or await `close`.
 
-    async def multi_vector(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Ragged:
-        """A vector for each token that counts, for each of `texts`."""
-        refuse_muvera(options)
-        return asked((await self.encode(texts, "multi_vector", **options)).multi_vector)
+    Each event loop that uses it has connections of its own.
+    """
 
-    async def muvera(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
-        """A vector in place of token vectors: float32, (N, E), or (E,) for a single string. `input_type` must be given."""
-        vectors = asked((await self.encode(texts, "multi_vector", **with_muvera(options))).muvera)
-        return vectors[0] if isinstance(texts, str) else vectors
-
-    async def encode(
-        self, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName] = (), **options: Unpack[TextOptions]
-    ) -> Outputs:
-        """Any of the outputs that the model gives, all from one pass; none named: what the model is made for."""
-        return await self._run(self._encode(self._settings.model, texts, outputs, options))
-
-    async def score(self, queries: Any, documents: Any, **options: Unpack[ScoreOptions]) -> Float32Array:
-        """How well documents answer queries: (N,). One query goes with each document, else there are as many of both.
-
-        Of models that compare vectors, arrays may stand for texts, as the other verbs give them. An array of two dimensions is
-        a vector for each text, unless `score_by` says that it is the token vectors of one.
-        """
-        self._only_ours("score")
-        return await self._run(whimbrel.score(self._settings.model, queries, documents, options))
-
-    async def rerank(
-        self, query: Any, documents: Any, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
-    ) -> list[Ranked]:
-        """The places of documents and their scores, the best first."""
-        whimbrel.check_top_n(top_n)
-        rerank = rerank_of(self._dialect)
-        return whimbrel.rank(await self._run(rerank(self._settings.model, query, documents, options)), top_n)
-
-    async def explain(self, query: Any, documents: Any, **options: Unpack[ScoreOptions]) -> list[Explanation]:
-        """Of late-interaction models: what each token of the query found in each document, in their order."""
-        self._only_ours("explain")
-        return await self._run(whimbrel.explain(self._settings.model, query, documents, options))
-
-    async def classify(self, texts: str | Iterable[Any], **options: Unpack[ScoreOptions]) -> Classes:
-        """The classes of texts or of pairs; a single string is a list of one."""
-        self._only_ours("classify")
-        return await self._run(whimbrel.classify(self._settings.model, texts, options))
-
-    async def token_classify(
-        self, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
-    ) -> list[list[Entity]]:
-        """The entities in each of `texts`; a single string is a list of one."""
-        self._only_ours("token_classify")
-        return await self._run(whimbrel.token_classify(self._settings.model, texts, aggregation, options))
+    embed = _awaited(verbs.embed)
+    sparse = _awaited(verbs.sparse)
+    multi_vector = _awaited(verbs.multi_vector)
+    muvera = _awaited(verbs.muvera)
+    encode = _awaited(verbs.encode)
+    score = _awaited(verbs.score)
+    rerank = _awaited(verbs.rerank)
+    explain = _awaited(verbs.explain)
+    classify = _awaited(verbs.classify)
+    token_classify = _awaited(verbs.token_classify)
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        """Ask nothing more, and close this loop's connections."""
+        lines, self._lines = self._lines, None
+        if lines is not None and (line := lines.get(asyncio.get_running_loop())) is not None:
+            await line.http.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -124,65 +68,90 @@ class AsyncClient:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         await self.close()
 
-    def _only_ours(self, verb: str) -> None:
-        only_ours(self._dialect, verb)
+    def _start(self) -> None:
+        self._lines: dict[asyncio.AbstractEventLoop, _Line] | None = {}
 
-    # Requests
+    def _line(self) -> _Line:
+        """This event loop's. Raises Unavailable."""
+        if self._lines is None:
+            raise closed()
+        loop = asyncio.get_running_loop()
+        if loop not in self._lines:
+            others = {each: line for each, line in self._lines.items() if not each.is_closed()}
+            self._lines = others | {loop: _Line.of(self._settings)}
+        return self._lines[loop]
 
-    async def _run(self, task: Task[P]) -> P:
+    async def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> R:
+        line = self._line()
+        task = verb(self._target, *args, **options)
         spans = list(task.spans(self._settings.max_items))
         with progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
-            if len(spans) == 1:
-                return task.join([await self._ask(task, spans[0], advance)])
-            asking = [asyncio.ensure_future(self._ask(task, span, advance)) for span in spans]
-            try:
-                return task.join(await asyncio.gather(*asking))
-            finally:
-                for each in asking:
-                    each.cancel()
+            run = _Run(task, line, advance)
+            parts = await run.ask(*spans[0]) if len(spans) == 1 else await run.ask_all(spans)
+        return task.whole_of(parts)
 
-    async def _ask(self, task: Task[P], span: tuple[int, int], advance: Callable[[int], None]) -> P:
-        start, stop = span
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Line:
+    """An event loop's connections to the servers."""
+
+    settings: Settings
+    servers: Servers
+    http: httpx2.AsyncClient
+    room: asyncio.Semaphore
+
+    @classmethod
+    def of(cls, settings: Settings) -> _Line:
+        http = httpx2.AsyncClient(**settings.http_options())
+        return cls(settings, Servers(settings.urls), http, asyncio.Semaphore(settings.max_in_flight))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """A task on its way."""
+
+    task: Task[Any]
+    line: _Line
+    advance: Advance
+
+    async def ask_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
+        """Several at a time. After an error, or if it is cancelled, nothing is left behind."""
+        asking = [asyncio.ensure_future(self.ask(*span)) for span in spans]
         try:
-            async with self._room:
-                reply = await self._send(task.path, task.write(task.items[start:stop]), task.media_type)
-            part = task.read_part(reply, stop - start)
-        except TooLarge:
-            if stop - start < 2 or task.whole:
-                raise
-            return task.join([await self._ask(task, half, advance) for half in halves(start, stop)])
+            return chained(await asyncio.gather(*asking))
+        finally:
+            for each in asking:
+                each.cancel()
+            await asyncio.wait(asking)
+
+    async def ask(self, start: int, stop: int) -> list[Any]:
+        """The answer for some of the items, in parts."""
+        try:
+            async with self.line.room:
+                reply = await self._send(self.task.write(self.task.items[start:stop]))
         except WhimbrelError as error:
-            raise task.located(error, start) from error.__cause__
-        advance(stop - start)
-        return part
+            return chained([await self.ask(*half) for half in self.task.halves(error, start, stop)])
+        part = self.task.part(reply, stop - start)
+        self.advance(stop - start)
+        return [part]
 
-    async def _send(self, path: str, body: bytes, media_type: str) -> Reply:
+    async def _send(self, body: bytes) -> Reply:
         """Ask one server or another until there is an answer."""
-        tries = 0
-        while True:
-            tries += 1
-            with self._servers.next() as url:
-                error = await self._try(url, path, body, media_type)
-            if isinstance(error, Reply):
-                return error
-            seconds = seconds_until_retry(error, tries, self._settings.max_retries)
-            if seconds is None:
-                raise error
-            if not self._servers.failed(url, seconds):
-                await asyncio.sleep(seconds)
+        tries = Tries(self.line.servers, self.line.settings.max_retries)
+        while not self.line.http.is_closed:
+            with self.line.servers.next() as url:
+                found = await self._try(url, body)
+            if isinstance(found, Reply):
+                return found
+            await asyncio.sleep(tries.pause(url, found))
+        raise closed()
 
-    async def _try(self, url: str, path: str, body: bytes, media_type: str) -> Reply | WhimbrelError:
+    async def _try(self, url: str, body: bytes) -> Reply | WhimbrelError:
+        seconds = self.line.settings.timeout
+        headers = {"content-type": self.task.media_type}
         try:
-            response = await self._http.post(url + path, content=body, headers={"content-type": media_type})
-        except httpx2.RequestError as error:
-            return unreachable(url, error)
-        except RuntimeError as error:  # the client is closed
-            raise _closed(error) from None
-        if response.status_code == 200:
-            self._servers.answered(url)
-            return reply_of(response)
-        return error_of(response.status_code, response.headers, response.content)
-
-
-def _closed(error: Exception) -> Unavailable:
-    return Unavailable(f"the client is closed: {error}.")
+            async with asyncio.timeout(seconds):
+                response = await self.line.http.post(address(url, self.task.path), content=body, headers=headers)
+        except (httpx2.RequestError, TimeoutError) as error:
+            return failure_of(url, error, seconds)
+        return outcome(self.line.servers, url, response.status_code, response.headers, response.content)

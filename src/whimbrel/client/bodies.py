@@ -19,15 +19,38 @@ Json: TypeAlias = dict[str, Any]
 
 def input_body(fields: Json, items: Sequence[Any]) -> bytes:
     """A body with the items as `input`. Raises InvalidRequest."""
-    return json_body(fields | {"input": items})
+    return body_of(fields, {"input": items})
 
 
-def json_body(body: Json) -> bytes:
-    """Raises InvalidRequest."""
+def body_of(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_json) -> bytes:
+    """A body. Raises InvalidRequest, which names the one of the inputs that is at fault."""
     try:
-        return to_json(body)
-    except TypeError as error:
-        raise InvalidRequest(f"this cannot be sent as JSON: {error}.", param="input") from None
+        return write(fields | inputs)
+    except (TypeError, ValueError) as error:
+        for name, given in inputs.items():
+            for index, item in enumerate([given] if isinstance(given, str) else given):
+                if not _is_unicode(item):
+                    place = name if isinstance(given, str) else f"{name}[{index}]"
+                    raise InvalidRequest("holds a lone surrogate, which is no Unicode text.", param=place) from None
+        raise InvalidRequest(f"this cannot be sent: {error}.") from None
+
+
+def input_name(index: int | None = None, part: int = 1) -> str:
+    """What errors call texts, whatever a server calls them."""
+    return "input" if index is None else f"input[{index}]"
+
+
+def document_name(index: int | None = None, part: int = 1) -> str:
+    """What errors call the query and the documents of a rerank."""
+    if not part:
+        return "query"
+    return "documents" if index is None else f"documents[{index}]"
+
+
+def _is_unicode(item: object) -> bool:
+    if isinstance(item, tuple | list):
+        return all(map(_is_unicode, cast(Sequence[object], item)))
+    return not isinstance(item, str) or not any("\ud800" <= letter <= "\udfff" for letter in item)
 
 
 def listed_texts(texts: str | Iterable[Any]) -> list[Any]:
@@ -74,11 +97,13 @@ def _check_texts(items: Sequence[Any]) -> None:
 
 
 def size_of(item: Any) -> int:
-    """Characters of an item."""
+    """Characters of an item, or what counts as many."""
     if isinstance(item, str):
         return len(item)
+    if isinstance(item, bytes):
+        return len(item) // _BYTES
     if isinstance(item, dict):
-        return 0
+        return sum(map(size_of, cast(Json, item).values()))
     return sum(map(size_of, cast(Sequence[Any], item))) if isinstance(item, tuple | list) else 4
 
 
@@ -139,4 +164,6 @@ def _vectors(given: object, param: str) -> Json:
     return {"data": data, "dtype": kind} | ({"shape": shape} if array.ndim == 2 else {})
 
 
+_BYTES: Final = 80
+"""Of vectors, which are no work but are long: at most 16 MB in a request, half of what a server takes."""
 _DTYPES: Final = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "binary"}

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from whimbrel.client.bodies import json_body, listed_texts, refuse_options, size_of
-from whimbrel.client.openai import join_dense, matrix
+from whimbrel.client.answers import checked, floats, in_order, join_outputs, scores_of
+from whimbrel.client.bodies import body_of, document_name, input_name, listed_texts, refuse_options, size_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.types import Float32Array, OutputName, Outputs
@@ -33,9 +33,9 @@ class _Answer(msgspec.Struct):
     embeddings: _Embeddings
 
 
-class _Ranked(msgspec.Struct):
+class _Ranked(msgspec.Struct, rename={"score": "relevance_score"}):
     index: int
-    relevance_score: float
+    score: float
 
 
 class _RankedAnswer(msgspec.Struct):
@@ -59,7 +59,9 @@ def encode(
     if options.get("truncate") is not None:
         fields["truncate"] = _TRUNCATE[options.get("truncate")]
     items = listed_texts(texts)
-    return Task("/v2/embed", items, partial(_body, fields, "texts"), _read, join_dense, size_of, max_items=MAX_TEXTS)
+    return Task(
+        "/v2/embed", items, partial(_body, fields, "texts"), _read, join_outputs, size_of, name=input_name, max_items=MAX_TEXTS
+    )
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
@@ -71,7 +73,9 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
         raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
     fields = {"query": query, **_named(model)}
     texts = strings(documents, "documents")
-    return Task("/v2/rerank", texts, partial(_body, fields, "documents"), _read_ranked, np.concatenate, size_of)
+    return Task(
+        "/v2/rerank", texts, partial(_body, fields, "documents"), _read_ranked, np.concatenate, size_of, name=document_name
+    )
 
 
 def _named(model: str | None) -> dict[str, Any]:
@@ -80,19 +84,15 @@ def _named(model: str | None) -> dict[str, Any]:
 
 
 def _body(fields: dict[str, Any], name: str, items: Sequence[Any]) -> bytes:
-    return json_body(fields | {name: items})
+    return body_of(fields, {name: items})
 
 
 def _read(reply: Reply, count: int) -> Outputs:
     found = msgspec.json.decode(reply.content, type=_Answer).embeddings
-    rows = from_base64(found.base64) if found.base64 is not None else matrix(found.floats or [])
-    if len(rows) != count:
-        raise ValueError(f"{len(rows)} rows for {count} texts")
-    return Outputs(rows)
+    rows = from_base64(found.base64) if found.base64 is not None else floats(found.floats or [], 2)
+    return checked(Outputs(rows), ("dense",), count)
 
 
 def _read_ranked(reply: Reply, count: int) -> Float32Array:
-    rows = sorted(msgspec.json.decode(reply.content, type=_RankedAnswer).results, key=lambda row: row.index)
-    if [row.index for row in rows] != list(range(count)):
-        raise ValueError(f"{len(rows)} scores for {count} documents, or their numbers are wrong")
-    return np.array([row.relevance_score for row in rows], np.float32)
+    rows = in_order(msgspec.json.decode(reply.content, type=_RankedAnswer).results, count)
+    return scores_of(rows)

@@ -1,11 +1,14 @@
-"""Answers that are no success -> errors of whimbrel.errors, whatever dialect the server speaks; and what to try again."""
+"""What is no success -> errors of whimbrel.errors, whatever dialect the server speaks."""
 
 from __future__ import annotations
 
-import random
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, cast
 
+import httpx2
 import msgspec
 
 from whimbrel.errors import (
@@ -34,63 +37,83 @@ _KINDS: Final = (
 )  # fmt: skip
 _BY_CODE: Final[Mapping[object, type[WhimbrelError]]] = {kind.code: kind for kind in _KINDS}
 _BY_STATUS: Final[Mapping[int, type[WhimbrelError]]] = {
-    401: Unauthorized, 403: Forbidden, 404: NotFound, 408: BodyTimeout, 413: TooLarge, 504: DeadlineExceeded,
+    401: Unauthorized, 403: Forbidden, 404: NotFound, 408: BodyTimeout, 413: TooLarge, 415: UnsupportedMediaType,
+    424: ComputeError, 504: DeadlineExceeded,
 }  # fmt: skip
 _GATEWAYS: Final = frozenset({502, 503})
-_FIRST_WAIT: Final = 0.5
-_LONGEST_WAIT: Final = 8.0
-_UNREACHABLE: Final = "unreachable"
-_MAX_UNREACHED: Final = 2
-"""Tries to reach a server that does not answer at all, after the first: it may not be there."""
-_MOST_PATIENCE: Final = 60.0
-"""Who asks for more than so many seconds is told so at once."""
+UNREACHED: Final = "unreachable"
+"""The code of what came to no connection."""
+LOST: Final = "connection_lost"
+"""Of a connection that ended before the answer did, as those do that a server closes while they are idle."""
+TIMEOUT: Final = "timeout"
+_TOO_MANY: Final = "maximum allowed batch size"
+"""TEI has no status of its own for it."""
+_PREFIX: Final = re.compile(r"((?:inputs?|texts|queries|query|documents)(?:\[\d+\])*): ")
+"""How a message begins that names a place."""
 
 
-def error_of(status: int, headers: Mapping[str, str], content: bytes) -> WhimbrelError:
-    """What the status and, if it can be read, the body say."""
+def error_of(url: str, status: int, headers: Mapping[str, str], content: bytes) -> WhimbrelError:
+    """What the status and, if it can be read, the body say; `url` was asked."""
     message, param, code = _details(content)
-    message = message or f"the server answered {status}: {content[:200].decode(errors='replace')}"
+    message = message or _without_words(url, status, headers, content)
     if status == 429:
         error: WhimbrelError = Overloaded(message, retry_after=_seconds(headers.get("retry-after"), 1.0))
     elif status in _GATEWAYS:
         error = Unavailable(message, retry_after=_seconds(headers.get("retry-after"), 0.0))
     else:
         fallback = _BY_STATUS.get(status) or (InvalidRequest if status < 500 else WhimbrelError)
-        error = _BY_CODE.get(code, fallback)(message)
+        error = (TooLarge if _TOO_MANY in message else _BY_CODE.get(code, fallback))(message)
     # the message has the path of the fault in it already
-    error.status, error.param, error.code = status, param, str(code) if isinstance(code, str) else error.code
+    error.status, error.param, error.code = status, param, code or error.code
     error.message = message.removeprefix(f"{param}: ") if param else message
     should_retry = headers.get("x-should-retry")
     error.retry = error.retry if should_retry is None else should_retry == "true"
     return error
 
 
-def unreachable(url: object, error: Exception) -> Unavailable:
-    """There was no answer."""
-    reason = str(error).rstrip(".") or type(error).__name__
-    found = Unavailable(f"no answer from {url}: {reason}. Is the server running?", retry_after=0.0)
-    found.code = _UNREACHABLE
+def failure_of(url: str, error: Exception, seconds: float) -> Unavailable:
+    """There was no answer, or half of one, in so many seconds."""
+    url, reason = without_password(url), str(error).rstrip(".") or type(error).__name__
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        is_tls = "SSL" in reason and "CERTIFICATE" not in reason
+        hint = "Does it speak HTTPS?" if is_tls else "Is the server running?"
+        found, code = Unavailable(f"no answer from {url}: {reason}. {hint}", retry_after=0.0), UNREACHED
+    elif isinstance(error, TimeoutError | httpx2.TimeoutException):
+        hint = "Give more time (timeout), or fewer texts to a request (max_items)."
+        found, code = Unavailable(f"no answer from {url} within {seconds:g} seconds. {hint}", retry_after=0.0), TIMEOUT
+    else:
+        found, code = Unavailable(f"the connection to {url} broke: {reason}.", retry_after=0.0), LOST
+    found.code = code
     return found
 
 
-def seconds_until_retry(error: WhimbrelError, tries: int, max_retries: int) -> float | None:
-    """How long to wait before the next try, after so many; None: there is none."""
-    again = error.retry if error.retry is not None else error.status in (408, 429) or error.status >= 500
-    limit = min(max_retries, _MAX_UNREACHED) if error.code == _UNREACHABLE else max_retries
-    if not again or tries > limit or error.status in (501, 507):
-        return None
-    asked = error.retry_after if isinstance(error, Overloaded | Unavailable) else 0.0
-    if asked > _MOST_PATIENCE:
-        return None
-    backoff = min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT) * random.uniform(0.75, 1.0)  # noqa: S311
-    return max(asked, backoff)
+def closed() -> Unavailable:
+    """The error of every verb of a client that was closed."""
+    return Unavailable("the client is closed.")
 
 
-def _details(content: bytes) -> tuple[str, str | None, object]:
+def without_password(url: str) -> str:
+    """As it may be shown."""
+    return re.sub(r"(?<=//)[^/@]*@", "", url)
+
+
+def _without_words(url: str, status: int, headers: Mapping[str, str], content: bytes) -> str:
+    """Of an answer that does not say what is wrong, or not so that it can be read."""
+    message = f"{without_password(url)} answered {status}"
+    if 300 <= status < 400 and "location" in headers:
+        return f"{message}: it is at {headers['location'][:200]}. Give the base URL of that place."
+    if text := " ".join(content[:200].decode(errors="replace").split()):
+        message += f": {text}"
+    if "retry-after" in headers:
+        message += f" (Retry-After: {headers['retry-after'][:40]})"
+    return message + (". Is the base URL right, and the dialect?" if status == 404 else "")
+
+
+def _details(content: bytes) -> tuple[str, str | None, str | None]:
     """(message, param, code) of a body in any dialect."""
     try:
         body: Any = msgspec.json.decode(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "", None, None
     if not isinstance(body, dict):
         return "", None, None
@@ -98,13 +121,22 @@ def _details(content: bytes) -> tuple[str, str | None, object]:
     error = outer.get("error")
     found = cast(dict[str, Any], error) if isinstance(error, dict) else outer
     message: object = error if isinstance(error, str) else found.get("message") or found.get("detail")
-    param = found.get("param")
     text = message if isinstance(message, str) else "" if message is None else msgspec.json.encode(message).decode()
-    return text, param if isinstance(param, str) else None, found.get("code")
+    param, code = found.get("param"), found.get("code")
+    if not isinstance(param, str):
+        prefix = _PREFIX.match(text)
+        param = prefix and prefix[1]
+    return text, param, code if isinstance(code, str) else None
 
 
 def _seconds(header: str | None, default: float) -> float:
-    """A date or nonsense counts as the default."""
-    if header is None or not header.replace(".", "", 1).isdecimal():
+    """A number or a date. Nonsense counts as the default."""
+    if header is None:
         return default
-    return float(header)
+    if header.replace(".", "", 1).isdecimal():
+        return float(header)
+    try:
+        until = parsedate_to_datetime(header)
+        return max((until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds(), 0.0)
+    except (ValueError, OverflowError):
+        return default

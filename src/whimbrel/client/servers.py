@@ -18,6 +18,7 @@ class _Server:
     url: str
     in_flight: int = 0
     rests_until: float = 0.0
+    has_answered: bool = False
 
 
 class Servers:
@@ -48,14 +49,19 @@ class Servers:
         """It is left alone for `seconds`, or a while. Says whether another is up, so that there is no need to wait."""
         with self._lock:
             now = self._clock()
-            for server in self._servers:
-                if server.url == url:
-                    server.rests_until = now + max(seconds, _REST)
+            self._of(url).rests_until = now + max(seconds, _REST)
             return any(server.rests_until <= now for server in self._servers)
 
     def answered(self, url: str) -> None:
         """It is up."""
         with self._lock:
-            for server in self._servers:
-                if server.url == url:
-                    server.rests_until = 0.0
+            server = self._of(url)
+            server.rests_until, server.has_answered = 0.0, True
+
+    def has_answered(self, url: str) -> bool:
+        """Whether it ever did."""
+        with self._lock:
+            return self._of(url).has_answered
+
+    def _of(self, url: str) -> _Server:
+        return next(server for server in self._servers if server.url == url)

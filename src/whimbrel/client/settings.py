@@ -1,21 +1,18 @@
-"""What a client is told, and the bar that shows how far it is."""
+"""What a client is told, checked."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
-from urllib.parse import urlsplit
+from typing import Any, Final, cast
 
 import httpx2
 
-from whimbrel.client.task import Reply
 from whimbrel.errors import InvalidRequest
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _CONNECT_SECONDS: Final = 5.0
+_MAX_SECONDS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,81 +20,61 @@ class Settings:
     """How a client talks to its servers."""
 
     urls: tuple[str, ...]
-    model: str | None
-    headers: dict[str, str]
-    timeout: httpx2.Timeout
+    api_key: str | None
+    timeout: float
     max_retries: int
     max_in_flight: int
     max_items: int
     progress: bool | None
 
-    @property
-    def is_secure(self) -> bool:
-        """Whether any server is asked by HTTPS; if none is, the 36 ms of reading all certificates are spared."""
-        return any(urlsplit(url).scheme != "http" for url in self.urls)
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest."""
+        if not 0 < _number(self.timeout) <= _MAX_SECONDS:
+            message = f"must be a number of seconds above 0, at most {_MAX_SECONDS:,}, is {self.timeout!r}."
+            raise InvalidRequest(message, param="timeout")
+        for name, least in (("max_retries", 0), ("max_in_flight", 1), ("max_items", 1)):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InvalidRequest(f"must be a whole number of at least {least}, is {value!r}.", param=name)
+        key = cast(object, self.api_key)
+        if key is not None and not (isinstance(key, str) and key.isascii() and key.isprintable()):
+            raise InvalidRequest("must be a string of what a header can hold: ASCII, no line breaks.", param="api_key")
 
-    @classmethod
-    def of(
-        cls,
-        base_url: str | Sequence[str],
-        *,
-        api_key: str | None,
-        model: str | None,
-        timeout: float,
-        max_retries: int,
-        max_in_flight: int,
-        max_items: int,
-        progress: bool | None,
-    ) -> Settings:
-        """Checked. Raises InvalidRequest."""
-        urls = (base_url,) if isinstance(base_url, str) else tuple(base_url)
-        if not urls:
-            raise InvalidRequest("is empty; give at least one URL.", param="base_url")
-        for url in urls:
-            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-                raise InvalidRequest(f"is {url!r}; it takes a URL as {DEFAULT_URL}.", param="base_url")
-        numbers: dict[str, tuple[object, int]] = {
-            "timeout": (timeout, 0),
-            "max_retries": (max_retries, 0),
-            "max_in_flight": (max_in_flight, 1),
-            "max_items": (max_items, 1),
+    def http_options(self) -> dict[str, Any]:
+        """Of httpx's clients. Certificates are read, which takes 36 ms, only if a server is asked by HTTPS."""
+        return {
+            "headers": {"authorization": f"Bearer {self.api_key}"} if self.api_key else {},
+            "timeout": httpx2.Timeout(self.timeout, connect=min(self.timeout, _CONNECT_SECONDS)),
+            "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=self.max_in_flight),
+            "verify": any(httpx2.URL(url).scheme == "https" for url in self.urls),
         }
-        for name, (value, least) in numbers.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
-                raise InvalidRequest(f"must be a number of at least {least}, is {value!r}.", param=name)
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx2.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
-        return cls(urls, model, headers, limits, max_retries, max_in_flight, max_items, progress)
 
 
-class Advance(Protocol):
-    """Told of inputs that are done."""
-
-    def __call__(self, count: int, /) -> None: ...
-
-
-@contextmanager
-def progress_bar(show: bool | None, total: int, num_parts: int) -> Generator[Advance]:
-    """On stderr; if nothing is said, where that is a terminal and there are several requests."""
-    if not (show or (show is None and num_parts > 1 and sys.stderr.isatty())):
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    with Progress(BarColumn(), MofNCompleteColumn(), "texts", TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.advance(task, count)
+def checked_urls(base_url: str | Sequence[str]) -> tuple[str, ...]:
+    """Each once. Raises InvalidRequest."""
+    given = cast(object, (base_url,) if isinstance(base_url, str) else base_url)
+    if not isinstance(given, tuple | list) or not given:
+        raise InvalidRequest(f"must be a URL or a list of URLs, is {given!r}.", param="base_url")
+    return tuple(dict.fromkeys(map(_checked_url, cast("Sequence[object]", given))))
 
 
-def halves(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Of a part that was too large for the server."""
-    middle = (start + stop) // 2
-    yield start, middle
-    yield middle, stop
+def _checked_url(given: object) -> str:
+    try:
+        url = httpx2.URL(given) if isinstance(given, str) else None
+        host = url.host.encode("idna") if url else b""
+    except (httpx2.InvalidURL, UnicodeError):
+        url, host = None, b""
+    is_plain = url is not None and url.scheme in ("http", "https") and not url.query and not url.fragment
+    if not isinstance(given, str) or url is None or not is_plain or not host or not 0 < (url.port or 80) < 2**16:
+        raise InvalidRequest(f"is {given!r}; it takes a URL as {DEFAULT_URL}.", param="base_url")
+    return given.rstrip("/")
 
 
-def reply_of(response: httpx2.Response) -> Reply:
-    """Of a success."""
-    return Reply(response.content, response.headers)
+def address(url: str, path: str) -> str:
+    """Where a path is; a base URL may end with the version that it begins with, as OpenAI's does."""
+    version = path[:3]
+    return url + (path[3:] if version in ("/v1", "/v2") and url.endswith(version) else path)
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0.0

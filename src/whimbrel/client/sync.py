@@ -2,128 +2,69 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from threading import Event, Lock, Thread
+from time import monotonic
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx2
 
-from whimbrel.client import whimbrel
-from whimbrel.client.dialect import DialectName, encode_of, only_ours, rerank_of
-from whimbrel.client.failures import error_of, seconds_until_retry, unreachable
+from whimbrel.client import verbs
+from whimbrel.client.answers import chained
+from whimbrel.client.base import BaseClient, outcome
+from whimbrel.client.failures import closed, failure_of
+from whimbrel.client.progress import Advance, progress_bar
 from whimbrel.client.servers import Servers
-from whimbrel.client.settings import DEFAULT_URL, Settings, halves, progress_bar, reply_of
+from whimbrel.client.settings import Settings, address
 from whimbrel.client.task import Reply, Task
-from whimbrel.entities import Aggregation
-from whimbrel.errors import TooLarge, Unavailable, WhimbrelError
-from whimbrel.types import Classes, Entity, Explanation, Float32Array, OutputName, Outputs, Ragged, Ranked, Sparse
-from whimbrel.verbs import ScoreOptions, TextOptions, asked, refuse_muvera, with_muvera
+from whimbrel.client.tries import Tries
+from whimbrel.client.verbs import Target
+from whimbrel.errors import WhimbrelError
 
-P = TypeVar("P")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class Client:
-    """A server's model. Use it as a context manager, or call `close`; safe to share between threads.
+def _now(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Concatenate[Client, P], R]:
+    """The method that asks what a verb asks, and returns the answer."""
+
+    @wraps(verb)
+    def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
+        return self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
+
+    return method
+
+
+class Client(BaseClient):
+    """A server's model. Use it as a context manager, or call `close`; safe to share between threads, and usable after a fork.
 
     The verbs and their options are those of Engine. Long lists go in several requests at a time. Raises the errors of
     whimbrel.errors as the server means them; Unavailable if it cannot be reached.
     """
 
-    def __init__(
-        self,
-        base_url: str | Sequence[str] = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        model: str | None = None,
-        dialect: DialectName = "whimbrel",
-        timeout: float = 600.0,
-        max_retries: int = 5,
-        max_in_flight: int = 8,
-        max_items: int = 512,
-        progress: bool | None = None,
-    ) -> None:
-        """`base_url`: or several, of servers of the same model, of which the least busy is asked, and another if one fails.
-        `dialect`: what the server speaks. `timeout`: in seconds, of each try; then it is tried again, so many times, as after
-        429, 503 and broken connections. `max_in_flight`: requests at a time. `max_items`: texts of a request. `progress`: a bar
-        for lists of several requests; None: where stderr is a terminal. Raises InvalidRequest."""
-        self._settings = Settings.of(
-            base_url, api_key=api_key, model=model, timeout=timeout, max_retries=max_retries, max_in_flight=max_in_flight,
-            max_items=max_items, progress=progress,
-        )  # fmt: skip
-        self._dialect = dialect
-        self._encode = encode_of(dialect)
-        self._servers = Servers(self._settings.urls)
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=max_in_flight)
-        self._http = httpx2.Client(
-            headers=self._settings.headers, timeout=self._settings.timeout, limits=limits, verify=self._settings.is_secure
-        )
-        self._threads = ThreadPoolExecutor(max_in_flight, thread_name_prefix="whimbrel-client")
-
-    # The verbs
-
-    def embed(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
-        """Dense vectors of `texts`: float32, (N, D), or (D,) for a single string."""
-        vectors = asked(self.encode(texts, "dense", **options).dense)
-        return vectors[0] if isinstance(texts, str) else vectors
-
-    def sparse(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Sparse:
-        """Weights of vocabulary entries, for each of `texts`."""
-        return asked(self.encode(texts, "sparse", **options).sparse)
-
-    def multi_vector(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Ragged:
-        """A vector for each token that counts, for each of `texts`."""
-        refuse_muvera(options)
-        return asked(self.encode(texts, "multi_vector", **options).multi_vector)
-
-    def muvera(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
-        """A vector in place of token vectors: float32, (N, E), or (E,) for a single string. `input_type` must be given."""
-        vectors = asked(self.encode(texts, "multi_vector", **with_muvera(options)).muvera)
-        return vectors[0] if isinstance(texts, str) else vectors
-
-    def encode(
-        self, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName] = (), **options: Unpack[TextOptions]
-    ) -> Outputs:
-        """Any of the outputs that the model gives, all from one pass; none named: what the model is made for."""
-        return self._run(self._encode(self._settings.model, texts, outputs, options))
-
-    def score(self, queries: Any, documents: Any, **options: Unpack[ScoreOptions]) -> Float32Array:
-        """How well documents answer queries: (N,). One query goes with each document, else there are as many of both.
-
-        Of models that compare vectors, arrays may stand for texts, as the other verbs give them. An array of two dimensions is
-        a vector for each text, unless `score_by` says that it is the token vectors of one.
-        """
-        self._only_ours("score")
-        return self._run(whimbrel.score(self._settings.model, queries, documents, options))
-
-    def rerank(self, query: Any, documents: Any, *, top_n: int | None = None, **options: Unpack[ScoreOptions]) -> list[Ranked]:
-        """The places of documents and their scores, the best first."""
-        whimbrel.check_top_n(top_n)
-        rerank = rerank_of(self._dialect)
-        return whimbrel.rank(self._run(rerank(self._settings.model, query, documents, options)), top_n)
-
-    def explain(self, query: Any, documents: Any, **options: Unpack[ScoreOptions]) -> list[Explanation]:
-        """Of late-interaction models: what each token of the query found in each document, in their order."""
-        self._only_ours("explain")
-        return self._run(whimbrel.explain(self._settings.model, query, documents, options))
-
-    def classify(self, texts: str | Iterable[Any], **options: Unpack[ScoreOptions]) -> Classes:
-        """The classes of texts or of pairs; a single string is a list of one."""
-        self._only_ours("classify")
-        return self._run(whimbrel.classify(self._settings.model, texts, options))
-
-    def token_classify(
-        self, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
-    ) -> list[list[Entity]]:
-        """The entities in each of `texts`; a single string is a list of one."""
-        self._only_ours("token_classify")
-        return self._run(whimbrel.token_classify(self._settings.model, texts, aggregation, options))
+    embed = _now(verbs.embed)
+    sparse = _now(verbs.sparse)
+    multi_vector = _now(verbs.multi_vector)
+    muvera = _now(verbs.muvera)
+    encode = _now(verbs.encode)
+    score = _now(verbs.score)
+    rerank = _now(verbs.rerank)
+    explain = _now(verbs.explain)
+    classify = _now(verbs.classify)
+    token_classify = _now(verbs.token_classify)
 
     def close(self) -> None:
-        """Close the connections."""
-        self._threads.shutdown(cancel_futures=True)
-        self._http.close()
+        """Ask nothing more, and close the connections; those that wait for an answer as soon as it is there."""
+        line, self._line = self._line, None
+        if line is not None and line.pid == os.getpid():
+            line.close()
 
     def __enter__(self) -> Self:
         return self
@@ -131,72 +72,143 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _only_ours(self, verb: str) -> None:
-        only_ours(self._dialect, verb)
+    def _start(self) -> None:
+        self._line: _Line | None = _Line(self._settings)
 
-    # Requests
-
-    def _run(self, task: Task[P]) -> P:
+    def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> R:
+        line = self._line
+        if line is None:
+            raise closed()
+        if line.pid != os.getpid():  # after a fork: connections and locks are those of the parent
+            line = self._line = _Line(self._settings)
+        task = verb(self._target, *args, **options)
         spans = list(task.spans(self._settings.max_items))
-        with progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
-            if len(spans) == 1:
-                return task.join([self._ask(task, spans[0], advance)])
-            return task.join(self._run_beside(task, spans, advance))
+        with (
+            line.under_way() as ended,
+            progress_bar(self._settings.progress, len(task.items), len(spans)) as advance,
+        ):
+            run = _Run(task, line, advance, ended)
+            parts = run.ask(*spans[0]) if len(spans) == 1 else run.ask_all(spans)
+        return task.whole_of(parts)
 
-    def _run_beside(self, task: Task[P], spans: Sequence[tuple[int, int]], advance: Callable[[int], None]) -> list[P]:
-        """Several at a time; after an error no more begin."""
+
+class _Line:
+    """A process's connections to the servers. They are closed when nobody has them: neither the client nor a request."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.pid = os.getpid()
+        self.settings = settings
+        self.servers = Servers(settings.urls)
+        self.http = httpx2.Client(**settings.http_options())
+        self._lock = Lock()
+        self._holders = 1
+        self._runs: set[Event] = set()
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """While a request is under way. Raises Unavailable."""
+        with self._lock:
+            if not self._holders:
+                raise closed()
+            self._holders += 1
         try:
-            futures: list[Future[P]] = [self._threads.submit(self._ask, task, span, advance) for span in spans]
-        except RuntimeError as error:
-            raise _closed(error) from None
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-            return [future.result() for future in futures]
+            yield
         finally:
-            for future in futures:
-                future.cancel()
+            self._let_go()
 
-    def _ask(self, task: Task[P], span: tuple[int, int], advance: Callable[[int], None]) -> P:
-        start, stop = span
-        try:
-            reply = self._send(task.path, task.write(task.items[start:stop]), task.media_type)
-            part = task.read_part(reply, stop - start)
-        except TooLarge:
-            if stop - start < 2 or task.whole:
-                raise
-            return task.join([self._ask(task, half, advance) for half in halves(start, stop)])
-        except WhimbrelError as error:
-            raise task.located(error, start) from error.__cause__
-        advance(stop - start)
-        return part
+    @contextmanager
+    def under_way(self) -> Generator[Event]:
+        """While a verb is; what is given says that it has ended, or that the client is closed. Raises Unavailable."""
+        ended = Event()
+        with self.held():
+            self._runs.add(ended)
+            try:
+                yield ended
+            finally:
+                self._runs.discard(ended)
+                ended.set()
 
-    def _send(self, path: str, body: bytes, media_type: str) -> Reply:
-        """Ask one server or another until there is an answer."""
-        tries = 0
-        while True:
-            tries += 1
-            with self._servers.next() as url:
-                error = self._try(url, path, body, media_type)
-            if isinstance(error, Reply):
-                return error
-            seconds = seconds_until_retry(error, tries, self._settings.max_retries)
-            if seconds is None:
+    def close(self) -> None:
+        """The client has it no more."""
+        for ended in tuple(self._runs):
+            ended.set()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            is_last = not self._holders
+        if is_last:
+            self.http.close()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """A task on its way."""
+
+    task: Task[Any]
+    line: _Line
+    advance: Advance
+    ended: Event
+
+    def ask_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
+        """Several at a time; after an error no more begin.
+
+        The threads are daemons, and nobody waits for them after an interrupt: an answer may be minutes away.
+        """
+        futures: list[Future[list[Any]]] = [Future() for _ in spans]
+        waiting = deque(zip(futures, spans, strict=True))
+        for _ in range(min(self.line.settings.max_in_flight, len(spans))):
+            Thread(target=self._work, args=(waiting,), name="whimbrel-client", daemon=True).start()
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in futures:
+            if future in done and (error := future.exception()):
                 raise error
-            if not self._servers.failed(url, seconds):
-                time.sleep(seconds)
+        return chained([future.result() for future in futures])
 
-    def _try(self, url: str, path: str, body: bytes, media_type: str) -> Reply | WhimbrelError:
+    def _work(self, waiting: deque[tuple[Future[list[Any]], tuple[int, int]]]) -> None:
+        while True:
+            try:
+                future, span = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                with self.line.held():
+                    future.set_result(self.ask(*span))
+            except BaseException as error:
+                future.set_exception(error)
+
+    def ask(self, start: int, stop: int) -> list[Any]:
+        """The answer for some of the items, in parts."""
         try:
-            response = self._http.post(url + path, content=body, headers={"content-type": media_type})
-        except httpx2.RequestError as error:
-            return unreachable(url, error)
-        except RuntimeError as error:  # the client is closed
-            raise _closed(error) from None
-        if response.status_code == 200:
-            self._servers.answered(url)
-            return reply_of(response)
-        return error_of(response.status_code, response.headers, response.content)
+            reply = self._send(self.task.write(self.task.items[start:stop]))
+        except WhimbrelError as error:
+            return chained([self.ask(*half) for half in self.task.halves(error, start, stop)])
+        part = self.task.part(reply, stop - start)
+        self.advance(stop - start)
+        return [part]
 
+    def _send(self, body: bytes) -> Reply:
+        """Ask one server or another until there is an answer."""
+        tries = Tries(self.line.servers, self.line.settings.max_retries)
+        while not self.ended.is_set():
+            with self.line.servers.next() as url:
+                found = self._try(url, body)
+            if isinstance(found, Reply):
+                return found
+            self.ended.wait(tries.pause(url, found))
+        raise closed()
 
-def _closed(error: Exception) -> Unavailable:
-    return Unavailable(f"the client is closed: {error}.")
+    def _try(self, url: str, body: bytes) -> Reply | WhimbrelError:
+        seconds = self.line.settings.timeout
+        until = monotonic() + seconds
+        headers, pieces = {"content-type": self.task.media_type}, list[bytes]()
+        try:
+            with self.line.http.stream("POST", address(url, self.task.path), content=body, headers=headers) as response:
+                for piece in response.iter_bytes():  # each has a timeout of its own
+                    pieces.append(piece)
+                    if monotonic() > until:
+                        raise TimeoutError
+        except (httpx2.RequestError, TimeoutError) as error:
+            return failure_of(url, error, seconds)
+        return outcome(self.line.servers, url, response.status_code, response.headers, b"".join(pieces))

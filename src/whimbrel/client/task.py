@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeVar, cast
 
-from whimbrel.errors import WhimbrelError
+from whimbrel.errors import TooLarge, WhimbrelError
 
-P = TypeVar("P")
+R = TypeVar("R")
+S = TypeVar("S")
 
 JSON: Final = "application/json"
 MESSAGE_PACK: Final = "application/msgpack"
@@ -22,22 +23,22 @@ class Reply:
     """A successful answer."""
 
     content: bytes
-    headers: Any
-    """A mapping whose names may be in any case."""
+    headers: Mapping[str, str]
+    """Their names may be in any case."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task(Generic[P]):
+class Task(Generic[R]):
     """A question over items, which may be asked in parts."""
 
     path: str
     items: Sequence[Any]
     write: Callable[[Sequence[Any]], bytes]
     """Some of the items -> a body. Raises InvalidRequest."""
-    read: Callable[[Reply, int], P]
+    read: Callable[[Reply, int], Any]
     """The answer to so many items -> their part of the whole. Raises ValueError if it cannot be read."""
-    join: Callable[[list[P]], P]
-    """Of one part or more."""
+    join: Callable[[list[Any]], R]
+    """Of the parts, one or more. Raises ValueError if they do not fit together."""
     size: Callable[[Any], int]
     """Characters of an item, about."""
     media_type: str = JSON
@@ -47,6 +48,14 @@ class Task(Generic[P]):
     """It may not be asked in parts."""
     max_items: int | None = None
     """The most of a request, of a server that takes few."""
+
+    def then(self, finish: Callable[[R], S]) -> Task[S]:
+        """The same question, of whose answer something is made."""
+
+        def join(parts: list[Any]) -> S:
+            return finish(self.join(parts))
+
+        return cast("Task[S]", replace(cast(Any, self), join=join))
 
     def spans(self, max_items: int) -> Iterator[tuple[int, int]]:
         """Where the parts begin and end: of so many items at most, and not too many characters."""
@@ -60,19 +69,33 @@ class Task(Generic[P]):
             characters += size
         yield start, len(self.items)
 
-    def read_part(self, reply: Reply, count: int) -> P:
+    def halves(self, error: WhimbrelError, start: int, stop: int) -> list[tuple[int, int]]:
+        """Of a part that the server does not take, if it may be halved; else raises the error, of a place in the whole."""
+        if not isinstance(error, TooLarge) or stop - start < 2 or self.whole:
+            raise self._located(error, start, stop) from error.__cause__
+        middle = (start + stop) // 2
+        return [(start, middle), (middle, stop)]
+
+    def part(self, reply: Reply, count: int) -> Any:
         """As `read`. Raises WhimbrelError."""
         try:
             return self.read(reply, count)
-        except (ValueError, TypeError, LookupError) as error:
-            failure = WhimbrelError(f"the server's answer cannot be read: {error}")
-            failure.status = 200
-            raise failure from None
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+            raise _unreadable(f"the server's answer cannot be read: {error} ({_begin(reply)}).") from None
 
-    def located(self, error: WhimbrelError, start: int) -> WhimbrelError:
-        """An error over a part that begins at item `start`, as one over the whole."""
-        found = _PLACE.fullmatch(error.param or "")
-        if found is None or (self.name is None and start == 0):
+    def whole_of(self, parts: list[Any]) -> R:
+        """As `join`. Raises WhimbrelError."""
+        try:
+            return self.join(parts)
+        except ValueError as error:
+            message = f"the answers to parts of the list do not fit together: {error}. Do all servers serve the same model?"
+            raise _unreadable(message) from None
+
+    def _located(self, error: WhimbrelError, start: int, stop: int) -> WhimbrelError:
+        """An error over the part from item `start` to `stop`, as one over the whole."""
+        given = error.param or ("input[0]" if isinstance(error, TooLarge) and stop - start == 1 else "")
+        found = _PLACE.fullmatch(given)
+        if found is None or (self.name is None and start == 0 and given == error.param):
             return error
         field, index, rest = found[1], found[2], found[3]
         place = None if index is None else int(index) + start
@@ -83,3 +106,15 @@ class Task(Generic[P]):
 
 _PLACE: Final = re.compile(r"(input|inputs|query|queries|documents|texts)(?:\[(\d+)\])?(.*)")
 _PARTS: Final = {"query": 0, "queries": 0}
+
+
+def _unreadable(message: str) -> WhimbrelError:
+    error = WhimbrelError(message)
+    error.status = 200
+    return error
+
+
+def _begin(reply: Reply) -> str:
+    kind, begin = reply.headers.get("content-type", "no content-type"), reply.content[:60]
+    shown = f" that begin with {begin.decode()!r}" if begin and begin.isascii() and b"\0" not in begin else ""
+    return f"{kind}, {len(reply.content):,} bytes{shown}"

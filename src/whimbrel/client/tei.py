@@ -9,14 +9,15 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from whimbrel.client.answers import join_outputs
-from whimbrel.client.bodies import chosen_output, json_body, listed_texts, refuse_options, size_of
-from whimbrel.client.openai import matrix
+from whimbrel.client.answers import checked, ends_of, floats, in_order, join_outputs, scores_of
+from whimbrel.client.bodies import body_of, chosen_output, document_name, input_name, listed_texts, refuse_options, size_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.types import Float32Array, OutputName, Outputs, Ragged, Sparse
 from whimbrel.verbs import ScoreOptions, TextOptions, strings
 
+MAX_TEXTS: Final = 32
+"""Of a request, unless TEI was started with another --max-client-batch-size."""
 _TOKENS: Final = "/embed_all"
 _PATHS: Final[dict[str, str]] = {"dense": "/embed", "sparse": "/embed_sparse", "multi_vector": _TOKENS, "hidden": _TOKENS}
 _OPTIONS_OF_TOKENS: Final = ("prompt", "truncate")
@@ -45,7 +46,8 @@ def encode(
     for name in ("dimensions", "normalize"):
         if options.get(name) is not None:
             fields[name] = options.get(name)
-    return Task(_PATHS[output], listed_texts(texts), partial(_body, fields), partial(_read, output), join_outputs, size_of)
+    write, read = partial(_body, fields, "inputs"), partial(_read, output)
+    return Task(_PATHS[output], listed_texts(texts), write, read, join_outputs, size_of, name=input_name, max_items=MAX_TEXTS)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
@@ -58,7 +60,8 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
         raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
     fields = {"query": query, "raw_scores": options.get("activate") is False, **_truncation(options.get("truncate"))}
     texts = strings(documents, "documents")
-    return Task("/rerank", texts, partial(_rerank_body, fields), _read_ranked, np.concatenate, size_of)
+    write = partial(_body, fields, "texts")
+    return Task("/rerank", texts, write, _read_ranked, np.concatenate, size_of, name=document_name, max_items=MAX_TEXTS)
 
 
 def _truncation(truncate: str | bool | None) -> dict[str, Any]:
@@ -67,39 +70,28 @@ def _truncation(truncate: str | bool | None) -> dict[str, Any]:
     return {} if truncate is None else {"truncate": truncate is True}
 
 
-def _body(fields: dict[str, Any], items: Sequence[Any]) -> bytes:
-    return json_body(fields | {"inputs": items})
-
-
-def _rerank_body(fields: dict[str, Any], items: Sequence[Any]) -> bytes:
-    return json_body(fields | {"texts": items})
+def _body(fields: dict[str, Any], name: str, items: Sequence[Any]) -> bytes:
+    return body_of(fields, {name: items})
 
 
 def _read(output: str, reply: Reply, count: int) -> Outputs:
     if output == "dense":
-        found = Outputs(matrix(msgspec.json.decode(reply.content, type=list[list[float]])))
+        found = Outputs(floats(msgspec.json.decode(reply.content, type=list[list[float]]), 2))
     elif output == "sparse":
         found = Outputs(sparse=_sparse(msgspec.json.decode(reply.content, type=list[list[_Entry]])))
     else:
-        rows = [matrix(each) for each in msgspec.json.decode(reply.content, type=list[list[list[float]]])]
-        offsets = np.concatenate(([0], np.cumsum([len(each) for each in rows], dtype=np.int64)))
-        tokens = Ragged(np.concatenate(rows), offsets)
+        rows = [floats(each, 2) for each in msgspec.json.decode(reply.content, type=list[list[list[float]]])]
+        tokens = Ragged(np.concatenate(rows), ends_of([len(each) for each in rows]))
         found = Outputs(hidden=tokens) if output == "hidden" else Outputs(multi_vector=tokens)
-    rows_N: Any = getattr(found, output)
-    if len(rows_N) != count:
-        raise ValueError(f"{len(rows_N)} rows for {count} texts")
-    return found
+    return checked(found, (output,), count)
 
 
 def _sparse(rows: list[list[_Entry]]) -> Sparse:
     entries = [entry for row in rows for entry in sorted(row, key=lambda entry: entry.index)]
-    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows], dtype=np.int64)))
     ids = np.array([entry.index for entry in entries], np.int32)
-    return Sparse(ids, np.array([entry.value for entry in entries], np.float32), offsets)
+    return Sparse(ids, floats([entry.value for entry in entries], 1), ends_of([len(row) for row in rows]))
 
 
 def _read_ranked(reply: Reply, count: int) -> Float32Array:
-    rows = sorted(msgspec.json.decode(reply.content, type=list[_Ranked]), key=lambda row: row.index)
-    if [row.index for row in rows] != list(range(count)):
-        raise ValueError(f"{len(rows)} scores for {count} texts, or their numbers are wrong")
-    return np.array([row.score for row in rows], np.float32)
+    rows = in_order(msgspec.json.decode(reply.content, type=list[_Ranked]), count)
+    return scores_of(rows)

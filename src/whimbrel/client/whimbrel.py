@@ -19,12 +19,13 @@ from whimbrel.client.answers import (
     read_outputs,
     read_scores,
 )
-from whimbrel.client.bodies import Json, input_body, json_body, listed_texts, pairs_of, size_of
+from whimbrel.client.bodies import Json, body_of, input_body, listed_texts, pairs_of, size_of
 from whimbrel.client.task import JSON, MESSAGE_PACK, Reply, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.late_options import read_muvera, read_token_pooling
 from whimbrel.types import Classes, Entity, Explanation, Float32Array, OutputName, Outputs, Ranked, read_prompt
 from whimbrel.verbs import ScoreOptions, TextOptions, check_options, strings
+from whimbrel.wire import to_json
 
 
 def encode(
@@ -43,10 +44,12 @@ def encode(
         "token_pooling": read_token_pooling(options.get("token_pooling")),
         "muvera": read_muvera(options.get("muvera")),
     })  # fmt: skip
+    wanted = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    if "muvera" in fields:
+        wanted = tuple("muvera" if name == "multi_vector" else name for name in wanted)
+    read = partial(read_outputs, wanted)
     items = listed_texts(texts)
-    return Task(
-        "/v1/embed", items, partial(input_body, fields), read_outputs, join_outputs, size_of, whole="late_chunking" in fields
-    )
+    return Task("/v1/embed", items, partial(input_body, fields), read, join_outputs, size_of, whole="late_chunking" in fields)
 
 
 def score(model: str | None, queries: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
@@ -141,11 +144,11 @@ def _pair_task(
         "truncate": True if truncate is None else truncate,
     })  # fmt: skip
     packed = any(isinstance(part, dict) for pair in pairs for part in pair)
-    write = partial(_pair_body, fields, msgspec.msgpack.encode if packed else json_body)
+    write = partial(_pair_body, fields, msgspec.msgpack.encode if packed else to_json)
     return Task("/v1/score", pairs, write, read, join, size_of, MESSAGE_PACK if packed else JSON, name)
 
 
 def _pair_body(fields: Json, write: Callable[[Json], bytes], pairs: Sequence[tuple[Any, Any]]) -> bytes:
     queries, documents = [query for query, _ in pairs], [document for _, document in pairs]
     same = all(query is queries[0] for query in queries)
-    return write(fields | {"queries": queries[0] if same and queries else queries, "documents": documents})
+    return body_of(fields, {"queries": queries[0] if same and queries else queries, "documents": documents}, write)
