@@ -87,7 +87,7 @@ class AsyncClient(BaseClient):
         spans = list(task.spans(self._settings.max_items))
         with progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             run = _Run(task, line, advance)
-            parts = await run.ask(*spans[0]) if len(spans) == 1 else await run.ask_all(spans)
+            parts = await run.ask_all(spans) if len(spans) > 1 else chained([await run.ask(*span) for span in spans])
         return task.whole_of(parts)
 
 

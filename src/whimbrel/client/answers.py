@@ -124,6 +124,11 @@ def floats(rows: Sequence[Any], num_dimensions: int) -> Float32Array:
     return found
 
 
+def join_scores(parts: list[Float32Array]) -> Float32Array:
+    """Also of none."""
+    return np.concatenate([np.empty(0, np.float32), *parts])
+
+
 def scores_of(rows: Sequence[_Scored]) -> Float32Array:
     """Finite ones."""
     found = floats([row.score for row in rows], 1)

@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
-from whimbrel.client.answers import checked, floats, in_order, join_outputs, scores_of
+from whimbrel.client.answers import checked, floats, in_order, join_outputs, join_scores, scores_of
 from whimbrel.client.bodies import body_of, document_name, input_name, listed_texts, refuse_options, size_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.errors import InvalidRequest
@@ -74,7 +73,14 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     fields = {"query": query, **_named(model)}
     texts = strings(documents, "documents")
     return Task(
-        "/v2/rerank", texts, partial(_body, fields, "documents"), _read_ranked, np.concatenate, size_of, name=document_name
+        "/v2/rerank",
+        texts,
+        partial(_body, fields, "documents"),
+        _read_ranked,
+        join_scores,
+        size_of,
+        name=document_name,
+        may_be_empty=True,
     )
 
 

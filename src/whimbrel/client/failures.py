@@ -56,6 +56,8 @@ def error_of(url: str, status: int, headers: Mapping[str, str], content: bytes) 
     """What the status and, if it can be read, the body say; `url` was asked."""
     message, param, code = _details(content)
     message = message or _without_words(url, status, headers, content)
+    if status == 401:
+        message += " Here the key is the client's `api_key`."
     if status == 429:
         error: WhimbrelError = Overloaded(message, retry_after=_seconds(headers.get("retry-after"), 1.0))
     elif status in _GATEWAYS:
@@ -106,7 +108,7 @@ def _without_words(url: str, status: int, headers: Mapping[str, str], content: b
         message += f": {text}"
     if "retry-after" in headers:
         message += f" (Retry-After: {headers['retry-after'][:40]})"
-    return message + (". Is the base URL right, and the dialect?" if status == 404 else "")
+    return message + (". Are the base URL and the dialect right?" if status == 404 else ".")
 
 
 def _details(content: bytes) -> tuple[str, str | None, str | None]:

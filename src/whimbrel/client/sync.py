@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Semaphore, Thread
 from time import monotonic
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -88,7 +88,7 @@ class Client(BaseClient):
             progress_bar(self._settings.progress, len(task.items), len(spans)) as advance,
         ):
             run = _Run(task, line, advance, ended)
-            parts = run.ask(*spans[0]) if len(spans) == 1 else run.ask_all(spans)
+            parts = run.ask_all(spans) if len(spans) > 1 else chained([run.ask(*span) for span in spans])
         return task.whole_of(parts)
 
 
@@ -100,6 +100,8 @@ class _Line:
         self.settings = settings
         self.servers = Servers(settings.urls)
         self.http = httpx2.Client(**settings.http_options())
+        self.room = Semaphore(settings.max_in_flight)
+        """For parts of long lists; other requests have a thread of their caller's."""
         self._lock = Lock()
         self._holders = 1
         self._runs: set[Event] = set()
@@ -173,7 +175,7 @@ class _Run:
             except IndexError:
                 return
             try:
-                with self.line.held():
+                with self.line.held(), self.line.room:
                     future.set_result(self.ask(*span))
             except BaseException as error:
                 future.set_exception(error)

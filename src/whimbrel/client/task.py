@@ -38,7 +38,7 @@ class Task(Generic[R]):
     read: Callable[[Reply, int], Any]
     """The answer to so many items -> their part of the whole. Raises ValueError if it cannot be read."""
     join: Callable[[list[Any]], R]
-    """Of the parts, one or more. Raises ValueError if they do not fit together."""
+    """Of the parts. Raises ValueError if they do not fit together."""
     size: Callable[[Any], int]
     """Characters of an item, about."""
     media_type: str = JSON
@@ -46,6 +46,8 @@ class Task(Generic[R]):
     """What the caller calls the inputs, for errors; None: as the server does."""
     whole: bool = False
     """It may not be asked in parts."""
+    may_be_empty: bool = False
+    """The answer over no items is known: that of no parts."""
     max_items: int | None = None
     """The most of a request, of a server that takes few."""
 
@@ -67,12 +69,13 @@ class Task(Generic[R]):
                 yield start, index
                 start, characters = index, 0
             characters += size
-        yield start, len(self.items)
+        if self.items or not self.may_be_empty:
+            yield start, len(self.items)
 
     def halves(self, error: WhimbrelError, start: int, stop: int) -> list[tuple[int, int]]:
         """Of a part that the server does not take, if it may be halved; else raises the error, of a place in the whole."""
         if not isinstance(error, TooLarge) or stop - start < 2 or self.whole:
-            raise self._located(error, start, stop) from error.__cause__
+            raise self._placed(error, start, stop) from error.__cause__
         middle = (start + stop) // 2
         return [(start, middle), (middle, stop)]
 
@@ -91,8 +94,10 @@ class Task(Generic[R]):
             message = f"the answers to parts of the list do not fit together: {error}. Do all servers serve the same model?"
             raise _unreadable(message) from None
 
-    def _located(self, error: WhimbrelError, start: int, stop: int) -> WhimbrelError:
+    def _placed(self, error: WhimbrelError, start: int, stop: int) -> WhimbrelError:
         """An error over the part from item `start` to `stop`, as one over the whole."""
+        if error.param is None and 1 < stop - start < len(self.items):
+            error.add_note(f"The request was over items {start:,} to {stop - 1:,} of the list.")
         given = error.param or ("input[0]" if isinstance(error, TooLarge) and stop - start == 1 else "")
         found = _PLACE.fullmatch(given)
         if found is None or (self.name is None and start == 0 and given == error.param):
@@ -104,7 +109,7 @@ class Task(Generic[R]):
         return error.at(field + ("" if place is None else f"[{place}]") + rest)
 
 
-_PLACE: Final = re.compile(r"(input|inputs|query|queries|documents|texts)(?:\[(\d+)\])?(.*)")
+_PLACE: Final = re.compile(r"(inputs?|query|queries|documents|texts)(?:\[(\d+)\])?((?:[\[.].*)?)")
 _PARTS: Final = {"query": 0, "queries": 0}
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from whimbrel.client.answers import checked, ends_of, floats, in_order, join_outputs, scores_of
+from whimbrel.client.answers import checked, ends_of, floats, in_order, join_outputs, join_scores, scores_of
 from whimbrel.client.bodies import body_of, chosen_output, document_name, input_name, listed_texts, refuse_options, size_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.errors import InvalidRequest
@@ -61,7 +61,9 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     fields = {"query": query, "raw_scores": options.get("activate") is False, **_truncation(options.get("truncate"))}
     texts = strings(documents, "documents")
     write = partial(_body, fields, "texts")
-    return Task("/rerank", texts, write, _read_ranked, np.concatenate, size_of, name=document_name, max_items=MAX_TEXTS)
+    return Task(
+        "/rerank", texts, write, _read_ranked, join_scores, size_of, name=document_name, may_be_empty=True, max_items=MAX_TEXTS
+    )
 
 
 def _truncation(truncate: str | bool | None) -> dict[str, Any]:

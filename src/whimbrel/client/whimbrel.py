@@ -13,6 +13,7 @@ from whimbrel.client.answers import (
     chained,
     join_classes,
     join_outputs,
+    join_scores,
     read_classes,
     read_entities,
     read_explanations,
@@ -55,7 +56,7 @@ def encode(
 def score(model: str | None, queries: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
     """The scores of pairs."""
     pairs, name = pairs_of(queries, documents, ("queries", "documents"), options)
-    return _pair_task(model, pairs, options, name, read=read_scores, join=np.concatenate)
+    return _pair_task(model, pairs, options, name, read=read_scores, join=join_scores)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
@@ -63,7 +64,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     if not isinstance(query, str | np.ndarray | tuple):
         raise InvalidRequest(f"must be a string or its vectors, is {type(query).__name__}.", param="query")
     pairs, name = pairs_of(query, documents, ("query", "documents"), options)
-    return _pair_task(model, pairs, options, name, read=read_scores, join=np.concatenate)
+    return _pair_task(model, pairs, options, name, read=read_scores, join=join_scores)
 
 
 def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[list[Explanation]]:
@@ -145,7 +146,7 @@ def _pair_task(
     })  # fmt: skip
     packed = any(isinstance(part, dict) for pair in pairs for part in pair)
     write = partial(_pair_body, fields, msgspec.msgpack.encode if packed else to_json)
-    return Task("/v1/score", pairs, write, read, join, size_of, MESSAGE_PACK if packed else JSON, name)
+    return Task("/v1/score", pairs, write, read, join, size_of, MESSAGE_PACK if packed else JSON, name, may_be_empty=True)
 
 
 def _pair_body(fields: Json, write: Callable[[Json], bytes], pairs: Sequence[tuple[Any, Any]]) -> bytes:
