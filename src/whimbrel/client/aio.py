@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -32,10 +31,10 @@ def _awaited(
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
     """The method that asks what a verb asks; its answer is awaited."""
 
-    @wraps(verb)
     async def method(self: AsyncClient, *args: P.args, **options: P.kwargs) -> R:
         return await self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
 
+    verbs.dress(method, verb)
     return method
 
 

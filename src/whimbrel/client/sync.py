@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from threading import Event, Lock, Semaphore, Thread
 from time import monotonic
 from types import TracebackType
@@ -35,10 +34,10 @@ R = TypeVar("R")
 def _now(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Concatenate[Client, P], R]:
     """The method that asks what a verb asks, and returns the answer."""
 
-    @wraps(verb)
     def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
         return self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
 
+    verbs.dress(method, verb)
     return method
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, update_wrapper
+from inspect import Parameter, signature
 from typing import Any, Unpack
 
 from whimbrel.client import whimbrel
@@ -21,6 +22,16 @@ class Target:
 
     dialect: str
     model: str | None
+
+
+def dress(method: Callable[..., Any], verb: Callable[..., Any]) -> None:
+    """Give a client's method the name, the words and the signature of the verb that it asks, as `help` shows them."""
+    update_wrapper(method, verb)
+    found = signature(verb)
+    _, *parameters = found.parameters.values()
+    answer = str(found.return_annotation).removeprefix("Task[").removesuffix("]")
+    this = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    vars(method)["__signature__"] = found.replace(parameters=[this, *parameters], return_annotation=answer)
 
 
 def embed(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Float32Array]:
