@@ -76,9 +76,13 @@ class Exchanges:
         self._said: list[dict[str, Any]] = []
 
     def note(self, path: str, request: bytes, status: int, answer: bytes) -> None:
-        """One of each."""
-        asked, told = orjson.loads(request), orjson.loads(answer)
-        self._said.append({"path": path, "request": asked, "status": status, "answer": _plain(told)})
+        """One of each; a request without a body is a GET."""
+        asked = orjson.loads(request) if request else None
+        self._said.append({"path": path, "request": asked, "status": status, "answer": _plain(orjson.loads(answer))})
+
+    def hook(self, response: Any) -> None:
+        """Note an exchange of httpx, as a hook of its answers."""
+        self.note(response.request.url.path, response.request.content, response.status_code, response.read())
 
     def check(self, name: str) -> None:
         """Compare with the golden file of that name, or write it."""
@@ -98,12 +102,12 @@ def _plain(value: Any, name: str = "") -> Any:
         return f"<{len(value)} numbers>"
     if isinstance(value, list):
         return [_plain(each, name) for each in value]
-    if isinstance(value, float) or (isinstance(value, int) and name.endswith(("index", "tokens"))):
+    if isinstance(value, float) or (isinstance(value, int) and name.endswith(("index", "tokens", "_duration"))):
         return "<number>"
-    if name in ("id", "text"):
+    if name in ("id", "text", "label", "digest"):
         return f"<{name}>"
     if name in ("embedding", "base64"):
         return f"<{len(value)} characters>"
-    if name in ("message", "detail"):
+    if name in ("message", "detail", "error") and isinstance(value, str):
         return re.sub(r"\d+ tokens", "<number> tokens", value)
     return value

@@ -225,11 +225,7 @@ def exchanges() -> Exchanges:
 @pytest.fixture
 def http(exchanges: Exchanges) -> Iterator[httpx.Client]:
     """What the SDK sends through; it notes what is said."""
-
-    def note(response: httpx.Response) -> None:
-        exchanges.note(response.request.url.path, response.request.content, response.status_code, response.read())
-
-    with httpx.Client(event_hooks={"response": [note]}, timeout=60) as client:
+    with httpx.Client(event_hooks={"response": [exchanges.hook]}, timeout=60) as client:
         yield client
 
 

@@ -20,8 +20,8 @@ from hypothesis import given
 
 from checkpoints import sentence_layout, write_bert
 from classifiers import write_classifier
+from exchanges import Exchanges
 from fake import FakeEmbedder, Told, call
-from recorded import Recorded
 from serving import Server
 from vectors import same_bits, vectors
 from whimbrel import AsyncEngine, Engine, errors
@@ -218,10 +218,10 @@ def test_bodies_that_are_none_and_what_comes_before_them() -> None:
 
 
 def test_the_package(engine32: Engine) -> None:
-    recorded = Recorded()
+    exchanges = Exchanges()
     with (
         Server("--dtype", "float32") as server,
-        sdk.Client(host=server.url, event_hooks={"response": [recorded.hook]}) as client,
+        sdk.Client(host=server.url, event_hooks={"response": [exchanges.hook]}) as client,
     ):
         (listed,) = client.list().models
         assert listed.model == f"{NAME}:latest"
@@ -245,7 +245,7 @@ def test_the_package(engine32: Engine) -> None:
         with pytest.raises(sdk.ResponseError, match="exceeds the context length") as long:
             client.embed(NAME, "far " * 300, truncate=False)
         assert long.value.status_code == 400
-        recorded.check("ollama/package")
+        exchanges.check("ollama/package")
         curl = ["curl", "-s", f"{server.url}/api/embed", "-d", orjson.dumps({"model": NAME, "input": "a"}).decode()]
         answer = orjson.loads(subprocess.run(curl, capture_output=True, check=True).stdout)
         assert np.array_equal(np.array(answer["embeddings"], np.float32), engine32.embed(["a"]))

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from classifiers import write_classifier
+from exchanges import Exchanges
 from fake import FakeEmbedder, Told, call
 from late_models import write_stanford
-from recorded import Recorded
 from serving import Server
 from test_bge_m3 import write_m3
 from test_sparse import write_splade
@@ -599,16 +599,16 @@ def test_bodies_that_are_none_and_what_comes_before_them() -> None:
 
 
 @pytest.fixture
-def recorded() -> Iterator[Recorded]:
+def exchanges() -> Iterator[Exchanges]:
     """What InferenceClient says."""
-    recorded = Recorded()
-    huggingface_hub.set_client_factory(lambda: httpx2.Client(event_hooks={"response": [recorded.hook]}, timeout=60))
-    yield recorded
+    exchanges = Exchanges()
+    huggingface_hub.set_client_factory(lambda: httpx2.Client(event_hooks={"response": [exchanges.hook]}, timeout=60))
+    yield exchanges
     huggingface_hub.close_session()
     huggingface_hub.set_client_factory(httpx2.Client)
 
 
-def test_inference_client(recorded: Recorded, engine32: Engine) -> None:
+def test_inference_client(exchanges: Exchanges, engine32: Engine) -> None:
     with Server("--dtype", "float32") as server:
         client = InferenceClient(base_url=server.url)
         assert np.array_equal(client.feature_extraction(TEXTS), engine32.embed(TEXTS))
@@ -622,7 +622,7 @@ def test_inference_client(recorded: Recorded, engine32: Engine) -> None:
             client.feature_extraction(QUERY, prompt_name="query")
         with pytest.raises(HfHubHTTPError, match="the limit is 256"):
             client.feature_extraction("far " * 300, truncate=False)
-        recorded.check("tei/embedding")
+        exchanges.check("tei/embedding")
         info = httpx2.get(f"{server.url}/info").json()
         assert info["models"][0]["plan"]["served_name"] == info["served_model_name"] == info["model_id"]
         assert (info["model_dtype"], info["max_input_length"], info["auto_truncate"]) == ("float32", 256, True)
@@ -630,7 +630,7 @@ def test_inference_client(recorded: Recorded, engine32: Engine) -> None:
         assert httpx2.get(server.url).status_code == httpx2.get(f"{server.url}/ping").status_code == 200
 
 
-def test_inference_client_and_a_classifier(recorded: Recorded, tmp_path: Path) -> None:
+def test_inference_client_and_a_classifier(exchanges: Exchanges, tmp_path: Path) -> None:
     write_classifier(tmp_path, "bert", num_labels=3, id2label={0: "bird", 1: "sandwich", 2: "other"})
     with (
         Engine(str(tmp_path), dtype="float32") as engine,
@@ -646,7 +646,7 @@ def test_inference_client_and_a_classifier(recorded: Recorded, tmp_path: Path) -
             raw = client.text_classification(TEXTS[0], function_to_apply="none")
             logits = engine.classify(TEXTS[:1], activate=False).scores_NC[0]
             assert [np.float32(each.score) for each in raw] == sorted(logits, reverse=True)
-        recorded.check("tei/classification")
+        exchanges.check("tei/classification")
         batch = httpx2.post(f"{server.url}/predict", json={"inputs": [[text] for text in TEXTS]}).json()
         assert [each[0]["label"] for each in batch] == engine.classify(TEXTS).best
         info = httpx2.get(f"{server.url}/info").json()
