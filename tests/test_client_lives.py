@@ -9,13 +9,26 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from inspect import iscoroutinefunction, signature
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hostile import Hostile, ask, good, http, numbered
-from whimbrel import AsyncClient, Client, errors
+from whimbrel import AsyncClient, Client, Engine, errors
+
+VERBS = "embed sparse multi_vector muvera encode score rerank explain classify token_classify".split()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verbs_look_as_they_are_called(verb: str) -> None:
+    now, awaited, ours = (signature(getattr(kind, verb)) for kind in (Client, AsyncClient, Engine))
+    assert now == awaited
+    assert list(now.parameters) == list(ours.parameters)
+    assert now.return_annotation == ours.return_annotation
+    assert getattr(Client, verb).__doc__ == getattr(AsyncClient, verb).__doc__ != ""
+    assert iscoroutinefunction(getattr(AsyncClient, verb))
 
 
 @pytest.fixture

@@ -50,7 +50,10 @@ def document_name(index: int | None = None, part: int = 1) -> str:
 def _is_unicode(item: object) -> bool:
     if isinstance(item, tuple | list):
         return all(map(_is_unicode, cast(Sequence[object], item)))
-    return not isinstance(item, str) or not any("\ud800" <= letter <= "\udfff" for letter in item)
+    try:
+        return not isinstance(item, str) or item.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def listed_texts(texts: str | Iterable[Any]) -> list[Any]:
