@@ -101,7 +101,7 @@ class _Line:
 
     @classmethod
     def of(cls, settings: Settings) -> _Line:
-        http = httpx2.AsyncClient(**settings.http_options())
+        http = settings.connections(httpx2.AsyncClient)
         return cls(settings, Servers(settings.urls), http, asyncio.Semaphore(settings.max_in_flight))
 
 

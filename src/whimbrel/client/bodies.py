@@ -51,9 +51,10 @@ def _is_unicode(item: object) -> bool:
     if isinstance(item, tuple | list):
         return all(map(_is_unicode, cast(Sequence[object], item)))
     try:
-        return not isinstance(item, str) or item.encode() is not None
+        str.encode(item if isinstance(item, str) else "")
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def listed_texts(texts: str | Iterable[Any]) -> list[Any]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 import msgspec
@@ -78,7 +80,7 @@ def failure_of(url: str, error: Exception, seconds: float) -> Unavailable:
     url, reason = without_password(url), str(error).rstrip(".") or type(error).__name__
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         is_tls = "SSL" in reason and "CERTIFICATE" not in reason
-        hint = "Does it speak HTTPS?" if is_tls else "Is the server running?"
+        hint = ("Does it speak HTTPS?" if is_tls else "Is the server running?") + _way_to(url)
         found, code = Unavailable(f"no answer from {url}: {reason}. {hint}", retry_after=0.0), UNREACHED
     elif isinstance(error, TimeoutError | httpx2.TimeoutException):
         hint = "Give more time (timeout), or fewer texts to a request (max_items)."
@@ -87,6 +89,14 @@ def failure_of(url: str, error: Exception, seconds: float) -> Unavailable:
         found, code = Unavailable(f"the connection to {url} broke: {reason}.", retry_after=0.0), LOST
     found.code = code
     return found
+
+
+def _way_to(url: str) -> str:
+    parts, proxies = urlsplit(url), getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(parts.hostname or ""):
+        return ""
+    return f" It is asked through the proxy {without_password(proxy)}, as the environment says; NO_PROXY names who is not."
 
 
 def closed() -> Unavailable:

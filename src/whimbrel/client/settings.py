@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final, TypeVar, cast
 
 import httpx2
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, SetupError
+
+H = TypeVar("H")
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _CONNECT_SECONDS: Final = 5.0
@@ -40,14 +42,19 @@ class Settings:
         if key is not None and not (isinstance(key, str) and key.isascii() and key.isprintable()):
             raise InvalidRequest("must be a string of what a header can hold: ASCII, no line breaks.", param="api_key")
 
-    def http_options(self) -> dict[str, Any]:
-        """Of httpx's clients. Certificates are read, which takes 36 ms, only if a server is asked by HTTPS."""
-        return {
-            "headers": {"authorization": f"Bearer {self.api_key}"} if self.api_key else {},
-            "timeout": httpx2.Timeout(self.timeout, connect=min(self.timeout, _CONNECT_SECONDS)),
-            "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=self.max_in_flight),
-            "verify": any(httpx2.URL(url).scheme == "https" for url in self.urls),
-        }
+    def connections(self, make: Callable[..., H]) -> H:
+        """One of httpx's clients. Raises SetupError."""
+        try:
+            return make(
+                headers={"authorization": f"Bearer {self.api_key}"} if self.api_key else {},
+                timeout=httpx2.Timeout(self.timeout, connect=min(self.timeout, _CONNECT_SECONDS)),
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=self.max_in_flight),
+                # reading all certificates takes 36 ms, which is spared if no server is asked by HTTPS
+                verify=any(httpx2.URL(url).scheme == "https" for url in self.urls),
+            )
+        except (ImportError, OSError, ValueError, httpx2.InvalidURL) as error:  # of the environment's making
+            names = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
+            raise SetupError(f"no server can be asked: {error}. Look at the variables {names}.") from error
 
 
 def checked_urls(base_url: str | Sequence[str]) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ class _Line:
         self.pid = os.getpid()
         self.settings = settings
         self.servers = Servers(settings.urls)
-        self.http = httpx2.Client(**settings.http_options())
+        self.http = settings.connections(httpx2.Client)
         self.room = Semaphore(settings.max_in_flight)
         """For parts of long lists; other requests have a thread of their caller's."""
         self._lock = Lock()
