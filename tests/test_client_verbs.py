@@ -137,7 +137,7 @@ def test_vectors_may_stand_for_texts(setup: Setup) -> None:
         ("ranker", lambda it: it.score(QUERY, [*TEXTS[:7], "bird " * 200], truncate="never"), "documents[7]"),
         ("ranker", lambda it: it.rerank("bird " * 200, TEXTS[:5], truncate="never"), "documents[0]"),
         ("ranker", lambda it: it.score(["a", "b"], ["c"]), "documents"),
-        ("m3", lambda it: it.score(QUERY, np.full((6, 48), np.nan, np.float32)), "documents[0]"),
+        ("m3", lambda it: it.score(QUERY, np.full((5, 48), np.nan, np.float32)), "documents[0]"),
         ("m3", lambda it: it.score(QUERY, [*TEXTS[:6], np.ones(3, np.float32)]), "documents[6]"),
         ("m3", lambda it: it.classify(TEXTS), "outputs"),
         ("late", lambda it: it.multi_vector(TEXTS), "input_type"),
