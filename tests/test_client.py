@@ -41,11 +41,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class Scripted(http.server.ThreadingHTTPServer):
     """A server that answers by a script, (path, body) -> answer."""
 
+    request_queue_size = 100  # else connections at the same time wait for a second
+
     def __init__(self) -> None:
         self.handler = type("Script", (Handler,), {})
         super().__init__(("127.0.0.1", 0), self.handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def handle_error(self, *_: Any) -> None:
         """A client that has left is no error."""
@@ -65,7 +67,7 @@ class Scripted(http.server.ThreadingHTTPServer):
         return times
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def servers() -> Iterator[list[Scripted]]:
     with Scripted() as first, Scripted() as second:
         yield [first, second]
@@ -192,6 +194,20 @@ def test_a_closed_client(server: Scripted) -> None:
     for texts in ("a", ["a"] * 1000):
         with pytest.raises(errors.Unavailable, match="is closed"):
             client.embed(texts)
+
+
+@pytest.mark.parametrize("kind", ["whimbrel", "openai", "tei", "cohere"])
+def test_the_model_is_named_in_every_dialect(kind: Any, server: Scripted) -> None:
+    """Whimbrel's own /embed takes it too; TEI has one model, and ignores it."""
+    bodies: list[Any] = []
+    server.says(lambda path, body: bodies.append(json.loads(body)) or (400, {}, b""))
+    for model in ("m", None):
+        with Client(server.url, dialect=kind, model=model) as client:
+            for ask in (client.embed, lambda texts: client.rerank("q", texts)):
+                with pytest.raises(errors.InvalidRequest):
+                    ask(["a"])  # pyright: ignore
+    names = [body.get("model") for body in bodies]
+    assert names == (["m", None] if kind == "openai" else ["m", "m", None, None])
 
 
 @pytest.mark.parametrize("kind", ["whimbrel", "openai", "tei", "cohere"])

@@ -35,6 +35,11 @@ def body_of(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_json
         raise InvalidRequest(f"this cannot be sent: {error}.") from None
 
 
+def named(model: str | None) -> Json:
+    """The field that names the model; servers of one do not ask for it."""
+    return {} if model is None else {"model": model}
+
+
 def input_name(index: int | None = None, part: int = 1) -> str:
     """What errors call texts, whatever a server calls them."""
     return "input" if index is None else f"input[{index}]"

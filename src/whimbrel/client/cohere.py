@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from whimbrel.client.answers import checked, floats, in_order, join_outputs, join_scores, scores_of
-from whimbrel.client.bodies import body_of, document_name, input_name, listed_texts, refuse_options, size_of
+from whimbrel.client.bodies import body_of, document_name, input_name, listed_texts, named, refuse_options, size_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.types import Float32Array, OutputName, Outputs
@@ -49,7 +49,7 @@ def encode(
     fields: dict[str, Any] = {
         "input_type": _INPUT_TYPES[options.get("input_type")],
         "embedding_types": ["base64"],
-        **_named(model),
+        **named(model),
     }
     if options.get("dimensions") is not None:
         fields["output_dimension"] = options.get("dimensions")
@@ -70,7 +70,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
             raise InvalidRequest("Cohere's API cannot say it.", param=name)
     if not isinstance(query, str):
         raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
-    fields = {"query": query, **_named(model)}
+    fields = {"query": query, **named(model)}
     texts = strings(documents, "documents")
     return Task(
         "/v2/rerank",
@@ -82,11 +82,6 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
         name=document_name,
         may_be_empty=True,
     )
-
-
-def _named(model: str | None) -> dict[str, Any]:
-    """Cohere's service asks for a name, servers of one model do not."""
-    return {} if model is None else {"model": model}
 
 
 def _body(fields: dict[str, Any], name: str, items: Sequence[Any]) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from whimbrel.client.answers import checked, floats, in_order, join_outputs
-from whimbrel.client.bodies import input_body, listed_texts, refuse_options, size_of
+from whimbrel.client.bodies import input_body, listed_texts, named, refuse_options, size_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.types import OutputName, Outputs
 from whimbrel.verbs import TextOptions
@@ -32,9 +32,7 @@ def encode(
 ) -> Task[Outputs]:
     """Dense vectors of texts."""
     refuse_options("openai", outputs, ("dense",), options, _OPTIONS)
-    fields: dict[str, Any] = {"encoding_format": "base64"}
-    if model is not None:  # servers of one model do not ask for its name
-        fields["model"] = model
+    fields: dict[str, Any] = {"encoding_format": "base64", **named(model)}
     if options.get("dimensions") is not None:
         fields["dimensions"] = options.get("dimensions")
     return Task("/v1/embeddings", listed_texts(texts), partial(input_body, fields), _read, join_outputs, size_of)

@@ -10,7 +10,16 @@ import msgspec
 import numpy as np
 
 from whimbrel.client.answers import checked, ends_of, floats, in_order, join_outputs, join_scores, scores_of
-from whimbrel.client.bodies import body_of, chosen_output, document_name, input_name, listed_texts, refuse_options, size_of
+from whimbrel.client.bodies import (
+    body_of,
+    chosen_output,
+    document_name,
+    input_name,
+    listed_texts,
+    named,
+    refuse_options,
+    size_of,
+)
 from whimbrel.client.task import Reply, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.types import Float32Array, OutputName, Outputs, Ragged, Sparse
@@ -40,7 +49,7 @@ def encode(
     """One output of texts: dense or sparse vectors, or the hidden state of each token."""
     output = chosen_output(outputs)
     refuse_options("tei", outputs, tuple(_PATHS), options, _OPTIONS if output == "dense" else _OPTIONS_OF_TOKENS)
-    fields: dict[str, Any] = _truncation(options.get("truncate"))
+    fields: dict[str, Any] = named(model) | _truncation(options.get("truncate"))
     if (prompt := options.get("prompt")) is not None:
         fields["prompt_name"] = prompt
     for name in ("dimensions", "normalize"):
@@ -58,7 +67,8 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
             raise InvalidRequest(f"TEI's API cannot say it; it takes {', '.join(known)}.", param=name)
     if not isinstance(query, str):
         raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
-    fields = {"query": query, "raw_scores": options.get("activate") is False, **_truncation(options.get("truncate"))}
+    raw = {"query": query, "raw_scores": options.get("activate") is False}
+    fields = named(model) | raw | _truncation(options.get("truncate"))
     texts = strings(documents, "documents")
     write = partial(_body, fields, "texts")
     return Task(
