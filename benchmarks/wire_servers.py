@@ -58,10 +58,13 @@ def serve_whimbrel(listener: socket.socket) -> None:
     """Ours."""
     import uvloop
 
+    from whimbrel.heap import keep_freed_memory
     from whimbrel.server.app import create_app
     from whimbrel.server.options import DEFAULTS
     from whimbrel.server.run import Server
     from whimbrel.server.served import Served
+
+    keep_freed_memory()  # as a worker does
 
     async def serve() -> None:
         embedder: Any = ReadyEmbedder()

@@ -25,10 +25,11 @@ from torch import Tensor
 from whimbrel.batch import Batch, runs
 from whimbrel.card import Card
 from whimbrel.checkpoint import Checkpoint
+from whimbrel.heap import keep_freed_memory
 from whimbrel.models import load_model
 from whimbrel.ops.attention import Layout
 from whimbrel.ops.linear import round_rows
-from whimbrel.ops.memory import is_out_of_memory, keep_freed_memory
+from whimbrel.ops.memory import is_out_of_memory
 from whimbrel.outputs import Collected, Resident, Wanted, collected
 from whimbrel.plan import Hardware, Plan
 from whimbrel.pooling import Pooling, Rows

@@ -15,6 +15,7 @@ import uvloop
 from whimbrel import logs, metrics, otel
 from whimbrel.cards.reader import read_card
 from whimbrel.errors import Unavailable
+from whimbrel.heap import keep_freed_memory
 from whimbrel.processes.channel import AsyncLine, BrokenLine
 from whimbrel.processes.lifeline import LINE_BROKEN, control_socket, end_process, max_segments, raise_file_limit
 from whimbrel.processes.messages import (
@@ -166,6 +167,7 @@ async def _main(sock: socket.socket) -> None:
 def main() -> None:
     """The process."""
     raise_file_limit()
+    keep_freed_memory()
     uvloop.run(_main(control_socket()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, cast
@@ -20,6 +21,8 @@ LARGE: Final = 60 * 2**10
 """Numbers, or eight times as many of base64: an answer of more is printed in pieces, so that others have their turn."""
 _PIECE: Final = 20 * 2**10
 """Numbers that are printed without a pause: about half a millisecond, and less than 256 KiB."""
+_AT_ONCE: Final = 2**20
+"""Numbers whose base64 is made at once: about a millisecond."""
 _LEAST: Final = 2**16
 """Bytes of a piece, but for the last."""
 
@@ -74,7 +77,7 @@ def base64_list(vectors_ND: Typed, before: Callable[[int], bytes], after: bytes)
 
     A third of the time of objects that hold strings: letters are copied, not looked at.
     """
-    if not 0 < vectors_ND.array.size <= _PIECE << 4:
+    if not 0 < vectors_ND.array.size <= _AT_ONCE:
         return None
     rows = vectors_ND.encoded()
     size = rows.shape[1] * rows.itemsize
@@ -128,12 +131,12 @@ def _default(value: object) -> object:
 
 
 def _print(value: object) -> Iterator[bytes | memoryview]:
-    if isinstance(value, dict) and _weigh(value) > _PIECE:
+    if isinstance(value, dict) and _weigh(value, _PIECE) > _PIECE:
         for number, (name, each) in enumerate(cast("dict[str, object]", value).items()):
             yield (b",%b:" if number else b"{%b:") % to_json(name)
             yield from _print(each)
         yield b"}"
-    elif isinstance(value, list | np.ndarray | Typed) and _weigh(value) > _PIECE:
+    elif isinstance(value, list | np.ndarray | Typed) and _weigh(value, _PIECE) > _PIECE:
         for number, group in enumerate(_groups(cast(Any, value))):
             yield b"," if number else b"["
             if isinstance(group, list) and len(group) == 1:
@@ -168,13 +171,16 @@ def _groups(value: list[object] | NDArray[Any] | Typed) -> Iterator[list[object]
     yield value[start:]
 
 
-def _weigh(value: Any) -> int:
-    """How many numbers take as long to be printed as `value`, about."""
+def _weigh(value: Any, most: int = sys.maxsize) -> int:
+    """How many numbers take as long to be printed as `value`, about; counting ends above `most`."""
     kind = cast(object, type(value))
-    if kind is dict:
-        return sum(map(_weigh, value.values()))
-    if kind is list:
-        return sum(map(_weigh, value))
+    if kind is dict or kind is list:
+        weight = 0
+        for item in value.values() if kind is dict else value:
+            weight += _weigh(item, most)
+            if weight > most:
+                break
+        return weight
     if kind is np.ndarray or kind is Typed:
         return (value if kind is np.ndarray else value.array).size
     if kind is str:
