@@ -21,6 +21,8 @@ METADATA: Final = "metadata"
 """The header that says what the bytes are (vLLM)."""
 _VECTORS: Final = ("dense", "multi_vector", "muvera", "hidden", "token_dense")
 """Outputs that may travel in fewer bits than floats have."""
+_FLAT: Final = ("dense", "scores", "muvera")
+"""Outputs that are printed number after number; others take about twice the time."""
 
 
 def json_answer(value: object, result: Result, *, as_text: bool = False, times: int = 1) -> bytes | Answer:
@@ -28,8 +30,9 @@ def json_answer(value: object, result: Result, *, as_text: bool = False, times: 
 
     What is large is printed piece by piece while it is sent, so that others have their turn.
     """
-    size = sum(array.nbytes for array in typed_outputs(result.outputs, "float32", "little").values()) * times
-    is_large = size > LARGE * (32 if as_text else 4)
+    arrays = typed_outputs(result.outputs, "float32", "little")
+    size = times * sum(array.nbytes * (1 if name in _FLAT else 2) for name, array in arrays.items())
+    is_large = size > LARGE * (20 if as_text else 4)
     return Answer(json_pieces(value), held=size) if is_large else to_json(value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, cast
@@ -17,8 +16,8 @@ from whimbrel.wire.typed import Typed
 
 _WIRE_FLOAT: Final = np.dtype("<f4")
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS
-LARGE: Final = 60 * 2**10
-"""Numbers, or eight times as many of base64: an answer of more is printed in pieces, so that others have their turn."""
+LARGE: Final = 100 * 2**10
+"""Numbers, or five times as many of base64: an answer of more is printed in pieces, so that others have their turn."""
 _PIECE: Final = 20 * 2**10
 """Numbers that are printed without a pause: about half a millisecond, and less than 256 KiB."""
 _AT_ONCE: Final = 2**20
@@ -171,20 +170,28 @@ def _groups(value: list[object] | NDArray[Any] | Typed) -> Iterator[list[object]
     yield value[start:]
 
 
-def _weigh(value: Any, most: int = sys.maxsize) -> int:
+def _weigh(value: Any, most: int | None = None) -> int:
     """How many numbers take as long to be printed as `value`, about; counting ends above `most`."""
     kind = cast(object, type(value))
-    if kind is dict or kind is list:
-        weight = 0
-        for item in value.values() if kind is dict else value:
-            weight += _weigh(item, most)
-            if weight > most:
-                break
-        return weight
-    if kind is np.ndarray or kind is Typed:
-        return (value if kind is np.ndarray else value.array).size
+    if kind is np.ndarray:
+        return value.size
     if kind is str:
         return 1 + (len(value) >> 6)
+    if kind is dict or kind is list:
+        return _weigh_all(value.values() if kind is dict else value, most)
+    if kind is Typed:
+        return value.array.size
     if kind is Base64:
         return 20 + (value.array.array.size >> 3)
     return _PIECE + 1 if kind is Lazily else 1
+
+
+def _weigh_all(values: Iterable[object], most: int | None) -> int:
+    if most is None:
+        return sum(map(_weigh, values))
+    weight = 0
+    for value in values:
+        weight += _weigh(value, most)
+        if weight > most:
+            break
+    return weight
