@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from math import ceil, inf, nan
 from typing import Any, TypeAlias, TypeVar
 
@@ -27,6 +28,7 @@ from whimbrel.dialects.formats import accepted
 from whimbrel.dialects.route import Asked, Read
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, Unavailable, WhimbrelError
 from whimbrel.metrics import Metrics
+from whimbrel.server.exchange import GONE
 from whimbrel.server.guards import guards as guards_of
 from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of, shown
 from whimbrel.server.openapi import docs_page, openapi_document
@@ -170,18 +172,23 @@ class _Server:
 
     async def _run_while_connected(self, http: Request, running: Awaitable[T]) -> T:
         """Await `running`; if the client leaves first, cancel it and raise ClientDisconnect."""
-        left = asyncio.ensure_future(http.receive())  # the body is read: what comes next is the end of the connection
         wait = asyncio.timeout(None)
+        left: asyncio.Future[Any] | None = None
         try:
             async with wait:
-                left.add_done_callback(lambda _: _end(wait))
+                if (when_gone := http.scope.get("extensions", {}).get(GONE)) is not None:
+                    when_gone(partial(_end, wait))
+                else:  # on another server: the body is read, and what comes next is the end of the connection
+                    left = asyncio.ensure_future(http.receive())
+                    left.add_done_callback(lambda _: _end(wait))
                 return await running
         except TimeoutError:
             if wait.expired():
                 raise ClientDisconnect from None
             raise
         finally:
-            left.cancel()
+            if left is not None:
+                left.cancel()
 
     async def models(self, http: Request) -> Response:
         return _json(openai.write_models([self._model(embedder) for embedder in self._served]))

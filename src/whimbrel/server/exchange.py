@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -12,10 +13,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from starlette.types import ASGIApp, Message, Scope
 
+from whimbrel.errors import BodyTimeout
+
 if TYPE_CHECKING:
     from whimbrel.server.http import Connection
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+GONE: Final = "whimbrel.gone"
+"""The name of an extension of ASGI: `when_gone`."""
 
 _log = logging.getLogger("whimbrel")
 
@@ -51,8 +57,13 @@ class Exchange:
         self._change = asyncio.Event()
         self._unread: list[bytes] = []
         self._num_unread = 0
+        self._num_fed = 0
+        self._asked: float | None = None
+        """Since when the app waits for the body."""
         self._read = False
         """Whether the app has had all of the request."""
+        self._on_gone: Callable[[], None] | None = None
+        scope["extensions"] = {GONE: self.when_gone}
         self._start: Message | None = None
         self._chunked = False
         self._bodyless = scope["method"] == "HEAD"
@@ -70,6 +81,7 @@ class Exchange:
         except Exception:
             _log.exception("the app failed. This is a bug.")
         finally:
+            del self.scope["extensions"]  # it refers to us
             if not self.answered:
                 self.answered = True
                 self._connection.cut()
@@ -81,6 +93,7 @@ class Exchange:
         self.waits = False
         self._unread.append(body)
         self._num_unread += len(body)
+        self._num_fed += len(body)
         if self._num_unread > _MAX_UNREAD:
             self._connection.pause()
         self._change.set()
@@ -95,9 +108,18 @@ class Exchange:
         """Nothing more will come, or nobody is there any more."""
         self._broken = True
         self._change.set()
+        if self._on_gone is not None:
+            self._on_gone()
+
+    def when_gone(self, call: Callable[[], None]) -> None:
+        """Call this when the client leaves; for an app that has read the request and needs not wait for what comes next."""
+        self._on_gone = call
+        self._connection.resume()  # or nobody would notice
+        if self._broken:
+            call()
 
     async def receive(self) -> Message:
-        """A part of the body, or, once it is read, that the client has left."""
+        """A part of the body, or, once it is read, that the client has left. Raises BodyTimeout."""
         if self.waits and not self._broken and not self._handed:
             self.waits = False
             self._connection.transport.write(_CONTINUE)
@@ -110,8 +132,21 @@ class Exchange:
                 return {"type": "http.request", "body": body, "more_body": not self.complete}
             self._change.clear()
             self._connection.resume()
-            await self._change.wait()
+            await (self._change.wait() if self.complete else self._wait_for_more())
         return {"type": "http.disconnect"}
+
+    async def _wait_for_more(self) -> None:
+        """No pause is longer than `body_pause`, then `min_body_rate` is kept, and all is there in `body_timeout`."""
+        options, clock = self._connection.options, asyncio.get_running_loop().time
+        now = clock()
+        asked = self._asked = now if self._asked is None else self._asked
+        longest = min(max(options.body_pause, self._num_fed / options.min_body_rate), options.body_timeout)
+        try:
+            async with asyncio.timeout_at(min(now + options.body_pause, asked + longest)):
+                await self._change.wait()
+        except TimeoutError:
+            seconds = clock() - asked
+            raise BodyTimeout(f"the body came too slowly: {self._num_fed:,} bytes in {seconds:.1f} s.") from None
 
     # The answer
 

@@ -1,8 +1,9 @@
 """HTTP/1.1 for an ASGI app: httptools reads, and what the app sends goes to the socket without a copy.
 
 A connection works at one request at a time; others that came on it wait their turn, and meanwhile no more is read. Here are
-those limits of GuardOptions that only a socket can keep: the size and time of a head, the pace at which an answer is taken, and
-what is read of a body that nobody wants any more. What breaks HTTP is answered with 400 and ends the connection.
+those limits of GuardOptions that only a socket can keep: the size and time of a head, the pace of bodies and answers (in
+exchange.py), and what is read of a body that nobody wants any more. What breaks HTTP is answered with 400 and ends the
+connection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How bytes come in and go out: sizes, times and rates of bodies, and the memory that bodies and answers may take."""
+"""How bytes come in and go out: sizes of bodies, and the memory that bodies and answers may take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from whimbrel.dialects import Answer
-from whimbrel.errors import BodyTimeout, InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType, WhimbrelError
+from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.access import Headers
 from whimbrel.server.ledger import notes_of
 from whimbrel.server.options import GuardOptions
@@ -112,26 +112,15 @@ class Incoming:
         self._announced = int(headers.get(b"content-length", b"0"))  # the HTTP parser has checked it
         self._ended = self._announced == 0 and b"transfer-encoding" not in headers
         self._size = 0
-        self._started: float | None = None
 
     async def receive(self) -> Message:
-        """The next piece. Raises TooLarge, unread if the length is announced; BodyTimeout; Overloaded if memory is short."""
+        """The next piece. Raises TooLarge, unread if the length is announced; Overloaded if memory is short."""
         if self._ended:
             return await self._receive()
-        now = asyncio.get_running_loop().time()
-        if self._started is None:
+        if self._announced:
             self._check_size(self._announced)
-            self._held.check(self._announced)
-            self._started = now
-        limit = self._options
-        latest = _latest(now, self._started, self._size, limit.body_pause, limit.min_body_rate)
-        try:
-            async with asyncio.timeout_at(min(latest, self._started + limit.body_timeout)):
-                message = await self._receive()
-        except TimeoutError:
-            self._ended = True  # what is on its way is not waited for
-            seconds = asyncio.get_running_loop().time() - self._started
-            raise BodyTimeout(f"the body came too slowly: {self._size:,} bytes in {seconds:.1f} s.") from None
+            self._held.check(self._announced - self._size)
+        message = await self._receive()
         self._take(message)
         return message
 
@@ -181,8 +170,3 @@ class Outgoing:
         """The request is over."""
         self._held.add(-self._size)
         self._size = 0
-
-
-def _latest(now: float, started: float, moved: int, pause: float, rate: int) -> float:
-    """When the next bytes must have moved: no pause is longer than `pause`, and after the first one the rate is kept."""
-    return min(now + pause, started + max(pause, moved / rate))
