@@ -512,9 +512,9 @@ def test_instances_of_no_texts_and_of_many(engine32: Engine) -> None:
 
 
 def test_large_instances_come_in_pieces(engine32: Engine) -> None:
-    found = ask(engine32, "/vertex", instances=[{"inputs": TEXTS * 80}, {"inputs": QUERY}])
+    found = ask(engine32, "/vertex", instances=[{"inputs": TEXTS * 150}, {"inputs": QUERY}])
     assert len(found.pieces) > 8
-    assert orjson.loads(found.body)["predictions"] == [answer(engine32, "/", inputs=each) for each in (TEXTS * 80, QUERY)]
+    assert orjson.loads(found.body)["predictions"] == [answer(engine32, "/", inputs=each) for each in (TEXTS * 150, QUERY)]
 
 
 def test_instances_that_are_refused(engine32: Engine) -> None:
