@@ -59,8 +59,10 @@ def test_a_body_that_drips_ends_with_the_timeout(kind: type[Any]) -> None:
     assert time.monotonic() - started < 2
 
 
-@pytest.mark.parametrize("after", ["900", formatdate(time.time() + 900, usegmt=True), "1000000000"])
+@pytest.mark.parametrize("after", ["900", "in 900 seconds, as a date", "1000000000"])
 def test_who_would_wait_too_long_is_told_at_once(after: str) -> None:
+    if "date" in after:
+        after = formatdate(time.time() + 900, usegmt=True)
     with Hostile(lambda *_: http(429, retry_after=after)) as server, pytest.raises(errors.Overloaded, match=after):
         ask(Client(server.url), ["1"])
     assert server.num_requests == 1
