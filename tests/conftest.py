@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from parity import WRITTEN, Parity
 from texts import TEXTS
-from whimbrel import Engine
+from whimbrel import Engine, trace
 from whimbrel.checkpoint import find_checkpoint
 from whimbrel.registry import read_proofs
 
@@ -55,6 +55,12 @@ def reference(minilm: Path) -> Any:
 def parity(request: pytest.FixtureRequest) -> Parity:
     """Compares with a reference and says which models that proves: see parity.py."""
     return Parity(request.node.nodeid)
+
+
+@pytest.fixture(autouse=True)
+def _only_the_living_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test subscribes to, such as the metrics of an app that it makes, it hears until it ends."""
+    monkeypatch.setattr(trace, "_subscribers", dict(trace._subscribers))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -141,7 +141,7 @@ def test_the_answer() -> None:
     vectors = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
     for encoding in ("float", "base64", None):
         sent = openai.EmbeddingsRequest(input="a", encoding_format=encoding)  # pyright: ignore[reportArgumentType]
-        answer = orjson.loads(openai.write_result(sent, result(vectors), FakeModel.named("m")))
+        answer = told(openai.write_result(sent, result(vectors), FakeModel.named("m")))
         assert (answer["object"], answer["model"]) == ("list", "m")
         assert answer["usage"] == {"prompt_tokens": 11, "total_tokens": 11}
         assert [(row["object"], row["index"]) for row in answer["data"]] == [("embedding", i) for i in range(3)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from whimbrel import wire
-from whimbrel.wire import from_base64, to_base64, to_json
+from whimbrel.wire import Typed, base64_list, from_base64, to_base64, to_json
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VECTORS = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=FINITE)
@@ -24,6 +24,18 @@ def test_base64_comes_back_bit_for_bit(vectors: np.ndarray) -> None:
 @given(VECTORS)
 def test_json_floats_come_back_bit_for_bit(vectors: np.ndarray) -> None:
     assert np.array_equal(np.array(orjson.loads(to_json(vectors)), np.float32), vectors)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (1, 4), (16, 3), (17, 5), (101, 384), (1001, 2), (2500, 1), (130, 4100)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "fp8_e4m3"])
+def test_a_list_of_base64_is_what_json_would_be(shape: tuple[int, int], dtype: wire.DType) -> None:
+    vectors = Typed(np.random.default_rng(0).standard_normal(shape, np.float32), dtype, "big")
+    size, made = base64_list(b'{"head":1,"list":', vectors, b',"tail":2}', before=b'{"index":%d,"row":"', after=b'"}')
+    pieces = list(made)
+    expected = [{"index": i, "row": base64.b64encode(row).decode()} for i, row in enumerate(vectors.encoded())]
+    assert b"".join(pieces) == to_json({"head": 1, "list": expected, "tail": 2})
+    assert sum(map(len, pieces)) == size
+    assert len(pieces) == 1 or max(map(len, pieces)) < 2**21
 
 
 def test_base64_is_of_little_endian_float32() -> None:

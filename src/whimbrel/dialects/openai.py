@@ -6,9 +6,9 @@ not known are ignored, as other servers do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache, partial
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -33,8 +33,10 @@ from whimbrel.dialects.stamp import created, new_id
 from whimbrel.dialects.vllm_fields import OF_TEXTS, VLLMTextFields, read_normalize, refuse_unsupported, vllm_text_request
 from whimbrel.errors import TooLarge, WhimbrelError
 from whimbrel.types import Request, Result
-from whimbrel.wire import Typed, base64_list, base64_rows
+from whimbrel.wire import Typed, base64_list, to_json
 
+_BEFORE: Final = b'{"object":"embedding","index":%d,"embedding":"'
+"""What stands before the letters of a vector."""
 _MAX_BLOCKS: Final = 512
 """Of about 100 bytes each, in a header: clients read headers of less than 64 KiB."""
 
@@ -145,40 +147,34 @@ def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[Embedd
 
 def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer, made of the array's memory."""
-    dtype, order = sent.embed_dtype or "float32", sent.endianness or "native"
+    dense = Typed(result.dense, sent.embed_dtype or "float32", sent.endianness or "native", "dense")
     match sent.encoding_format:
         case "bytes":
-            return _bytes_answer(sent, Typed(result.dense, dtype, order, "dense"), result, model)
+            return _bytes_answer(sent, dense, result, model)
         case "bytes_only":
-            return bare_answer({"dense": Typed(result.dense, dtype, order, "dense")})
+            return bare_answer({"dense": dense})
         case "npy":
-            return npy_answer({"dense": Typed(result.dense, dtype, order, "dense")})
+            return npy_answer({"dense": dense})
         case "arrow":
-            return arrow_answer({"dense": Typed(result.dense, dtype, order, "dense")}, result, model)
+            return arrow_answer({"dense": dense}, result, model)
         case "base64":
-            dense = Typed(result.dense, dtype, order, "dense")
-            data: Any = base64_list(dense, _before, b'"}') or _data(base64_rows(dense))
+            head = to_json(_about(sent, result, model))[:-1] + b',"data":'
+            size, pieces = base64_list(head, dense, b"}", before=_BEFORE, after=b'"}')
+            return Answer(pieces, size=size)
         case _:
-            data = _data(result.dense)
-    body = {
+            data = [{"object": "embedding", "index": index, "embedding": row_D} for index, row_D in enumerate(result.dense)]
+            return json_answer({**_about(sent, result, model), "data": data}, result)
+
+
+def _about(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
+    """All but the vectors."""
+    return {
         "id": new_id("embd", sent.request_id),
         "object": "list",
         "created": created(),
-        "data": data,
         "model": model.plan.served_name,
         "usage": usage(result),
-    }  # fmt: skip
-    return json_answer(body, result, as_text=sent.encoding_format == "base64")
-
-
-def _data(vectors: Iterable[object]) -> list[dict[str, object]]:
-    return [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
-
-
-@cache
-def _before(index: int) -> bytes:
-    """What stands before the letters of a vector."""
-    return b'{"object":"embedding","index":%d,"embedding":"' % index
+    }
 
 
 def _bytes_answer(sent: EmbeddingsRequest, vectors_ND: Typed, result: Result, model: ServedModel) -> Answer:
