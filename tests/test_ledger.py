@@ -12,7 +12,8 @@ from starlette.routing import Route
 
 from asgi import Answer, ask
 from whimbrel import trace
-from whimbrel.server.ledger import Ledger, notes_of
+from whimbrel.server.ledger import Ledger
+from whimbrel.server.notes import notes_of
 from whimbrel.trace import Finished, Received
 from whimbrel.types import Result, Timings
 

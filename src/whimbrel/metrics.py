@@ -42,10 +42,12 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from whimbrel.errors import SetupError
-from whimbrel.trace import Count, Counted, Finished, Level, LevelName, Observed, Received, Size, subscribe
+from whimbrel.trace import Count, Counted, Finished, Level, LevelName, Observed, Received, Size, Stage, subscribe
 
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
+_OF_REQUESTS: Final[tuple[Stage, ...]] = ("receive", "read", "write")
+"""Stages that are told of with the end of their request, and not before."""
 _SIZES: Final[dict[Size, tuple[str, tuple[int, ...]]]] = {
     "batch_tokens": ("Tokens in a batch.", tuple(2**power for power in range(4, 17))),
     "batch_seqs": ("Texts in a batch.", tuple(2**power for power in range(12))),
@@ -234,10 +236,14 @@ class Metrics:
         self._requests(event.route, model, event.outcome, event.status).inc()
         self._in_flight(event.route).dec()
         self._seconds(event.route, model).observe(event.seconds)
+        for stage in _OF_REQUESTS:
+            if stage in event.stages:
+                self._stages(stage).observe(event.stages[stage])
         if event.num_tokens:
             self._texts(model).inc(event.num_texts)
             self._tokens(model).inc(event.num_tokens)
-            self._truncated(model).inc(event.num_truncated)
+            if event.num_truncated:
+                self._truncated(model).inc(event.num_truncated)
 
     def _settle(self, path: Path, identity: str) -> None:
         """What the last process of this identity had under way when it died has ended, too: as "lost"."""

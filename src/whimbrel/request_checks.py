@@ -6,6 +6,7 @@ A field that would change numbers is honoured or refused: nobody is to believe t
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, cast
 
@@ -57,11 +58,9 @@ _COUNTS_FOR: Final[dict[str, tuple[OutputName, ...]]] = {
 def check_fields(request: Request) -> None:
     """Refuse what no model takes; single texts are the tokenizer's to check. Raises InvalidRequest."""
     _check_lists(request)
-    for (name, (types, what)), given in zip(_TYPES.items(), _typed(request), strict=True):
-        if type(given) in types:
-            continue
-        if not isinstance(given, types) or (isinstance(given, bool) and bool not in types):
-            raise InvalidRequest(f"must be {what}, is {given!r}.", param=name)
+    typed = _typed(request)
+    if not _fit(tuple(map(type, typed))):
+        _check_types(typed)
     for (name, words), given in zip(_WORDS.items(), _worded(request), strict=True):
         if given is not None and (not isinstance(given, str) or given not in words):
             raise InvalidRequest(f"{given!r} is not known; it takes {', '.join(words)}.", param=name)
@@ -73,6 +72,18 @@ def check_fields(request: Request) -> None:
         raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
     if request.split_long and request.truncate in ("right", "left"):
         raise InvalidRequest("a text that split_long runs in parts is not cut.", param="truncate")
+
+
+def _check_types(typed: tuple[object, ...]) -> None:
+    for (name, (types, what)), given in zip(_TYPES.items(), typed, strict=True):
+        if not isinstance(given, types) or (isinstance(given, bool) and bool not in types):
+            raise InvalidRequest(f"must be {what}, is {given!r}.", param=name)
+
+
+@lru_cache(maxsize=1024)
+def _fit(kinds: tuple[type, ...]) -> bool:
+    """Whether these are just the types of _TYPES: then it need not be looked which of them are not."""
+    return all(kind in types for kind, (types, _) in zip(kinds, _TYPES.values(), strict=True))
 
 
 def _check_lists(request: Request) -> None:
@@ -87,6 +98,8 @@ def _check_lists(request: Request) -> None:
 
 def _is_list(given: object) -> bool:
     """A string is a sequence too, of strings even; it is never meant as one."""
+    if type(given) in (list, tuple):
+        return True
     if isinstance(given, np.ndarray):
         return given.ndim > 0
     return isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)

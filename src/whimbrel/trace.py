@@ -176,7 +176,8 @@ def _tell(subscribers: tuple[Callable[[Any], None], ...], event: Event) -> None:
 
 
 class trace:
-    """Context manager around one stage; `seconds` holds its duration afterwards, and so does `into`, by the stage's name."""
+    """Context manager around one stage; `seconds` holds its duration afterwards. It is observed, or, if the stage is of one
+    HTTP request, put `into` the stages of its Finished, by its name."""
 
     __slots__ = ("_into", "_stage", "_start", "seconds")
 
@@ -191,6 +192,7 @@ class trace:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.seconds = perf_counter() - self._start
-        if self._into is not None:
+        if self._into is None:
+            observe(self._stage, self.seconds)
+        else:
             self._into[self._stage] = self.seconds
-        observe(self._stage, self.seconds)

@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from functools import partial
 from math import ceil, inf, nan
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route as HTTPRoute
 from starlette.routing import Router
@@ -30,24 +29,25 @@ from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overload
 from whimbrel.metrics import Metrics
 from whimbrel.server.exchange import GONE
 from whimbrel.server.guards import guards as guards_of
-from whimbrel.server.ledger import CLIENT_LEFT, Ledger, Notes, notes_of, shown
+from whimbrel.server.ledger import Ledger, shown
+from whimbrel.server.notes import notes_of
 from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.server.options import DEFAULTS, GuardOptions
 from whimbrel.server.served import InFlight, Served
-from whimbrel.server.transfer import AnswerResponse, check_type, read_body, read_small_body
+from whimbrel.server.transfer import CLIENT_LEFT, check_type, read_body, read_small_body, send_answer
 from whimbrel.server.ways import WAYS, Ways, render_error
 from whimbrel.trace import level, trace
-from whimbrel.types import AsyncEmbedder, Decode, Result, Tokenize
+from whimbrel.types import AsyncEmbedder, Decode, Request, Result, Tokenize
 
 T = TypeVar("T")
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+Handler: TypeAlias = Callable[[HTTPRequest], Awaitable[Response]]
 
 
 class App:
     """An ASGI app: middleware around the dialects' routes, which are found at once, and the others, which Starlette finds."""
 
-    def __init__(self, posts: Mapping[str, Handler], routes: list[HTTPRoute], served: Served, guards: GuardOptions) -> None:
+    def __init__(self, posts: Mapping[str, ASGIApp], routes: list[HTTPRoute], served: Served, guards: GuardOptions) -> None:
         self.routes = routes
         """All of them."""
         handlers = {HTTPException: _http_error, WhimbrelError: _whimbrel_error}
@@ -56,7 +56,7 @@ class App:
         guarded: ASGIApp = self._answer
         for kind, args, kwargs in reversed(guards_of(guards)):
             guarded = kind(guarded, *args, **kwargs)
-        self._app = Ledger(InFlight(guarded, served), routes)
+        self._app = Ledger(InFlight(guarded, served), routes, guards)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -66,14 +66,13 @@ class App:
         if handler is None:
             await self._others({**scope, "app": self}, receive, send)  # then Starlette raises what it refuses
         else:
-            response = await handler(Request(scope, receive, send))
-            await response(scope, receive, send)
+            await handler(scope, receive, send)
 
 
 def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> App:
     """The app that serves some models to whom `guards` let in."""
     server = _Server(served)
-    posts = {path: server.answer(ways) for path, ways in WAYS.items()}
+    posts = {path: _Post(served, ways) for path, ways in WAYS.items()}
     pages = [HTTPRoute(page.path, server.page(page), methods=["GET"]) for page in PAGES]
     gets: dict[str, Handler] = {
         "/v1/models": server.models,
@@ -93,6 +92,97 @@ def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> App:
     return App(posts, [*asked, *pages, *got], served, guards)
 
 
+class _Post:
+    """An ASGI app: what is asked for at one path."""
+
+    def __init__(self, served: Served, ways: Ways) -> None:
+        self._served = served
+        self._ways = ways
+        self._media_types = ways.media_types
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route: Route | None = None
+        try:
+            if self._served.draining:
+                raise Unavailable("the server is about to stop.", retry_after=5.0)
+            notes = notes_of(scope)
+            deadline = _deadline(notes.given)
+            check_type(notes.given, self._media_types)
+            route = self._ways.default  # until all of the body is there
+            with trace("receive", into=notes.stages):
+                body = await read_body(receive)
+            route = self._ways.choose(body)
+            answer = await self._answer(route, body, scope, receive, deadline)
+        except WhimbrelError as error:
+            notes_of(scope).error = error.code
+            route = route or self._ways.choose(await read_small_body(scope, receive))
+            response = _error_response(error, route.status(error), route.write_error(error))
+            if self._served.draining:
+                response.headers["connection"] = "close"
+            await response(scope, receive, send)
+        except ClientDisconnect:
+            await Response(status_code=CLIENT_LEFT)(scope, receive, send)
+        else:
+            await send_answer(answer, scope, send)
+
+    async def _answer(self, route: Route, body: bytes, scope: Scope, receive: Receive, deadline: float) -> Answer:
+        notes = notes_of(scope)
+        with trace("read", into=notes.stages):
+            sent, asked = _reader(route, notes.given)(body)
+            notes.model = "other"
+            embedder = self._served.find(sent.model)
+            notes.model = embedder.plan.served_name
+            request = asked(embedder) if callable(asked) else asked
+        result: Any = None
+        if request is not None:
+            if isinstance(request, Request):
+                notes.num_texts = len(request.texts)
+                request.enter(owner=scope["state"]["owner"], deadline=deadline)
+            result = await _run_while_connected(_run(embedder, request), scope, receive)
+        if isinstance(result, Result):
+            notes.note_result(result)
+        with trace("write", into=notes.stages):
+            answer = route.write_result(sent, result, embedder)
+        return Answer([answer], size=len(answer)) if isinstance(answer, bytes) else answer
+
+
+def _run(embedder: AsyncEmbedder, asked: Asked) -> Awaitable[Any]:
+    if isinstance(asked, Tokenize):
+        return embedder.tokenize(asked)
+    if isinstance(asked, Decode):
+        return embedder.decode(asked)
+    return embedder.run(asked)
+
+
+async def _run_while_connected(running: Awaitable[T], scope: Scope, receive: Receive) -> T:
+    """Await `running`; if the client leaves first, cancel it and raise ClientDisconnect."""
+    task, left, done = asyncio.current_task(), False, False
+    assert task is not None
+
+    def leave(*_: object) -> None:
+        nonlocal left
+        if not done:
+            left = True
+            task.cancel()
+
+    waiting: asyncio.Future[Any] | None = None
+    if (when_gone := scope.get("extensions", {}).get(GONE)) is not None:
+        when_gone(leave)
+    else:  # on another server: the body is read, and what comes next is the end of the connection
+        waiting = asyncio.ensure_future(receive())
+        waiting.add_done_callback(leave)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        if left and task.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
+    finally:
+        done = True
+        if waiting is not None:
+            waiting.cancel()
+
+
 class _Server:
     """The handlers, and what they share."""
 
@@ -101,120 +191,39 @@ class _Server:
         self._created = int(time.time())
         self._metrics = Metrics([embedder.plan.served_name for embedder in served])
 
-    def answer(self, ways: Ways) -> Handler:
-        """The handler of a path."""
-
-        async def handle(http: Request) -> Response:
-            route: Route | None = None
-            try:
-                self._check_open()
-                headers = dict[bytes, bytes](http.scope["headers"])
-                deadline = _deadline(headers)
-                check_type(headers, ways.media_types)
-                route = ways.default  # until all of the body is there
-                with trace("receive", into=notes_of(http.scope).stages):
-                    body = await read_body(http.receive)
-                route = ways.choose(body)
-                return await self._answer(route, body, http, deadline)
-            except WhimbrelError as error:
-                notes_of(http.scope).error = error.code
-                route = route or ways.choose(await read_small_body(http.scope, http.receive))
-                response = _error_response(error, route.status(error), route.write_error(error))
-                if self._served.draining:
-                    response.headers["connection"] = "close"
-                return response
-            except ClientDisconnect:
-                return Response(status_code=CLIENT_LEFT)
-
-        return handle
-
     def page(self, page: Page) -> Handler:
         """The handler of what a dialect tells of the models."""
 
-        async def handle(http: Request) -> Response:
+        async def handle(http: HTTPRequest) -> Response:
             return _json(page.write(list(self._served)))
 
         return handle
 
-    def _check_open(self) -> None:
-        if self._served.draining:
-            raise Unavailable("the server is about to stop.", retry_after=5.0)
-
-    async def _answer(self, route: Route, body: bytes, http: Request, deadline: float) -> Response:
-        notes = notes_of(http.scope)
-        with trace("read", into=notes.stages):
-            sent, asked = _reader(route, dict(http.scope["headers"]))(body)
-            embedder = self._find(sent.model, notes)
-            request = asked(embedder) if callable(asked) else asked
-        result: Any = None
-        if request is not None:
-            result = await self._run_while_connected(http, self._run(embedder, request, http, deadline))
-        if isinstance(result, Result):
-            notes.note_result(result)
-        with trace("write", into=notes.stages):
-            answer = route.write_result(sent, result, embedder)
-        return _response(answer)
-
-    def _run(self, embedder: AsyncEmbedder, asked: Asked, http: Request, deadline: float) -> Awaitable[Any]:
-        if isinstance(asked, Tokenize):
-            return embedder.tokenize(asked)
-        if isinstance(asked, Decode):
-            return embedder.decode(asked)
-        notes_of(http.scope).num_texts = len(asked.texts)
-        asked.enter(owner=http.scope["state"]["owner"], deadline=deadline)
-        return embedder.run(asked)
-
-    def _find(self, name: str | None, notes: Notes) -> AsyncEmbedder:
-        notes.model = "other"
-        embedder = self._served.find(name)
-        notes.model = embedder.plan.served_name
-        return embedder
-
-    async def _run_while_connected(self, http: Request, running: Awaitable[T]) -> T:
-        """Await `running`; if the client leaves first, cancel it and raise ClientDisconnect."""
-        wait = asyncio.timeout(None)
-        left: asyncio.Future[Any] | None = None
-        try:
-            async with wait:
-                if (when_gone := http.scope.get("extensions", {}).get(GONE)) is not None:
-                    when_gone(partial(_end, wait))
-                else:  # on another server: the body is read, and what comes next is the end of the connection
-                    left = asyncio.ensure_future(http.receive())
-                    left.add_done_callback(lambda _: _end(wait))
-                return await running
-        except TimeoutError:
-            if wait.expired():
-                raise ClientDisconnect from None
-            raise
-        finally:
-            if left is not None:
-                left.cancel()
-
-    async def models(self, http: Request) -> Response:
+    async def models(self, http: HTTPRequest) -> Response:
         return _json(openai.write_models([self._model(embedder) for embedder in self._served]))
 
-    async def model(self, http: Request) -> Response:
+    async def model(self, http: HTTPRequest) -> Response:
         return _json(msgspec.json.encode(self._model(self._served.find(http.path_params["model"]))))
 
     def _model(self, embedder: AsyncEmbedder) -> openai.Model:
         plan = embedder.plan
         return openai.Model(id=plan.served_name, created=self._created, max_model_len=plan.max_length)
 
-    async def live(self, http: Request) -> Response:
+    async def live(self, http: HTTPRequest) -> Response:
         return _json(b'{"status":"ok"}')
 
-    async def ready(self, http: Request) -> Response:
+    async def ready(self, http: HTTPRequest) -> Response:
         if not self._served.ready:
             raise Unavailable(f"{self._served.status}.")
         return _json(b'{"status":"ok"}')
 
-    async def info(self, http: Request) -> Response:
+    async def info(self, http: HTTPRequest) -> Response:
         """Of one model, with the fields that TEI has there."""
         models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
         more = tei.describe(*self._served) if len(models) == 1 else {}
         return _json(msgspec.json.encode({"version": __version__, "models": models} | more))
 
-    async def metrics(self, http: Request) -> Response:
+    async def metrics(self, http: HTTPRequest) -> Response:
         if not self._metrics.shared:  # the engines are in this process, and nobody else tells how they are
             for embedder in self._served:
                 level("queue_tokens", embedder.queued_tokens, model=embedder.plan.served_name)
@@ -222,18 +231,13 @@ class _Server:
         content, content_type = self._metrics.render(http.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
-    async def openapi(self, http: Request) -> Response:
+    async def openapi(self, http: HTTPRequest) -> Response:
         return _json(msgspec.json.encode(openapi_document()))
 
-    async def docs(self, http: Request) -> Response:
+    async def docs(self, http: HTTPRequest) -> Response:
         page = docs_page(openapi_document(), base_url=str(http.base_url).rstrip("/"))
         policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
         return HTMLResponse(page, headers={"content-security-policy": policy})
-
-
-def _end(wait: asyncio.Timeout) -> None:
-    with suppress(RuntimeError):  # it is over
-        wait.reschedule(0)
 
 
 def _json(content: bytes) -> Response:
@@ -263,10 +267,6 @@ def _reader(route: Route, headers: Mapping[bytes, bytes]) -> Read:
     return route.accepts.get(kind, route.read_request)
 
 
-def _response(answer: bytes | Answer) -> Response:
-    return AnswerResponse(Answer([answer], size=len(answer)) if isinstance(answer, bytes) else answer)
-
-
 def _error_response(error: WhimbrelError, status: int, content: bytes) -> Response:
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded | Unavailable):
@@ -276,13 +276,13 @@ def _error_response(error: WhimbrelError, status: int, content: bytes) -> Respon
     return Response(content, status_code=status, media_type=JSON, headers=headers)
 
 
-async def _whimbrel_error(http: Request, error: Exception) -> Response:
+async def _whimbrel_error(http: HTTPRequest, error: Exception) -> Response:
     assert isinstance(error, WhimbrelError)
     notes_of(http.scope).error = error.code
     return _error_response(error, *render_error(http.scope["path"], error))
 
 
-async def _http_error(http: Request, error: Exception) -> Response:
+async def _http_error(http: HTTPRequest, error: Exception) -> Response:
     """Starlette's own refusals: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     path = shown(http.scope["path"])

@@ -116,7 +116,7 @@ class Exchange:
         self._on_gone = call
         self._connection.resume()  # or nobody would notice
         if self._broken:
-            call()
+            asyncio.get_running_loop().call_soon(call)
 
     async def receive(self) -> Message:
         """A part of the body, or, once it is read, that the client has left. Raises BodyTimeout."""

@@ -1,6 +1,7 @@
-"""What stands between the socket and the routes: hosts, origins, keys, sizes and times.
+"""What stands between the socket and the routes: heads, hosts, origins and keys. (Sizes of bodies are transfer.py's, times and
+rates exchange.py's.)
 
-    Edge    every request: head, Host; sizes, times and rates of body and answer
+    Edge    every request: sizes of its head, Host
     CORS    where asked for: Starlette's
     Access  Origin and key
 
@@ -17,10 +18,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthorized, WhimbrelError
-from whimbrel.server.access import Headers, Keys, host_name, is_loopback, is_same_origin, origin_name
-from whimbrel.server.ledger import notes_of, shown
+from whimbrel.server.access import Keys, host_name, is_loopback, is_same_origin, origin_name
+from whimbrel.server.ledger import shown
+from whimbrel.server.notes import notes_of
 from whimbrel.server.options import GuardOptions
-from whimbrel.server.transfer import Held, Incoming, Outgoing, read_small_body
+from whimbrel.server.transfer import read_small_body
 from whimbrel.server.ways import render_error
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
@@ -30,7 +32,6 @@ _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
     "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-tokens", "x-whimbrel-truncated"
 )  # fmt: skip
-_NO_SNIFFING: Final = (b"x-content-type-options", b"nosniff")
 
 
 def guards(options: GuardOptions) -> list[Middleware]:
@@ -47,47 +48,57 @@ def guards(options: GuardOptions) -> list[Middleware]:
 
 
 class Edge:
-    """ASGI middleware around every request that is entered in the ledger: its head, body and answer keep to the limits."""
+    """ASGI middleware around every request that the ledger enters: its head keeps to the limits, and names this server."""
 
     def __init__(self, app: ASGIApp, options: GuardOptions) -> None:
         self._app = app
         self._options = options
         self._hosts = None if options.hosts is None else frozenset(options.hosts)
-        self._held = Held(options.max_held_bytes)
+        self._known: tuple[bytes, object] | None = None
+        """The host that was last found right, and the address that it was asked at."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers: list[tuple[bytes, bytes]] = [_NO_SNIFFING]
-        incoming = Incoming(scope, receive, self._options, self._held)
-        outgoing = Outgoing(scope, send, self._held, headers)
-        try:
-            self._check(scope)
-        except WhimbrelError as error:
-            headers.append((b"connection", b"close"))  # who sends such a head may not mean its end where we do
-            await _refuse(error, scope, outgoing.send)
-        else:
-            await self._app(scope, incoming.receive, outgoing.send)
-        finally:
-            incoming.release()
-            outgoing.release()
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except WhimbrelError as error:
+                await _refuse(error, scope, send, closes=True)  # who sends such a head may not mean its end where we do
+                return
+        await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        headers: Headers = scope["headers"]
-        _check_sizes(scope, self._options)
-        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
-        codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        options = self._options
+        if len(headers) > options.max_headers:
+            raise HeadersTooLarge(f"there are {len(headers)} headers; the limit is {options.max_headers}.")
+        size = len(scope["path"]) + len(scope["query_string"])
+        hosts: list[bytes] = []
+        codings: list[bytes] = []
+        for name, value in headers:
+            size += len(name) + len(value)
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"transfer-encoding":
+                codings.append(value.lower())
+        if size > options.max_header_bytes:
+            raise HeadersTooLarge(f"path and headers have {size:,} bytes; the limit is {options.max_header_bytes:,}.")
         if codings not in ([], [b"chunked"]):
             raise InvalidRequest("Transfer-Encoding may be chunked and nothing else.")
         if not hosts and scope["http_version"] == "1.0":
             return  # it knows no Host header, and browsers do not speak it
         if len(hosts) != 1:
             raise InvalidRequest(f"there are {len(hosts)} Host headers; send one.")
-        name = host_name(hosts[0])
+        asked = hosts[0], scope.get("server")
+        if asked != self._known:
+            self._check_host(hosts[0].decode("latin-1"), scope)
+            self._known = asked
+
+    def _check_host(self, host: str, scope: Scope) -> None:
+        name = host_name(host)
         if name is None:
-            given = shown(hosts[0]) or "missing"
-            raise InvalidRequest(f"the Host header is {given}; send a name or an address, with or without a port.")
+            raise InvalidRequest(
+                f"the Host header is {shown(host) or 'missing'}; send a name or an address, with or without a port."
+            )
         if self._hosts is not None and not (name in self._hosts or is_loopback(name) or name == _own_address(scope)):
             raise Forbidden(
                 f"this server does not answer to the host {shown(name)}; --allowed-host {shown(name)} would change that."
@@ -128,7 +139,7 @@ class Access:
         """A page of another site may not have a browser change anything here. (What it may read is CORS' business.)"""
         if scope["method"] in _SAFE_METHODS or "*" in self._origins:
             return
-        headers = dict[bytes, bytes](scope["headers"])
+        headers = notes_of(scope).given
         origin = headers.get(b"origin")
         if origin is None:
             return
@@ -138,26 +149,19 @@ class Access:
             raise Forbidden(f"pages of {shown(text)} may not call this server{way}.")
 
 
-def _check_sizes(scope: Scope, options: GuardOptions) -> None:
-    headers: list[tuple[bytes, bytes]] = scope["headers"]
-    if len(headers) > options.max_headers:
-        raise HeadersTooLarge(f"there are {len(headers)} headers; the limit is {options.max_headers}.")
-    size = sum(len(name) + len(value) for name, value in headers) + len(scope["path"]) + len(scope["query_string"])
-    if size > options.max_header_bytes:
-        raise HeadersTooLarge(f"path and headers have {size:,} bytes; the limit is {options.max_header_bytes:,}.")
-
-
 def _own_address(scope: Scope) -> str | None:
     """The address that was called."""
     server = scope.get("server")
     return server[0] if server else None
 
 
-async def _refuse(error: WhimbrelError, scope: Scope, send: Send, sent: bytes = b"") -> None:
+async def _refuse(error: WhimbrelError, scope: Scope, send: Send, sent: bytes = b"", *, closes: bool = False) -> None:
     """Answer without the app, in the shape of the dialect, as far as it is known."""
     notes_of(scope).error = error.code
     status, body = render_error(scope["path"], error, sent)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if closes:
+        headers.append((b"connection", b"close"))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

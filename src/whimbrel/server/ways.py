@@ -40,7 +40,10 @@ class Ways:
 
     def choose(self, body: bytes) -> Route:
         """The route that a body is for. One that cannot be read is for the first that it seems to be for."""
-        if not any(mark in body for mark in self.marks):
+        for mark in self.marks:
+            if mark in body:
+                break
+        else:
             return self.default
         try:
             sent = (_MESSAGE_PACK if is_packed(body) else _JSON)(self.fields).decode(body)

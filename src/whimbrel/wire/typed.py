@@ -108,9 +108,11 @@ class Typed:
 
     def pieces(self) -> Iterator[memoryview]:
         """Its bytes, row by row; a view of the array where nothing is to be converted."""
-        flat = self.array.reshape(-1) if self.array.ndim == 1 else self.array
-        step = len(flat) if self._is_ready() else max(1, _PIECE // max(1, prod(flat.shape[1:])))
-        for start in range(0, len(flat), max(step, 1)):
+        if self._is_ready():
+            yield _bytes_of(self.array)
+            return
+        step = max(1, _PIECE // max(1, prod(self.array.shape[1:])))
+        for start in range(0, len(self.array), step):
             yield _bytes_of(self[start : start + step].encoded())
 
     def _is_ready(self) -> bool:

@@ -1,0 +1,57 @@
+"""What is known of a request on its way: what its head says, and what handlers and middleware learn of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+from whimbrel.trace import Stage
+from whimbrel.types import Result
+
+
+@dataclass(slots=True)
+class Notes:
+    """In the end it becomes the request's Finished record."""
+
+    request_id: str
+    started: float
+    """time.perf_counter"""
+    given: Mapping[bytes, bytes]
+    """The headers of the request; of several of one name the last."""
+    model: str = ""
+    """The served name; "other" where the client asks for one that is not served."""
+    num_texts: int = 0
+    answered: bool = False
+    """Whether the engine gave a result; without one, it has no tokens."""
+    num_tokens: int = 0
+    num_truncated: int = 0
+    error: str = ""
+    """The code of the error that it is answered with."""
+    held: int = 0
+    """Bytes of what an answer in pieces is made of."""
+    stages: dict[Stage, float] = field(default_factory=dict[Stage, float])
+
+    def note_result(self, result: Result) -> None:
+        """Note what the engine said, but not the vectors, whose memory is wanted back."""
+        timings = result.timings
+        self.stages |= {"tokenize": timings.tokenize, "queue": timings.queue, "compute": timings.compute}
+        self.answered, self.num_tokens, self.num_truncated = True, result.num_tokens, result.num_truncated
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The request's id, milliseconds per stage, and what the request amounted to."""
+        stages = [b"%b;dur=%.2f, " % (stage.encode(), seconds * 1e3) for stage, seconds in self.stages.items()]
+        total = b"total;dur=%.2f" % ((time.perf_counter() - self.started) * 1e3)
+        headers = [(b"x-request-id", self.request_id.encode()), (b"server-timing", b"".join([*stages, total]))]
+        if self.answered:
+            headers.append((b"x-whimbrel-tokens", b"%d" % self.num_tokens))
+            headers.append((b"x-whimbrel-truncated", b"%d" % self.num_truncated))
+        return headers
+
+
+def notes_of(scope: Scope) -> Notes:
+    """The notes of the request that this scope is of."""
+    notes: Notes = scope["state"]["notes"]
+    return notes
