@@ -127,21 +127,6 @@ def test_K6_an_id_that_is_none_is_replaced(given: str, heard: Heard) -> None:
     assert heard.only.request_id == made
 
 
-def test_an_id_that_an_app_writes_gives_way(heard: Heard) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"X-Request-Id", b"other")]})
-        await send({"type": "http.response.body"})
-
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    asyncio.run(Ledger(app, ROUTES)(scope, nothing, send))
-    assert [value.decode() for name, value in sent[0]["headers"] if name.lower() == b"x-request-id"] == [heard.only.request_id]
-
-
 VALID = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

@@ -33,7 +33,7 @@ from whimbrel.server.ledger import Ledger, shown
 from whimbrel.server.notes import notes_of
 from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.server.options import DEFAULTS, GuardOptions
-from whimbrel.server.served import InFlight, Served
+from whimbrel.server.served import Served
 from whimbrel.server.transfer import CLIENT_LEFT, check_type, read_body, read_small_body, send_answer
 from whimbrel.server.ways import WAYS, Ways, render_error
 from whimbrel.trace import level, trace
@@ -47,7 +47,7 @@ Handler: TypeAlias = Callable[[HTTPRequest], Awaitable[Response]]
 class App:
     """An ASGI app: middleware around the dialects' routes, which are found at once, and the others, which Starlette finds."""
 
-    def __init__(self, posts: Mapping[str, ASGIApp], routes: list[HTTPRoute], served: Served, guards: GuardOptions) -> None:
+    def __init__(self, posts: Mapping[str, ASGIApp], routes: list[HTTPRoute], guards: GuardOptions) -> None:
         self.routes = routes
         """All of them."""
         handlers = {HTTPException: _http_error, WhimbrelError: _whimbrel_error}
@@ -56,7 +56,7 @@ class App:
         guarded: ASGIApp = self._answer
         for kind, args, kwargs in reversed(guards_of(guards)):
             guarded = kind(guarded, *args, **kwargs)
-        self._app = Ledger(InFlight(guarded, served), routes, guards)
+        self._app = Ledger(guarded, routes, guards)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -89,7 +89,7 @@ def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> App:
     }
     asked = [HTTPRoute(path, handler, methods=["POST"]) for path, handler in posts.items()]
     got = [HTTPRoute(path, handler, methods=["GET"]) for path, handler in gets.items()]
-    return App(posts, [*asked, *pages, *got], served, guards)
+    return App(posts, [*asked, *pages, *got], guards)
 
 
 class _Post:
@@ -101,6 +101,13 @@ class _Post:
         self._media_types = ways.media_types
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._served.begin()
+        try:
+            await self._handle(scope, receive, send)
+        finally:
+            self._served.end()
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         route: Route | None = None
         try:
             if self._served.draining:

@@ -229,10 +229,10 @@ class Exchange:
 
 def head_of(status: int, headers: Headers) -> bytes:
     """The head of an answer. Raises RuntimeError if a header holds more than one line."""
-    lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
-    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
+    lines = b"\r\n".join([*map(b": ".join, headers), b"date: " + _date(int(time.time())), b"\r\n"])
+    if lines.count(b"\n") != len(headers) + 2 or lines.count(b"\r") != len(headers) + 2:
         raise RuntimeError("a header of an answer holds more than one line")
-    return b"%bdate: %b\r\n%b\r\n" % (_STATUS_LINES[status], _date(int(time.time())), lines)
+    return _STATUS_LINES[status] + lines
 
 
 @lru_cache(maxsize=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from starlette.types import Scope
 
@@ -42,13 +43,19 @@ class Notes:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The request's id, milliseconds per stage, and what the request amounted to."""
-        stages = [b"%b;dur=%.2f, " % (stage.encode(), seconds * 1e3) for stage, seconds in self.stages.items()]
-        total = b"total;dur=%.2f" % ((time.perf_counter() - self.started) * 1e3)
-        headers = [(b"x-request-id", self.request_id.encode()), (b"server-timing", b"".join([*stages, total]))]
+        total = time.perf_counter() - self.started
+        timing = _timing(tuple(self.stages)) % tuple([seconds * 1e3 for seconds in (*self.stages.values(), total)])
+        headers = [(b"x-request-id", self.request_id.encode()), (b"server-timing", timing)]
         if self.answered:
             headers.append((b"x-whimbrel-tokens", b"%d" % self.num_tokens))
             headers.append((b"x-whimbrel-truncated", b"%d" % self.num_truncated))
         return headers
+
+
+@lru_cache(maxsize=64)
+def _timing(stages: tuple[Stage, ...]) -> bytes:
+    """What their milliseconds and those of all are put into."""
+    return b", ".join([f"{stage};dur=%.2f".encode() for stage in (*stages, "total")])
 
 
 def notes_of(scope: Scope) -> Notes:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from whimbrel.errors import InvalidRequest, ModelNotFound, Unavailable
 from whimbrel.types import AsyncEmbedder
 
@@ -60,7 +58,7 @@ class Served:
         return "; ".join(embedder.status for embedder in self if not embedder.ready) or "ok"
 
     def begin(self) -> None:
-        """A request has come."""
+        """A request for work has come. It is on its way until the last byte of its answer is handed over."""
         self._in_flight += 1
         self._idle.clear()
 
@@ -71,28 +69,10 @@ class Served:
             self._idle.set()
 
     async def wait_until_idle(self) -> None:
-        """Return once no request is on its way."""
+        """Return once no such request is on its way."""
         await self._idle.wait()
 
 
 def _untagged(name: str) -> str:
     """Without the tag that Ollama's clients may put after any name, or leave out."""
     return name.removesuffix(":latest")
-
-
-class InFlight:
-    """ASGI middleware: a request that asks for work is on its way until the last byte of its answer is handed over."""
-
-    def __init__(self, app: ASGIApp, served: Served) -> None:
-        self._app = app
-        self._served = served
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        self._served.begin()
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._served.end()

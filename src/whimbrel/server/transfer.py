@@ -24,7 +24,6 @@ _LARGE: Final = 2**18
 _SMALL: Final = 2**16
 _CLOSE: Final = (b"connection", b"close")
 _NO_SNIFFING: Final = (b"x-content-type-options", b"nosniff")
-_OURS: Final = frozenset({b"x-request-id", b"server-timing"})
 _LAST_ANSWERS: Final = frozenset({408, 413})
 """After them a connection is closed: what else is on its way is no request."""
 _OUTCOMES: Final[dict[int, Outcome]] = {
@@ -106,9 +105,8 @@ class Transfer:
         is_start = message["type"] == "http.response.start"
         if is_start:
             self.status = status = message["status"]
-            theirs = [pair for pair in message["headers"] if pair[0].lower() not in _OURS]
             last = (_CLOSE,) if status in _LAST_ANSWERS else ()
-            message = {**message, "headers": [*theirs, *self._notes.headers(), _NO_SNIFFING, *last]}
+            message = {**message, "headers": [*message["headers"], *self._notes.headers(), _NO_SNIFFING, *last]}
         elif not self._answer_size:
             size = max(len(message.get("body", b"")), self._notes.held)
             if size > _LARGE:
