@@ -43,6 +43,7 @@ class Exchange:
 
     def __init__(self, connection: Connection, scope: Scope, *, keep_alive: bool) -> None:
         self._connection = connection
+        self._loop = asyncio.get_running_loop()
         self.scope = scope
         self.keep_alive = keep_alive
         headers = dict[bytes, bytes](scope["headers"])
@@ -70,7 +71,13 @@ class Exchange:
         self._announced: int | None = None
         """Bytes of the body that are still to be sent, if the app has said how many there are."""
         self._handed = 0
+        """Bytes that the transport has had."""
         self._began: float | None = None
+        """Since when there is no room, or was none for a while."""
+        self._moved = 0.0
+        """When the client last took some,"""
+        self._left = 0
+        """and how much was left then."""
 
     async def run(self, app: ASGIApp) -> None:
         """Let `app` answer. If it does not, to the end, the connection is cut."""
@@ -116,7 +123,7 @@ class Exchange:
         self._on_gone = call
         self._connection.resume()  # or nobody would notice
         if self._broken:
-            asyncio.get_running_loop().call_soon(call)
+            self._loop.call_soon(call)
 
     async def receive(self) -> Message:
         """A part of the body, or, once it is read, that the client has left. Raises BodyTimeout."""
@@ -137,7 +144,7 @@ class Exchange:
 
     async def _wait_for_more(self) -> None:
         """No pause is longer than `body_pause`, then `min_body_rate` is kept, and all is there in `body_timeout`."""
-        options, clock = self._connection.options, asyncio.get_running_loop().time
+        options, clock = self._connection.options, self._loop.time
         now = clock()
         asked = self._asked = now if self._asked is None else self._asked
         longest = min(max(options.body_pause, self._num_fed / options.min_body_rate), options.body_timeout)
@@ -168,8 +175,8 @@ class Exchange:
         if pieces:
             self._handed += sum(map(len, pieces))
             connection.transport.writelines(pieces)
-        if connection.writable is not None:
-            await self._wait(connection.writable)
+        if connection.is_full:
+            await self._wait()
         if not more:
             self.answered = True
             connection.answered(self)
@@ -204,27 +211,35 @@ class Exchange:
                 raise RuntimeError("the length of an answer is not what its head says")
         return [body] if body else []
 
-    async def _wait(self, writable: asyncio.Future[None]) -> None:
-        """No pause is longer than `write_pause`, and after the first one `min_write_rate` is kept."""
-        connection, options = self._connection, self._connection.options
-        clock = asyncio.get_running_loop().time
-        now = moved = clock()
-        began = self._began = now if self._began is None else self._began
+    async def _wait(self) -> None:
+        """Until the transport has room. No pause is longer than `write_pause`, and after the first one `min_write_rate` is
+        kept."""
+        connection, now = self._connection, self._loop.time()
+        if self._began is None:
+            self._began = now
+        self._moved, self._left = now, connection.transport.get_write_buffer_size()
+        connection.room = self._loop.create_future()
+        self._timer = self._loop.call_later(connection.options.write_pause / _CHECKS, self._check_pace)
+        try:
+            await connection.room
+        finally:
+            self._timer.cancel()
+        if connection.lost:
+            raise Gone
+
+    def _check_pace(self) -> None:
+        """Whether the client takes its answer. If not, it is cut off, which ends the waiting."""
+        connection, options, now = self._connection, self._connection.options, self._loop.time()
         left = connection.transport.get_write_buffer_size()
-        while not writable.done():
-            if now - began > options.write_pause and self._handed - left < (now - began) * options.min_write_rate:
-                break
-            await asyncio.wait([writable], timeout=options.write_pause / _CHECKS)
-            now, before, left = clock(), left, connection.transport.get_write_buffer_size()
-            if left < before:
-                moved = now
-            elif now - moved > options.write_pause:
-                break
-        if not writable.done():
+        if left < self._left:
+            self._moved, self._left = now, left
+        seconds = now - (self._began or now)
+        too_slow = seconds > options.write_pause and self._handed - left < seconds * options.min_write_rate
+        if too_slow or now - self._moved > options.write_pause:
             _log.info("cut off a client that took its answer too slowly")
             connection.cut()
-        if not writable.done() or connection.lost:
-            raise Gone
+        else:
+            self._timer = self._loop.call_later(options.write_pause / _CHECKS, self._check_pace)
 
 
 def head_of(status: int, headers: Headers) -> bytes:

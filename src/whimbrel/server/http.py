@@ -59,8 +59,10 @@ class Connection(asyncio.Protocol):
         """Nothing more will come."""
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
-        self.writable: asyncio.Future[None] | None = None
-        """Done once there is room again; None while there is."""
+        self.is_full = False
+        """Whether the transport holds enough."""
+        self.room: asyncio.Future[None] | None = None
+        """Of who waits for it to have room again."""
         self.lost = False
 
     # The socket
@@ -296,14 +298,13 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The transport holds enough."""
-        if self.writable is None:
-            self.writable = self._loop.create_future()
+        self.is_full = True
 
     def resume_writing(self) -> None:
         """There is room."""
-        if self.writable is not None:
-            self.writable.set_result(None)
-            self.writable = None
+        self.is_full = False
+        if self.room is not None and not self.room.done():
+            self.room.set_result(None)
 
 
 def _address(transport: asyncio.BaseTransport, end: str) -> tuple[str, int] | None:
