@@ -6,8 +6,8 @@
    printing), float, base64 and raw bytes, each as the server writes it, all pieces made; `orjson.dumps` of the bare array, the
    least that printing costs; and each row's `.tolist()` in the same object, made only, and printed by orjson and json.
 2. Raw bytes of 256 x 1,024 float32 per response over 16 connections, MiB/s: Whimbrel with one worker and with two, FastAPI on
-   uvicorn with httptools and uvloop and with what comes when both are installed, and a bare TCP stream, which is not asked for
-   anything and has a thread for each connection. Another process reads (threads that receive into a buffer).
+   uvicorn with httptools and uvloop and with what comes when both are installed; and bare TCP that nobody asks for anything:
+   one stream, and 16 with a thread for each. Another process reads (threads that receive into a buffer).
 3. The experiment of "Serving embeddings at blazing speed": 100 requests at once of 32 texts x 1,024 dimensions, from the first
    request to the last array in the client, seconds: FastAPI with JSON, orjson and raw bytes, read by an asyncio client (httpx2)
    with json, orjson and `np.frombuffer`; Whimbrel with the same client, and with AsyncClient. Then 256 texts, raw.
@@ -52,7 +52,8 @@ NUM_ROWS: Final = 128
 DIMENSIONS: Final = (384, 768, 1536, 3072)
 CONSTRUCTION: Final = "construction"
 CONNECTIONS: Final = 16
-OTHERS: Final = ("tcp", "fastapi", "fastapi-plain")
+ONE_STREAM: Final = "one TCP stream"
+OTHERS: Final = (ONE_STREAM, "tcp", "fastapi", "fastapi-plain")
 NUM_REQUESTS: Final = 100
 _MIN_SECONDS: Final = 0.005
 
@@ -144,7 +145,7 @@ def start(kind: str, stack: ExitStack) -> int:
     return int(process.stdout.readline())
 
 
-def stream_rate(port: int, request: bytes, seconds: float) -> float:
+def stream_rate(port: int, request: bytes, seconds: float, connections: int = CONNECTIONS) -> float:
     """MiB/s of answers over all connections; without a request, of whatever comes."""
     end = perf_counter() + seconds
 
@@ -156,9 +157,9 @@ def stream_rate(port: int, request: bytes, seconds: float) -> float:
                 received += _answer(connection, request, buffer) if request else connection.recv_into(buffer)
         return received
 
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
+    with ThreadPoolExecutor(connections) as pool:
         started = perf_counter()
-        return sum(pool.map(read, range(CONNECTIONS))) / 2**20 / (perf_counter() - started)
+        return sum(pool.map(read, range(connections))) / 2**20 / (perf_counter() - started)
 
 
 def _answer(connection: socket.socket, request: bytes, buffer: bytearray) -> int:
@@ -179,11 +180,13 @@ def _answer(connection: socket.socket, request: bytes, buffer: bytearray) -> int
 def measure_stream(ports: Mapping[str, int], rounds: int, seconds: float) -> None:
     """Part 2."""
     body = {"input": ["a"] * ROWS, "encoding_format": "bytes_only"}
-    requests = {name: b"" if name == "tcp" else request_of(orjson.dumps(body)) for name in ports}
-    found: dict[str, list[float]] = {name: [] for name in ports}
+    request = request_of(orjson.dumps(body))
+    contenders = {name: partial(stream_rate, port, b"" if name == "tcp" else request, seconds) for name, port in ports.items()}
+    contenders[ONE_STREAM] = partial(stream_rate, ports["tcp"], b"", seconds, 1)
+    found: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
-        for name, port in ports.items():
-            rate = stream_rate(port, requests[name], seconds)
+        for name, contender in contenders.items():
+            rate = contender()
             if number:
                 found[name].append(rate)
     rates = {name: median(each) for name, each in found.items()}

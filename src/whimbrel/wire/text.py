@@ -52,7 +52,7 @@ def to_json(value: object) -> bytes:
     return orjson.dumps(value, default=_default, option=_OPTIONS)
 
 
-def json_pieces(value: object) -> Iterator[bytes]:
+def json_pieces(value: object) -> Iterator[bytes | memoryview]:
     """The same bytes as those of `to_json`, in pieces that are printed as they are asked for."""
     parts: list[bytes | memoryview] = []
     size = 0
@@ -60,7 +60,7 @@ def json_pieces(value: object) -> Iterator[bytes]:
         parts.append(part)
         size += len(part)
         if size >= _LEAST:
-            yield b"".join(parts)
+            yield parts[0] if len(parts) == 1 else b"".join(parts)
             parts, size = [], 0
     yield b"".join(parts)
 
@@ -196,6 +196,9 @@ def _print(value: object) -> Iterator[bytes | memoryview]:
         yield b"}"
     elif isinstance(value, list | np.ndarray | Typed) and _weigh(value, _PIECE) > _PIECE:
         for number, group in enumerate(_groups(cast(Any, value))):
+            if number and isinstance(group, list) and len(group) > 1:
+                yield memoryview(to_json([0, *group]))[2:-1]  # with the comma before it, so that it needs not be copied
+                continue
             yield b"," if number else b"["
             if isinstance(group, list) and len(group) == 1:
                 yield from _print(group[0])
