@@ -147,6 +147,9 @@ def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[Embedd
 
 def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Answer:
     """The answer, made of the array's memory."""
+    if sent.encoding_format in (None, "float"):
+        data = [{"object": "embedding", "index": index, "embedding": row_D} for index, row_D in enumerate(result.dense)]
+        return json_answer({**_about(sent, result, model), "data": data}, result)
     dense = Typed(result.dense, sent.embed_dtype or "float32", sent.endianness or "native", "dense")
     match sent.encoding_format:
         case "bytes":
@@ -161,9 +164,6 @@ def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) ->
             head = to_json(_about(sent, result, model))[:-1] + b',"data":'
             size, pieces = base64_list(head, dense, b"}", before=_BEFORE, after=b'"}')
             return Answer(pieces, size=size)
-        case _:
-            data = [{"object": "embedding", "index": index, "embedding": row_D} for index, row_D in enumerate(result.dense)]
-            return json_answer({**_about(sent, result, model), "data": data}, result)
 
 
 def _about(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
