@@ -4,8 +4,8 @@
 
 - whimbrel: a worker of `whimbrel serve`, over an embedder that computes nothing; whimbrel-2: two of them on one socket.
 - fastapi: FastAPI on uvicorn, with one worker, httptools and uvloop; fastapi-plain: with h11 and asyncio, which is what
-  installing the two brings. /json goes through .tolist() and the framework's own JSON, /orjson prints the
-  array, /raw gives its bytes. POST /v1/embeddings is /raw.
+  installing the two brings. The body is a pydantic model with the fields of OpenAI's API. /json goes through .tolist() and the
+  framework's own JSON, /orjson prints the array, /raw gives its bytes. POST /v1/embeddings is /raw.
 - tcp: sends the bytes of a response again and again to whoever connects.
 """
 
@@ -19,7 +19,7 @@ import sys
 import threading
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import orjson
@@ -85,20 +85,29 @@ def serve_fastapi(listener: socket.socket, http: Any = "httptools", loop: Any = 
     import uvicorn
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse, Response
+    from pydantic import BaseModel
+
+    class Body(BaseModel):
+        input: str | list[str] | list[int] | list[list[int]]
+        model: str | None = None
+        encoding_format: Literal["float", "base64", "bytes_only"] = "float"
+        dimensions: int | None = None
+        user: str | None = None
 
     app = FastAPI()
 
-    async def as_json(body: dict) -> Any:  # pyright: ignore[reportMissingTypeArgument]
-        return JSONResponse(vectors(len(body["input"])).tolist())
+    async def as_json(body: Any) -> Any:
+        return JSONResponse(vectors(len(body.input)).tolist())
 
-    async def as_orjson(body: dict) -> Any:  # pyright: ignore[reportMissingTypeArgument]
-        content = orjson.dumps(vectors(len(body["input"])), option=orjson.OPT_SERIALIZE_NUMPY)
+    async def as_orjson(body: Any) -> Any:
+        content = orjson.dumps(vectors(len(body.input)), option=orjson.OPT_SERIALIZE_NUMPY)
         return Response(content, media_type="application/json")
 
-    async def as_raw(body: dict) -> Any:  # pyright: ignore[reportMissingTypeArgument]
-        return Response(vectors(len(body["input"])).tobytes(), media_type="application/octet-stream")
+    async def as_raw(body: Any) -> Any:
+        return Response(vectors(len(body.input)).tobytes(), media_type="application/octet-stream")
 
     for path, handler in (("/json", as_json), ("/orjson", as_orjson), ("/raw", as_raw), ("/v1/embeddings", as_raw)):
+        handler.__annotations__["body"] = Body
         app.post(path, response_model=None)(handler)
     uvicorn.Server(uvicorn.Config(app, log_level="error", http=http, loop=loop)).run(sockets=[listener])
 
