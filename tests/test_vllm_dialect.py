@@ -186,8 +186,8 @@ IMAGE = {"content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"
         ({"text_1": "q", "text_2": {"content": [{"type": "text", "text": "a"}] * 2}}, "text_2.content"),
         ({"text_1": "q", "text_2": {"content": [{"type": "text", "text": "a"}], "text": "b"}}, "text_2"),
         ({"text_1": "q", "text_2": {"content": "a"}}, "text_2.content"),
-        ({"text_1": "q", "text_2": "a", "max_tokens_per_doc": 8}, "max_tokens_per_doc"),
-        ({"text_1": "q", "text_2": "a", "max_tokens_per_query": 8}, "max_tokens_per_query"),
+        ({"text_1": "q", "text_2": "a", "max_tokens_per_doc": -1}, "max_tokens_per_doc"),
+        ({"text_1": "q", "text_2": "a", "max_tokens_per_query": 2.5}, "max_tokens_per_query"),
         ({"text_1": "q", "text_2": "a", "chat_template": "{{ query }}"}, "chat_template"),
         ({"text_1": "q", "text_2": "a", "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
         ({"text_1": "q", "text_2": "a", "padding": "max_length"}, "padding"),
@@ -206,6 +206,11 @@ def test_pairs_that_are_refused(body: dict[str, Any], param: str) -> None:
 def test_limits_that_are_off() -> None:
     off = {"max_tokens_per_query": 0, "max_tokens_per_doc": 0, "chat_template_kwargs": {}, "padding": None}
     assert scored(text_1="q", text_2="a", **off) == scored(text_1="q", text_2="a")
+
+
+def test_limits_of_queries_and_documents() -> None:
+    request = scored(text_1="q", text_2="a", max_tokens_per_query=5, max_tokens_per_doc=7)
+    assert (request.max_query_tokens, request.max_document_tokens, request.max_tokens) == (5, 7, None)
 
 
 @pytest.mark.parametrize(

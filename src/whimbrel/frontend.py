@@ -26,6 +26,7 @@ from whimbrel.parts import Merge, Repeat, located
 from whimbrel.plan import Plan, length_for
 from whimbrel.request_checks import check_uses
 from whimbrel.tokenizing.part_tokenizer import encode_document, encode_split
+from whimbrel.tokenizing.side_cuts import cut_sides
 from whimbrel.tokenizing.template_tokenizer import TemplateTokenizer
 from whimbrel.tokenizing.text_checks import check_ids, check_texts
 from whimbrel.tokenizing.token_spans import locate
@@ -88,6 +89,7 @@ class Frontend:
         """
         received = perf_counter() if received is None else received
         with trace("tokenize") as tokenized:
+            request = self._with_sides_cut(request)
             read = self._compared(request) if is_comparison(self._card, request) else self._distinct(request)
         seqs = read.seqs
         num_tokens = sum(seq.ids.size for seq in seqs)
@@ -134,6 +136,13 @@ class Frontend:
         """The text of each row of ids. Raises InvalidRequest."""
         rows = check_ids([np.asarray(row, np.int64) for row in asked.rows], self._card.encoder.vocab_size)
         return self._tokenizers[0].backend.texts(rows, special=asked.special)
+
+    def _with_sides_cut(self, request: Request) -> Request:
+        if request.max_query_tokens is None and request.max_document_tokens is None:
+            return request
+        compares = is_comparison(self._card, request)
+        towers = [self._card.tower_for(side) if compares else 0 for side in ("query", "document")]
+        return cut_sides(request, *(self._tokenizers[tower].backend for tower in towers))
 
     def _distinct(self, request: Request) -> _Read:
         """As `_read`; pairs that are alike run once."""

@@ -28,6 +28,8 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "token_pooling": ((TokenPooling, type(None)), "a TokenPooling"),
     "muvera": ((MuveraParameters, type(None)), "MuveraParameters"),
     "max_tokens": ((int, type(None)), "an integer"),
+    "max_query_tokens": ((int, type(None)), "an integer"),
+    "max_document_tokens": ((int, type(None)), "an integer"),
     "late_chunking": ((bool,), "true or false"),
     "locate": ((bool,), "true or false"),
     "explain": ((bool,), "true or false"),
@@ -64,6 +66,9 @@ def check_fields(request: Request) -> None:
     for (name, words), given in zip(_WORDS.items(), _worded(request), strict=True):
         if given is not None and (not isinstance(given, str) or given not in words):
             raise InvalidRequest(f"{given!r} is not known; it takes {', '.join(words)}.", param=name)
+    for name, given in (("max_query_tokens", request.max_query_tokens), ("max_document_tokens", request.max_document_tokens)):
+        if given is not None and given < 1:
+            raise InvalidRequest(f"must be at least 1, is {given:,}.", param=name)
     if request.priority not in _PRIORITIES:
         raise InvalidRequest(f"must fit into 32 bits, is {request.priority:,}.", param="priority")
     if request.deadline != request.deadline:

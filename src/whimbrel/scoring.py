@@ -158,6 +158,8 @@ def _request(card: Card, output: OutputName, texts: Sequence[Any], options: Scor
         token_pooling=read_token_pooling(options.get("token_pooling")),
         dimensions=options.get("dimensions"),
         truncate=read_truncate(options.get("truncate")),
+        max_query_tokens=options.get("max_query_tokens"),
+        max_document_tokens=options.get("max_document_tokens"),
         locate=locate,
     )
 

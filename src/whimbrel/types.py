@@ -113,6 +113,10 @@ class Request:
     truncate: Truncate | None = None
     max_tokens: int | None = None
     """A limit per text below that of the model; of late-interaction models, in place of the usual one of such texts."""
+    max_query_tokens: int | None = None
+    """Of pairs: a query is cut to so many tokens of its own, before anything is put around it,"""
+    max_document_tokens: int | None = None
+    """and a document to so many."""
     late_chunking: bool = False
     """The texts are consecutive parts of one document, run in one pass; each part's vector is the mean of its own tokens.
 

@@ -62,6 +62,10 @@ class ScoreOptions(TypedDict, total=False):
     """Of late interaction, as of TextOptions: the vectors of documents' texts are pooled before they are compared."""
     truncate: Truncate | bool | None
     """As of TextOptions. Of a pair that is too long, the longer text is cut first."""
+    max_query_tokens: int | None
+    """Of pairs: a query is cut to so many tokens of its own, before anything is put around it. None: it is not."""
+    max_document_tokens: int | None
+    """And a document to so many."""
 
 
 def text_request(

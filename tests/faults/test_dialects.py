@@ -101,7 +101,7 @@ WAYS = [
     Way("/api/embeddings", "ollama", "dense", "prompt", T, wrong={"options": ({"num_ctx": -1}, {"rope_frequency_base": 1})}),
     Way("/pooling", "vllm", "dense", "input", **VLLM, wrong={"dimensions": SIZES, "task": ("plugin", 3), "encoding_format": ("npy",)}),
     Way("/classify", "vllm", "classes", "input", **VLLM, wrong={"use_activation": ("yes",), "padding": ("max_length",)}),
-    Way("/score", "vllm", "ranker", "text_2", more={"text_1": T}, most=10_000, **VLLM, wrong={"max_tokens_per_doc": (-1, 5)}),
+    Way("/score", "vllm", "ranker", "text_2", more={"text_1": T}, most=10_000, **VLLM, wrong={"max_tokens_per_doc": (-1, "5")}),
     Way("/rerank", "vllm", "ranker", "documents", **PAIRS, **VLLM, wrong={"top_n": (-1, "3"), "chat_template": ("x",)}),
     Way("/tokenize", "vllm", "dense", "prompt", T, wrong={"add_special_tokens": ("yes",)}),
     Way("/detokenize", "vllm", "dense", "tokens", (101, 5)),

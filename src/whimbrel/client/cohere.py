@@ -66,11 +66,13 @@ def encode(
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
     """The scores of documents for a query."""
     for name in options:
-        if options.get(name) is not None:
-            raise InvalidRequest("Cohere's API cannot say it.", param=name)
+        if name != "max_document_tokens" and options.get(name) is not None:
+            raise InvalidRequest("Cohere's API cannot say it; it takes max_document_tokens.", param=name)
     if not isinstance(query, str):
         raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
     fields = {"query": query, **named(model)}
+    if (limit := options.get("max_document_tokens")) is not None:
+        fields["max_tokens_per_doc"] = limit
     texts = strings(documents, "documents")
     return Task(
         "/v2/rerank",

@@ -115,10 +115,14 @@ def _plain(value: Any) -> Any:
 
 def _class_fields(model: str | None, options: ScoreOptions) -> Json:
     check_options(options, ScoreOptions)
-    for name in ("score_by", "dimensions", "token_pooling"):
+    for name in ("score_by", "dimensions", "token_pooling", "max_query_tokens", "max_document_tokens"):
         if options.get(name) is not None:
             raise InvalidRequest("is for pairs that are compared.", param=name)
     return _given({**options, "model": model})
+
+
+_RENAMED: Final = frozenset({"activate", "prompt", "truncate", "max_query_tokens", "max_document_tokens"})
+"""Options that are said in other words."""
 
 
 def _pair_task(
@@ -135,12 +139,14 @@ def _pair_task(
     prompt_name, prompt = read_prompt(options.get("prompt"))
     truncate = options.get("truncate")
     fields = _given({
-        **{key: value for key, value in options.items() if key not in ("activate", "prompt", "truncate")},
+        **{key: value for key, value in options.items() if key not in _RENAMED},
         **more,
         "model": model,
         "prompt": prompt,
         "prompt_name": prompt_name,
         "use_activation": options.get("activate"),
+        "max_tokens_per_query": options.get("max_query_tokens"),
+        "max_tokens_per_doc": options.get("max_document_tokens"),
         "token_pooling": read_token_pooling(options.get("token_pooling")),
         "truncate": True if truncate is None else truncate,
     })  # fmt: skip

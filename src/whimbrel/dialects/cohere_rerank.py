@@ -1,13 +1,12 @@
 """Cohere's rerank, versions 2 and 1. Pure functions over bytes.
 
 Source: cohere-python 7.3 (v2/raw_client.py, raw_base_client.py). The fields of /v1/rerank are taken too, so vLLM's bodies of
-/v2/rerank are; fields that are not known are ignored. Whatever cuts a document otherwise than here is refused where it would
-cut one: then scores are what they are there, or there are none.
+/v2/rerank are; fields that are not known are ignored. Chunks, which are another way to run a long document, are refused where
+there would be several: then scores are what they are there, or there are none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Final
 from uuid import uuid4
 
@@ -35,13 +34,6 @@ class CohereSpans(msgspec.Struct, frozen=True):
 class CohereRerankRequest(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /v2/rerank."""
 
-    max_tokens_per_doc: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(
-            description="A longer document is refused, or cut if `truncate` is given. Without it, or where the model takes no "
-            "more, texts are cut to what the model takes."
-        ),
-    ] = None
     relevant_spans: Annotated[CohereSpans | None, Meta(description="Refused if its mode is `enabled`.")] = None
     return_documents: Annotated[bool | None, Meta(description="Whether the texts are sent back; they are not by default.")] = (
         None
@@ -71,24 +63,13 @@ class CohereRerankResponse(msgspec.Struct):
     usage: Usage
 
 
-def read_rerank(body: bytes) -> tuple[CohereRerankRequest, Callable[[ServedModel], Request]]:
-    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
+def read_rerank(body: bytes) -> tuple[CohereRerankRequest, Request]:
+    """The body as it was sent, and the Request it stands for, whose texts are cut if they are too long. Raises InvalidRequest
+    and TooLarge."""
     sent = decode(CohereRerankRequest, body)
     if sent.relevant_spans is not None and sent.relevant_spans.mode != "disabled":
         raise InvalidRequest("spans are not given here; leave it out.", param="relevant_spans")
-    request_of(sent)  # what is wrong with it is said before the model is looked for
-    return sent, lambda model: _request(sent, model)
-
-
-def _request(sent: CohereRerankRequest, model: ServedModel) -> Request:
-    most = sent.max_tokens_per_doc or model.plan.max_length
-    if most >= model.plan.max_length:
-        return request_of(replace(sent, truncate=True if sent.truncate is None else sent.truncate))
-    if model.card.forms:
-        raise InvalidRequest(
-            "this model cuts queries and documents to lengths of their own; leave it out.", param="max_tokens_per_doc"
-        )
-    return request_of(replace(sent, truncate_prompt_tokens=most, truncate=False if sent.truncate is None else sent.truncate))
+    return sent, request_of(replace(sent, truncate=True if sent.truncate is None else sent.truncate))
 
 
 def read_rerank_v1(body: bytes) -> tuple[CohereRerankRequestV1, Request]:
@@ -121,12 +102,9 @@ def _write(sent: RerankRequest, result: Result, model: ServedModel, version: str
     return json_answer(body, result)
 
 
-_NAMES: Final = {"max_tokens": "max_tokens_per_doc"}
-
-
 def write_rerank_error(error: WhimbrelError) -> bytes:
     """An error that names the query, or a document by its place."""
-    return render_error(named_of_rerank(error.renamed(_NAMES)))
+    return render_error(named_of_rerank(error))
 
 
 def write_rerank_error_v1(error: WhimbrelError) -> bytes:

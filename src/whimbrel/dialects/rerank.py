@@ -51,6 +51,14 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     truncation_side: Annotated[
         Literal["right", "left"] | None, Meta(description="Which end of a text is cut, if it is (vLLM).")
     ] = None
+    max_tokens_per_query: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Cut queries to so many tokens of their own; 0: do not (vLLM)."),
+    ] = None
+    max_tokens_per_doc: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Cut documents to so many tokens of their own; 0: do not (vLLM, Cohere)."),
+    ] = None
     request_id: Annotated[str | None, Meta(description="What the answer's id ends with (vLLM).")] = None
     score_by: Annotated[
         Literal["dense", "sparse", "multi_vector"] | None,
@@ -218,6 +226,8 @@ def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) ->
         explain=bool(sent.explain),
         truncate=truncate,
         max_tokens=limit,
+        max_query_tokens=sent.max_tokens_per_query or None,
+        max_document_tokens=sent.max_tokens_per_doc or None,
         priority=sent.priority or 0,
     )
 
@@ -275,7 +285,12 @@ def named_of_score(error: WhimbrelError) -> WhimbrelError:
     return _named(error, "queries", "documents")
 
 
-_NAMES: Final = {"max_tokens": "truncate_prompt_tokens", "activate": "use_activation"}
+_NAMES: Final = {
+    "max_tokens": "truncate_prompt_tokens",
+    "max_query_tokens": "max_tokens_per_query",
+    "max_document_tokens": "max_tokens_per_doc",
+    "activate": "use_activation",
+}
 """Fields of a Request that have another name here."""
 
 

@@ -60,20 +60,15 @@ class _Unsupported(msgspec.Struct, frozen=True):
     late_chunking_params: msgspec.Raw = _ABSENT
     chat_template: msgspec.Raw = _ABSENT
     chat_template_kwargs: msgspec.Raw = _ABSENT
-    max_tokens_per_query: msgspec.Raw = _ABSENT
-    max_tokens_per_doc: msgspec.Raw = _ABSENT
     return_embeddings: msgspec.Raw = _ABSENT
 
 
 _NO_TEMPLATES: Final = "a request brings no template here; that of the model is used, and `instruction` is put into it."
-_ONE_LIMIT: Final = "a text of a pair has no limit of its own; truncate_prompt_tokens cuts pairs, the longer text first."
 _REFUSED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "padding": ((None, "do_not_pad"), "texts are not padded, which would change their numbers."),
     "late_chunking_params": ((None,), "is not known here; late_chunking takes the parts of a text as inputs."),
     "chat_template": ((None,), _NO_TEMPLATES),
     "chat_template_kwargs": ((None, {}), _NO_TEMPLATES),
-    "max_tokens_per_query": ((None, 0), _ONE_LIMIT),
-    "max_tokens_per_doc": ((None, 0), _ONE_LIMIT),
     "return_embeddings": ((None, False), "scores are given here; /v1/embed gives the vectors."),
 }
 """Values that change nothing, and why others are refused."""
@@ -84,8 +79,6 @@ OF_PAIRS: Final = (
     "padding",
     "chat_template",
     "chat_template_kwargs",
-    "max_tokens_per_query",
-    "max_tokens_per_doc",
     "return_embeddings",
 )
 
