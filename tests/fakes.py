@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import whimbrel.engine
+import whimbrel.runner
 from whimbrel import Engine
 from whimbrel.batch import Batch
 from whimbrel.card import Output
@@ -99,7 +99,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeRunner]:
         seen = threading.Semaphore(0)
 
     Runner.collect_gate.set()
-    monkeypatch.setattr(whimbrel.engine, "Runner", Runner)
+    monkeypatch.setattr(whimbrel.runner, "Runner", Runner)
     return Runner
 
 

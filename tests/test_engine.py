@@ -329,4 +329,4 @@ def test_the_result_says_what_it_took(engine: Engine) -> None:
 def test_progress_is_told_by_phase() -> None:
     phases: list[str] = []
     Engine(progress=phases.append).close()
-    assert phases == ["finding the checkpoint", "reading the card", "loading the weights", "warming up"]
+    assert phases == ["finding the checkpoint", "reading the card", "importing PyTorch", "loading the weights", "warming up"]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,8 @@ from whimbrel.entities import Aggregation
 from whimbrel.errors import CheckpointError, NonFinite, relocating
 from whimbrel.frontend import Frontend
 from whimbrel.lanes import Lanes
-from whimbrel.matching import Matcher
 from whimbrel.outputs import Ask, answer_places, place
 from whimbrel.plan import EngineOptions, Options, Plan, length_for, make_plan
-from whimbrel.runner import Runner, probe
 from whimbrel.scoring import Question, Texts
 from whimbrel.trace import count
 from whimbrel.types import (
@@ -51,6 +49,9 @@ from whimbrel.types import (
 )
 from whimbrel.verbs import ScoreOptions, TextOptions, asked, refuse_muvera, text_request, with_muvera
 from whimbrel.work import AnyRunner, Job, Recorder
+
+if TYPE_CHECKING:
+    from whimbrel.matching import Matcher
 
 T = TypeVar("T")
 
@@ -87,6 +88,9 @@ class Engine:
         checkpoint = find_checkpoint(model)
         progress("reading the card")
         self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling, reranker=reranker)
+        progress("importing PyTorch")  # not before: what is wrong with a model's name or its files is said in no time
+        from whimbrel.runner import probe
+
         self.plan: Plan = make_plan(Options(**options), self.card, probe())
         self.folder = checkpoint.folder
         self._document_cache = DocumentCache[Any](self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
@@ -212,6 +216,8 @@ class Engine:
         comparison = prepared.comparison
         if comparison is None or comparison.output != "multi_vector":
             return None
+        from whimbrel.matching import Matcher
+
         num_seqs, places = len(prepared.seqs), answer_places(prepared)
         matches = places.explained(np.empty(places.num_bytes, np.uint8))
         if (cache := self._document_cache) is None:
@@ -281,6 +287,8 @@ class Engine:
 
 def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, faulty: bool) -> AnyRunner:
     """The one place that chooses a runner."""
+    from whimbrel.runner import Runner
+
     runner = Runner(checkpoint, card, plan)
     if faulty:
         return faults.FaultyRunner(runner, checkpoint.folder / card.path / "tokenizer.json", dtype=plan.dtype)

@@ -34,7 +34,7 @@ def load(console: Console, model: str | None, *, pooling: StatedPooling | None, 
 
     started = perf_counter()
     with console.status("starting") as status:
-        phase, since = "importing", started
+        phase, since = "starting", started
 
         def say(what: str) -> None:
             nonlocal phase, since
