@@ -81,12 +81,19 @@ def answering(*bodies: bytes | memoryview, status: int = 200, headers: dict[byte
     return app
 
 
-def test_the_scope_says_what_was_asked(run: Any) -> None:
-    scopes: list[Any] = []
+def noting(scopes: list[Any]) -> Any:
+    """An app that answers with nothing and keeps what it was asked."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         scopes.append(scope)
         await answering(b"")(scope, receive, send)
+
+    return app
+
+
+def test_the_scope_says_what_was_asked(run: Any) -> None:
+    scopes: list[Any] = []
+    app = noting(scopes)
 
     async def main() -> None:
         async with serving(app) as (_, connect):
@@ -390,10 +397,7 @@ def test_nobody_is_asked_for_a_body_once_the_answer_has_begun(run: Any) -> None:
 )
 def test_the_host_of_a_whole_url_is_the_host(target: bytes, host: bytes, path: str, run: Any) -> None:
     scopes: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        scopes.append(scope)
-        await answering(b"")(scope, receive, send)
+    app = noting(scopes)
 
     async def main() -> None:
         async with serving(app) as (_, connect):
