@@ -21,5 +21,5 @@ TEXTS = [
     *AWKWARD,
     *(words(count) for count in range(1, 300)),
     *("whimbrel " * count for count in range(240, 270)),
-    *(words(_RNG.randint(1, 200)) for _ in range(660)),
+    *(words(_RNG.randint(1, 40)) for _ in range(660)),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import select
 import socket
 import statistics
 import struct
@@ -29,7 +30,7 @@ from waiting import wait_for
 from whimbrel import Engine
 
 GOLDEN = "A whimbrel is a wader."
-LIMITS = {"header_timeout": 3, "body_pause": 4, "write_pause": 5, "drain_timeout": 20, "min_write_rate": 50_000}
+LIMITS = {"header_timeout": 3, "body_pause": 4, "write_pause": 3, "drain_timeout": 20, "min_write_rate": 50_000}
 MIB = 2**20
 
 
@@ -82,12 +83,17 @@ def read_slowly(connection: Connection, size: int, pause: float) -> None:
 # Time
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/emb", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-", b"\r\n" * 10])
-def test_A1_a_partial_head_is_cut(sent: bytes, server: Server) -> None:
-    started = time.monotonic()
-    with Connection(server.port) as connection:
-        assert connection.send(sent).is_closed()
-    assert time.monotonic() - started >= LIMITS["header_timeout"] * 0.9
+def test_A1_a_partial_head_is_cut(server: Server) -> None:
+    partial = [b"", b"POST /v1/emb", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-", b"\r\n" * 10]
+
+    def seconds(sent: bytes) -> float:
+        started = time.monotonic()
+        with Connection(server.port) as connection:
+            assert connection.send(sent).is_closed(), sent
+        return time.monotonic() - started
+
+    with ThreadPoolExecutor(len(partial)) as threads:
+        assert min(threads.map(seconds, partial)) >= LIMITS["header_timeout"] * 0.9
 
 
 def test_A1_a_head_that_drips_is_cut(server: Server) -> None:
@@ -128,8 +134,10 @@ def test_A2_a_body_that_drips_is_given_up(server: Server) -> None:
     body = orjson.dumps(golden())
     with Connection(server.port) as connection:
         connection.send(head(content_length=len(body)))
-        with suppress(ConnectionError):
-            send_slowly(connection, body, 1, 0.5)
+        for start in range(len(body)):
+            connection.send(body[start : start + 1])
+            if select.select([connection.socket], [], [], 0.5)[0]:
+                break
         assert connection.answer().status == 408
 
 
@@ -487,7 +495,7 @@ def test_E9_a_reader_that_is_slow_but_steady_gets_all(server: Server, engine: En
         connection._read = received  # pyright: ignore[reportPrivateUsage]
         answer = connection.answer()
     rows = np.array([row["embedding"] for row in answer.json()["data"]], np.float32)
-    assert np.array_equal(rows, engine.embed([TEXTS[20]] * 512))
+    assert np.array_equal(rows, np.tile(engine.embed([TEXTS[20]]), (512, 1)))
 
 
 def test_E9_what_waits_to_be_read_is_not_written_over(engine: Engine) -> None:
@@ -496,12 +504,15 @@ def test_E9_what_waits_to_be_read_is_not_written_over(engine: Engine) -> None:
     def request(text: str) -> bytes:
         return post({"input": [text] * 2048, "encoding_format": "bytes_only"})
 
+    def expected(text: str) -> bytes:
+        return engine.embed([text]).tobytes() * 2048
+
     with Server() as patient, Connection(patient.port, receive_buffer=4096) as late:
         late.send(request("a"))
         assert late.socket.recv(1, socket.MSG_PEEK)  # the answer is on its way
         for text in ("b", "c", "d"):
-            assert ask(patient.port, request(text)).body == engine.embed([text] * 2048).tobytes()
-        assert late.answer().body == engine.embed(["a"] * 2048).tobytes()
+            assert ask(patient.port, request(text)).body == expected(text)
+        assert late.answer().body == expected("a")
 
 
 def test_E9_a_reader_that_is_as_good_as_still_is_cut(server: Server) -> None:
@@ -516,7 +527,7 @@ def test_E9_a_reader_that_is_as_good_as_still_is_cut(server: Server) -> None:
 
 def test_E9_a_reader_below_the_least_rate_is_cut() -> None:
     """It takes 200 kB/s and never stands still, where at least 5 MB/s are asked for. (This is our own doing.)"""
-    with FakeServer(write_pause=8, min_write_rate=5_000_000) as server:
+    with FakeServer(write_pause=4, min_write_rate=5_000_000) as server:
         assert ask(server.port, head("GET", "/health")).status == 200
         time.sleep(0.2)
         files = open_sockets(server.process.pid)
@@ -537,7 +548,7 @@ def test_E9_a_small_answer_that_nobody_reads_is_forgotten(server: Server) -> Non
 
 def test_E10_where_files_run_out_accepting_pauses_and_recovers() -> None:
     """With 64 files, 100 connections: as many as there is room for are held, the rest wait their turn, and nothing spins."""
-    with FakeServer(max_files=64, header_timeout=3) as server:
+    with FakeServer(max_files=64, header_timeout=2) as server:
         pid = server.process.pid
         with ExitStack() as stack:
             for _ in range(100):
@@ -564,12 +575,12 @@ def test_A18_4000_requests_by_a_grammar(engine: Engine) -> None:
 
     def work(seed: int) -> None:
         grammar = Grammar(seed)
-        for _ in range(200):
+        for _ in range(80):
             statuses.update(fuzz(server.port, grammar.request()))
 
     with Server(WHIMBREL_GUARDS='{"header_timeout": 1, "body_pause": 1, "drain_timeout": 1}') as server:
-        with ThreadPoolExecutor(20) as pool:
-            list(pool.map(work, range(20)))
+        with ThreadPoolExecutor(50) as pool:
+            list(pool.map(work, range(50)))
         assert not [status for status in statuses if status >= 500], statuses
         assert {200, 400, 403, 404, 405, 408, 413, 415, 431} <= set(statuses), statuses
         assert statuses[200] > 400

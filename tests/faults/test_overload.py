@@ -83,7 +83,7 @@ def test_E3_a_greedy_key_does_not_starve_another() -> None:
 
         with ThreadPoolExecutor(64) as threads, httpx2.Client(base_url=server.url, timeout=60) as client:
             client.headers["authorization"] = "Bearer greedy"
-            holding = [threads.submit(ask, client, [f"{word} @@sleep:3"]) for word in "abcd"]
+            holding = [threads.submit(ask, client, [f"{word} @@sleep:2"]) for word in "abcd"]
             time.sleep(0.5)
             greedy = [threads.submit(send, "greedy") for _ in range(40)]
             assert wait_for(lambda: queued_tokens(client) > 4000)
@@ -168,7 +168,7 @@ def test_E7_a_query_overtakes_bulk(expected: Float32Array) -> None:
         ThreadPoolExecutor(4) as threads,
         httpx2.Client(base_url=server.url, timeout=200) as client,
     ):
-        bulk = [threads.submit(ask, client, SOME * 128) for _ in range(2)]
+        bulk = [threads.submit(ask, client, SOME * 64) for _ in range(2)]
         assert wait_for(lambda: queued_tokens(client) > 20_000)
         for _ in range(5):
             assert np.array_equal(vectors_of(ask(client, SOME[:1])), expected[:1])
@@ -202,7 +202,7 @@ def test_E8_openai_s_client_succeeds_after_a_storm(server: Server, expected: Flo
         return np.array([row.embedding for row in client.embeddings.create(model=MODEL, input=SOME).data], np.float32)
 
     with client, ThreadPoolExecutor(48) as threads, held_up(server, threads, "1"):
-        vectors = list(threads.map(send, range(30)))
+        vectors = list(threads.map(send, range(20)))
     assert all(np.array_equal(each, expected) for each in vectors)
     with httpx2.Client(base_url=server.url) as probe:
         assert 'outcome="overloaded"' in probe.get("/metrics").text

@@ -25,7 +25,7 @@ from whimbrel import Engine
 from whimbrel.types import Float32Array
 
 PATIENT = ("--max-queue-seconds", "1000")  # a busy machine must not turn requests away
-SOME = [text for text in TEXTS if text][:200]
+SOME = [text for text in TEXTS if text][:200:2]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_F1_engine_killed_while_idle(server: Server, expected: Float32Array) -> 
 
 
 def test_F2_engine_killed_in_mid_batch_under_load(server: Server, expected: Float32Array) -> None:
-    with Load(server.url, SOME, expected) as load:
+    with Load(server.url, SOME, expected, sizes=(1, 10)) as load:
         for _ in range(4):
             assert wait_for(lambda: server.children("engine"))
             answered = len(load.statuses)
@@ -120,7 +120,7 @@ def test_G9_a_supervisor_that_is_killed_while_it_loads_leaves_nothing() -> None:
 
 def test_G1_sigterm_under_load(expected: Float32Array) -> None:
     with Server(*PATIENT) as server:
-        with Load(server.url, SOME, expected, sizes=(100, 200)) as load, httpx2.Client(base_url=server.url) as probe:
+        with Load(server.url, SOME, expected, sizes=(30, 60)) as load, httpx2.Client(base_url=server.url) as probe:
             assert wait_for(lambda: len(load.statuses) > 4)
             server.process.send_signal(signal.SIGTERM)
             seen: set[tuple[int, int]] = set()
@@ -164,7 +164,7 @@ def test_G3_sigterm_while_loading() -> None:
 def test_G1_ctrl_c_in_a_terminal_reaches_all_processes_and_ends_them_in_order(expected: Float32Array) -> None:
     """A terminal sends SIGINT to the supervisor and to all its children."""
     with Server(*PATIENT, start_new_session=True) as server:
-        with Load(server.url, SOME, expected, sizes=(100, 200)) as load:
+        with Load(server.url, SOME, expected, sizes=(30, 60)) as load:
             assert wait_for(lambda: len(load.statuses) > 2)
             os.killpg(server.process.pid, signal.SIGINT)
             assert server.process.wait(60) == 0
