@@ -33,6 +33,8 @@ class Notes:
     """The code of the error that it is answered with."""
     held: int = 0
     """Bytes of what an answer in pieces is made of."""
+    closes: bool = False
+    """Whether the connection ends with the answer."""
     stages: dict[Stage, float] = field(default_factory=dict[Stage, float])
 
     def note_result(self, result: Result) -> None:
