@@ -13,18 +13,34 @@ import msgspec
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fake import FakeEmbedder, call
 from whimbrel.errors import SetupError
 from whimbrel.server import access, connections
 from whimbrel.server.app import create_app
-from whimbrel.server.guards import shown
+from whimbrel.server.guards import Edge
+from whimbrel.server.ledger import Ledger, shown
 from whimbrel.server.options import GuardOptions, read_guard_options
 from whimbrel.server.served import Served
 
 JSON = {"content_type": "application/json"}
 PATH = "/v1/embeddings"
 MIB = 2**20
+HOSTS = [
+    "a.example",
+    "A.example:1",
+    "a.example.",
+    "b.example",
+    "10.0.0.7",
+    "10.0.0.8:80",
+    "localhost",
+    "[::1]",
+    "[::2]",
+    "",
+    "a/b",
+]
 
 
 def read(**given: Any) -> GuardOptions:
@@ -183,6 +199,27 @@ def test_the_address_that_was_called_is_an_allowed_host() -> None:
     assert asyncio.run(status("b.example", "10.0.0.7")) == 403
 
 
+@given(st.lists(st.tuples(st.sampled_from(HOSTS), st.sampled_from(["10.0.0.7", "10.0.0.8", None])), max_size=8))
+def test_a_host_that_was_right_lets_no_other_in(asked: list[tuple[str, str | None]]) -> None:
+    """It is remembered together with the address, which may be its only right."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    options = GuardOptions(hosts=("a.example",))
+    shared = Edge(app, options)
+
+    async def status(edge: Edge, host: str, server: str | None) -> int:
+        async def at(scope: Any, receive: Any, send: Any) -> None:
+            await edge(scope | {"server": server and (server, 8000)}, receive, send)
+
+        return (await call(Ledger(at, []), headers={"host": host})).status
+
+    for each in asked:
+        assert asyncio.run(status(shared, *each)) == asyncio.run(status(Edge(app, options), *each))
+
+
 def test_any_host_where_none_is_given() -> None:
     app = create_app(Served(FakeEmbedder()), guards=GuardOptions(hosts=None))
     assert asyncio.run(call(app, path="/health", headers={"host": "any.example"})).status == 200
@@ -308,6 +345,20 @@ def test_a_large_answer_goes_out_in_pieces(rows: int, whole: bool) -> None:
     assert np.array(rows_sent[-1]["embedding"]).shape == (1024,)
 
 
+def test_what_other_servers_ask_beside_requests_is_answered() -> None:
+    """uvicorn, of an app's life: all that a server needs is there when the app is."""
+    told: list[str] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.shutdown" if told else "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        told.append(message["type"])
+
+    asyncio.run(create_app(Served(FakeEmbedder()))({"type": "lifespan"}, receive, send))
+    assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
 # Connections
 
 
@@ -360,8 +411,8 @@ def test_what_is_refused_unread_is_refused_in_the_words_of_its_dialect(path: str
         (create_app(draining), headers, 503),
         (create_app(served), headers | {"x_request_timeout": "soon"}, 422 if "error_type" in fields else 400),
     ]
-    for app, given, status in refusals:
-        told = asyncio.run(call(app, "POST", path, body=sent, headers=given))
+    for app, sent_headers, status in refusals:
+        told = asyncio.run(call(app, "POST", path, body=sent, headers=sent_headers))
         assert told.status == status
         assert not told.body or set(orjson.loads(told.body)) == fields
     large = sent + b" " * 2**16

@@ -12,8 +12,10 @@ from starlette.routing import Route
 
 from asgi import Answer, ask
 from whimbrel import trace
+from whimbrel.dialects import Answer as Made
 from whimbrel.server.ledger import Ledger
 from whimbrel.server.notes import notes_of
+from whimbrel.server.transfer import send_answer
 from whimbrel.trace import Finished, Received
 from whimbrel.types import Result, Timings
 
@@ -146,6 +148,23 @@ def test_K6_only_a_valid_traceparent_is_taken(given: str, valid: bool, heard: He
 # Ends that are no answers
 
 
+@pytest.mark.parametrize("num_pieces", [0, 1, 2])
+def test_an_answer_that_cannot_be_made(num_pieces: int, heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
+    """As long as none of it is made, there is time to say so."""
+
+    def pieces() -> Iterator[bytes]:
+        yield from [b"a"] * num_pieces
+        raise ValueError("on purpose")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send_answer(Made(pieces()), scope, send)
+
+    answer = run(app)
+    assert (answer.status, heard.only.status) == ((500, 500) if num_pieces == 0 else (200, 200))
+    assert (heard.only.outcome, heard.only.error) == ("error", "internal_error")
+    assert "ValueError" in caplog.text
+
+
 def test_a_bug_before_the_answer_is_answered(heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise KeyError("secret text")
@@ -242,15 +261,3 @@ def test_a_server_that_stops_loses_its_requests(heard: Heard) -> None:
 
     asyncio.run(main())
     assert (heard.only.status, heard.only.outcome) == (0, "lost")
-
-
-def test_what_is_no_request_passes_through(heard: Heard) -> None:
-    seen: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope)
-
-    scope = {"type": "lifespan"}
-    asyncio.run(Ledger(app, ROUTES)(scope, nothing, nothing))
-    assert seen == [scope]
-    assert not heard.received

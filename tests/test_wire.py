@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import orjson
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from whimbrel import wire
-from whimbrel.wire import Typed, base64_list, from_base64, to_base64, to_json
+from whimbrel.wire import Typed, base64_list, from_base64, text, to_base64, to_json
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VECTORS = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=FINITE)
@@ -36,6 +38,27 @@ def test_a_list_of_base64_is_what_json_would_be(shape: tuple[int, int], dtype: w
     assert b"".join(pieces) == to_json({"head": 1, "list": expected, "tail": 2})
     assert sum(map(len, pieces)) == size
     assert len(pieces) == 1 or max(map(len, pieces)) < 2**21
+
+
+@given(
+    st.integers(0, 40),
+    st.integers(1, 9),
+    st.sampled_from(
+        [np.asfortranarray, lambda a: a[::-1, ::-1], lambda a: a[::3], lambda a: a.astype(">f4"), np.ascontiguousarray]
+    ),
+    st.sampled_from(wire.FLOATS),
+    st.sampled_from(["big", "little"]),
+    st.sampled_from([1, 50, 2**20]),
+)
+def test_a_list_of_base64_is_the_same_however_an_array_lies_and_is_cut_up(
+    rows: int, width: int, lay: Any, dtype: wire.DType, order: wire.ByteOrder, at_once: int
+) -> None:
+    vectors = Typed(lay(np.random.default_rng(0).standard_normal((rows, width), np.float32)), dtype, order)
+    expected = b",".join(b"<%d:%b>" % (index, base64.b64encode(row)) for index, row in enumerate(vectors.encoded()))
+    with patch.object(text, "_AT_ONCE", at_once):
+        size, pieces = base64_list(b"", vectors, b"", before=b"<%d:", after=b">")
+        assert b"".join(pieces) == b"[%b]" % expected
+    assert size == len(expected) + 2
 
 
 def test_base64_is_of_little_endian_float32() -> None:

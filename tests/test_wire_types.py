@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import sys
+from unittest.mock import patch
 
 import numpy as np
 import orjson
@@ -16,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from whimbrel import wire
 from whimbrel.errors import InvalidRequest
-from whimbrel.wire import Block, Typed
+from whimbrel.wire import Block, Typed, text
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-400, max_value=400)
 VECTORS = arrays(np.float32, st.tuples(st.integers(1, 5), st.sampled_from([8, 16, 24])), elements=FINITE)
@@ -147,9 +148,35 @@ VALUES = st.recursive(
 )
 
 
+MADE = (
+    st.lists(st.integers(0, 5), min_size=1, max_size=3).map(
+        lambda shape: Typed(np.ones(shape, np.float32)[::-1], "bfloat16", "big")
+    )
+    | st.integers(0, 30).map(lambda width: wire.Base64(Typed(np.ones((2, width), np.float32))))
+    | st.integers(0, 30).map(lambda size: np.arange(size, dtype=np.float32)[::2])
+    | st.text(max_size=200)
+    | st.none()
+)
+NESTED = st.recursive(
+    MADE,
+    lambda inner: (
+        st.lists(inner, max_size=6) | st.lists(inner, max_size=6).map(wire.Lazily) | st.dictionaries(st.text(), inner)
+    ),
+    max_leaves=20,
+)
+
+
 @given(VALUES)
 def test_pieces_are_the_same_json(value: object) -> None:
     assert b"".join(wire.json_pieces(value)) == wire.to_json(value)
+
+
+@given(NESTED, st.sampled_from([0, 1, 6, 20]), st.sampled_from([1, 10, 100]))
+def test_pieces_of_any_size_are_the_same_json(value: object, at_once: int, least: int) -> None:
+    with patch.object(text, "_PIECE", at_once), patch.object(text, "_LEAST", least):
+        pieces = list(wire.json_pieces(value))
+    assert b"".join(pieces) == wire.to_json(value)
+    assert all(len(piece) >= least for piece in pieces[:-1])
 
 
 @pytest.mark.parametrize(

@@ -499,20 +499,26 @@ def test_E9_a_reader_that_is_slow_but_steady_gets_all(server: Server, engine: En
 
 
 def test_E9_what_waits_to_be_read_is_not_written_over(engine: Engine) -> None:
-    """Answers go out from the memory that the engine wrote them to, which is used again."""
+    """Answers go out from the memory that the engine wrote them to, which is used again, or are made of it as they are read."""
 
-    def request(text: str) -> bytes:
-        return post({"input": [text] * 2048, "encoding_format": "bytes_only"})
+    def request(text: str, form: str = "bytes_only") -> bytes:
+        return post({"input": [text] * 2048, "encoding_format": form})
 
     def expected(text: str) -> bytes:
         return engine.embed([text]).tobytes() * 2048
 
-    with Server() as patient, Connection(patient.port, receive_buffer=4096) as late:
-        late.send(request("a"))
-        assert late.socket.recv(1, socket.MSG_PEEK)  # the answer is on its way
+    def sent(answer: Answer) -> bytes:
+        return b"".join(base64.b64decode(row["embedding"]) for row in answer.json()["data"])
+
+    with Server() as patient, ExitStack() as stack:
+        late = [stack.enter_context(Connection(patient.port, receive_buffer=4096)) for _ in range(2)]
+        for connection, form in zip(late, ("bytes_only", "base64"), strict=True):
+            connection.send(request("a", form))
+            assert connection.socket.recv(1, socket.MSG_PEEK)  # the answer is on its way
         for text in ("b", "c", "d"):
             assert ask(patient.port, request(text)).body == expected(text)
-        assert late.answer().body == expected("a")
+        assert late[0].answer().body == expected("a")
+        assert sent(late[1].answer()) == expected("a")
 
 
 def test_E9_a_reader_that_is_as_good_as_still_is_cut(server: Server) -> None:

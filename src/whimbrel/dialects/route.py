@@ -41,7 +41,7 @@ class Answer:
     pieces: Iterable[bytes | memoryview]
     """Sent one after another. Making one may take a millisecond; others have their turn before the next is made."""
     media_type: str = JSON
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=dict)
     size: int | None = None
     """Bytes of all pieces, if that is known before they are made."""
     held: int = 0

@@ -34,7 +34,7 @@ from whimbrel.server.notes import notes_of
 from whimbrel.server.openapi import docs_page, openapi_document
 from whimbrel.server.options import DEFAULTS, GuardOptions
 from whimbrel.server.served import Served
-from whimbrel.server.transfer import CLIENT_LEFT, check_type, read_body, read_small_body, send_answer
+from whimbrel.server.transfer import check_type, read_body, read_small_body, send_answer
 from whimbrel.server.ways import WAYS, Ways, render_error
 from whimbrel.trace import level, trace
 from whimbrel.types import AsyncEmbedder, Decode, Request, Result, Tokenize
@@ -59,7 +59,8 @@ class App:
         self._app = Ledger(guarded, routes, guards)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        app = self._app if scope["type"] == "http" else self._others  # of what other servers ask besides, Starlette knows
+        await app(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
@@ -123,12 +124,8 @@ class _Post:
         except WhimbrelError as error:
             notes_of(scope).error = error.code
             route = route or self._ways.choose(await read_small_body(scope, receive))
-            response = _error_response(error, route.status(error), route.write_error(error))
-            if self._served.draining:
-                response.headers["connection"] = "close"
-            await response(scope, receive, send)
-        except ClientDisconnect:
-            await Response(status_code=CLIENT_LEFT)(scope, receive, send)
+            notes_of(scope).closes = self._served.draining
+            await _error_response(error, route.status(error), route.write_error(error))(scope, receive, send)
         else:
             await send_answer(answer, scope, send)
 
@@ -168,7 +165,7 @@ async def _run_while_connected(running: Awaitable[T], scope: Scope, receive: Rec
 
     def leave(*_: object) -> None:
         nonlocal left
-        if not done:
+        if not done and not left:
             left = True
             task.cancel()
 

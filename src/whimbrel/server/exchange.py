@@ -46,7 +46,7 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self.scope = scope
         self.keep_alive = keep_alive
-        headers = dict[bytes, bytes](scope["headers"])
+        headers: dict[bytes, bytes] = dict(scope["headers"])
         self.waits = scope["http_version"] == "1.1" and headers.get(b"expect", b"").lower() == b"100-continue"
         """Whether the client sends its body only if told to."""
         self.complete = False

@@ -58,13 +58,13 @@ class Edge:
         """The host that was last found right, and the address that it was asked at."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self._check(scope)
-            except WhimbrelError as error:
-                await _refuse(error, scope, send, closes=True)  # who sends such a head may not mean its end where we do
-                return
-        await self._app(scope, receive, send)
+        try:
+            self._check(scope)
+        except WhimbrelError as error:
+            notes_of(scope).closes = True  # who sends such a head may not mean its end where we do
+            await _refuse(error, scope, send)
+        else:
+            await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -118,9 +118,6 @@ class Access:
         self._open = OPEN_PATHS | {"/metrics"} if options.public_metrics else OPEN_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         try:
             self._check_origin(scope)
             scope["state"]["owner"] = self._owner(scope)
@@ -155,13 +152,11 @@ def _own_address(scope: Scope) -> str | None:
     return server[0] if server else None
 
 
-async def _refuse(error: WhimbrelError, scope: Scope, send: Send, sent: bytes = b"", *, closes: bool = False) -> None:
+async def _refuse(error: WhimbrelError, scope: Scope, send: Send, sent: bytes = b"") -> None:
     """Answer without the app, in the shape of the dialect, as far as it is known."""
     notes_of(scope).error = error.code
     status, body = render_error(scope["path"], error, sent)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if closes:
-        headers.append((b"connection", b"close"))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -52,12 +53,9 @@ class Ledger:
         self._others = [route for route in routes if route.param_convertors]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = dict[bytes, bytes](scope["headers"])
+        headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if given and _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
+        request_id = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
         notes = Notes(request_id, time.perf_counter(), headers)
         scope["state"] = {**scope.get("state", {}), "request_id": request_id, "notes": notes}
         route, received = self._route(scope["path"]), time.time()
@@ -96,6 +94,8 @@ class Ledger:
             await self._app(scope, transfer.receive, transfer.send)
             if not transfer.status and not transfer.left:
                 raise RuntimeError("nothing was answered")
+        except ClientDisconnect:
+            transfer.left = True
         except Exception as error:
             if not transfer.left:
                 await self._answer_bug(error, scope, transfer, notes)
@@ -123,5 +123,5 @@ class Ledger:
 
 
 def _valid_traceparent(given: bytes) -> str:
-    text = given.decode("latin-1") if 0 < len(given) <= 512 else ""
+    text = given.decode("latin-1") if len(given) <= 512 else ""
     return text if _TRACEPARENT.fullmatch(text) else ""

@@ -33,7 +33,9 @@ class Notes:
     """The code of the error that it is answered with."""
     held: int = 0
     """Bytes of what an answer in pieces is made of."""
-    stages: dict[Stage, float] = field(default_factory=dict[Stage, float])
+    closes: bool = False
+    """Whether the connection ends with the answer."""
+    stages: dict[Stage, float] = field(default_factory=dict)
 
     def note_result(self, result: Result) -> None:
         """Note what the engine said, but not the vectors, whose memory is wanted back."""

@@ -16,9 +16,8 @@ from whimbrel.server.options import GuardOptions
 from whimbrel.server.ways import WAYS
 from whimbrel.trace import Outcome
 
-CLIENT_LEFT: Final = 499
-"""The status of an answer to nobody."""
-
+_CLIENT_LEFT: Final = 499
+"""The status of a request that nobody waits for the answer to."""
 _LARGE: Final = 2**18
 """Answers above this size are counted among what is in memory."""
 _SMALL: Final = 2**16
@@ -32,7 +31,6 @@ _OUTCOMES: Final[dict[int, Outcome]] = {
     404: "not_found",
     408: "timeout",
     429: "overloaded",
-    499: "client_gone",
     503: "unavailable",
     504: "timeout",
 }
@@ -105,7 +103,7 @@ class Transfer:
         is_start = message["type"] == "http.response.start"
         if is_start:
             self.status = status = message["status"]
-            last = (_CLOSE,) if status in _LAST_ANSWERS else ()
+            last = (_CLOSE,) if self._notes.closes or status in _LAST_ANSWERS else ()
             message = {**message, "headers": [*message["headers"], *self._notes.headers(), _NO_SNIFFING, *last]}
         elif not self._answer_size:
             size = max(len(message.get("body", b"")), self._notes.held)
@@ -125,7 +123,7 @@ class Transfer:
         """Status and outcome, now that nothing more will be sent."""
         self._held.add(-self._body_size - self._answer_size)
         if self.left:
-            return self.status or CLIENT_LEFT, "client_gone"
+            return self.status or _CLIENT_LEFT, "client_gone"
         if self.complete:
             return self.status, _outcome(self.status)
         if lost:
@@ -184,9 +182,9 @@ async def send_answer(answer: Answer, scope: Scope, send: Send) -> None:
     if answer.size is not None:
         headers.append((b"content-length", b"%d" % answer.size))
     notes_of(scope).held = answer.held if answer.size is None else answer.size
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
     pieces = iter(answer.pieces)
-    piece = next(pieces, b"")
+    piece = next(pieces, b"")  # if that fails, there is still time to say so
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     for following in pieces:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
         await asyncio.sleep(0)

@@ -196,13 +196,13 @@ def _print(value: object) -> Iterator[bytes | memoryview]:
         yield b"}"
     elif isinstance(value, list | np.ndarray | Typed) and _weigh(value, _PIECE) > _PIECE:
         for number, group in enumerate(_groups(cast(Any, value))):
-            if number and isinstance(group, list) and len(group) > 1:
-                yield memoryview(to_json([0, *group]))[2:-1]  # with the comma before it, so that it needs not be copied
-                continue
-            yield b"," if number else b"["
             if isinstance(group, list) and len(group) == 1:
+                yield b"," if number else b"["
                 yield from _print(group[0])
+            elif isinstance(group, list) and number:
+                yield memoryview(to_json([0, *group]))[2:-1]  # with the comma before it, so that it needs not be copied
             else:
+                yield b"," if number else b"["
                 yield memoryview(to_json(group))[1:-1]
         yield b"]"
     elif isinstance(value, Lazily):
