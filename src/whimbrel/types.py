@@ -283,7 +283,7 @@ class Prepared:
     """Of each text, if the request asked for them; they stay where it was tokenised."""
     tokens: Sequence[PairTokens] | None = None
     """Of each pair, if the request asked for an explanation; they stay here too."""
-    suspects: Mapping[int, int] = field(default_factory=dict)
+    suspects: Mapping[int, int] = field(default_factory=dict[int, int])
     """Seqs that were on the device when an engine died, by index: each may share a batch with so many seqs at most, and runs
     while nothing else does."""
 

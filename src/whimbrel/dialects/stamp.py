@@ -5,13 +5,13 @@ The one place where dialects look at a clock or at chance.
 
 from __future__ import annotations
 
+import os
 import time
-from uuid import uuid4
 
 
 def new_id(prefix: str, given: str | None = None) -> str:
     """`prefix`-`given`, or something that was not there before."""
-    return f"{prefix}-{given or uuid4().hex}"
+    return f"{prefix}-{given or os.urandom(16).hex()}"
 
 
 def created() -> int:
