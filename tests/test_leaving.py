@@ -84,11 +84,13 @@ async def serving(**limits: Any) -> AsyncIterator[World]:
         world = World(listener, replace(GuardOptions(), **limits))
         end = trace.subscribe(Finished, world.finished.append)
         task = asyncio.ensure_future(world.server.serve())
-        yield world
-        world.server.stop()
-        await asyncio.wait_for(task, 10)
-        await asyncio.wait_for(world.served.wait_until_idle(), 10)
-        end()
+        try:
+            yield world
+        finally:
+            world.server.stop()
+            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(world.served.wait_until_idle(), 10)
+            end()
     assert not wrong
     assert world.held == 0
 
