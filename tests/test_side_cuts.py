@@ -112,3 +112,7 @@ def test_limits_that_are_none(given: Any) -> None:
         with pytest.raises(InvalidRequest) as caught:
             Request([("a", "b")], ("scores",), **{name: given})
         assert caught.value.param == name
+        for dialect in ("whimbrel", "cohere"):  # which are not asked: a server would take 0 for none
+            with pytest.raises(InvalidRequest) as caught:
+                Client("http://127.0.0.1:9", dialect=dialect, max_retries=0).rerank("a", ["b"], **{name: given})
+            assert caught.value.param == name

@@ -35,6 +35,12 @@ def body_of(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_json
         raise InvalidRequest(f"this cannot be sent: {error}.") from None
 
 
+def check_count(given: object, param: str) -> None:
+    """That it is a positive number, if it is given. Raises InvalidRequest."""
+    if given is not None and (type(given) is not int or given < 1):
+        raise InvalidRequest(f"must be a positive number, is {given!r}.", param=param)
+
+
 def named(model: str | None) -> Json:
     """The field that names the model; servers of one do not ask for it."""
     return {} if model is None else {"model": model}

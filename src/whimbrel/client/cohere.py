@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from whimbrel.client.answers import checked, floats, in_order, join_outputs, join_scores, scores_of
-from whimbrel.client.bodies import body_of, document_name, input_name, listed_texts, named, refuse_options, size_of
+from whimbrel.client.bodies import body_of, check_count, document_name, input_name, listed_texts, named, refuse_options, size_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.types import Float32Array, OutputName, Outputs
@@ -71,7 +71,8 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     if not isinstance(query, str):
         raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
     fields = {"query": query, **named(model)}
-    if (limit := options.get("max_document_tokens")) is not None:
+    check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
+    if limit is not None:
         fields["max_tokens_per_doc"] = limit
     texts = strings(documents, "documents")
     return Task(

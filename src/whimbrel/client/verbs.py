@@ -9,6 +9,7 @@ from inspect import Parameter, signature
 from typing import Any, Unpack
 
 from whimbrel.client import whimbrel
+from whimbrel.client.bodies import check_count
 from whimbrel.client.dialect import encode_of, only_ours, rerank_of
 from whimbrel.client.task import Task
 from whimbrel.entities import Aggregation
@@ -78,7 +79,7 @@ def rerank(
     to: Target, query: Any, documents: Any, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
 ) -> Task[list[Ranked]]:
     """The places of documents and their scores, the best first."""
-    whimbrel.check_top_n(top_n)
+    check_count(top_n, "top_n")
     return rerank_of(to.dialect)(to.model, query, documents, options).then(partial(whimbrel.rank, top_n=top_n))
 
 

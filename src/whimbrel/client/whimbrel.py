@@ -20,7 +20,7 @@ from whimbrel.client.answers import (
     read_outputs,
     read_scores,
 )
-from whimbrel.client.bodies import Json, body_of, input_body, listed_texts, pairs_of, size_of
+from whimbrel.client.bodies import Json, body_of, check_count, input_body, listed_texts, pairs_of, size_of
 from whimbrel.client.task import JSON, MESSAGE_PACK, Reply, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.late_options import read_muvera, read_token_pooling
@@ -79,12 +79,6 @@ def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
     return [Ranked(index, value) for index, value in zip(order.tolist(), scores_N[order].tolist(), strict=True)]
 
 
-def check_top_n(top_n: int | None) -> None:
-    """Raises InvalidRequest."""
-    if top_n is not None and (type(top_n) is not int or top_n < 1):
-        raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
-
-
 def classify(model: str | None, texts: str | Iterable[Any], options: ScoreOptions) -> Task[Classes]:
     """The classes of texts or of pairs."""
     items = listed_texts(texts)
@@ -136,6 +130,8 @@ def _pair_task(
     **more: Any,
 ) -> Task[Any]:
     check_options(options, ScoreOptions)
+    for limit in ("max_query_tokens", "max_document_tokens"):
+        check_count(options.get(limit), limit)  # a server takes 0 for none
     prompt_name, prompt = read_prompt(options.get("prompt"))
     truncate = options.get("truncate")
     fields = _given({
