@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from whimbrel.admission import Queue, Rate, check
 from whimbrel.cards.reader import read_card
 from whimbrel.errors import Overloaded
-from whimbrel.plan import Hardware, Options, Plan, make_plan
+from whimbrel.hardware import Hardware
+from whimbrel.plan import Options, Plan, make_plan
 from whimbrel.processes.remote import RemoteEngine
 from whimbrel.types import Request
 
@@ -22,7 +23,7 @@ SOME = Queue(tokens=600, ahead=500, num_bytes=5000, rate=100.0)
 @pytest.fixture(scope="module")
 def plan(minilm: Path) -> Plan:
     options = Options(max_queue_tokens=1000, max_queue_seconds=30.0, max_queue_bytes=10_000)
-    return make_plan(options, read_card(minilm, "all-MiniLM-L6-v2"), Hardware(num_cores=1, cpu_bfloat16=False))
+    return make_plan(options, read_card(minilm, "all-MiniLM-L6-v2"), Hardware(num_cores=1))
 
 
 def refused(
@@ -98,7 +99,7 @@ def test_half_of_the_rate_is_from_the_last_64_batches() -> None:
 @pytest.fixture
 def remote(minilm: Path) -> RemoteEngine:
     card = read_card(minilm, "all-MiniLM-L6-v2")
-    plan = make_plan(Options(max_queue_tokens=10_000), card, Hardware(num_cores=1, cpu_bfloat16=False))
+    plan = make_plan(Options(max_queue_tokens=10_000), card, Hardware(num_cores=1))
     return RemoteEngine(
         0, card, plan, minilm, num_replicas=1, max_segments=8, on_quarantine=lambda _: None, broken=lambda _: None
     )

@@ -19,7 +19,8 @@ from whimbrel.cards.reader import read_card
 from whimbrel.dispatch import Dispatch
 from whimbrel.errors import ComputeError, DeadlineExceeded
 from whimbrel.outputs import Places
-from whimbrel.plan import Hardware, Options, make_plan
+from whimbrel.hardware import Hardware
+from whimbrel.plan import Options, make_plan
 from whimbrel.types import Comparison, Float32Array, Part, Prepared, Seq
 from whimbrel.work import Job
 
@@ -27,7 +28,7 @@ from whimbrel.work import Job
 @pytest.fixture
 def dispatch(minilm: Path) -> Dispatch:
     card = read_card(minilm, "minilm")
-    return Dispatch(make_plan(Options(), card, Hardware(num_cores=1, cpu_bfloat16=False)), lambda: None)
+    return Dispatch(make_plan(Options(), card, Hardware(num_cores=1)), lambda: None)
 
 
 def job(num_seqs: int, suspects: Sequence[int] = ()) -> Job:

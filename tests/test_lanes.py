@@ -26,7 +26,8 @@ from whimbrel.cards.reader import read_card
 from whimbrel.checkpoint import find_checkpoint
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory, Overloaded, Unavailable
 from whimbrel.lanes import Lanes
-from whimbrel.plan import Hardware, Options, Plan, make_plan
+from whimbrel.hardware import Hardware
+from whimbrel.plan import Options, Plan, make_plan
 from whimbrel.runner import Runner
 from whimbrel.types import Request, Seq
 from whimbrel.work import Job, Work
@@ -142,7 +143,7 @@ def start(runner: StepRunner, card: Card) -> Iterator[Start]:
     def start(
         num_lanes: int = 1, *, load_second: Any = None, recorder: Any = None, device: str = "cpu", **options: Any
     ) -> Lanes:
-        plan = make_plan(Options(**options), card, Hardware(num_cores=num_lanes, cpu_bfloat16=False))
+        plan = make_plan(Options(**options), card, Hardware(num_cores=num_lanes))
         lanes = Lanes(runner, card, replace(plan, device=device), load_second=load_second, recorder=recorder)
         started.append(lanes)
         return lanes
@@ -348,7 +349,7 @@ def test_a_query_that_fails_between_layers_leaves_bulk_alone(runner: StepRunner,
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_runs_between_layers_changes_no_bits(card: Card, dtype: str) -> None:
-    plan = make_plan(Options(dtype=dtype), card, Hardware(num_cores=1, cpu_bfloat16=False))
+    plan = make_plan(Options(dtype=dtype), card, Hardware(num_cores=1))
     model = Runner(find_checkpoint(None), card, plan)
     model.enter_lane()
     random = np.random.default_rng(5)
@@ -926,7 +927,7 @@ def test_what_is_asked_more_urgently_runs_first(runner: StepRunner, start: Start
 
 
 def test_a_plan_says_how_long_the_queue_may_be(card: Card) -> None:
-    hardware = Hardware(num_cores=1, cpu_bfloat16=False)
+    hardware = Hardware(num_cores=1)
     plan: Plan = make_plan(Options(max_queue_seconds=2.5, max_queue_bytes=10), card, hardware)
     assert (plan.max_queue_seconds, plan.max_queue_bytes) == (2.5, 10)
     assert make_plan(Options(), card, hardware).max_queue_seconds > 1e9
@@ -956,7 +957,7 @@ def allocate_too_much(*_: Any) -> Any:
     ],
 )
 def test_whatever_a_device_says_out_of_memory_is_one_error(model: Any, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = Runner(find_checkpoint(None), card, make_plan(Options(device="cpu"), card, Hardware(1, cpu_bfloat16=False)))
+    loaded = Runner(find_checkpoint(None), card, make_plan(Options(device="cpu"), card, Hardware(1)))
     batch = pack([Seq(np.array([101, 1000, 102], np.int32), 0)])
     arguments = batch, dense_wanted(batch)
     emptied: list[bool] = []

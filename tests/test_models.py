@@ -22,7 +22,7 @@ from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.models import load_model
 from whimbrel.ops.attention import Layout
-from whimbrel.ops.linear import round_rows
+from whimbrel.ops.row_blocks import round_rows
 from whimbrel.types import Seq
 
 VOCABULARY = 400

@@ -8,10 +8,12 @@ import pytest
 from whimbrel.card import Card
 from whimbrel.cards.reader import read_card
 from whimbrel.errors import SetupError
-from whimbrel.plan import Hardware, Options, make_plan
+from whimbrel.hardware import Cpu, Hardware
+from whimbrel.plan import Options, make_plan
 
-CPU = Hardware(num_cores=3, cpu_bfloat16=True)
-OLD_CPU = replace(CPU, cpu_bfloat16=False)
+CPU = Hardware(num_cores=3, cpu=Cpu("EPYC", "avx512_bf16", "native"))
+OLD_CPU = replace(CPU, cpu=Cpu("Xeon", "avx512", "emulated"))
+LAPTOP = replace(CPU, cpu=Cpu("Core", "avx2", "none"))
 GPU = replace(CPU, gpus=("cuda:0", "cuda:1"), gpu_bfloat16=True)
 
 
@@ -26,6 +28,7 @@ def card(minilm: Path) -> Card:
         (CPU, Options(), "cpu", "bfloat16", 3, 512),
         (OLD_CPU, Options(), "cpu", "float32", 3, 512),
         (OLD_CPU, Options(dtype="bfloat16"), "cpu", "bfloat16", 3, 512),
+        (LAPTOP, Options(), "cpu", "float32", 3, 512),
         (GPU, Options(), "cuda:0", "bfloat16", 1, 16_384),
         (GPU, Options(device="cuda"), "cuda:0", "bfloat16", 1, 16_384),
         (GPU, Options(device="cuda:1", dtype="float16", max_batch_tokens=7), "cuda:1", "float16", 1, 7),
@@ -56,3 +59,28 @@ def test_what_does_not_fit_is_refused_with_a_hint(card: Card, options: Options) 
     with pytest.raises(SetupError) as caught:
         make_plan(options, card, CPU)
     assert "take" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("switches", [(), ("ONEDNN_MAX_CPU_ISA=AVX2",)])
+def test_bfloat16_is_refused_where_no_library_multiplies_it(card: Card, switches: tuple[str, ...]) -> None:
+    hardware = replace(LAPTOP, cpu=replace(LAPTOP.cpu, switches=switches))
+    with pytest.raises(SetupError, match=r"on this CPU, Core \(AVX2") as caught:
+        make_plan(Options(dtype="bfloat16"), card, hardware)
+    assert all(switch in str(caught.value) for switch in switches)
+    assert "float32" in (caught.value.hint or "")
+
+
+def test_same_bits_are_known_once_the_weights_are_loaded(card: Card) -> None:
+    plan = make_plan(Options(), card, CPU)
+    assert plan.same_bits is None
+    assert plan.with_same_bits([]).same_bits is True
+    unstable = plan.with_same_bits(["the product of 7 to 8 columns in float32"])
+    assert unstable.same_bits is False
+    assert "the product of 7 to 8 columns" in unstable.same_bits_reason
+
+
+def test_no_same_bits_are_promised_on_a_gpu(card: Card) -> None:
+    plan = make_plan(Options(), card, GPU)
+    assert plan.same_bits is False
+    assert "GPU" in plan.same_bits_reason
+    assert plan.with_same_bits([]) == plan

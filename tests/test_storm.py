@@ -19,7 +19,8 @@ from whimbrel.batch import Batch
 from whimbrel.cards.reader import read_card
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory
 from whimbrel.lanes import Lanes
-from whimbrel.plan import Hardware, Options, make_plan
+from whimbrel.hardware import Hardware
+from whimbrel.plan import Options, make_plan
 from whimbrel.types import Result, Seq
 from whimbrel.work import Job, Work
 
@@ -132,7 +133,7 @@ def check(job: Job) -> str:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_request_gets_the_one_answer_that_is_right(seed: int, minilm: Path) -> None:
     card = read_card(minilm, "all-MiniLM-L6-v2")
-    plan = make_plan(Options(max_batch_tokens=128), card, Hardware(num_cores=4, cpu_bfloat16=False))
+    plan = make_plan(Options(max_batch_tokens=128), card, Hardware(num_cores=4))
     watch = Watch()
     lanes = Lanes(StormRunner(seed, exact=False), card, plan, load_second=lambda: StormRunner(seed, exact=True), recorder=watch)
 

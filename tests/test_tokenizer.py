@@ -14,7 +14,8 @@ from texts import TEXTS
 from tokenizer_files import load
 from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
-from whimbrel.plan import Hardware, Options, make_plan
+from whimbrel.hardware import Hardware
+from whimbrel.plan import Options, make_plan
 from whimbrel.tokenizing.limits import MAX_CHARACTERS
 from whimbrel.tokenizing.tokenizer import Tokenizer
 from whimbrel.types import Request
@@ -91,7 +92,7 @@ def test_a_text_has_a_limit_of_characters(tokenizer: Tokenizer) -> None:
 
 def test_a_request_has_a_limit_of_characters(minilm: Path) -> None:
     card = read_card(minilm, "m")
-    plan = make_plan(Options(max_request_tokens=10), card, Hardware(num_cores=1, cpu_bfloat16=False))
+    plan = make_plan(Options(max_request_tokens=10), card, Hardware(num_cores=1))
     tokenizer = Tokenizer(minilm, card, plan)
     assert len(tokenizer.encode(Request(["a" * 160] * 2))) == 2
     for request in (Request(["a" * 161] * 2), Request(["a"] * 2, prompt="p" * 160)):

@@ -15,7 +15,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from checkpoints import CORPUS, write_json
 from whimbrel.cards.reader import read_card
-from whimbrel.plan import Hardware, Options, make_plan
+from whimbrel.hardware import Hardware
+from whimbrel.plan import Options, make_plan
 from whimbrel.tokenizing import tokenizer as ours
 
 JSON = dict[str, Any]
@@ -34,7 +35,7 @@ ROBERTA_MASK = AddedToken("<mask>", lstrip=True, special=True, normalized=True)
 def load(folder: Path, **stated: Any) -> ours.Tokenizer:
     """Whimbrel's tokenizer of a checkpoint."""
     card = read_card(folder, "m", **stated)
-    return ours.Tokenizer(folder, card, make_plan(Options(), card, Hardware(num_cores=1, cpu_bfloat16=False)))
+    return ours.Tokenizer(folder, card, make_plan(Options(), card, Hardware(num_cores=1)))
 
 
 def _content(tokenizer: Tokenizer) -> JSON:

@@ -100,7 +100,9 @@ class Engine:
         load = partial(load_runner, checkpoint, self.card, faulty=faults.switched_on())
         exact = replace(self.plan, device="cpu", dtype="float32")
         load_second = None if exact == self.plan else partial(load, exact)
-        self._lanes = Lanes(load(self.plan), self.card, self.plan, load_second=load_second, recorder=recording)
+        runner = load(self.plan)
+        self.plan = self.plan.with_same_bits(runner.unstable)
+        self._lanes = Lanes(runner, self.card, self.plan, load_second=load_second, recorder=recording)
         atexit.register(self.close)  # its threads must not be inside torch while the interpreter goes down
         try:
             progress("warming up")

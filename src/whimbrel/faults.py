@@ -61,6 +61,7 @@ class FaultyRunner:
     def __init__(self, runner: AnyRunner, tokenizer_json: Path, *, dtype: Dtype) -> None:
         _log.warning("%s=1: texts can break this engine. It is made for tests.", SWITCH)
         self._runner = runner
+        self.unstable = runner.unstable
         self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_json))
         self._not_finite = {"nan"} if dtype == "float32" else {"nan", "nan-low"}
 

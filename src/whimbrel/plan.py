@@ -6,11 +6,13 @@ Pure. Options may say "auto"; a Plan is complete: no "auto", no None. It is prin
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, TypedDict
 
 from whimbrel.card import Card
 from whimbrel.errors import SetupError
+from whimbrel.hardware import Cpu, Hardware
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 DTYPES: Final = ("float32", "bfloat16", "float16")
@@ -18,18 +20,6 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 CPU_BATCH_TOKENS: Final = 512
 GPU_BATCH_TOKENS: Final = 16_384
 MAX_BATCH_TOKENS: Final = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What the machine has, as `runner.probe()` finds it."""
-
-    num_cores: int
-    """Cores this process may use (affinity and container quota)."""
-    cpu_bfloat16: bool
-    """Whether the CPU multiplies bfloat16 natively (AVX-512 BF16 or AMX)."""
-    gpus: tuple[str, ...] = ()
-    gpu_bfloat16: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +93,20 @@ class Plan:
     matryoshka: bool
     document_cache_bytes: int
     """For token vectors of documents that were compared; 0: none are kept."""
+    cpu: Cpu
+    """The processor, as far as this process may use it."""
+    same_bits: bool | None
+    """Whether a text has the same bits alone and in any batch. On a CPU this is found out when the weights are loaded: None
+    until then."""
+    same_bits_reason: str = ""
+    """Why it has not, if so."""
+
+    def with_same_bits(self, unstable: Sequence[str]) -> Plan:
+        """The plan once the weights are loaded; `unstable` are the parts of the model that give other bits in other batches."""
+        if self.same_bits is not None:
+            return self
+        reason = f"no number of rows gives the same bits on this CPU: {'; '.join(unstable)}" if unstable else ""
+        return replace(self, same_bits=not unstable, same_bits_reason=reason)
 
 
 def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
@@ -123,6 +127,9 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         max_request_tokens=_limit("max_request_tokens", options.max_request_tokens),
         matryoshka=options.matryoshka or card.matryoshka,
         document_cache_bytes=_limit("document_cache_bytes", options.document_cache_bytes, least=0),
+        cpu=hardware.cpu,
+        same_bits=None if on_cpu else False,
+        same_bits_reason="" if on_cpu else "a GPU's kernels are chosen by the size of a batch",
     )
 
 
@@ -138,9 +145,15 @@ def _device(wanted: str, hardware: Hardware, replica: int) -> str:
 
 
 def _dtype(wanted: str, *, on_cpu: bool, hardware: Hardware) -> Dtype:
+    cpu = hardware.cpu
     if wanted == "auto":
-        native = hardware.cpu_bfloat16 if on_cpu else hardware.gpu_bfloat16
+        native = cpu.bfloat16 == "native" if on_cpu else hardware.gpu_bfloat16
         return "bfloat16" if native else "float32"
+    if wanted == "bfloat16" and on_cpu and cpu.bfloat16 == "none":
+        raise SetupError(
+            f"dtype 'bfloat16' is not supported on this CPU, {cpu}.",
+            hint="--dtype takes auto or float32 here; bfloat16 needs AVX-512",
+        )
     for dtype in DTYPES:
         if wanted == dtype and not (on_cpu and dtype == "float16"):
             return dtype

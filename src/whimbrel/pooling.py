@@ -17,8 +17,9 @@ from torch import Tensor
 from whimbrel.card import Card, Output, PoolingMode
 from whimbrel.heads import Finish, Head
 from whimbrel.models.heads import HeadFunction, LoadedHead
-from whimbrel.ops.linear import in_whole_blocks, round_rows
+from whimbrel.ops.linear import in_whole_blocks
 from whimbrel.ops.ragged import cut, normalize, segment_reduce
+from whimbrel.ops.row_blocks import round_rows
 from whimbrel.types import OutputName
 
 

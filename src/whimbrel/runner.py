@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,13 +25,16 @@ from torch import Tensor
 from whimbrel.batch import Batch, runs
 from whimbrel.card import Card
 from whimbrel.checkpoint import Checkpoint
+from whimbrel.hardware import Hardware
 from whimbrel.heap import keep_freed_memory
 from whimbrel.models import load_model
 from whimbrel.ops.attention import Layout
-from whimbrel.ops.linear import round_rows
+from whimbrel.ops.cpu import cpu, num_physical_cores
 from whimbrel.ops.memory import is_out_of_memory
+from whimbrel.ops.row_blocks import round_rows
+from whimbrel.ops.trials import loading
 from whimbrel.outputs import Collected, Resident, Wanted, collected
-from whimbrel.plan import Hardware, Plan
+from whimbrel.plan import Plan
 from whimbrel.pooling import Pooling, Rows
 from whimbrel.types import Int32Array, OutputName
 
@@ -55,11 +58,10 @@ class Pending:
 
 def probe() -> Hardware:
     """What this machine has. Counts the cores that this process may use, not those there are."""
-    cpu = torch.cpu.get_capabilities()
     gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
     return Hardware(
         num_cores=_usable_cores(),
-        cpu_bfloat16=torch.backends.mkldnn.is_available() and bool(cpu.get("avx512_bf16") or cpu.get("amx_bf16")),
+        cpu=cpu(),
         gpus=gpus,
         gpu_bfloat16=bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0),
     )
@@ -67,7 +69,7 @@ def probe() -> Hardware:
 
 def _usable_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    physical = int(torch.cpu.get_capabilities().get("num_physical_cores") or cores)  # two hyper-threads share one multiplier
+    physical = num_physical_cores() or cores  # two hyper-threads share one multiplier
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         share = physical if quota == "max" else round(int(quota) / int(period))
@@ -86,7 +88,7 @@ class Runner:
         """Whether token vectors that are only compared stay on the device."""
         if self._copies is None:
             keep_freed_memory()
-        with torch.inference_mode():
+        with torch.inference_mode(), loading(plan.num_lanes) as unstable:
             dtype: torch.dtype = getattr(torch, plan.dtype)
             folder = checkpoint.folder
             load = partial(load_model, folder, device=self._device, dtype=dtype, sha256=checkpoint.sha256)
@@ -95,6 +97,8 @@ class Runner:
             loaded = {path: load(tower) for path, tower in by_path.items()}
             self._models = [loaded[tower.path][0] for tower in self._cards]
             self._poolings = [Pooling(tower, loaded[tower.path][1]) for tower in self._cards]
+        self.unstable: Sequence[str] = unstable
+        """The parts of the model that give a text other bits in other batches."""
 
     def enter_lane(self) -> None:
         """Called once by each lane's thread before it launches anything: one intra-op thread per lane.

@@ -176,7 +176,13 @@ def _described(card: Card, plan: Plan) -> dict[str, str]:
         "max length": f"{_usual_lengths(card, plan)}{plan.max_length:,} tokens",
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
-    }
+    } | _about_cpu(plan)
+
+
+def _about_cpu(plan: Plan) -> dict[str, str]:
+    if plan.device != "cpu":
+        return {}
+    return {"CPU": str(plan.cpu)} | ({"same bits": f"no: {plan.same_bits_reason}"} if plan.same_bits is False else {})
 
 
 def _usual_lengths(card: Card, plan: Plan) -> str:

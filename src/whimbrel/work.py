@@ -263,6 +263,11 @@ class Recorder(Protocol):
 class AnyRunner(Protocol):
     """What lanes need of a runner; see `runner.Runner`."""
 
+    @property
+    def unstable(self) -> Sequence[str]:
+        """The parts of the model that give a text other bits in other batches."""
+        ...
+
     def enter_lane(self) -> None:
         """Called once by each thread before it launches anything."""
         ...

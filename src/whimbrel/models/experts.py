@@ -14,7 +14,8 @@ from torch import Tensor
 
 from whimbrel.card import Encoder
 from whimbrel.models.weights import Weights
-from whimbrel.ops.linear import Linear, round_rows
+from whimbrel.ops.linear import Linear
+from whimbrel.ops.row_blocks import round_rows
 
 
 class Experts:

@@ -17,7 +17,7 @@ from whimbrel.ops.norms import layer_norm
 from whimbrel.ops.ragged import normalize
 
 HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
-"""(R, in) -> (R, out); R is such that ops.linear.round_rows keeps it."""
+"""(R, in) -> (R, out); R is such that ops.row_blocks.round_rows keeps it."""
 LoadedHead: TypeAlias = Callable[..., Tensor]
 """A HeadFunction; of a Vocabulary, a `Decoder`."""
 

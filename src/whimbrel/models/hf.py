@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from whimbrel.ops.attention import Layout, Scores, attend
 from whimbrel.ops.linear import Linear
+from whimbrel.ops.trials import note_unstable
 
 hf: Final[Any] = transformers
 """Mostly untyped."""
@@ -45,9 +46,11 @@ class HFModel:
         """`model` is transformers', with our attention. `has_types`: whether there are token types."""
         self._model = model
         self._has_types = has_types
-        for module in model.modules():
+        for name, module in model.named_modules():
             if type(module) in _LINEARS:
                 _replace(module, *_LINEARS[type(module)](module))
+            elif not isinstance(module, nn.Embedding):
+                _note_products(name, module)
 
     def __call__(
         self,
@@ -110,6 +113,13 @@ _LINEARS: Final[Mapping[type, Callable[[Any], tuple[Tensor, Tensor | None]]]] = 
     hf.pytorch_utils.Conv1D: lambda module: (module.weight.detach().T.contiguous(), module.bias.detach()),
 }
 """Weight and bias of each class of linear layers."""
+
+
+def _note_products(name: str, module: nn.Module) -> None:
+    """Weights that transformers multiplies by itself, such as those of experts: in how many rows at a time is not for us to say."""
+    for weight, value in module.named_parameters(recurse=False):
+        if value.ndim >= 2:
+            note_unstable(f"transformers computes with {name}.{weight} itself")
 
 
 def _replace(module: nn.Module, weight_OI: Tensor, bias_O: Tensor | None) -> None:

@@ -26,7 +26,7 @@ from whimbrel.errors import CheckpointError
 from whimbrel.json_file import JsonFile
 from whimbrel.models.hf import OURS, HFModel, Run, hf
 from whimbrel.ops.attention import Layout
-from whimbrel.ops.linear import round_rows
+from whimbrel.ops.row_blocks import round_rows
 from whimbrel.types import Int32Array, Seq
 
 _TOLERANCE: Final = 1e-4

@@ -1,14 +1,17 @@
-"""Linear layers: prepacked oneDNN with a fused activation on CPUs, torch's own elsewhere.
+"""Linear layers: prepacked oneDNN with a fused activation on CPUs, PyTorch's own elsewhere.
 
-oneDNN makes a primitive per number of rows (0.3 to 1.3 ms and about 0.7 MB each, measured on Zen 4). A ragged batch has
-any number of rows, so `round_rows` keeps them to few; the rows added are computed and never read.
+On a CPU a row has the same bits in any number of rows: products run in blocks of sizes that agree (row_blocks.py), which are
+found for each shape, dtype and epilogue when the first layer of that kind is loaded. oneDNN makes a primitive per number of
+rows (0.3 to 1.3 ms and about 0.7 MB each, measured on Zen 4), so few sizes also keep its cache small.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Final, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 # Read once, when oneDNN makes its first primitive. The default of 1,024 would let the cache grow to most of a GB.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
@@ -18,6 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.heads import Activation
+from whimbrel.ops.cpu import prepacked_supported
+from whimbrel.ops.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
+from whimbrel.ops.trials import begin, cancelling
 
 ACTIVATIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = {
     "identity": lambda x: x,
@@ -37,22 +43,12 @@ _EPILOGUES: Final[Mapping[Activation, tuple[str, str]]] = {
     "relu": ("relu", ""),
 }
 
-_ROW_STEP: Final = 16
-
-
-def round_rows(num_rows: int) -> int:
-    """The next multiple of 16; of a sixteenth of the power of two below, from 512 on.
-
-    At least 16 rows also keep a lone token off oneDNN's matrix-vector kernels, whose bits differ.
-    """
-    step = max(_ROW_STEP, 1 << max(num_rows - 1, 0).bit_length() >> 5)
-    return -(-num_rows // step) * step
-
-
-def prepacked_supported(device: torch.device) -> bool:
-    """Whether this build of torch has the oneDNN calls that `Linear` uses."""
-    ops = cast(object, torch.ops.mkldnn)
-    return device.type == "cpu" and torch.backends.mkldnn.is_available() and hasattr(ops, "_linear_pointwise")
+_COARSE_FROM: Final = 2**22
+"""Products with more weights than this are tried with few sizes."""
+_TRIAL_COLUMNS: Final = 64
+"""So many columns of a trial's weight differ."""
+_TRIAL_NUMBERS: Final = 16
+"""At least so many numbers of a result are compared."""
 
 
 class Linear:
@@ -65,23 +61,85 @@ class Linear:
     def __init__(
         self, weight: Tensor, bias: Tensor | None, activation: Activation = "identity", low_rank: LowRank | None = None
     ) -> None:
-        self._bias = bias
-        self._prepacked = prepacked_supported(weight.device)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 512) if self._prepacked else weight
-        self._low_rank = low_rank
-        fused = _EPILOGUES.get(activation) if self._prepacked and low_rank is None else None
-        self._epilogue = fused or _EPILOGUES["identity"]
+        prepacked = prepacked_supported(weight.device)
+        fused = activation in _EPILOGUES and prepacked and low_rank is None
+        width, inner = weight.shape
+        kind = _Kind(width, inner, weight.dtype, bias is not None, activation if fused else "identity", prepacked)
+        self._product = kind.product(weight, bias)
         self._after = ACTIVATIONS["identity" if fused else activation]
+        self._low_rank = low_rank
+        self._width = width
+        self._finding = begin(kind) if weight.device.type == "cpu" else None
+        self._blocks = RowBlocks(())
 
     def __call__(self, x_RI: Tensor, foreign_RK: Tensor | None = None) -> Tensor:
-        if self._prepacked:
-            name, algorithm = self._epilogue
-            out = torch.ops.mkldnn._linear_pointwise(x_RI, self._weight, self._bias, name, [], algorithm)
-        else:
-            out = F.linear(x_RI, self._weight, self._bias)
+        out = self._in_blocks(x_RI)
         if self._low_rank is not None and foreign_RK is not None:
             out += self._low_rank(x_RI, foreign_RK)
         return in_whole_blocks(self._after, out)
+
+    def _in_blocks(self, x_RI: Tensor) -> Tensor:
+        if self._finding is not None:
+            self._blocks, self._finding = self._finding.result(), None
+        num_rows = x_RI.shape[0]
+        blocks = self._blocks.cover(num_rows)
+        if len(blocks) == 1:
+            missing = blocks[0][1] - num_rows
+            return self._product(F.pad(x_RI, (0, 0, 0, missing)))[:num_rows] if missing else self._product(x_RI)
+        out_RO = x_RI.new_empty(num_rows, self._width)
+        for start, size in blocks:
+            out_RO[start : start + size] = self._product(x_RI[start : start + size])
+        return out_RO
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What decides how a library computes a product, besides the number of rows."""
+
+    width: int
+    inner: int
+    dtype: torch.dtype
+    has_bias: bool
+    activation: Activation
+    """The fused one."""
+    prepacked: bool
+
+    def __str__(self) -> str:
+        return f"the product of {self.inner:,} to {self.width:,} columns in {str(self.dtype).removeprefix('torch.')}"
+
+    def product(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """The product itself, of any number of rows at once."""
+        if not self.prepacked:
+            return partial(F.linear, weight=weight, bias=bias)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, MAX_BLOCK)
+        (attribute, algorithm), pointwise = _EPILOGUES[self.activation], torch.ops.mkldnn._linear_pointwise
+        return lambda x: pointwise(x, packed, bias, attribute, [], algorithm)
+
+    def find(self) -> RowBlocks:
+        """Try the numbers of rows."""
+        sizes = COARSE_SIZES if self.width * self.inner > _COARSE_FROM else FINE_SIZES
+        return find_row_blocks(sizes, _Trial(self))
+
+
+class _Trial:
+    """A product of one kind, with numbers of its own."""
+
+    def __init__(self, kind: _Kind) -> None:
+        num_columns = min(kind.width, _TRIAL_COLUMNS)
+        rows_RI, columns_CI = cancelling(-(-_TRIAL_NUMBERS // kind.width), num_columns, kind.inner)
+        weight_OI = columns_CI.to(kind.dtype).repeat(-(-kind.width // num_columns), 1)[: kind.width].contiguous()
+        bias_O = torch.linspace(-1, 1, kind.width).to(kind.dtype) if kind.has_bias else None
+        self._product = kind.product(weight_OI, bias_O)
+        self._rows_RI = rows_RI.to(kind.dtype)
+
+    def __call__(self, num_rows: int) -> bytes | None:
+        found: list[bytes] = []
+        for row_I in self._rows_RI:
+            bits_RX = self._product(row_I.repeat(num_rows, 1)).view(torch.uint8)
+            if not torch.equal(bits_RX, bits_RX[:1].expand_as(bits_RX)):
+                return None
+            found.append(bits_RX[0].numpy().tobytes())
+        return b"".join(found)
 
 
 class LowRank:

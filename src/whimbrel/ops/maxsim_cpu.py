@@ -8,8 +8,7 @@ there are none, each with maxima of its own, of which the greatest count.
 Threads share Python's lock, and one that waits for it may lose milliseconds to the scheduler: all that can be made before the
 first tile is made by one thread, and a tile is three calls.
 
-A similarity has the same bits in any company: from `_TOKENS` document tokens on, with query tokens in multiples of `_TOKENS`,
-products add up the columns of a pair in one order, whatever the shape.
+A similarity has the same bits in any company: products run in shapes that agree, which are found for each width (`TileProduct`).
 
 Shapes: as in maxsim.py.
 """
@@ -47,16 +46,6 @@ _SMALL: Final = 10**6
 """Products of up to so many multiplications are small to OpenBLAS."""
 
 
-def _has_small_kernels() -> bool:
-    """Whether numpy has kernels for small products, which pack nothing and use no threads: OpenBLAS has, for AVX-512.
-
-    A fifth faster than torch.mm where one side is narrow. Source: OpenBLAS, kernel/x86_64/sgemm_small_kernel_permit_skylakex.c.
-    """
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
-    return blas == "scipy-openblas" and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-
-
-_SMALL_KERNELS: Final = _has_small_kernels()
 _SIGNS: Final = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) * np.float32(2) - 1).astype(np.float32)
 """What the eight bits of a byte stand for."""
 
@@ -165,10 +154,94 @@ class _Tile:
     """Whose they are."""
 
 
+@dataclass(frozen=True, slots=True)
+class TileProducts:
+    """Shapes in which the product of document tokens with query tokens gives a similarity the same bits."""
+
+    rows: Mapping[int, RowBlocks]
+    """By the number of query tokens: numbers of document tokens. Empty if no such shapes were found."""
+    small: bool
+    """Whether numpy computes them, in a stack, or PyTorch, one by one."""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    def num_columns(self, num_tokens: int) -> int:
+        """Of how many query tokens a block is best made: the fewest blocks, and in them the fewest."""
+        return min(self.rows, key=lambda columns: (-(-num_tokens // columns), columns))
+
+    def multiply(self, x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor) -> None:
+        """out = x @ query. At least `_TOKENS` rows; query tokens as `rows` has them."""
+        for start, size, count in _stacks(self.rows[query_DQ.shape[1]], len(x_TD)):
+            rows = slice(start, start + size * count)
+            if self.small:
+                x_NTD, out_NTQ = (x.numpy()[rows].reshape(count, size, -1) for x in (x_TD, out_TQ))
+                np.matmul(x_NTD, query_DQ.numpy(), out=out_NTQ)
+            else:
+                torch.mm(x_TD[rows], query_DQ, out=out_TQ[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class TileKind:
+    """The product of a tile with query tokens, by the width of the vectors."""
+
+    width: int
+    small: bool
+
+    def __str__(self) -> str:
+        return f"MaxSim's product of vectors of {self.width:,} columns"
+
+    def find(self) -> TileProducts:
+        """Try numbers of document tokens and of query tokens."""
+        columns = range(_TOKENS, min(_MAX_QUERY_TOKENS, max(_TOKENS, _SMALL // (self.width * _TOKENS))) + 1, _TOKENS)
+        shapes = [(size, count) for count in columns for size in self._sizes(count)]
+        return TileProducts(find_shapes(shapes, self._try), self.small)
+
+    def _sizes(self, num_columns: int) -> list[int]:
+        largest = _tile_size(self.width)
+        if self.small:
+            largest = min(largest, max(_TOKENS, _SMALL // (self.width * num_columns) // _TOKENS * _TOKENS))
+        return sorted({largest, *(size for size in _SIZES if size < largest)})
+
+    def _try(self, shape: tuple[int, int]) -> bytes | None:
+        size, num_columns = shape
+        product = TileProducts({num_columns: RowBlocks((size,))}, self.small)
+        rows_ND, queries_QD = cancelling(_TRIALS, _TOKENS, self.width)
+        out_TQ = torch.empty(size, num_columns)
+        found: list[bytes] = []
+        for row_D in rows_ND:
+            product.multiply(row_D.repeat(size, 1), queries_QD[:1].repeat(num_columns, 1).T.contiguous(), out_TQ)
+            if not (out_TQ == out_TQ[0, 0]).all():  # wherever a token lies
+                return None
+            found.append(out_TQ[0, :1].numpy().tobytes())
+        product.multiply(rows_ND[:1].repeat(size, 1), queries_QD.repeat(num_columns // _TOKENS, 1).T.contiguous(), out_TQ)
+        if not (out_TQ.view(size, -1, _TOKENS) == out_TQ[0, :_TOKENS]).all():
+            return None
+        return b"".join([*found, out_TQ[0, :_TOKENS].numpy().tobytes()])
+
+
+def find_tile_products(width: int) -> Future[TileProducts]:
+    """The products for vectors of this width."""
+    return begin(TileKind(width, has_small_kernels() and _SMALL // (width * _TOKENS) >= _TOKENS))
+
+
+@lru_cache(maxsize=4096)
+def _stacks(blocks: RowBlocks, num_rows: int) -> list[tuple[int, int, int]]:
+    """(first row, size, count) of neighbouring blocks of equal size that cover some rows without overlapping."""
+    stacks: list[tuple[int, int, int]] = []
+    for start, size in blocks.cover(num_rows):
+        if stacks and stacks[-1][1] == size and sum((stacks[-1][0], size * stacks[-1][2])) == start:
+            stacks[-1] = (stacks[-1][0], size, stacks[-1][2] + 1)
+        else:
+            stacks.append((start, size, 1))
+    return stacks
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Meeting:
     """The tokens of some queries and of some documents, none of which is empty."""
 
+    products: TileProducts
     blocks: list[Tensor]
     """Of the queries: (D, Q) each."""
     num_query_tokens: int
@@ -179,8 +252,9 @@ class _Meeting:
     @classmethod
     def of(cls, query_QD: Tensor, documents: TokenVectors, documents_N: Int64Array) -> _Meeting:
         starts_N, ends_N = documents.starts_N[documents_N], documents.ends_N[documents_N]
-        blocks = _blocks(query_QD)
-        multiple = _num_small(blocks[0]) or _TOKENS
+        products = find_tile_products(documents.width).result()
+        blocks = _blocks(query_QD, products)
+        multiple = products.rows[blocks[0].shape[1]].sizes[-1]
         size = max(_TILE // documents.width // multiple, 1) * multiple
         document_T = _tensor(np.repeat(np.arange(documents_N.size), ends_N - starts_N))
         document_TQ = document_T[:, None].expand(-1, blocks[0].shape[1])
@@ -188,7 +262,7 @@ class _Meeting:
         rows_TD = documents.rows_TD[rows] if isinstance(rows, slice) else rows
         scales_T = [None] * -(-len(rows_TD) // size) if documents.scales_T is None else _split(documents.scales_T[rows], size)
         tiles = list(map(_Tile, _split(rows_TD, size), scales_T, _split(document_TQ, size)))
-        return cls(blocks, len(query_QD), documents, documents_N.size, tiles)
+        return cls(products, blocks, len(query_QD), documents, documents_N.size, tiles)
 
     def maxima(self, left: Iterator[_Tile]) -> Float32Array:
         """The greatest similarity of each query token to a document's, in the tiles that this thread takes: (N, Q)."""
@@ -202,7 +276,7 @@ class _Meeting:
                 count = len(tile.document_TQ)
                 for query_DQ, maxima_NQ in zip(self.blocks, maxima, strict=True):
                     found_TQ = similarities_TQ if len(x_TD) == size else similarities_TQ[: len(x_TD)]
-                    _multiply(x_TD, query_DQ, found_TQ)
+                    self.products.multiply(x_TD, query_DQ, found_TQ)
                     if count < _TOKENS:
                         found_TQ = found_TQ[:count]
                     if tile.scales_T is not None:
@@ -225,34 +299,15 @@ class _Meeting:
         return out_TD[: max(count, _TOKENS)]
 
 
-def _blocks(query_QD: Tensor) -> list[Tensor]:
+def _blocks(query_QD: Tensor, products: TileProducts) -> list[Tensor]:
     """Query tokens in as few blocks as can be, all of them as wide, with zeros at the end."""
-    num_tokens, width = query_QD.shape
-    widest = max(_TOKENS, min(_MAX_QUERY_TOKENS, _SMALL // (width * _TOKENS) // _TOKENS * _TOKENS))
-    count = -(-num_tokens // widest)
-    step = -(-num_tokens // (count * _TOKENS)) * _TOKENS
-    query_DQ = F.pad(query_QD, (0, 0, 0, count * step - num_tokens)).T
-    return [query_DQ[:, start : start + step].contiguous() for start in range(0, count * step, step)]
+    step = products.num_columns(len(query_QD))
+    query_DQ = F.pad(query_QD, (0, 0, 0, -len(query_QD) % step)).T
+    return [query_DQ[:, start : start + step].contiguous() for start in range(0, query_DQ.shape[1], step)]
 
 
-def _multiply(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor) -> None:
-    """out = x @ query."""
-    size = _num_small(query_DQ)
-    if size == 0:
-        torch.mm(x_TD, query_DQ, out=out_TQ)
-        return
-    x, query, out = x_TD.numpy(), query_DQ.numpy(), out_TQ.numpy()
-    whole = len(x) // size * size
-    if whole:
-        np.matmul(x[:whole].reshape(-1, size, x.shape[1]), query, out=out[:whole].reshape(-1, size, out.shape[1]))
-    if whole < len(x):
-        rest = min(whole, len(x) - _TOKENS)
-        np.matmul(x[rest:], query, out=out[rest:])
-
-
-def _num_small(query_DQ: Tensor) -> int:
-    """How many document tokens make a small product with these; 0 if small products have no advantage."""
-    return _SMALL // query_DQ.numel() // _TOKENS * _TOKENS if _SMALL_KERNELS else 0
+def _tile_size(width: int) -> int:
+    return max(_TILE // width // _TOKENS, 1) * _TOKENS
 
 
 def _split(rows: Tensor, size: int) -> list[Tensor]:

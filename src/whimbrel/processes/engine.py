@@ -265,7 +265,7 @@ def main() -> None:
         end_process(1)
     metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
     threading.Thread(target=_beat, args=(engine, recorder.board), name="whimbrel-beat", daemon=True).start()
-    control.send(Ready(recorder.size), [recorder.fd])
+    control.send(Ready(recorder.size, engine.plan), [recorder.fd])
     try:
         for message in messages:
             if isinstance(message, Attach):

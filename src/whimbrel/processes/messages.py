@@ -126,6 +126,8 @@ class Ready(_Message):
     """The engine takes work. The descriptor of its board comes with this message."""
 
     board_bytes: int
+    plan: Plan
+    """With what was found out while the weights were loaded."""
 
 
 class CannotStart(_Message):
@@ -181,6 +183,7 @@ class Up(_Message):
     model: int
     replica: int
     board_bytes: int
+    plan: Plan
 
 
 class Down(_Message):

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Final
 
+import msgspec
+
 from whimbrel import metrics
 from whimbrel.card import RerankerName, StatedPooling
 from whimbrel.errors import SetupError
@@ -236,6 +238,8 @@ class Supervisor:
 
     def _engine_ready(self, engine: EngineChild, message: Ready) -> None:
         assert engine.line is not None
+        assert engine.planned is not None
+        engine.planned = msgspec.structs.replace(engine.planned, plan=message.plan)
         engine.ready, engine.ready_since = True, perf_counter()
         engine.load_seconds = engine.ready_since - engine.begun
         engine.backoff.ready()
@@ -251,11 +255,12 @@ class Supervisor:
 
     def _connect(self, engine: EngineChild, worker: WorkerChild) -> None:
         """Give an engine and a worker a new line to one another."""
-        if not engine.ready or worker.line is None or engine.line is None:
+        if not engine.ready or worker.line is None or engine.line is None or engine.planned is None:
             return
         ours, theirs = pair()
         engine.send(Attach(worker.index), ours.detach())
-        worker.send(Up(engine.model, engine.replica, engine.board_bytes), theirs.detach(), os.dup(engine.board_fd))
+        up = Up(engine.model, engine.replica, engine.board_bytes, engine.planned.plan)
+        worker.send(up, theirs.detach(), os.dup(engine.board_fd))
 
     def _tell_up(self, engine: EngineChild) -> None:
         up = sum(each.ready for each in self._engines if each.model == engine.model)

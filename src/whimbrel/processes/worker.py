@@ -91,6 +91,7 @@ class Worker:
                 await self._add(message)
             elif isinstance(message, Up):
                 board = Board(map_memory(fds[1], message.board_bytes))
+                self._engines[message.model].plan = message.plan
                 self._engines[message.model].attach(message.replica, socket.socket(fileno=fds[0]), board)
             elif isinstance(message, Down):
                 if (engine := self._engines.get(message.model)) is not None:
