@@ -18,8 +18,8 @@ from fakes import dense_job
 from whimbrel.cards.reader import read_card
 from whimbrel.dispatch import Dispatch
 from whimbrel.errors import ComputeError, DeadlineExceeded
-from whimbrel.outputs import Places
 from whimbrel.hardware import Hardware
+from whimbrel.outputs import Places
 from whimbrel.plan import Options, make_plan
 from whimbrel.types import Comparison, Float32Array, Part, Prepared, Seq
 from whimbrel.work import Job

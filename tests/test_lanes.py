@@ -25,8 +25,8 @@ from whimbrel.card import Card
 from whimbrel.cards.reader import read_card
 from whimbrel.checkpoint import find_checkpoint
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory, Overloaded, Unavailable
-from whimbrel.lanes import Lanes
 from whimbrel.hardware import Hardware
+from whimbrel.lanes import Lanes
 from whimbrel.plan import Options, Plan, make_plan
 from whimbrel.runner import Runner
 from whimbrel.types import Request, Seq

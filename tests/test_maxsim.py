@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from whimbrel.ops import maxsim_cpu
+from whimbrel.ops.cpu import cpu, has_small_kernels
 from whimbrel.ops.maxsim import EMPTY, TokenVectors, best_matches, maxsim, maxsim_reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}
@@ -117,9 +118,9 @@ def test_a_score_has_the_same_bits_alone_and_in_any_mix(
     seed: int, width: int, small_kernels: bool, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With numpy's product where it is the faster one, and with torch's."""
-    if small_kernels and not maxsim_cpu._SMALL_KERNELS:
-        pytest.skip("numpy has no kernels for small products here")
-    monkeypatch.setattr(maxsim_cpu, "_SMALL_KERNELS", small_kernels)
+    if small_kernels and not has_small_kernels():
+        pytest.skip(f"numpy has no kernels for small products on {cpu()}")
+    monkeypatch.setattr(maxsim_cpu, "has_small_kernels", lambda: small_kernels)
     monkeypatch.setattr(maxsim_cpu, "_TILE", 1000 * width)
     rng = np.random.default_rng(seed)
     queries = vectors(rng.integers(1, 90, 6).tolist(), width, seed=seed)

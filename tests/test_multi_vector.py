@@ -41,8 +41,8 @@ from whimbrel import Engine
 from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.frontend import Frontend
-from whimbrel.logs import LogOptions
 from whimbrel.hardware import Hardware
+from whimbrel.logs import LogOptions
 from whimbrel.plan import Options, make_plan
 from whimbrel.processes.channel import Line, pair
 from whimbrel.processes.lifeline import CONTROL_FD
@@ -395,9 +395,7 @@ def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint("stanford")
     options = Options(dtype="float32")
     card = read_card(folder, "m")
-    prepared = Frontend(folder, card, make_plan(options, card, Hardware(1))).prepare(
-        Request(QUERIES, input_type="query")
-    )
+    prepared = Frontend(folder, card, make_plan(options, card, Hardware(1))).prepare(Request(QUERIES, input_type="query"))
     ours, theirs = pair()
     with theirs:
         process = subprocess.Popen(

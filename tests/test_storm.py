@@ -18,8 +18,8 @@ from fakes import dense_job, vectors_of
 from whimbrel.batch import Batch
 from whimbrel.cards.reader import read_card
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory
-from whimbrel.lanes import Lanes
 from whimbrel.hardware import Hardware
+from whimbrel.lanes import Lanes
 from whimbrel.plan import Options, make_plan
 from whimbrel.types import Result, Seq
 from whimbrel.work import Job, Work

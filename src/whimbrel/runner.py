@@ -30,6 +30,7 @@ from whimbrel.heap import keep_freed_memory
 from whimbrel.models import load_model
 from whimbrel.ops.attention import Layout
 from whimbrel.ops.cpu import cpu, num_physical_cores
+from whimbrel.ops.maxsim_cpu import find_tile_products
 from whimbrel.ops.memory import is_out_of_memory
 from whimbrel.ops.row_blocks import round_rows
 from whimbrel.ops.trials import loading
@@ -97,6 +98,10 @@ class Runner:
             loaded = {path: load(tower) for path, tower in by_path.items()}
             self._models = [loaded[tower.path][0] for tower in self._cards]
             self._poolings = [Pooling(tower, loaded[tower.path][1]) for tower in self._cards]
+            if self._copies is None:
+                for tower in self._cards:
+                    if "multi_vector" in tower.outputs:
+                        find_tile_products(tower.output("multi_vector").width)
         self.unstable: Sequence[str] = unstable
         """The parts of the model that give a text other bits in other batches."""
 

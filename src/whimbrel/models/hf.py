@@ -116,7 +116,7 @@ _LINEARS: Final[Mapping[type, Callable[[Any], tuple[Tensor, Tensor | None]]]] = 
 
 
 def _note_products(name: str, module: nn.Module) -> None:
-    """Weights that transformers multiplies by itself, such as those of experts: in how many rows at a time is not for us to say."""
+    """Note weights that transformers multiplies by itself, such as those of experts, in numbers of rows of its own choice."""
     for weight, value in module.named_parameters(recurse=False):
         if value.ndim >= 2:
             note_unstable(f"transformers computes with {name}.{weight} itself")

@@ -8,17 +8,17 @@ there are none, each with maxima of its own, of which the greatest count.
 Threads share Python's lock, and one that waits for it may lose milliseconds to the scheduler: all that can be made before the
 first tile is made by one thread, and a tile is three calls.
 
-A similarity has the same bits in any company: products run in shapes that agree, which are found for each width (`TileProduct`).
+A similarity has the same bits in any company: products run in shapes that agree, which are found for each width.
 
 Shapes: as in maxsim.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Executor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import Final
 
 import numpy as np
@@ -27,7 +27,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whimbrel.ops.cpu import has_small_kernels
 from whimbrel.ops.maxsim import TokenVectors
+from whimbrel.ops.row_blocks import RowBlocks, find_shapes
+from whimbrel.ops.trials import begin, cancelling
 from whimbrel.outputs import ranges
 from whimbrel.types import Float32Array, Int64Array
 
@@ -44,6 +47,10 @@ _MANY: Final = 16
 """From so many parts for each thread on, a part is left to one thread."""
 _SMALL: Final = 10**6
 """Products of up to so many multiplications are small to OpenBLAS."""
+_MAX_DOCUMENT_TOKENS: Final = 4096
+_SIZES: Final = (16, 32, 64, 128, 256, 512, 1024, 2048)
+"""Document tokens of a product that are tried, besides as many as a product or a tile has at most."""
+_TRIALS: Final = 4
 
 
 _SIGNS: Final = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) * np.float32(2) - 1).astype(np.float32)
@@ -159,19 +166,23 @@ class TileProducts:
     """Shapes in which the product of document tokens with query tokens gives a similarity the same bits."""
 
     rows: Mapping[int, RowBlocks]
-    """By the number of query tokens: numbers of document tokens. Empty if no such shapes were found."""
+    """By the number of query tokens: numbers of document tokens. Without any where no such shapes were found."""
     small: bool
     """Whether numpy computes them, in a stack, or PyTorch, one by one."""
 
     def __bool__(self) -> bool:
-        return bool(self.rows)
+        return all(self.rows.values())
+
+    def least(self, num_columns: int) -> int:
+        """The least number of document tokens that a product may have."""
+        return min(self.rows[num_columns].sizes, default=_TOKENS)
 
     def num_columns(self, num_tokens: int) -> int:
         """Of how many query tokens a block is best made: the fewest blocks, and in them the fewest."""
         return min(self.rows, key=lambda columns: (-(-num_tokens // columns), columns))
 
     def multiply(self, x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor) -> None:
-        """out = x @ query. At least `_TOKENS` rows; query tokens as `rows` has them."""
+        """out = x @ query, for `least` rows or more and query tokens as `rows` has them."""
         for start, size, count in _stacks(self.rows[query_DQ.shape[1]], len(x_TD)):
             rows = slice(start, start + size * count)
             if self.small:
@@ -195,10 +206,10 @@ class TileKind:
         """Try numbers of document tokens and of query tokens."""
         columns = range(_TOKENS, min(_MAX_QUERY_TOKENS, max(_TOKENS, _SMALL // (self.width * _TOKENS))) + 1, _TOKENS)
         shapes = [(size, count) for count in columns for size in self._sizes(count)]
-        return TileProducts(find_shapes(shapes, self._try), self.small)
+        return TileProducts(find_shapes(shapes, self._try) or dict.fromkeys(columns, RowBlocks(())), self.small)
 
     def _sizes(self, num_columns: int) -> list[int]:
-        largest = _tile_size(self.width)
+        largest = min(_tile_size(self.width), _MAX_DOCUMENT_TOKENS)
         if self.small:
             largest = min(largest, max(_TOKENS, _SMALL // (self.width * num_columns) // _TOKENS * _TOKENS))
         return sorted({largest, *(size for size in _SIZES if size < largest)})
@@ -229,9 +240,10 @@ def find_tile_products(width: int) -> Future[TileProducts]:
 def _stacks(blocks: RowBlocks, num_rows: int) -> list[tuple[int, int, int]]:
     """(first row, size, count) of neighbouring blocks of equal size that cover some rows without overlapping."""
     stacks: list[tuple[int, int, int]] = []
-    for start, size in blocks.cover(num_rows):
-        if stacks and stacks[-1][1] == size and sum((stacks[-1][0], size * stacks[-1][2])) == start:
-            stacks[-1] = (stacks[-1][0], size, stacks[-1][2] + 1)
+    for start, size in blocks.cover(num_rows, pad=False):
+        first, last_size, count = stacks[-1] if stacks else (0, 0, 0)
+        if size == last_size and start == first + size * count:
+            stacks[-1] = (first, size, count + 1)
         else:
             stacks.append((start, size, 1))
     return stacks
@@ -254,8 +266,9 @@ class _Meeting:
         starts_N, ends_N = documents.starts_N[documents_N], documents.ends_N[documents_N]
         products = find_tile_products(documents.width).result()
         blocks = _blocks(query_QD, products)
-        multiple = products.rows[blocks[0].shape[1]].sizes[-1]
-        size = max(_TILE // documents.width // multiple, 1) * multiple
+        most = _tile_size(documents.width)
+        multiple = max((size for size in products.rows[blocks[0].shape[1]].sizes if size <= most), default=_TOKENS)
+        size = max(most // multiple, 1) * multiple
         document_T = _tensor(np.repeat(np.arange(documents_N.size), ends_N - starts_N))
         document_TQ = document_T[:, None].expand(-1, blocks[0].shape[1])
         rows = _rows(starts_N, ends_N)
@@ -268,35 +281,36 @@ class _Meeting:
         """The greatest similarity of each query token to a document's, in the tiles that this thread takes: (N, Q)."""
         width, step = self.blocks[0].shape
         maxima = [torch.full((self.num_documents, step), -torch.inf) for _ in self.blocks]
-        size = max(_TOKENS, len(self.tiles[0].document_TQ))
+        least = self.products.least(step)
+        size = max(least, len(self.tiles[0].document_TQ))
         buffer_TD, similarities_TQ = torch.empty(size, width), torch.empty(size, step)
         with np.errstate(all="ignore"):
             for tile in left:
-                x_TD = self._read(tile, buffer_TD)
+                x_TD = self._read(tile, buffer_TD, least)
                 count = len(tile.document_TQ)
                 for query_DQ, maxima_NQ in zip(self.blocks, maxima, strict=True):
                     found_TQ = similarities_TQ if len(x_TD) == size else similarities_TQ[: len(x_TD)]
                     self.products.multiply(x_TD, query_DQ, found_TQ)
-                    if count < _TOKENS:
+                    if count < least:
                         found_TQ = found_TQ[:count]
                     if tile.scales_T is not None:
                         found_TQ *= tile.scales_T[:, None]
                     maxima_NQ.scatter_reduce_(0, tile.document_TQ, found_TQ, "amax")
         return torch.cat(maxima, dim=1).numpy()[:, : self.num_query_tokens]
 
-    def _read(self, tile: _Tile, out_TD: Tensor) -> Tensor:
-        """A tile in the cache, float32 and without its scales; at least `_TOKENS` rows."""
+    def _read(self, tile: _Tile, out_TD: Tensor, least: int) -> Tensor:
+        """A tile in the cache, float32 and without its scales; at least `least` rows."""
         x_TD = tile.rows_TD if tile.rows_TD.ndim == 2 else self.documents.rows_TD.index_select(0, tile.rows_TD)
         count = len(x_TD)
-        if x_TD.dtype == torch.float32 and count >= _TOKENS and x_TD.is_contiguous():
+        if x_TD.dtype == torch.float32 and count >= least and x_TD.is_contiguous():
             x_TD.sum()  # reads them
             return x_TD
         if x_TD.dtype == torch.uint8:
             np.take(_SIGNS, x_TD.numpy(), axis=0, out=out_TD[:count].numpy().reshape(count, -1, 8), mode="clip")
         else:
             out_TD[:count] = x_TD
-        out_TD[count:_TOKENS] = 0
-        return out_TD[: max(count, _TOKENS)]
+        out_TD[count:least] = 0
+        return out_TD[: max(count, least)]
 
 
 def _blocks(query_QD: Tensor, products: TileProducts) -> list[Tensor]:

@@ -13,7 +13,7 @@ knows PyTorch or a processor: a product is a function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -22,6 +22,9 @@ from typing import Final, TypeAlias
 Trial: TypeAlias = Callable[[int], Hashable | None]
 """Takes a number of rows, runs the product with so many equal rows, and returns a result that is equal for equal bits; None
 where the rows of the result differ."""
+
+ShapeTrial: TypeAlias = Callable[[tuple[int, int]], Hashable | None]
+"""The same for a number of rows and of columns."""
 
 MAX_BLOCK: Final = 512
 """The largest block: about as many rows as a batch of a CPU has. Larger ones would be no faster."""
@@ -53,19 +56,20 @@ class RowBlocks:
     def __bool__(self) -> bool:
         return bool(self.sizes)
 
-    def cover(self, num_rows: int) -> tuple[tuple[int, int], ...]:
+    def cover(self, num_rows: int, *, pad: bool = True) -> tuple[tuple[int, int], ...]:
         """The blocks that cover `num_rows` rows, as (first row, size), at the least cost.
 
         The last block overlaps the one before where the sizes do not add up. A single block may be larger than `num_rows`: then
-        rows must be added. Without sizes: one block of all rows.
+        rows must be added. With `pad` False that happens only below the smallest size. Without sizes: one block of all rows.
         """
         if not self.sizes or num_rows == 0:
             return ((0, num_rows),)
-        return _cover(self.sizes, num_rows)
+        sizes = self.sizes if pad else tuple(size for size in self.sizes if size <= num_rows) or self.sizes[:1]
+        return _cover(sizes, num_rows)
 
 
 def find_row_blocks(candidates: Sequence[int], trial: Trial) -> RowBlocks:
-    """Try a product with each of the `candidates` and choose the class of sizes that runs all numbers of rows at the least cost."""
+    """Try a product with each of the `candidates`. Return the class of sizes that runs any number of rows at the least cost."""
     classes: dict[Hashable, list[int]] = {}
     for size in sorted(candidates):
         if (result := trial(size)) is not None:
@@ -73,9 +77,29 @@ def find_row_blocks(candidates: Sequence[int], trial: Trial) -> RowBlocks:
     return min((RowBlocks(tuple(sizes)) for sizes in classes.values()), key=_total_cost, default=RowBlocks(()))
 
 
+def find_shapes(candidates: Sequence[tuple[int, int]], trial: ShapeTrial) -> dict[int, RowBlocks]:
+    """The same for a product whose columns are cut too: `candidates` are (rows, columns).
+
+    Gives the numbers of rows by the number of columns, for those numbers of columns that agree with one another.
+    """
+    classes: dict[Hashable, dict[int, list[int]]] = {}
+    for shape in sorted(candidates):
+        if (result := trial(shape)) is not None:
+            classes.setdefault(result, {}).setdefault(shape[1], []).append(shape[0])
+    found = [{columns: RowBlocks(tuple(sizes)) for columns, sizes in each.items()} for each in classes.values()]
+    wanted = {columns for _, columns in candidates}
+    none: dict[int, RowBlocks] = {}
+    return min(found, key=lambda each: _total_cost_of_shapes(each, wanted), default=none)
+
+
 def _total_cost(blocks: RowBlocks) -> float:
-    """The relative cost of all numbers of rows up to MAX_BLOCK."""
-    return sum(_cost(blocks.cover(num_rows)) / num_rows for num_rows in FINE_SIZES)
+    """The relative cost of all numbers of rows up to some thousand."""
+    return sum(_cost(blocks.cover(num_rows)) / num_rows for num_rows in (*FINE_SIZES, 2 * MAX_BLOCK, 4 * MAX_BLOCK))
+
+
+def _total_cost_of_shapes(rows: Mapping[int, RowBlocks], wanted: Iterable[int]) -> float:
+    costs = {columns: _total_cost(blocks) * columns for columns, blocks in rows.items()}
+    return sum(min(-(-each // columns) * cost for columns, cost in costs.items()) / each for each in wanted)
 
 
 def _cost(cover: tuple[tuple[int, int], ...]) -> int:
@@ -94,12 +118,13 @@ def _cover(sizes: tuple[int, ...], num_rows: int) -> tuple[tuple[int, int], ...]
 @lru_cache(maxsize=4096)
 def _cheapest(sizes: tuple[int, ...], num_rows: int) -> tuple[int, ...]:
     """The sizes, in descending order, that add up to `num_rows` or more at the least cost."""
+    rests, ahead = {0}, [num_rows]
+    while ahead:
+        if (rest := ahead.pop()) not in rests:
+            rests.add(rest)
+            ahead += [max(0, rest - size) for size in sizes]
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
-
-    def solve(rest: int) -> tuple[int, tuple[int, ...]]:
-        if rest not in best:
-            options = (solve(max(0, rest - size)) for size in sizes)
-            best[rest] = min((cost + size + _BLOCK_COST, (size, *more)) for size, (cost, more) in zip(sizes, options, strict=True))
-        return best[rest]
-
-    return tuple(sorted(solve(num_rows)[1], reverse=True))
+    for rest in sorted(rests)[1:]:
+        before = [best[max(0, rest - size)] for size in sizes]
+        best[rest] = min((cost + size + _BLOCK_COST, (size, *more)) for size, (cost, more) in zip(sizes, before, strict=True))
+    return tuple(sorted(best[num_rows][1], reverse=True))

@@ -89,6 +89,8 @@ def begin(kind: Kind[T_co]) -> Future[T_co]:
     """What is found for a kind of product. Outside of `loading` it is there at once."""
     model = _model.get()
     if model is None:
+        if (known := _found.get(kind)) is not None:
+            return known
         with _threads(1) as threads:
             return _submit(kind, threads)
     model.found[kind] = _submit(kind, model.threads)
