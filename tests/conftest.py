@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from needs import lacks_bfloat16
 from parity import WRITTEN, Parity
 from texts import TEXTS
 from whimbrel import Engine, trace
@@ -82,11 +83,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu run where there is one."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+    """Skip what needs something that this machine lacks, with the reason."""
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            reason = None if torch.cuda.is_available() else "no CUDA device"
+        else:
+            reason = lacks_bfloat16() if item.get_closest_marker("bfloat16") else None
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -95,6 +95,7 @@ def test_a_gpu_gives_the_same(dtype: torch.dtype, folder: Path, layout: str) -> 
         assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > near
 
 
+@pytest.mark.bfloat16
 def test_half_precision_is_near(folder: Path, layout: str) -> None:
     ids, numbers = rows(), [i % (len(TASKS) + 1) - 1 for i in range(len(rows()))]
     for row, number, found in zip(

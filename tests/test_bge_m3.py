@@ -157,6 +157,7 @@ def test_requests_of_all_kinds_share_batches(tmp_path: Path) -> None:
             assert [name for name in ALL if getattr(outputs, name) is not None] == [n for n in ALL if n in request.outputs]
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("name", ALL)
 def test_whatever_is_not_finite_is_computed_again(name: OutputName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a text, of which one output was not."""

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from checkpoints import bert_tokenizer, roberta_tokenizer, xlmr_tokenizer
+from needs import skip_without_bfloat16
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
@@ -83,6 +84,7 @@ print("alive", time.process_time() - cpu < 0.4, flush=True)
 @pytest.fixture(scope="module")
 def faulty() -> Iterator[Engine]:
     """MiniLM in bfloat16, obeying."""
+    skip_without_bfloat16()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WHIMBREL_FAULTS", "1")
         engine = Engine(dtype="bfloat16")

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from classifiers import write_classifier
+from needs import skip_without_bfloat16
 from test_bge_m3 import write_m3
 from test_sparse import splade_layout, write_splade
 from whimbrel import Engine
@@ -120,6 +121,7 @@ MODELS: list[tuple[Callable[[Path], Any], OutputName]] = [
 @pytest.fixture(params=MODELS, ids=lambda model: f"{model[0].__name__} {model[1]}")
 def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Engine, Engine, OutputName]]:
     """An engine in bfloat16 that obeys, one in float32 that does not, and an output."""
+    skip_without_bfloat16()
     make, output = request.param
     make(tmp_path)
     with pytest.MonkeyPatch.context() as patch:

@@ -576,6 +576,7 @@ def test_hidden_states(case: str, tmp_path: Path) -> None:
         assert np.array_equal(hidden(tmp_path, [row])[0], expected)
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("case", CASES)
 def test_half_precision_is_near(case: str, tmp_path: Path) -> None:
     config, weights = save(tmp_path, case)

@@ -28,7 +28,7 @@ from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemo
 from whimbrel.hardware import Hardware
 from whimbrel.lanes import Lanes
 from whimbrel.plan import Options, Plan, make_plan
-from whimbrel.runner import Runner
+from whimbrel.runner import Runner, probe
 from whimbrel.types import Request, Seq
 from whimbrel.work import Job, Work
 
@@ -347,9 +347,9 @@ def test_a_query_that_fails_between_layers_leaves_bulk_alone(runner: StepRunner,
     assert isinstance(error(bad), ComputeError)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
 def test_what_runs_between_layers_changes_no_bits(card: Card, dtype: str) -> None:
-    plan = make_plan(Options(dtype=dtype), card, Hardware(num_cores=1))
+    plan = make_plan(Options(dtype=dtype), card, replace(probe(), num_cores=1, gpus=()))
     model = Runner(find_checkpoint(None), card, plan)
     model.enter_lane()
     random = np.random.default_rng(5)

@@ -18,6 +18,7 @@ def test_float32_is_sentence_transformers_to_1e5(engine32: Engine, reference: np
     parity(vectors, reference, "sentence-transformers/all-MiniLM-L6-v2", family="bert", tasks=["dense"])
 
 
+@pytest.mark.bfloat16
 def test_bfloat16_has_the_same_direction(reference: np.ndarray) -> None:
     with Engine(dtype="bfloat16") as engine:
         cosines = (engine.embed(TEXTS) * reference).sum(axis=1)

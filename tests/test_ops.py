@@ -123,7 +123,9 @@ def test_attention_of_a_seq_does_not_depend_on_its_batch(what: str, dtype: torch
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 6e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 2e-5), pytest.param(torch.bfloat16, 6e-2, marks=pytest.mark.bfloat16)]
+)
 def test_linear(activation: Activation, dtype: torch.dtype, tolerance: float, device: str) -> None:
     x, weight, bias = torch.randn(48, 64), torch.randn(96, 64) / 8, torch.randn(96)
     x, weight, bias = (tensor.to(dtype) for tensor in (x, weight, bias))
@@ -133,7 +135,7 @@ def test_linear(activation: Activation, dtype: torch.dtype, tolerance: float, de
     assert (out.float() - expected).abs().max() <= tolerance
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.bfloat16)])
 @pytest.mark.parametrize(
     ("inner", "outer"), [(384, 1152), (384, 384), (1536, 384), (384, 1536), (768, 3072), (3072, 768), (48, 20), (1024, 64)]
 )
@@ -209,7 +211,7 @@ def test_layers_that_mask_alike_share_masks(what: str, monkeypatch: pytest.Monke
     assert len(made) > 3 * num_masks
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.bfloat16)])
 @pytest.mark.parametrize("activation", ["gelu", "identity"])
 def test_low_rank_additions_in_any_company(activation: Activation, dtype: torch.dtype) -> None:
     """Two adapters of rank 3, three rows without; a row has the same bits beside any others."""

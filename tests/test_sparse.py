@@ -152,6 +152,7 @@ def test_poolings(strategy: str, activation: str, tmp_path: Path, monkeypatch: p
     assert_same(tmp_path)
 
 
+@pytest.mark.bfloat16
 def test_half_precision_is_near(tmp_path: Path) -> None:
     write_splade(tmp_path)
     splade_layout(tmp_path)

@@ -99,6 +99,7 @@ def test_truncation_saved_with_the_tokenizer_counts(tmp_path: Path) -> None:
     assert_parity(embed(tmp_path), SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS))
 
 
+@pytest.mark.bfloat16
 def test_vectors_are_float32_whatever_the_dtype(tmp_path: Path) -> None:
     write_static(tmp_path)
     with Engine(str(tmp_path), dtype="bfloat16") as engine:

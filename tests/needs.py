@@ -1,0 +1,18 @@
+"""What a machine lacks, for tests that need it."""
+
+from __future__ import annotations
+
+import pytest
+
+from whimbrel.ops.cpu import cpu
+
+
+def lacks_bfloat16() -> str | None:
+    """Why models cannot run in bfloat16 on this machine's CPU, as the plan would say; None: they can."""
+    return f"no bfloat16 on this CPU, {cpu()}" if cpu().bfloat16 == "none" else None
+
+
+def skip_without_bfloat16() -> None:
+    """For fixtures; tests are marked bfloat16."""
+    if (reason := lacks_bfloat16()) is not None:
+        pytest.skip(reason)
