@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import invented
 from needs import lacks_bfloat16
 from parity import WRITTEN, Parity
 from texts import TEXTS
@@ -22,6 +23,20 @@ from whimbrel.registry import read_proofs
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of this test suite."""
+    parser.addoption("--invented-products", action="store_true", help="products whose bits depend on the number of rows")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _products(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Products as the machine has them, or invented ones (invented.py)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--invented-products"):
+            invented.install(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ class FakeRunner:
     launched: list[int]
     seen: threading.Semaphore
     barrier: threading.Barrier | None = None
+    unstable: Sequence[str] = ()
     GATE, ERROR, FATAL, INFINITY, COLLECT_ERROR, BOTH = 4796, 7561, 10611, 15579, 6000, 6001
 
     def __init__(self, *_: Any) -> None: ...

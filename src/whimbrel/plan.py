@@ -93,9 +93,9 @@ class Plan:
     matryoshka: bool
     document_cache_bytes: int
     """For token vectors of documents that were compared; 0: none are kept."""
-    cpu: Cpu
+    cpu: Cpu = Cpu()
     """The processor, as far as this process may use it."""
-    same_bits: bool | None
+    same_bits: bool | None = None
     """Whether a text has the same bits alone and in any batch. On a CPU this is found out when the weights are loaded: None
     until then."""
     same_bits_reason: str = ""

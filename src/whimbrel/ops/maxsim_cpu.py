@@ -185,11 +185,8 @@ class TileProducts:
         """out = x @ query, for `least` rows or more and query tokens as `rows` has them."""
         for start, size, count in _stacks(self.rows[query_DQ.shape[1]], len(x_TD)):
             rows = slice(start, start + size * count)
-            if self.small:
-                x_NTD, out_NTQ = (x.numpy()[rows].reshape(count, size, -1) for x in (x_TD, out_TQ))
-                np.matmul(x_NTD, query_DQ.numpy(), out=out_NTQ)
-            else:
-                torch.mm(x_TD[rows], query_DQ, out=out_TQ[rows])
+            multiply = _multiply_stack if self.small else _multiply_each
+            multiply(x_TD[rows], query_DQ, out_TQ[rows], size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +226,19 @@ class TileKind:
         if not (out_TQ.view(size, -1, _TOKENS) == out_TQ[0, :_TOKENS]).all():
             return None
         return b"".join([*found, out_TQ[0, :_TOKENS].numpy().tobytes()])
+
+
+def _multiply_stack(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
+    """out = x @ query, `size` rows at a time, by numpy."""
+    x, out = x_TD.numpy(), out_TQ.numpy()
+    np.matmul(x.reshape(-1, size, x.shape[1]), query_DQ.numpy(), out=out.reshape(-1, size, out.shape[1]))
+
+
+def _multiply_each(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
+    """The same by PyTorch."""
+    for start in range(0, len(x_TD), size):
+        rows = slice(start, start + size)
+        torch.mm(x_TD[rows], query_DQ, out=out_TQ[rows])
 
 
 def find_tile_products(width: int) -> Future[TileProducts]:

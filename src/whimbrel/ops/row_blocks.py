@@ -39,6 +39,8 @@ COARSE_SIZES: Final = (16, 32, 64, 96, 128, 192, 256, 384, MAX_BLOCK)
 _BLOCK_COST: Final = 64
 """Rows that take as long as a call does besides its rows. Measured with AMX (768 to 3,072 columns, bfloat16), where it is
 highest; a small block costs little elsewhere, but nothing is lost by large ones there."""
+_COLUMNS_COST: Final = 32
+"""The same for a block of columns, for which all rows are read once more."""
 
 
 def round_rows(num_rows: int) -> int:
@@ -98,7 +100,7 @@ def _total_cost(blocks: RowBlocks) -> float:
 
 
 def _total_cost_of_shapes(rows: Mapping[int, RowBlocks], wanted: Iterable[int]) -> float:
-    costs = {columns: _total_cost(blocks) * columns for columns, blocks in rows.items()}
+    costs = {columns: _total_cost(blocks) * (columns + _COLUMNS_COST) for columns, blocks in rows.items()}
     return sum(min(-(-each // columns) * cost for columns, cost in costs.items()) / each for each in wanted)
 
 

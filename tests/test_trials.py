@@ -1,0 +1,204 @@
+"""Blocks of rows found by running products: with the machine's own, and with invented ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import invented
+from whimbrel import Engine
+from whimbrel.ops import linear, maxsim_cpu, trials
+from whimbrel.ops.linear import Linear
+from whimbrel.ops.maxsim import TokenVectors, maxsim
+from whimbrel.ops.row_blocks import COARSE_SIZES, FINE_SIZES, RowBlocks
+from whimbrel.ops.trials import begin, cancelling, loading, note_unstable
+from whimbrel.types import Float32Array
+
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.bfloat16)]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "_found", {})
+
+
+def make_linear(inner: int, width: int, dtype: torch.dtype, activation: Any = "identity") -> Linear:
+    torch.manual_seed(1)
+    return Linear((torch.randn(width, inner) / inner**0.5).to(dtype), torch.randn(width).to(dtype), activation)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inner", "width"), [(384, 1536), (1536, 384), (100, 3), (37, 1), (2, 2), (1, 5)])
+def test_a_row_has_the_same_bits_in_blocks_of_products_whose_bits_differ(
+    inner: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invented.install(monkeypatch)
+    layer = make_linear(inner, width, dtype, "gelu")
+    x = torch.randn(1100, inner).to(dtype)
+    whole = layer(x)
+    for num_rows in (1, 16, 32, 48, 100, 384, 496, 512, 544, 1024):
+        for start in (0, 7):
+            assert torch.equal(layer(x[start : start + num_rows]), whole[start : start + num_rows])
+    assert {invented.offset(size) for size in layer._blocks.sizes} == {0}
+    assert not torch.equal(layer._product(x[:16]), layer._product(x[:48])[:16])  # without blocks they would differ
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_found_holds_for_the_products_of_this_machine(dtype: torch.dtype) -> None:
+    """Also for rows that have nothing to do with those of the trial."""
+    layer = make_linear(768, 384, dtype, "gelu")
+    x = torch.randn(1536, 768).to(dtype)
+    found = layer._finding.result() if layer._finding else layer._blocks
+    assert found
+    torch.set_num_threads(1)
+    outputs = [torch.cat([layer._product(x[i : i + size]) for i in range(0, 1536 - size + 1, size)]) for size in found.sizes]
+    for out in outputs:
+        assert torch.equal(out, outputs[0][: len(out)]) or torch.equal(out[: len(outputs[0])], outputs[0])
+
+
+def test_large_products_are_tried_with_few_sizes() -> None:
+    kind = linear._Kind(4096, 1025, torch.float32, False, "identity", linear.prepacked_supported(torch.device("cpu")))
+    assert set(kind.find().sizes) <= set(COARSE_SIZES)
+
+
+def test_the_order_of_a_sum_shows() -> None:
+    """The sum of the same terms in two halves, in three, and backwards: nearly every column differs, even in bfloat16."""
+    rows_RI, columns_CI = cancelling(1, 64, 384)
+    row, columns = (x.bfloat16().float() for x in (rows_RI[0], columns_CI))
+    terms = (row * columns).numpy()
+
+    def added(terms: Float32Array) -> Float32Array:
+        return np.cumsum(terms, axis=1, dtype=np.float32)[:, -1]
+
+    orders = [added(terms), added(terms[:, ::-1])]
+    orders += [np.add.reduce([added(part) for part in np.array_split(terms, count, axis=1)]) for count in (2, 3)]
+    rounded = [torch.from_numpy(order).bfloat16() for order in orders]
+    for i, one in enumerate(rounded):
+        for other in rounded[:i]:
+            assert (one != other).float().mean() > 0.5
+    assert all(0.05 < order.abs().median() < 50 for order in rounded)
+
+
+def unstable(x: Tensor) -> Tensor:
+    """Rows of a block differ by where they lie."""
+    return x + torch.arange(len(x))[:, None]
+
+
+@pytest.fixture
+def no_block_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = linear._Kind.product
+
+    def spoilt(kind: linear._Kind, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        real = product(kind, weight, bias)
+        return (lambda x: unstable(real(x)).to(x.dtype)) if kind.inner == 1536 else real
+
+    monkeypatch.setattr(linear._Kind, "product", spoilt)
+
+
+@pytest.mark.usefixtures("no_block_agrees")
+def test_a_plan_says_where_no_size_agrees() -> None:
+    with Engine(dtype="float32") as engine:
+        assert engine.plan.same_bits is False
+        assert engine.plan.same_bits_reason.endswith("the product of 1,536 to 384 columns in float32")
+        assert np.isfinite(engine.embed(["a", "b"])).all()
+
+
+def test_a_plan_promises_the_same_bits_where_sizes_agree(engine: Engine) -> None:
+    assert engine.plan.same_bits is True
+    assert engine.plan.same_bits_reason == ""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A kind of product that counts its trials."""
+
+    name: str
+    ran: list[int]
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def find(self) -> RowBlocks:
+        self.ran.append(threading.get_ident())
+        if self.name == "no memory" and len(self.ran) == 1:
+            raise MemoryError
+        return RowBlocks(() if self.name == "none" else FINE_SIZES)
+
+    def __str__(self) -> str:
+        return f"the product {self.name}"
+
+
+def test_a_kind_is_tried_once_beside_the_loading() -> None:
+    kind = Counted("good", [])
+
+    def load() -> list[str]:
+        with loading() as noted:
+            for _ in range(3):
+                begin(kind)
+            note_unstable("experts")
+            note_unstable("experts")
+        return noted
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda _: load(), range(8))) == [["experts"]] * 8
+    assert len(kind.ran) == 1
+    assert begin(kind).result() == RowBlocks(FINE_SIZES)
+
+
+def test_what_is_noted_is_of_the_model_that_is_loaded() -> None:
+    with loading() as noted:
+        begin(Counted("none", []))
+    with loading() as other:
+        begin(Counted("good", []))
+    note_unstable("nobody loads")
+    assert (noted, other) == (["the product none"], [])
+
+
+def test_a_trial_that_fails_is_tried_again() -> None:
+    kind = Counted("no memory", [])
+    with pytest.raises(MemoryError), loading():
+        begin(kind)
+    with loading() as noted:
+        begin(kind)
+    assert noted == []
+    assert len(kind.ran) == 2
+
+
+def test_a_loading_that_fails_leaves_no_threads() -> None:
+    with suppress(KeyError), loading(2):
+        begin(Counted("good", []))
+        raise KeyError
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("whimbrel-trial")]
+    assert trials._model.get() is None
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("width", [16, 128, 320])
+def test_maxsim_has_the_same_bits_with_products_whose_bits_differ(
+    width: int, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By numpy and by PyTorch; that small products are slow in numpy elsewhere does not matter here."""
+    invented.install(monkeypatch)
+    monkeypatch.setattr(maxsim_cpu, "has_small_kernels", lambda: small)
+    monkeypatch.setattr(maxsim_cpu, "_TILE", 600 * width)
+    random = np.random.default_rng(width)
+
+    def vectors(lengths: list[int]) -> TokenVectors:
+        rows = torch.from_numpy(random.standard_normal((sum(lengths), width)).astype(np.float32))
+        return TokenVectors.of(torch.nn.functional.normalize(rows, dim=1), np.cumsum([0, *lengths]))
+
+    queries, documents = vectors([1, 5, 16, 33, 70]), vectors([1, 15, 16, 300, 48, 900, 0, 31])
+    query_P, document_P = (x.ravel() for x in np.meshgrid(np.arange(5), np.arange(8)))
+    alone = np.concatenate([maxsim(queries, documents, query_P[i : i + 1], document_P[i : i + 1]) for i in range(40)])
+    assert np.array_equal(maxsim(queries, documents, query_P, document_P), alone)
+    if not small or maxsim_cpu.find_tile_products(width).result():
+        assert 16 not in maxsim_cpu.find_tile_products(width).result().rows
