@@ -38,7 +38,11 @@ FILES: Final = """
     test_cpu test_row_blocks test_trials test_ops test_minilm test_maxsim test_plan test_engine test_bge_m3 test_adapters
     test_sparse test_chains test_comparison test_lanes test_finite
 """.split()
-CHOICE: Final = {"test_models": "nomic or qwen3 or modernbert or bert", "test_fallback": "same or half or bits", "test_hidden": "bits"}
+CHOICE: Final = {
+    "test_models": "nomic or qwen3 or modernbert or bert",
+    "test_fallback": "same or half or bits",
+    "test_hidden": "bits",
+}
 """Of large files a part: what pytest's -k takes."""
 
 
@@ -67,7 +71,8 @@ def main() -> None:
     for level in LEVELS:
         if level not in reachable():
             print(f"{level}: skipped, this machine cannot imitate it", flush=True)
-    sys.exit(0 if all([run(level) for level in levels]) else 1)
+    passed = [run(level) for level in levels]
+    sys.exit(0 if all(passed) else 1)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from whimbrel.ops import linear, maxsim_cpu, trials
+from whimbrel.ops import linear, tile_products, trials
 
 _INTEGERS: Final = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 
@@ -40,7 +40,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(linear._Kind, "product", moved)
     for name in ("_multiply_stack", "_multiply_each"):
-        patch.setattr(maxsim_cpu, name, moved_multiply(getattr(maxsim_cpu, name)))
+        patch.setattr(tile_products, name, moved_multiply(getattr(tile_products, name)))
     found: dict[Any, Any] = {}
     patch.setattr(trials, "_found", found)
 

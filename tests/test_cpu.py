@@ -87,7 +87,9 @@ print(msgspec.json.encode([cpu(), torch.ops.mkldnn._is_mkldnn_bf16_supported()])
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level in reachable()])
 def test_a_child_process_with_the_switches_of_a_lesser_processor(level: str) -> None:
-    ran = subprocess.run([sys.executable, "-c", ASK], env=os.environ | LEVELS[level], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", ASK], env=os.environ | LEVELS[level], capture_output=True, text=True, check=True
+    )
     found, onednn = msgspec.json.decode(ran.stdout, type=tuple[Cpu, bool])
     assert found.level == level
     assert (found.bfloat16 != "none") == onednn

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from whimbrel.ops import maxsim_cpu
+from whimbrel.ops import maxsim_cpu, tile_products
 from whimbrel.ops.cpu import cpu, has_small_kernels
 from whimbrel.ops.maxsim import EMPTY, TokenVectors, best_matches, maxsim, maxsim_reference
 
@@ -120,7 +120,7 @@ def test_a_score_has_the_same_bits_alone_and_in_any_mix(
     """With numpy's product where it is the faster one, and with torch's."""
     if small_kernels and not has_small_kernels():
         pytest.skip(f"numpy has no kernels for small products on {cpu()}")
-    monkeypatch.setattr(maxsim_cpu, "has_small_kernels", lambda: small_kernels)
+    monkeypatch.setattr(tile_products, "has_small_kernels", lambda: small_kernels)
     monkeypatch.setattr(maxsim_cpu, "_TILE", 1000 * width)
     rng = np.random.default_rng(seed)
     queries = vectors(rng.integers(1, 90, 6).tolist(), width, seed=seed)

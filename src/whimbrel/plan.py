@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, TypedDict
 
 from whimbrel.card import Card
@@ -93,7 +93,7 @@ class Plan:
     matryoshka: bool
     document_cache_bytes: int
     """For token vectors of documents that were compared; 0: none are kept."""
-    cpu: Cpu = Cpu()
+    cpu: Cpu = field(default_factory=Cpu)
     """The processor, as far as this process may use it."""
     same_bits: bool | None = None
     """Whether a text has the same bits alone and in any batch. On a CPU this is found out when the weights are loaded: None

@@ -30,9 +30,9 @@ from whimbrel.heap import keep_freed_memory
 from whimbrel.models import load_model
 from whimbrel.ops.attention import Layout
 from whimbrel.ops.cpu import cpu, num_physical_cores
-from whimbrel.ops.maxsim_cpu import find_tile_products
 from whimbrel.ops.memory import is_out_of_memory
 from whimbrel.ops.row_blocks import round_rows
+from whimbrel.ops.tile_products import find_tile_products
 from whimbrel.ops.trials import loading
 from whimbrel.outputs import Collected, Resident, Wanted, collected
 from whimbrel.plan import Plan

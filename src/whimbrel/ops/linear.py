@@ -128,7 +128,7 @@ class _Trial:
         num_columns = min(kind.width, _TRIAL_COLUMNS)
         rows_RI, columns_CI = cancelling(-(-_TRIAL_NUMBERS // kind.width), num_columns, kind.inner)
         weight_OI = columns_CI.to(kind.dtype).repeat(-(-kind.width // num_columns), 1)[: kind.width].contiguous()
-        bias_O = torch.linspace(-1, 1, kind.width).to(kind.dtype) if kind.has_bias else None
+        bias_O = torch.linspace(-0.1, 0.1, kind.width).to(kind.dtype) if kind.has_bias else None
         self._product = kind.product(weight_OI, bias_O)
         self._rows_RI = rows_RI.to(kind.dtype)
 

@@ -15,10 +15,10 @@ Shapes: as in maxsim.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 from typing import Final
 
 import numpy as np
@@ -27,30 +27,20 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whimbrel.ops.cpu import has_small_kernels
 from whimbrel.ops.maxsim import TokenVectors
-from whimbrel.ops.row_blocks import RowBlocks, find_shapes
-from whimbrel.ops.trials import begin, cancelling
+from whimbrel.ops.tile_products import TileProducts, find_tile_products
 from whimbrel.outputs import ranges
 from whimbrel.types import Float32Array, Int64Array
 
 _TILE: Final = 2**19
 """Numbers in a tile: two megabytes."""
 _TOKENS: Final = 16
-_MAX_QUERY_TOKENS: Final = 64
-"""So many meet a tile at a time: their similarities stay in the cache with it."""
 _MAX_BLOCK_TOKENS: Final = 512
 """Queries that have the same documents are scored together up to so many tokens."""
 _SLAB: Final = 2**18
 """So many document tokens at a time: what is kept of them does not grow with their number."""
 _MANY: Final = 16
 """From so many parts for each thread on, a part is left to one thread."""
-_SMALL: Final = 10**6
-"""Products of up to so many multiplications are small to OpenBLAS."""
-_MAX_DOCUMENT_TOKENS: Final = 4096
-_SIZES: Final = (16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Document tokens of a product that are tried, besides as many as a product or a tile has at most."""
-_TRIALS: Final = 4
 
 
 _SIGNS: Final = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) * np.float32(2) - 1).astype(np.float32)
@@ -159,104 +149,6 @@ class _Tile:
     scales_T: Tensor | None
     document_TQ: Tensor
     """Whose they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class TileProducts:
-    """Shapes in which the product of document tokens with query tokens gives a similarity the same bits."""
-
-    rows: Mapping[int, RowBlocks]
-    """By the number of query tokens: numbers of document tokens. Without any where no such shapes were found."""
-    small: bool
-    """Whether numpy computes them, in a stack, or PyTorch, one by one."""
-
-    def __bool__(self) -> bool:
-        return all(self.rows.values())
-
-    def least(self, num_columns: int) -> int:
-        """The least number of document tokens that a product may have."""
-        return min(self.rows[num_columns].sizes, default=_TOKENS)
-
-    def num_columns(self, num_tokens: int) -> int:
-        """Of how many query tokens a block is best made: the fewest blocks, and in them the fewest."""
-        return min(self.rows, key=lambda columns: (-(-num_tokens // columns), columns))
-
-    def multiply(self, x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor) -> None:
-        """out = x @ query, for `least` rows or more and query tokens as `rows` has them."""
-        for start, size, count in _stacks(self.rows[query_DQ.shape[1]], len(x_TD)):
-            rows = slice(start, start + size * count)
-            multiply = _multiply_stack if self.small else _multiply_each
-            multiply(x_TD[rows], query_DQ, out_TQ[rows], size)
-
-
-@dataclass(frozen=True, slots=True)
-class TileKind:
-    """The product of a tile with query tokens, by the width of the vectors."""
-
-    width: int
-    small: bool
-
-    def __str__(self) -> str:
-        return f"MaxSim's product of vectors of {self.width:,} columns"
-
-    def find(self) -> TileProducts:
-        """Try numbers of document tokens and of query tokens."""
-        columns = range(_TOKENS, min(_MAX_QUERY_TOKENS, max(_TOKENS, _SMALL // (self.width * _TOKENS))) + 1, _TOKENS)
-        shapes = [(size, count) for count in columns for size in self._sizes(count)]
-        return TileProducts(find_shapes(shapes, self._try) or dict.fromkeys(columns, RowBlocks(())), self.small)
-
-    def _sizes(self, num_columns: int) -> list[int]:
-        largest = min(_tile_size(self.width), _MAX_DOCUMENT_TOKENS)
-        if self.small:
-            largest = min(largest, max(_TOKENS, _SMALL // (self.width * num_columns) // _TOKENS * _TOKENS))
-        return sorted({largest, *(size for size in _SIZES if size < largest)})
-
-    def _try(self, shape: tuple[int, int]) -> bytes | None:
-        size, num_columns = shape
-        product = TileProducts({num_columns: RowBlocks((size,))}, self.small)
-        rows_ND, queries_QD = cancelling(_TRIALS, _TOKENS, self.width)
-        out_TQ = torch.empty(size, num_columns)
-        found: list[bytes] = []
-        for row_D in rows_ND:
-            product.multiply(row_D.repeat(size, 1), queries_QD[:1].repeat(num_columns, 1).T.contiguous(), out_TQ)
-            if not (out_TQ == out_TQ[0, 0]).all():  # wherever a token lies
-                return None
-            found.append(out_TQ[0, :1].numpy().tobytes())
-        product.multiply(rows_ND[:1].repeat(size, 1), queries_QD.repeat(num_columns // _TOKENS, 1).T.contiguous(), out_TQ)
-        if not (out_TQ.view(size, -1, _TOKENS) == out_TQ[0, :_TOKENS]).all():
-            return None
-        return b"".join([*found, out_TQ[0, :_TOKENS].numpy().tobytes()])
-
-
-def _multiply_stack(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """out = x @ query, `size` rows at a time, by numpy."""
-    x, out = x_TD.numpy(), out_TQ.numpy()
-    np.matmul(x.reshape(-1, size, x.shape[1]), query_DQ.numpy(), out=out.reshape(-1, size, out.shape[1]))
-
-
-def _multiply_each(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """The same by PyTorch."""
-    for start in range(0, len(x_TD), size):
-        rows = slice(start, start + size)
-        torch.mm(x_TD[rows], query_DQ, out=out_TQ[rows])
-
-
-def find_tile_products(width: int) -> Future[TileProducts]:
-    """The products for vectors of this width."""
-    return begin(TileKind(width, has_small_kernels() and _SMALL // (width * _TOKENS) >= _TOKENS))
-
-
-@lru_cache(maxsize=4096)
-def _stacks(blocks: RowBlocks, num_rows: int) -> list[tuple[int, int, int]]:
-    """(first row, size, count) of neighbouring blocks of equal size that cover some rows without overlapping."""
-    stacks: list[tuple[int, int, int]] = []
-    for start, size in blocks.cover(num_rows, pad=False):
-        first, last_size, count = stacks[-1] if stacks else (0, 0, 0)
-        if size == last_size and start == first + size * count:
-            stacks[-1] = (first, size, count + 1)
-        else:
-            stacks.append((start, size, 1))
-    return stacks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,8 +24,10 @@ from torch import Tensor
 
 T_co = TypeVar("T_co", covariant=True)
 
-_SCALE: Final = 2.0**18
-"""Makes the rounding errors of a trial about as large as 1, where activations bend."""
+_SPREAD: Final = 8.0
+"""Numbers are random to so many powers of 2 up and down: sums of like numbers are exact too often, bfloat16 having few bits."""
+_SCALE: Final = 2.0**17
+"""Over the number of terms, it makes their rounding errors about as large as 1, where activations bend."""
 
 
 class Kind(Hashable, Protocol[T_co]):
@@ -41,8 +43,12 @@ def cancelling(num_rows: int, num_columns: int, inner: int) -> tuple[Tensor, Ten
     random = torch.Generator().manual_seed(0)
     order = torch.randperm(inner, generator=random)
     plus, minus = order[: inner // 2], order[inner // 2 : inner // 2 * 2]
-    rows_RI = torch.randn(num_rows, inner, generator=random) * _SCALE
-    columns_CI = torch.randn(num_columns, inner, generator=random)
+
+    def draw(count: int) -> Tensor:
+        exponents = _SPREAD * (2 * torch.rand(count, inner, generator=random) - 1)
+        return torch.randn(count, inner, generator=random) * exponents.exp2()
+
+    rows_RI, columns_CI = draw(num_rows) * (_SCALE / inner), draw(num_columns)
     rows_RI[:, minus] = rows_RI[:, plus]
     columns_CI[:, minus] = -columns_CI[:, plus]
     return rows_RI, columns_CI
