@@ -24,6 +24,7 @@ from whimbrel.cards import config_fallback
 from whimbrel.cards.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.models import load_model
+from whimbrel.ops import trials
 
 Config = dict[str, Any]
 
@@ -146,6 +147,18 @@ def test_mixtures_of_experts_are_right_but_not_to_the_bit(tmp_path: Path) -> Non
     together = hidden(tmp_path, rows())
     assert_close(together, reference(model, rows()))
     assert_close(hidden(tmp_path, rows()[-1:]), together[-1:])
+    with Engine(str(tmp_path), dtype="float32", pooling="mean") as engine:
+        assert engine.plan.same_bits is False
+        assert "transformers itself multiplies by layers.*.mlp.experts.down_proj" in engine.plan.same_bits_reason
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_other_models_promise_the_same_bits(case: str, tmp_path: Path) -> None:
+    write(tmp_path, *CASES[case])
+    card = read_card(tmp_path, "m", pooling="mean")
+    with trials.loading() as unstable:
+        load_model(tmp_path, card, device=torch.device("cpu"), dtype=torch.float32)
+    assert unstable == []
 
 
 # What is refused

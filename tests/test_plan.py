@@ -74,9 +74,10 @@ def test_same_bits_are_known_once_the_weights_are_loaded(card: Card) -> None:
     plan = make_plan(Options(), card, CPU)
     assert plan.same_bits is None
     assert plan.with_same_bits([]).same_bits is True
-    unstable = plan.with_same_bits(["the product of 7 to 8 columns in float32"])
+    unstable = plan.with_same_bits(["one product", "another"])
     assert unstable.same_bits is False
-    assert "the product of 7 to 8 columns" in unstable.same_bits_reason
+    assert unstable.same_bits_reason == "one product; another"
+    assert plan.with_same_bits(list("abcde")).same_bits_reason == "a; b; c; and 2 more"
 
 
 def test_no_same_bits_are_promised_on_a_gpu(card: Card) -> None:

@@ -20,6 +20,7 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 CPU_BATCH_TOKENS: Final = 512
 GPU_BATCH_TOKENS: Final = 16_384
 MAX_BATCH_TOKENS: Final = 2**20
+_MAX_REASONS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,8 @@ class Plan:
         """The plan once the weights are loaded; `unstable` are the parts of the model that give other bits in other batches."""
         if self.same_bits is not None:
             return self
-        reason = f"no number of rows gives the same bits on this CPU: {'; '.join(unstable)}" if unstable else ""
-        return replace(self, same_bits=not unstable, same_bits_reason=reason)
+        more = [f"and {len(unstable) - _MAX_REASONS} more"] if len(unstable) > _MAX_REASONS else []
+        return replace(self, same_bits=not unstable, same_bits_reason="; ".join([*unstable[:_MAX_REASONS], *more]))
 
 
 def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:

@@ -9,6 +9,7 @@ the plan's dtype, as in transformers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -119,7 +120,8 @@ def _note_products(name: str, module: nn.Module) -> None:
     """Note weights that transformers multiplies by itself, such as those of experts, in numbers of rows of its own choice."""
     for weight, value in module.named_parameters(recurse=False):
         if value.ndim >= 2:
-            note_unstable(f"transformers computes with {name}.{weight} itself")
+            layers = re.sub(r"\.\d+\.", ".*.", f"{name}.{weight}")
+            note_unstable(f"transformers itself multiplies by {layers}, in numbers of rows that depend on the batch")
 
 
 def _replace(module: nn.Module, weight_OI: Tensor, bias_O: Tensor | None) -> None:

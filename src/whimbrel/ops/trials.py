@@ -82,7 +82,9 @@ def loading(num_threads: int = 1) -> Generator[list[str]]:
             yield model.unstable
         finally:
             _model.reset(token)
-    model.unstable.extend(str(kind) for kind, found in model.found.items() if not found.result())
+    for kind, found in model.found.items():
+        if not found.result():
+            model.unstable.append(f"{kind} has other bits for other numbers of rows on this CPU")
 
 
 def note_unstable(what: str) -> None:
