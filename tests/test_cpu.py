@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from cpus import LEVELS, reachable
-from whimbrel.hardware import CPU_LEVELS, Cpu
+from whimbrel.cards.reader import read_card
+from whimbrel.hardware import CPU_LEVELS, Cpu, Hardware
 from whimbrel.ops.cpu import cpu, find_cpu
+from whimbrel.plan import Options, make_plan
+from whimbrel.serve import _described
 
 LAPTOP = {"cpu_name": "Laptop", "avx2": True, "fma3": True}
 ICE_LAKE = LAPTOP | dict.fromkeys(("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni"), True)
@@ -76,6 +80,15 @@ def test_a_line_for_people_names_what_holds_back() -> None:
     assert str(find(ZEN_4)) == "Laptop (AVX-512 with bfloat16)"
     assert str(find(ZEN_4, ATEN_CPU_CAPABILITY="avx2")) == "Laptop (AVX-512 with bfloat16; ATEN_CPU_CAPABILITY=avx2)"
     assert str(find({})) == "unknown (neither AVX2 nor AVX-512)"
+
+
+@pytest.mark.parametrize(("unstable", "line"), [([], None), (["one product"], "no: one product")])
+def test_the_banner_shows_the_processor_and_what_is_not_promised(unstable: list[str], line: str | None, minilm: Path) -> None:
+    card = read_card(minilm, "m")
+    plan = make_plan(Options(), card, Hardware(2, find(LAPTOP, ONEDNN_MAX_CPU_ISA="AVX2"))).with_same_bits(unstable)
+    described = _described(card, plan)
+    assert described["CPU"] == "Laptop (AVX2; ONEDNN_MAX_CPU_ISA=AVX2)"
+    assert described.get("same bits") == line
 
 
 ASK = """

@@ -22,6 +22,7 @@ from serving import Server
 from texts import TEXTS
 from waiting import wait_for
 from whimbrel import AsyncClient, Client, Engine, errors
+from whimbrel.ops.cpu import cpu
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 GOLDEN = "A whimbrel is a wader."
@@ -194,7 +195,9 @@ def test_info(http_client: httpx2.Client) -> None:
     model = info["models"][0]
     assert model["card"]["outputs"]["dense"]["width"] == 384
     assert model["plan"]["max_length"] == 256
-    assert model["plan"]["dtype"] in ("bfloat16", "float32")
+    assert model["plan"]["dtype"] == ("bfloat16" if cpu().bfloat16 == "native" else "float32")
+    assert model["plan"]["cpu"]["level"] == cpu().level
+    assert model["plan"]["same_bits"] is True
 
 
 def test_health(http_client: httpx2.Client) -> None:

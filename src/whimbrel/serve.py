@@ -180,9 +180,8 @@ def _described(card: Card, plan: Plan) -> dict[str, str]:
 
 
 def _about_cpu(plan: Plan) -> dict[str, str]:
-    if plan.device != "cpu":
-        return {}
-    return {"CPU": str(plan.cpu)} | ({"same bits": f"no: {plan.same_bits_reason}"} if plan.same_bits is False else {})
+    said = {"CPU": str(plan.cpu)} if plan.device == "cpu" else {}
+    return said | ({"same bits": f"no: {plan.same_bits_reason}"} if plan.same_bits is False else {})
 
 
 def _usual_lengths(card: Card, plan: Plan) -> str:

@@ -59,6 +59,7 @@ def test_F1_engine_killed_while_idle(server: Server, expected: Float32Array) -> 
     os.kill(old, signal.SIGKILL)
     with httpx2.Client(base_url=server.url, timeout=60) as client:
         assert np.array_equal(vectors_of(ask(client, SOME)), expected)
+        assert client.get("/info").json()["models"][0]["plan"]["same_bits"] is True
     assert server.children("engine") != [old]
     golden(server, expected)
 
