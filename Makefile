@@ -44,6 +44,7 @@ soak: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/blocks.py
 	$(BIN)/python benchmarks/server.py
 	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/client.py

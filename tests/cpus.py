@@ -34,16 +34,15 @@ LEVELS: Final = {
 }
 """The environment that makes a greater processor one of this level."""
 
-FILES: Final = """
-    test_cpu test_row_blocks test_trials test_ops test_minilm test_maxsim test_plan test_engine test_bge_m3 test_adapters
-    test_sparse test_chains test_comparison test_lanes test_finite
+TESTS: Final = """
+    test_cpu.py test_row_blocks.py test_trials.py test_ops.py test_minilm.py test_maxsim.py test_bge_m3.py test_adapters.py
+    test_sparse.py test_comparison.py test_finite.py
+    test_models.py::test_hidden_states test_models.py::test_half_precision_is_near
+    test_hub_models.py::test_hidden_states test_fallback.py::test_hidden_states test_fallback.py::test_half_precision_is_near
+    test_hidden.py::test_ragged_equals_alone_bit_for_bit
+    test_engine.py::test_many_threads_get_their_own_answers test_engine.py::test_one_batch_mixes_dimensions_and_normalisation
+    test_lanes.py::test_what_runs_between_layers_changes_no_bits test_lanes.py::test_queries_amid_bulk_have_the_bits_they_have_alone
 """.split()
-CHOICE: Final = {
-    "test_models": "nomic or qwen3 or modernbert or bert",
-    "test_fallback": "same or half or bits",
-    "test_hidden": "bits",
-}
-"""Of large files a part: what pytest's -k takes."""
 
 
 def reachable() -> list[str]:
@@ -59,7 +58,7 @@ def run(level: str) -> bool:
     if level == "invented":
         pytest.append("--invented-products")
     started = perf_counter()
-    code = subprocess.call([*pytest, *(str(tests / f"{name}.py") for name in FILES)], env=os.environ | LEVELS.get(level, {}))
+    code = subprocess.call([*pytest, *(str(tests / name) for name in TESTS)], env=os.environ | LEVELS.get(level, {}))
     print(f"{level}: {'passed' if code == 0 else 'failed'} in {perf_counter() - started:.0f} s", flush=True)
     return code == 0
 

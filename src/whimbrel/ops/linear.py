@@ -79,8 +79,9 @@ class Linear:
         return in_whole_blocks(self._after, out)
 
     def _in_blocks(self, x_RI: Tensor) -> Tensor:
-        if self._finding is not None:
-            self._blocks, self._finding = self._finding.result(), None
+        if (finding := self._finding) is not None:
+            self._blocks = finding.result()
+            self._finding = None  # only now: another lane may be here
         num_rows = x_RI.shape[0]
         blocks = self._blocks.cover(num_rows)
         if len(blocks) == 1:
