@@ -46,9 +46,9 @@ _EPILOGUES: Final[Mapping[Activation, tuple[str, str]]] = {
 _COARSE_FROM: Final = 2**22
 """Products with more weights than this are tried with few sizes."""
 _TRIAL_COLUMNS: Final = 64
-"""So many columns of a trial's weight differ."""
+"""Columns of a trial's weight that differ; the others repeat them."""
 _TRIAL_NUMBERS: Final = 16
-"""At least so many numbers of a result are compared."""
+"""The least number of results that are compared."""
 
 
 class Linear:

@@ -24,14 +24,14 @@ from whimbrel.ops.row_blocks import RowBlocks, find_shapes
 from whimbrel.ops.trials import begin, cancelling
 
 _STEP: Final = 16
-"""Of both sides. Below this products are of a matrix and a vector, or waste registers."""
+"""The step of both sides. Smaller products are of a matrix and a vector, or waste registers."""
 _MAX_QUERY_TOKENS: Final = 64
-"""So many meet a tile at a time: their similarities stay in the cache with it."""
+"""The most query tokens that meet a tile at a time: their similarities stay in the cache with it."""
 _MAX_DOCUMENT_TOKENS: Final = 4096
 _MAX_NUMBERS: Final = 2**19
-"""In the document tokens of a product: two megabytes, which stay in the cache of a core."""
+"""The most numbers in the document tokens of a product: two megabytes, which stay in the cache of a core."""
 _SMALL: Final = 10**6
-"""Products of up to so many multiplications are small to OpenBLAS."""
+"""The most multiplications of a product that is small to OpenBLAS."""
 _SIZES: Final = (16, 32, 64, 128, 256, 512, 1024, 2048)
 """Document tokens of a product that are tried, besides as many as a product has at most."""
 _TRIALS: Final = 4
@@ -54,7 +54,7 @@ class TileProducts:
         return min(self.rows[num_columns].sizes, default=_STEP)
 
     def num_columns(self, num_tokens: int) -> int:
-        """Of how many query tokens a block is best made: the fewest blocks, and in them the fewest."""
+        """The number of query tokens in a block: for the fewest blocks, and among those the narrowest."""
         return min(self.rows, key=lambda columns: (-(-num_tokens // columns), columns))
 
     def multiply(self, x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor) -> None:
