@@ -1,25 +1,22 @@
 """Products whose bits depend on the number of rows, as with AMX, on any machine: `pytest --invented-products`.
 
-The numbers are those of the real product, moved by a unit in the last place or two, which depends on the number of rows as
-oneDNN's sums do on a Sapphire Rapids: 16 and 32 rows give other bits than 48, and these others than 512.
+The numbers are those of the real product with its terms in another order, which depends on the number of rows as oneDNN's sums
+do on a Sapphire Rapids: 16, 32 and 384 rows give other bits than the other sizes, and 512 again others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from whimbrel.ops import linear, tile_products, trials
 
-_INTEGERS: Final = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 
-
-def offset(num_rows: int) -> int:
-    """By how many units in the last place a product of this many rows is off."""
+def order(num_rows: int) -> int:
+    """The order in which a product of this many rows adds its terms: 0 is that of the library."""
     return 1 if num_rows in (16, 32, 384) else 2 if num_rows >= 512 else 0
 
 
@@ -27,26 +24,28 @@ def install(patch: pytest.MonkeyPatch) -> None:
     """Let linear layers and MaxSim compute so."""
     product = linear._Kind.product
 
-    def moved(kind: linear._Kind, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        real = product(kind, weight, bias)
-        return lambda x: _move(real(x), offset(len(x)))
+    def turned_product(kind: linear._Kind, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        if weight.is_cuda:
+            return product(kind, weight, bias)
+        products = [product(kind, _turned(weight, 1, each), bias) for each in range(3)]
+        return lambda x: products[order(len(x))](_turned(x, 1, order(len(x))))
 
-    def moved_multiply(multiply: Callable[..., None]) -> Callable[..., None]:
-        def both(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-            multiply(x_TD, query_DQ, out_TQ, size)
-            _move(out_TQ, offset(size) + (query_DQ.shape[1] == 16))
+    def turned_multiply(multiply: Callable[..., None]) -> Callable[..., None]:
+        def turned(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
+            way = 2 if query_DQ.shape[1] == 16 else order(size)
+            multiply(_turned(x_TD, 1, way), _turned(query_DQ, 0, way), out_TQ, size)
 
-        return both
+        return turned
 
-    patch.setattr(linear._Kind, "product", moved)
+    patch.setattr(linear._Kind, "product", turned_product)
     for name in ("_multiply_stack", "_multiply_each"):
-        patch.setattr(tile_products, name, moved_multiply(getattr(tile_products, name)))
+        patch.setattr(tile_products, name, turned_multiply(getattr(tile_products, name)))
     found: dict[Any, Any] = {}
     patch.setattr(trials, "_found", found)
 
 
-def _move(x: Tensor, units: int) -> Tensor:
-    """Numbers but zeros and what is not finite, moved away from 0."""
-    if units and not x.is_cuda:
-        x.view(_INTEGERS[x.dtype]).add_((x.isfinite() & (x != 0)) * units)
-    return x
+def _turned(x: Tensor, dim: int, way: int) -> Tensor:
+    """Columns, or rows, in another order."""
+    if way == 0:
+        return x
+    return x.flip(dim) if way == 1 else x.roll(x.shape[dim] // 3, dim).contiguous()

@@ -400,7 +400,9 @@ def test_dense(engine32: Engine) -> None:
     assert [token["id"] for token in bare[0]] == ids[0][1:-1]
     similarities = np.array(answer(engine32, "/similarity", inputs={"source_sentence": QUERY, "sentences": TEXTS}), np.float32)
     vectors = engine32.embed([QUERY, *TEXTS])
-    assert np.array_equal(similarities, vectors[1:] @ vectors[0])
+    assert np.array_equal(similarities, (vectors[1:] * vectors[0]).sum(axis=1))
+    alone = [answer(engine32, "/similarity", inputs={"source_sentence": QUERY, "sentences": [text]})[0] for text in TEXTS]
+    assert np.array_equal(similarities, np.array(alone, np.float32))
     ranked = answer(engine32, "/rerank", query=QUERY, texts=TEXTS)
     assert [(each["index"], np.float32(each["score"])) for each in ranked] == [
         (each.index, each.score) for each in engine32.rerank(QUERY, TEXTS)
@@ -615,7 +617,8 @@ def test_inference_client(exchanges: Exchanges, engine32: Engine) -> None:
         raw = client.feature_extraction(QUERY, normalize=False, truncate=True, truncation_direction="left")
         assert np.array_equal(raw[0], engine32.embed(QUERY, normalize=False))
         vectors = engine32.embed([QUERY, *TEXTS])
-        assert np.array_equal(np.array(client.sentence_similarity(QUERY, TEXTS), np.float32), vectors[1:] @ vectors[0])
+        found = np.array(client.sentence_similarity(QUERY, TEXTS), np.float32)
+        assert np.array_equal(found, (vectors[1:] * vectors[0]).sum(axis=1))
         at_route = InferenceClient(model=f"{server.url}/embed")
         assert np.array_equal(at_route.feature_extraction(QUERY), vectors[:1])
         with pytest.raises(HfHubHTTPError, match="prompt_name: no prompt 'query'"):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from whimbrel.ops.linear import Linear
 from whimbrel.ops.maxsim import TokenVectors, maxsim
 from whimbrel.ops.row_blocks import COARSE_SIZES, FINE_SIZES, RowBlocks
 from whimbrel.ops.tile_products import find_tile_products
-from whimbrel.ops.trials import begin, cancelling, loading, note_unstable
+from whimbrel.ops.trials import begin, cancelling, loading, note_unstable, unrecorded
 from whimbrel.types import Float32Array
 
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.bfloat16)]
@@ -39,7 +40,7 @@ def make_linear(inner: int, width: int, dtype: torch.dtype, activation: Activati
 
 @pytest.mark.parametrize("activation", ["identity", "gelu", "relu"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inner", "width"), [(384, 1536), (1536, 384), (100, 3), (48, 1), (5, 1), (4, 2), (1, 5)])
+@pytest.mark.parametrize(("inner", "width"), [(384, 1536), (1536, 384), (385, 1), (101, 3), (48, 1), (5, 1), (1, 5)])
 def test_a_row_has_the_same_bits_in_blocks_of_products_whose_bits_differ(
     inner: int, width: int, dtype: torch.dtype, activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,8 +51,9 @@ def test_a_row_has_the_same_bits_in_blocks_of_products_whose_bits_differ(
     for num_rows in (1, 16, 32, 48, 100, 384, 496, 512, 544, 1024):
         for start in (0, 7):
             assert torch.equal(layer(x[start : start + num_rows]), whole[start : start + num_rows])
-    assert {invented.offset(size) for size in layer._blocks.sizes} == {0}
-    assert not torch.equal(layer._product(x[:16]), layer._product(x[:48])[:16])  # without blocks they would differ
+    if inner * width > 10_000:
+        assert {invented.order(size) for size in layer._blocks.sizes} == {0}
+        assert not torch.equal(layer._product(x[:480]), layer._product(x[:512])[:480])  # without blocks they would differ
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -61,8 +63,10 @@ def test_what_is_found_holds_for_the_products_of_this_machine(dtype: torch.dtype
     x = torch.randn(1536, 768).to(dtype)
     found = layer._finding.result() if layer._finding else layer._blocks
     assert found
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     outputs = [torch.cat([layer._product(x[i : i + size]) for i in range(0, 1536 - size + 1, size)]) for size in found.sizes]
+    torch.set_num_threads(threads)
     for out in outputs:
         assert torch.equal(out, outputs[0][: len(out)]) or torch.equal(out[: len(outputs[0])], outputs[0])
 
@@ -176,6 +180,59 @@ def test_a_trial_that_fails_is_tried_again() -> None:
     assert len(kind.ran) == 2
 
 
+def test_another_default_dtype_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers sets one while it loads a model."""
+    found = [linear._Kind(40, 24, torch.float32, True, "gelu", False).find(), find_tile_products(32).result()]
+    monkeypatch.setattr(trials, "_found", {})
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        again = [linear._Kind(40, 24, torch.float32, True, "gelu", False).find(), find_tile_products(32).result()]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert again == found
+
+
+def test_what_is_no_part_of_the_model_is_not_noted() -> None:
+    with loading() as noted:
+        with unrecorded():
+            begin(Counted("none", []))
+            note_unstable("a model that is thrown away")
+        begin(Counted("good", []))
+    assert noted == []
+    with unrecorded():
+        note_unstable("nobody loads")
+
+
+def test_a_loading_that_is_given_up_waits_for_no_trial_that_has_not_begun() -> None:
+    """And another that waits for the same trial makes it itself."""
+    begun, gate = threading.Event(), threading.Event()
+    slow, kind = Slow(begun, gate), Counted("good", [])
+    findings: list[Any] = []
+    with suppress(KeyboardInterrupt), loading():
+        begin(slow)
+        findings.append(begin(kind))
+        assert begun.wait(30)
+        threading.Timer(0.2, gate.set).start()
+        raise KeyboardInterrupt
+    assert kind.ran == []
+    assert findings[0].result() == RowBlocks(FINE_SIZES)
+    assert begin(kind).result() == RowBlocks(FINE_SIZES)
+    assert len(kind.ran) == 1
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A kind of product whose trial takes until a gate opens."""
+
+    begun: threading.Event
+    gate: threading.Event
+
+    def find(self) -> RowBlocks:
+        self.begun.set()
+        assert self.gate.wait(30)
+        return RowBlocks(FINE_SIZES)
+
+
 def test_a_loading_that_fails_leaves_no_threads() -> None:
     with suppress(KeyError), loading(2):
         begin(Counted("good", []))
@@ -225,10 +282,12 @@ def test_maxsim_takes_the_library_whose_products_agree(agrees: str, monkeypatch:
         assert noted == ["MaxSim's product of vectors of 64 columns has other bits for other numbers of rows on this CPU"]
         documents = TokenVectors.of(torch.ones(5, 64), np.array([0, 5]))
         assert np.isfinite(maxsim(documents, documents, np.array([0]), np.array([0]))).all()
-    elif found.small or agrees == "PyTorch":
-        assert found
-        assert noted == []
-        assert found.small == (agrees == "numpy")
+        return
+    if agrees == "numpy" and not found:
+        pytest.skip("numpy's products agree in no shape on this machine")
+    assert found
+    assert noted == []
+    assert found.small == (agrees == "numpy")
 
 
 def spoil(multiply: Callable[..., None]) -> Callable[..., None]:

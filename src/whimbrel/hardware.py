@@ -33,7 +33,7 @@ class Cpu:
     vectors: str = "DEFAULT"
     """The instructions that PyTorch's own element-wise kernels use, in PyTorch's words."""
     switches: tuple[str, ...] = ()
-    """Environment variables that are set and that hold back a library, as NAME=value."""
+    """Environment variables that are set and can hold back a library, as NAME=value."""
 
     def __str__(self) -> str:
         """A line for people, e.g. "AMD EPYC (AVX-512 with bfloat16)"."""

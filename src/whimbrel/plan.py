@@ -97,8 +97,8 @@ class Plan:
     cpu: Cpu = field(default_factory=Cpu)
     """The processor, as far as this process may use it."""
     same_bits: bool | None = None
-    """Whether a text has the same bits alone and in any batch. On a CPU this is found out when the weights are loaded: None
-    until then."""
+    """Whether a text has the same bits alone and in any batch. On a CPU the products are tried when the weights are loaded:
+    None until then."""
     same_bits_reason: str = ""
     """Why it has not, if so."""
 
@@ -158,7 +158,8 @@ def _dtype(wanted: str, *, on_cpu: bool, hardware: Hardware) -> Dtype:
     for dtype in DTYPES:
         if wanted == dtype and not (on_cpu and dtype == "float16"):
             return dtype
-    choices = ("auto", "float32", "bfloat16") if on_cpu else ("auto", *DTYPES)
+    on_this_cpu = ("auto", "float32", "bfloat16") if cpu.bfloat16 != "none" else ("auto", "float32")
+    choices = on_this_cpu if on_cpu else ("auto", *DTYPES)
     raise SetupError(
         f"dtype {wanted!r} is not supported on {'the CPU' if on_cpu else 'a GPU'}.", hint=f"--dtype takes {', '.join(choices)}"
     )

@@ -62,10 +62,12 @@ def print_card(card: Card, plan: Plan | None, *, as_json: bool) -> None:
     if as_json:
         _print_json(parts)
         return
-    if plan is not None:
+    if plan is not None:  # for people
         parts["plan"] |= {"cpu": str(plan.cpu)}
         if plan.same_bits is None:
             parts["plan"] |= {"same_bits": "found out when the weights are loaded"}
+        if not plan.same_bits_reason:
+            del parts["plan"]["same_bits_reason"]
     for title, fields in parts.items():
         typer.echo(title)
         for name, value in fields.items():

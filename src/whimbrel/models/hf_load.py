@@ -27,6 +27,7 @@ from whimbrel.json_file import JsonFile
 from whimbrel.models.hf import OURS, HFModel, Run, hf
 from whimbrel.ops.attention import Layout
 from whimbrel.ops.row_blocks import round_rows
+from whimbrel.ops.trials import unrecorded
 from whimbrel.types import Int32Array, Seq
 
 _TOLERANCE: Final = 1e-4
@@ -44,10 +45,10 @@ def load_hf(folder: Path, card: Card, *, device: torch.device, dtype: torch.dtyp
     Raises CheckpointError, also if it cannot be run on ragged rows.
     """
     source = _Source(folder, card, device)
-    checked = _check(source)
     if dtype == torch.float32 and not _is_unfelt(source.config):
-        return checked
-    del checked
+        return _check(source)
+    with unrecorded():  # its products are not those of the model that is returned
+        _check(source)
     gc.collect()
     return HFModel(source.load(source.config, dtype, OURS), has_types=source.has_types)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from whimbrel.heads import Activation
 from whimbrel.ops.cpu import prepacked_supported
 from whimbrel.ops.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
-from whimbrel.ops.trials import begin, cancelling
+from whimbrel.ops.trials import FEW_TERMS, begin, cancelling
 
 ACTIVATIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = {
     "identity": lambda x: x,
@@ -127,9 +127,10 @@ class _Trial:
 
     def __init__(self, kind: _Kind) -> None:
         num_columns = min(kind.width, _TRIAL_COLUMNS)
-        rows_RI, columns_CI = cancelling(-(-_TRIAL_NUMBERS // kind.width), num_columns, kind.inner)
+        num_rows = -(-_TRIAL_NUMBERS // kind.width) if kind.inner >= FEW_TERMS else 2 * _TRIAL_NUMBERS
+        rows_RI, columns_CI = cancelling(num_rows, num_columns, kind.inner)
         weight_OI = columns_CI.to(kind.dtype).repeat(-(-kind.width // num_columns), 1)[: kind.width].contiguous()
-        bias_O = torch.linspace(-0.1, 0.1, kind.width).to(kind.dtype) if kind.has_bias else None
+        bias_O = torch.linspace(-0.1, 0.1, kind.width, dtype=torch.float32).to(kind.dtype) if kind.has_bias else None
         self._product = kind.product(weight_OI, bias_O)
         self._rows_RI = rows_RI.to(kind.dtype)
 
@@ -170,8 +171,8 @@ class LowRank:
 
 
 def in_whole_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
-    """activation(x), on a multiple of 32 elements: torch's vectorised loops treat what is left over with other bits."""
+    """activation(x), on a multiple of 64 elements: torch's vectorised loops treat what is left over with other bits."""
     num_rows, width = x_RO.shape
-    if num_rows * width % 32 == 0:
+    if num_rows * width % 64 == 0:
         return activation(x_RO)
-    return activation(F.pad(x_RO, (0, 0, 0, -num_rows % 32)))[:num_rows]
+    return activation(F.pad(x_RO, (0, 0, 0, -num_rows % 64)))[:num_rows]

@@ -182,10 +182,10 @@ class _Meeting:
     def maxima(self, left: Iterator[_Tile]) -> Float32Array:
         """The greatest similarity of each query token to a document's, in the tiles that this thread takes: (N, Q)."""
         width, step = self.blocks[0].shape
-        maxima = [torch.full((self.num_documents, step), -torch.inf) for _ in self.blocks]
+        maxima = [torch.full((self.num_documents, step), -torch.inf, dtype=torch.float32) for _ in self.blocks]
         least = self.products.least(step)
         size = max(least, len(self.tiles[0].document_TQ))
-        buffer_TD, similarities_TQ = torch.empty(size, width), torch.empty(size, step)
+        buffer_TD, similarities_TQ = torch.empty(size, width, dtype=torch.float32), torch.empty(size, step, dtype=torch.float32)
         with np.errstate(all="ignore"):
             for tile in left:
                 x_TD = self._read(tile, buffer_TD, least)

@@ -10,7 +10,6 @@ Shapes: T document tokens, Q query tokens, D width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from whimbrel.ops.cpu import has_small_kernels
 from whimbrel.ops.row_blocks import RowBlocks, find_shapes
-from whimbrel.ops.trials import begin, cancelling
+from whimbrel.ops.trials import Finding, begin, cancelling
 
 _STEP: Final = 16
 """The step of both sides. Smaller products are of a matrix and a vector, or waste registers."""
@@ -65,7 +64,7 @@ class TileProducts:
             multiply(x_TD[rows], query_DQ, out_TQ[rows], size)
 
 
-def find_tile_products(width: int) -> Future[TileProducts]:
+def find_tile_products(width: int) -> Finding[TileProducts]:
     """The products for vectors of this width."""
     return begin(_Kind(width, has_small_kernels() and _SMALL // (width * _STEP) >= _STEP))
 
@@ -98,7 +97,7 @@ class _Kind:
         size, num_columns = shape
         product = TileProducts({num_columns: RowBlocks((size,))}, self.small)
         rows_ND, queries_QD = cancelling(_TRIALS, _STEP, self.width)
-        out_TQ = torch.empty(size, num_columns)
+        out_TQ = torch.empty(size, num_columns, dtype=torch.float32)
         found: list[bytes] = []
         for row_D in rows_ND:
             product.multiply(row_D.repeat(size, 1), queries_QD[:1].repeat(num_columns, 1).T.contiguous(), out_TQ)

@@ -221,7 +221,7 @@ def similarities(inputs: Sentences, result: Result, model: ServedModel) -> Answe
     """What /similarity answers."""
     vectors_ND = result.dense
     characters = len(inputs.source_sentence) + sum(map(len, inputs.sentences))
-    return timed(to_json(vectors_ND[1:] @ vectors_ND[0]), result, model, characters)
+    return timed(to_json((vectors_ND[1:] * vectors_ND[0]).sum(axis=1)), result, model, characters)
 
 
 def count_characters(inputs: str | list[Any]) -> int:
