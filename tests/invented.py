@@ -38,8 +38,8 @@ def install(patch: pytest.MonkeyPatch) -> None:
         return turned
 
     patch.setattr(linear._Kind, "product", turned_product)
-    for name in ("_multiply_stack", "_multiply_each"):
-        patch.setattr(tile_products, name, turned_multiply(getattr(tile_products, name)))
+    for library, multiply in tile_products.MULTIPLY.items():
+        patch.setitem(tile_products.MULTIPLY, library, turned_multiply(multiply))
     found: dict[Any, Any] = {}
     patch.setattr(trials, "_found", found)
 

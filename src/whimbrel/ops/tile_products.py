@@ -1,27 +1,30 @@
 """Products of document tokens with query tokens on a CPU, in shapes that give a similarity the same bits.
 
-Two libraries are at hand: numpy, whose OpenBLAS has kernels for small products on some processors, and PyTorch. Which one is
-taken follows from the processor; in which shapes it is asked is found out for each width of vectors, as for linear layers
-(row_blocks.py), but for both sides: a query token meets a document token anywhere in a product of any of these shapes.
+Three libraries are at hand: numpy, whose OpenBLAS has kernels for small products on some processors; torch.mm; and oneDNN. The
+first that the processor suits and that has shapes which agree is taken. These are found out for each width of vectors, as for
+linear layers (row_blocks.py), but for both sides: a query token meets a document token anywhere in a product of any of them.
 
 Shapes: T document tokens, Q query tokens, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Final
+from functools import lru_cache, partial
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from whimbrel.ops.cpu import has_small_kernels
+from whimbrel.ops.cpu import has_small_kernels, prepacked_supported
 from whimbrel.ops.row_blocks import RowBlocks, find_shapes
 from whimbrel.ops.trials import Finding, begin, cancelling
 
+Library: TypeAlias = Literal["numpy", "torch", "onednn"]
+
+_CPU: Final = torch.device("cpu")
 _STEP: Final = 16
 """The step of both sides. Smaller products are of a matrix and a vector, or waste registers."""
 _MAX_QUERY_TOKENS: Final = 64
@@ -42,8 +45,7 @@ class TileProducts:
 
     rows: Mapping[int, RowBlocks]
     """By the number of query tokens: numbers of document tokens. Without any where no such shapes were found."""
-    small: bool
-    """Whether numpy computes them, in a stack, or PyTorch, one by one."""
+    library: Library = "torch"
 
     def __bool__(self) -> bool:
         return all(self.rows.values())
@@ -60,42 +62,43 @@ class TileProducts:
         """out = x @ query, for `least` rows or more and query tokens as `rows` has them. All float32 and contiguous."""
         for start, size, count in _stacks(self.rows[query_DQ.shape[1]], len(x_TD)):
             rows = slice(start, start + size * count)
-            multiply = _multiply_stack if self.small else _multiply_each
-            multiply(x_TD[rows], query_DQ, out_TQ[rows], size)
+            MULTIPLY[self.library](x_TD[rows], query_DQ, out_TQ[rows], size)
 
 
 def find_tile_products(width: int) -> Finding[TileProducts]:
     """The products for vectors of this width."""
-    return begin(_Kind(width, has_small_kernels() and _SMALL // (width * _STEP) >= _STEP))
+    suits = {"numpy": has_small_kernels() and _SMALL // (width * _STEP) >= _STEP, "onednn": prepacked_supported(_CPU)}
+    return begin(_Kind(width, tuple(library for library in MULTIPLY if suits.get(library, True))))
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The product of a tile with query tokens, by the width of the vectors; `small`: rather by numpy."""
+    """The product of a tile with query tokens, by the width of the vectors and the libraries that may compute it."""
 
     width: int
-    small: bool
+    libraries: tuple[Library, ...]
 
     def __str__(self) -> str:
         return f"MaxSim's product of vectors of {self.width:,} columns"
 
     def find(self) -> TileProducts:
-        """Try numbers of document tokens and of query tokens."""
+        """Try numbers of document tokens and of query tokens, one library after another."""
         columns = range(_STEP, min(_MAX_QUERY_TOKENS, max(_STEP, _SMALL // (self.width * _STEP))) + 1, _STEP)
-        shapes = [(size, count) for count in columns for size in self._sizes(count)]
-        if rows := find_shapes(shapes, self._try):
-            return TileProducts(rows, self.small)
-        return _Kind(self.width, False).find() if self.small else TileProducts(dict.fromkeys(columns, RowBlocks(())), False)
+        for library in self.libraries:
+            shapes = [(size, count) for count in columns for size in self._sizes(library, count)]
+            if rows := find_shapes(shapes, partial(self._try, library)):
+                return TileProducts(rows, library)
+        return TileProducts(dict.fromkeys(columns, RowBlocks(())))
 
-    def _sizes(self, num_columns: int) -> list[int]:
+    def _sizes(self, library: Library, num_columns: int) -> list[int]:
         largest = min(_MAX_DOCUMENT_TOKENS, max(_STEP, _MAX_NUMBERS // self.width // _STEP * _STEP))
-        if self.small:
+        if library == "numpy":
             largest = min(largest, max(_STEP, _SMALL // (self.width * num_columns) // _STEP * _STEP))
         return [*(size for size in _SIZES if size < largest), largest]
 
-    def _try(self, shape: tuple[int, int]) -> bytes | None:
+    def _try(self, library: Library, shape: tuple[int, int]) -> bytes | None:
         size, num_columns = shape
-        product = TileProducts({num_columns: RowBlocks((size,))}, self.small)
+        product = TileProducts({num_columns: RowBlocks((size,))}, library)
         rows_ND, queries_QD = cancelling(_TRIALS, _STEP, self.width)
         out_TQ = torch.empty(size, num_columns, dtype=torch.float32)
         found: list[bytes] = []
@@ -130,7 +133,23 @@ def _multiply_stack(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -
 
 
 def _multiply_each(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """The same by PyTorch."""
+    """The same by torch.mm."""
     for start in range(0, len(x_TD), size):
         rows = slice(start, start + size)
         torch.mm(x_TD[rows], query_DQ, out=out_TQ[rows])
+
+
+def _multiply_prepacked(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
+    """The same by oneDNN, as linear layers do. What it gives has to be copied."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(query_DQ.T.contiguous(), size)
+    for start in range(0, len(x_TD), size):
+        rows = slice(start, start + size)
+        out_TQ[rows] = torch.ops.mkldnn._linear_pointwise(x_TD[rows], packed, None, "none", [], "")
+
+
+MULTIPLY: Final[dict[Library, Callable[[Tensor, Tensor, Tensor, int], None]]] = {
+    "numpy": _multiply_stack,
+    "torch": _multiply_each,
+    "onednn": _multiply_prepacked,
+}
+"""The libraries, the fastest first."""
