@@ -34,15 +34,39 @@ LEVELS: Final = {
 }
 """The environment that makes a greater processor one of this level."""
 
-TESTS: Final = """
-    test_cpu.py test_row_blocks.py test_trials.py test_ops.py test_minilm.py test_maxsim.py test_bge_m3.py test_adapters.py
-    test_sparse.py test_comparison.py test_finite.py
-    test_models.py::test_hidden_states test_models.py::test_half_precision_is_near
-    test_hub_models.py::test_hidden_states test_fallback.py::test_hidden_states test_fallback.py::test_half_precision_is_near
-    test_hidden.py::test_ragged_equals_alone_bit_for_bit
-    test_engine.py::test_many_threads_get_their_own_answers test_engine.py::test_one_batch_mixes_dimensions_and_normalisation
-    test_lanes.py::test_what_runs_between_layers_changes_no_bits test_lanes.py::test_queries_amid_bulk_have_the_bits_they_have_alone
+WHOLE: Final = """
+    test_cpu.py test_row_blocks.py test_trials.py test_maxsim.py
+    test_bge_m3.py::test_all_three_from_one_pass test_bge_m3.py::test_requests_of_all_kinds_share_batches
+    test_ops.py::test_linear test_ops.py::test_a_row_has_the_same_bits_in_any_number_of_rows
+    test_ops.py::test_low_rank_additions_in_any_company
+    test_ops.py::test_attention_of_a_seq_does_not_depend_on_its_batch
+    test_minilm.py::test_float32_is_sentence_transformers_to_1e5
+    test_minilm.py::test_a_text_has_the_same_bits_alone_and_in_any_batch
+    test_adapters.py::test_half_precision_is_near test_adapters.py::test_hidden_states_of_every_adapter
+    test_hidden.py::test_ragged_equals_alone_bit_for_bit test_sparse.py::test_half_precision_is_near
+    test_comparison.py::test_scores_have_the_same_bits_alone_and_in_any_mix
+    test_engine.py::test_one_batch_mixes_dimensions_and_normalisation
+    test_lanes.py::test_what_runs_between_layers_changes_no_bits
 """.split()
+"""Tests that depend on the processor."""
+
+MODELS: Final = {
+    "test_models.py": ("bert", "modernbert", "nomic", "qwen3", "mistral", "gemma3"),
+    "test_hub_models.py": ("nomic with experts", "jina v2"),
+    "test_fallback.py": ("albert", "phi3 with a window that the check cuts"),
+}
+"""A choice of those that run for every model, alone and in a batch."""
+
+
+def tests() -> list[str]:
+    """What pytest is asked to run."""
+    of_models = [
+        f"{file}::{test}[{case}]"
+        for file, cases in MODELS.items()
+        for case in cases
+        for test in ("test_hidden_states", "test_half_precision_is_near")
+    ]
+    return [str(Path(__file__).parent / test) for test in (*WHOLE, *of_models)]
 
 
 def reachable() -> list[str]:
@@ -53,12 +77,11 @@ def reachable() -> list[str]:
 
 def run(level: str) -> bool:
     """Run the tests at a level. Return whether they passed."""
-    tests = Path(__file__).parent
     pytest = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider", "--no-header"]
     if level == "invented":
         pytest.append("--invented-products")
     started = perf_counter()
-    code = subprocess.call([*pytest, *(str(tests / name) for name in TESTS)], env=os.environ | LEVELS.get(level, {}))
+    code = subprocess.call([*pytest, *tests()], env=os.environ | LEVELS.get(level, {}))
     print(f"{level}: {'passed' if code == 0 else 'failed'} in {perf_counter() - started:.0f} s", flush=True)
     return code == 0
 

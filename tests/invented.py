@@ -14,6 +14,8 @@ from torch import Tensor
 
 from whimbrel.ops import linear, tile_products, trials
 
+_installed: dict[str, bool] = {}
+
 
 def order(num_rows: int) -> int:
     """The order in which a product of this many rows adds its terms: 0 is that of the library."""
@@ -21,7 +23,12 @@ def order(num_rows: int) -> int:
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Let linear layers and MaxSim compute so."""
+    """Let linear layers and MaxSim compute so, unless they do already."""
+    found: dict[Any, Any] = {}
+    patch.setattr(trials, "_found", found)
+    if _installed:
+        return
+    patch.setitem(_installed, "yes", True)
     product = linear._Kind.product
 
     def turned_product(kind: linear._Kind, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
@@ -40,8 +47,6 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(linear._Kind, "product", turned_product)
     for library, multiply in tile_products.MULTIPLY.items():
         patch.setitem(tile_products.MULTIPLY, library, turned_multiply(multiply))
-    found: dict[Any, Any] = {}
-    patch.setattr(trials, "_found", found)
 
 
 def _turned(x: Tensor, dim: int, way: int) -> Tensor:
