@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
 from parity import Parity
 from texts import AWKWARD, TEXTS
@@ -16,6 +19,14 @@ def test_float32_is_sentence_transformers_to_1e5(engine32: Engine, reference: np
     vectors = engine32.embed(TEXTS)
     assert np.abs(vectors - reference).max() <= 1e-5
     parity(vectors, reference, "sentence-transformers/all-MiniLM-L6-v2", family="bert", tasks=["dense"])
+
+
+def test_few_texts_have_sentence_transformers_vectors(engine: Engine, engine32: Engine, minilm: Path) -> None:
+    """In float32 and in the dtype that the plan takes; `make test-cpus` runs this on every processor."""
+    texts = TEXTS[::40]
+    expected = SentenceTransformer(str(minilm), device="cpu").encode(texts)
+    assert np.abs(engine32.embed(texts) - expected).max() <= 1e-5
+    assert (engine.embed(texts) * expected).sum(axis=1).min() >= 0.999
 
 
 @pytest.mark.bfloat16
