@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from common import MIXED, SHORT, Worker, chunks, default_plan, make_texts, note, print_setting, print_table
 
-from whimbrel.types import Float32Array
+from whimbrel.types.arrays import Float32Array
 
 Calls: TypeAlias = list[list[str]]
 Timed: TypeAlias = tuple[float, Float32Array]
@@ -43,8 +43,8 @@ def make_workloads() -> dict[str, Calls]:
 def make_engine(contender: str, model: str | None, dtype: str) -> Callable[[Calls], Timed]:
     """Load the Engine with some kind of blocks."""
     from whimbrel import Engine
-    from whimbrel.ops import linear
-    from whimbrel.ops.row_blocks import RowBlocks, find_row_blocks
+    from whimbrel.model.ops import linear
+    from whimbrel.model.ops.row_blocks import RowBlocks, find_row_blocks
 
     if contender == "none":
         linear.find_row_blocks = lambda *_: RowBlocks(())

@@ -25,16 +25,17 @@ import numpy as np
 import uvloop
 from common import default_plan, note, print_setting, print_table
 
-from whimbrel.cards.reader import read_card
-from whimbrel.engine import AsyncEngine
-from whimbrel.logs import LogOptions
-from whimbrel.plan import Options
-from whimbrel.processes.channel import Line, pair
-from whimbrel.processes.lifeline import CONTROL_FD
-from whimbrel.processes.messages import Attach, Load, Planned, Ready, ReportEngine
-from whimbrel.processes.remote import RemoteEngine
-from whimbrel.processes.shared import Board, map_memory
-from whimbrel.types import AsyncEmbedder, Request
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.engine import AsyncEngine
+from whimbrel.server.app.served_models import AsyncEmbedder
+from whimbrel.server.processes.channel import Line, pair
+from whimbrel.server.processes.child_process import CONTROL_FD
+from whimbrel.server.processes.messages import Attach, Load, Planned, Ready, ReportEngine
+from whimbrel.server.processes.remote_engine import RemoteEngine
+from whimbrel.server.processes.shared_memory import Board, map_memory
+from whimbrel.telemetry.logs import LogOptions
+from whimbrel.types.plan import Options
+from whimbrel.types.request import Request
 
 REQUESTS: Final = {"1 x 16 tokens": (1, 16, 50), "128 x 128 tokens": (128, 128, 1)}
 """Texts, tokens of each, and requests in a turn."""
@@ -54,7 +55,7 @@ class EngineProcess:
 def start(options: Options) -> EngineProcess:
     """Start an engine process as the supervisor does."""
     ours, theirs = pair()
-    command = [sys.executable, "-P", "-m", "whimbrel.processes.start", "engine", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "whimbrel.server.processes.bootstrap", "engine", str(os.getpid())]
     environment = os.environ | {CONTROL_FD: str(theirs.fileno())}
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()

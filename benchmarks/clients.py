@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from driver import PATH, Answer, Connection, body_of, request_of, vectors_of
 
-from whimbrel.types import Float32Array
+from whimbrel.types.arrays import Float32Array
 
 REFUSALS: Final = (429, 503)
 """Statuses that a right request may be answered with, if they come with a Retry-After."""

@@ -25,12 +25,13 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.cards.reader import read_card
-from whimbrel.checkpoint import find_checkpoint
-from whimbrel.plan import Options, Plan, make_plan
-from whimbrel.runner import probe
-from whimbrel.tokenizing.tokenizer import Tokenizer
-from whimbrel.types import Float32Array, Request
+from whimbrel.checkpoint.locate import find_checkpoint
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.model.runner import probe
+from whimbrel.tokenizer.tokenizer import Tokenizer
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.plan import Options, Plan, make_plan
+from whimbrel.types.request import Request
 
 T = TypeVar("T")
 

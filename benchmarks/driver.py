@@ -29,7 +29,7 @@ from common import family
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from whimbrel.types import Float32Array
+from whimbrel.types.arrays import Float32Array
 
 PATH: Final = "/v1/embeddings"
 _JSON: Final = {"content-type": "application/json"}
@@ -58,7 +58,7 @@ class Serving:
 
     def engines(self) -> list[int]:
         """Its engine processes."""
-        return [pid for pid in family(self.pid) if b"whimbrel.processes.start\0engine" in _command(pid)]
+        return [pid for pid in family(self.pid) if b"whimbrel.server.processes.bootstrap\0engine" in _command(pid)]
 
     def stop(self) -> int:
         """Ask it to end, and wait. Its exit code."""

@@ -36,7 +36,7 @@ from common import (
     print_table,
 )
 
-from whimbrel.types import Float32Array
+from whimbrel.types.arrays import Float32Array
 
 Calls: TypeAlias = list[list[str]]
 Timed: TypeAlias = tuple[float, Float32Array]

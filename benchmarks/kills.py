@@ -36,8 +36,8 @@ from common import MIXED, default_plan, make_texts, note, print_setting, print_t
 from driver import Connection, Serving, body_of, request_of, serving, vectors_of
 
 from whimbrel import Engine
-from whimbrel.plan import Options
-from whimbrel.types import Float32Array
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.plan import Options
 
 NUM_LOADS: Final = 3
 _MAX_TEXTS: Final = 40

@@ -36,7 +36,7 @@ import numpy as np
 from common import Worker, chunks, default_plan, make_texts, note, print_setting, print_table
 from driver import Serving, ask, body_of, read_metrics, serving, total, vectors_of
 
-from whimbrel.types import Float32Array
+from whimbrel.types.arrays import Float32Array
 
 QUERY_WORDS: Final = (12, 12)
 BULK_WORDS: Final = (4, 60)

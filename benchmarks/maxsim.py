@@ -38,8 +38,8 @@ from common import NUM_CORES, Worker, compare, note, print_setting, print_table
 from reranking import rerank, warm
 from torch import Tensor
 
-from whimbrel.ops.maxsim import TokenVectors, maxsim
-from whimbrel.types import Int64Array
+from whimbrel.model.ops.maxsim import TokenVectors, maxsim
+from whimbrel.types.arrays import Int64Array
 
 WIDTH: Final = 128
 QUERY_TOKENS: Final = 32

@@ -33,13 +33,17 @@ from common import FOLDER, MIXED, compare, make_texts, note, print_setting, prin
 from safetensors.torch import save_file
 
 from whimbrel import Engine
-from whimbrel.batch import pack
-from whimbrel.card import Card
-from whimbrel.checkpoint import Checkpoint
-from whimbrel.outputs import Ask, place, wanted
-from whimbrel.pooling import Rows
-from whimbrel.runner import Runner
-from whimbrel.types import Int64Array, OutputName, Request, Seq
+from whimbrel.checkpoint.locate import Checkpoint
+from whimbrel.model.pooling import Rows
+from whimbrel.model.runner import Runner
+from whimbrel.outputs.layout import place
+from whimbrel.outputs.requested import Ask
+from whimbrel.outputs.rows import wanted
+from whimbrel.types.arrays import Int64Array
+from whimbrel.types.batch import pack
+from whimbrel.types.card import Card
+from whimbrel.types.request import OutputName, Request
+from whimbrel.types.seq import Seq
 
 VOCABULARY: Final = 30_522
 ALL: Final[tuple[OutputName, ...]] = ("dense", "sparse", "multi_vector")

@@ -30,7 +30,8 @@ from common import FOLDER, cpu_seconds, note, print_table
 from driver import Serving, send_all, serving
 from safetensors.torch import save_file
 
-from whimbrel.ops.maxsim import TokenVectors, maxsim
+from whimbrel.model.ops.maxsim import maxsim
+from whimbrel.model.ops.token_vectors import TokenVectors
 
 CONNECTIONS: Final = 64
 LENGTHS: Final = (1024, 3072)

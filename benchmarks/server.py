@@ -42,7 +42,7 @@ from common import (
 )
 from driver import Serving, body_of, send_all, serving, vectors_of
 
-from whimbrel.types import Float32Array
+from whimbrel.types.arrays import Float32Array
 
 Calls: TypeAlias = list[list[str]]
 Timed: TypeAlias = tuple[float, Float32Array]

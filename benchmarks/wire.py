@@ -45,8 +45,9 @@ from wire_servers import DIMENSION, ROWS
 
 from whimbrel import AsyncClient
 from whimbrel.dialects import openai
-from whimbrel.heap import keep_freed_memory
-from whimbrel.types import Float32Array, Outputs, Result, Timings
+from whimbrel.engine.malloc import keep_freed_memory
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.result import Outputs, Result, Timings
 
 NUM_ROWS: Final = 128
 DIMENSIONS: Final = (384, 768, 1536, 3072)

@@ -24,7 +24,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import orjson
 
-from whimbrel.types import Float32Array, Outputs, Request, Result, Timings
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Result, Timings
 
 DIMENSION: Final = 1024
 ROWS: Final = 256
@@ -58,11 +60,11 @@ def serve_whimbrel(listener: socket.socket) -> None:
     """Ours."""
     import uvloop
 
-    from whimbrel.heap import keep_freed_memory
-    from whimbrel.server.app import create_app
-    from whimbrel.server.options import DEFAULTS
-    from whimbrel.server.run import Server
-    from whimbrel.server.served import Served
+    from whimbrel.engine.malloc import keep_freed_memory
+    from whimbrel.server.app.app import create_app
+    from whimbrel.server.app.limits import DEFAULTS
+    from whimbrel.server.app.served_models import Served
+    from whimbrel.server.http.listener import Server
 
     keep_freed_memory()  # as a worker does
 

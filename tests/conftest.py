@@ -17,9 +17,10 @@ import invented
 from needs import lacks_bfloat16
 from parity import WRITTEN, Parity
 from texts import TEXTS
-from whimbrel import Engine, trace
-from whimbrel.checkpoint import find_checkpoint
-from whimbrel.registry import read_proofs
+from whimbrel import Engine
+from whimbrel.checkpoint.locate import find_checkpoint
+from whimbrel.checkpoint.proven import read_proofs
+from whimbrel.telemetry import trace
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

@@ -13,8 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from whimbrel.hardware import CPU_LEVELS
-from whimbrel.ops.cpu import cpu
+from whimbrel.model.ops.cpu import cpu
+from whimbrel.types.hardware import CPU_LEVELS
 
 
 def _switches(onednn: str, aten: str, mkl: str, openblas: str) -> dict[str, str]:

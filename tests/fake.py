@@ -15,8 +15,10 @@ from typing import Any, Self, cast
 import numpy as np
 import orjson
 
-from whimbrel.card import Card, Encoder, Output
-from whimbrel.types import AsyncEmbedder, Outputs, Request, Result, Timings
+from whimbrel.server.app.served_models import AsyncEmbedder
+from whimbrel.types.card import Card, Encoder, Output
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Result, Timings
 
 
 @dataclass
@@ -140,11 +142,11 @@ class FakeServer:
 
 
 def main() -> None:
-    from whimbrel.serve import limit_silence, listen
-    from whimbrel.server.app import create_app
-    from whimbrel.server.options import GuardOptions
-    from whimbrel.server.run import Server
-    from whimbrel.server.served import Served
+    from whimbrel.cli.serve import limit_silence, listen
+    from whimbrel.server.app.app import create_app
+    from whimbrel.server.app.limits import GuardOptions
+    from whimbrel.server.app.served_models import Served
+    from whimbrel.server.http.listener import Server
 
     guards = replace(GuardOptions(), **orjson.loads(sys.argv[1]))
     with listen("127.0.0.1", 0) as listener:

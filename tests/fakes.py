@@ -12,13 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import whimbrel.runner
+import whimbrel.model.runner
 from whimbrel import Engine
-from whimbrel.batch import Batch
-from whimbrel.card import Output
-from whimbrel.outputs import Ask, place, wanted
-from whimbrel.types import Prepared, Request, Seq
-from whimbrel.work import Job
+from whimbrel.engine.job import Job
+from whimbrel.engine.prepared import Prepared
+from whimbrel.outputs.layout import place
+from whimbrel.outputs.requested import Ask
+from whimbrel.outputs.rows import wanted
+from whimbrel.types.batch import Batch
+from whimbrel.types.card import Output
+from whimbrel.types.request import Request
+from whimbrel.types.seq import Seq
 
 
 class FakeRunner:
@@ -100,7 +104,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeRunner]:
         seen = threading.Semaphore(0)
 
     Runner.collect_gate.set()
-    monkeypatch.setattr(whimbrel.runner, "Runner", Runner)
+    monkeypatch.setattr(whimbrel.model.runner, "Runner", Runner)
     return Runner
 
 

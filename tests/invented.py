@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from whimbrel.ops import linear, tile_products, trials
+from whimbrel.model.ops import linear, tile_products, trials
 
 _installed: dict[str, bool] = {}
 

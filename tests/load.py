@@ -15,7 +15,7 @@ import httpx2
 import numpy as np
 import orjson
 
-from whimbrel.types import Float32Array
+from whimbrel.types.arrays import Float32Array
 
 PATH = "/v1/embeddings"
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from parity import TOLERANCE, WRITTEN
-from whimbrel.registry import FILE, Proof, Row, read_proofs, rows, shown
+from whimbrel.checkpoint.proven import FILE, Proof, Row, read_proofs, rows, shown
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src/whimbrel" / FILE

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whimbrel.registry import Output, Proof
+from whimbrel.checkpoint.proven import Output, Proof
 
 TOLERANCE = 1e-4
 """The largest difference that anything may have, relative to the scale of the reference."""

@@ -18,14 +18,14 @@ from checkpoints import edit_json, write_json, xlmr_tokenizer
 from jina_v3 import INSTRUCTIONS, LAYOUTS, TASKS, WIDTH, merged, write
 from test_models import assert_close, hidden
 from whimbrel import Engine
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.prepare import Frontend
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.frontend import Frontend
-from whimbrel.models import load_model
-from whimbrel.plan import Options, make_plan
-from whimbrel.processes.seqs import pack_seqs, unpack_seqs
-from whimbrel.runner import probe
-from whimbrel.types import Request
+from whimbrel.model.load import load_model
+from whimbrel.model.runner import probe
+from whimbrel.server.processes.codec import pack_seqs, unpack_seqs
+from whimbrel.types.plan import Options, make_plan
+from whimbrel.types.request import Request
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)

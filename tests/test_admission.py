@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel.admission import Queue, Rate, check
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.admission import Queue, Rate, check
 from whimbrel.errors import Overloaded
-from whimbrel.hardware import Hardware
-from whimbrel.plan import Options, Plan, make_plan
-from whimbrel.processes.remote import RemoteEngine
-from whimbrel.types import Request
+from whimbrel.server.processes.remote_engine import RemoteEngine
+from whimbrel.types.hardware import Hardware
+from whimbrel.types.plan import Options, Plan, make_plan
+from whimbrel.types.request import Request
 
 EMPTY = Queue(tokens=0, ahead=10**9, num_bytes=10**9, rate=1.0)
 SOME = Queue(tokens=600, ahead=500, num_bytes=5000, rate=100.0)

@@ -15,8 +15,8 @@ from test_bge_m3 import through_a_line, write_m3
 from test_llm_rerankers import qwen, write
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import InvalidRequest, NonFinite, TooLarge, TooLong
-from whimbrel.tokenizing.limits import MAX_CHARACTERS
-from whimbrel.types import Request
+from whimbrel.tokenizer.truncation import MAX_CHARACTERS
+from whimbrel.types.request import Request
 
 
 @dataclass(frozen=True)

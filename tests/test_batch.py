@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
-from whimbrel.batch import pack, runs
-from whimbrel.types import Seq
+from whimbrel.types.batch import pack, runs
+from whimbrel.types.seq import Seq
 
 IDS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=9), min_size=1, max_size=12)
 

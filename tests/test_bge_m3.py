@@ -17,14 +17,15 @@ from checkpoints import sentence_layout, write_xlmr
 from parity import Parity
 from test_sparse import rows, splade_layout, write_splade
 from whimbrel import Engine
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.processes import channel, replica
-from whimbrel.processes.channel import pair
-from whimbrel.processes.engine import WorkerLine
-from whimbrel.processes.remote import RemoteEngine
-from whimbrel.processes.shared import Board
-from whimbrel.types import OutputName, Outputs, Request
+from whimbrel.server.processes import channel, replica
+from whimbrel.server.processes.channel import pair
+from whimbrel.server.processes.engine_process import WorkerLine
+from whimbrel.server.processes.remote_engine import RemoteEngine
+from whimbrel.server.processes.shared_memory import Board
+from whimbrel.types.request import OutputName, Request
+from whimbrel.types.result import Outputs
 
 TEXTS = [
     "",

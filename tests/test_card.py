@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from checkpoints import edit_json, sentence_layout, write_bert, write_json, write_roberta
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
-from whimbrel.heads import Normalize
+from whimbrel.types.heads import Normalize
 
 
 @pytest.fixture(scope="module")

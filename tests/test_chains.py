@@ -22,9 +22,9 @@ from test_llm_rerankers import qwen
 from test_llm_rerankers import write as write_decoder
 from test_scores import PAIRS, SPLIT
 from whimbrel import Engine
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.types import Request
+from whimbrel.types.request import Request
 
 TEXTS = ["", "a", "The whimbrel flies.", "ein großer Vogel!", "far far away in a year " * 20, "query: birds"]
 WIDTH = 48

@@ -23,9 +23,9 @@ from test_static import table, words, write_model2vec
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import ComputeError, InvalidRequest, TooLarge, TooLong
 from whimbrel.outputs import Outputs
-from whimbrel.parts import Merge, located, merged
-from whimbrel.tokenizing.part_tokenizer import spans, split
-from whimbrel.types import Request
+from whimbrel.outputs.merge import Merge, located, merged
+from whimbrel.tokenizer.chunking import spans, split
+from whimbrel.types.request import Request
 
 Floats = NDArray[np.float32]
 

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 from checkpoints import edit_json, sentence_layout, write_bert, write_roberta
-from whimbrel import Engine, __version__, cli
+from whimbrel import Engine, __version__
+from whimbrel.cli import main
 
 
 def run(*args: str, stdin: str | bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
@@ -70,7 +71,7 @@ class Here:
             for name, stream in streams.items():
                 patch.setattr(sys, name, io.TextIOWrapper(stream, encoding="utf-8", write_through=True))
             with pytest.raises(SystemExit) as end:
-                cli.main()
+                main.main()
         for stream in streams.values():
             stream.close()
         out, err = streams["stdout"].written, streams["stderr"].written

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from whimbrel import AsyncClient, Client, errors
-from whimbrel.client.servers import Servers
+from whimbrel.client.endpoints import Servers
 from whimbrel.client.settings import DEFAULT_URL
 
 ROW = base64.b64encode(np.ones(3, np.float32).tobytes()).decode()

@@ -21,14 +21,15 @@ from hypothesis import strategies as st
 from exchanges import Exchanges, Small, small_server
 from fake import FakeEmbedder, FakeModel, call
 from vectors import is_read_back, vectors
-from whimbrel.card import Output
-from whimbrel.dialects import cohere as dialect
-from whimbrel.dialects import cohere_rerank
+from whimbrel.dialects.cohere import embed as dialect
+from whimbrel.dialects.cohere import rerank
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
-from whimbrel.server.app import create_app
-from whimbrel.server.options import GuardOptions
-from whimbrel.server.served import Served
-from whimbrel.types import AsyncEmbedder, Outputs, Request, Result, Timings
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.served_models import AsyncEmbedder, Served
+from whimbrel.types.card import Output
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Result, Timings
 
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 TEXTS = ["A whimbrel is a wader.", "It has a curved bill, and it flies far.", "a"]
@@ -149,13 +150,13 @@ def test_errors_are_in_the_words_of_the_api() -> None:
 
 
 def read_rerank(body: dict[str, Any]) -> Request:
-    return cohere_rerank.read_rerank(orjson.dumps({"query": "q", "documents": ["a"]} | body))[1]
+    return rerank.read_rerank(orjson.dumps({"query": "q", "documents": ["a"]} | body))[1]
 
 
 def test_every_field_of_rerank() -> None:
     assert read_rerank({}) == Request([("q", "a")], ("scores",))
     assert read_rerank({"model": "m", "top_n": 3, "priority": 4}) == Request([("q", "a")], ("scores",), priority=4)
-    nulls = dict.fromkeys(cohere_rerank.CohereRerankRequest.__struct_fields__) | {"query": "q", "documents": ["a"]}
+    nulls = dict.fromkeys(rerank.CohereRerankRequest.__struct_fields__) | {"query": "q", "documents": ["a"]}
     assert read_rerank(nulls) == read_rerank({"relevant_spans": {"mode": "disabled"}}) == read_rerank({})
     assert read_rerank({"max_tokens_per_doc": 0}) == read_rerank({})
     assert read_rerank({"max_tokens_per_doc": 9}) == Request([("q", "a")], ("scores",), max_document_tokens=9)
@@ -164,7 +165,7 @@ def test_every_field_of_rerank() -> None:
 
 def test_every_field_of_version_1() -> None:
     def read(**more: Any) -> Request:
-        return cohere_rerank.read_rerank_v1(orjson.dumps({"query": "q", "documents": [{"text": "a", "title": "t"}]} | more))[1]
+        return rerank.read_rerank_v1(orjson.dumps({"query": "q", "documents": [{"text": "a", "title": "t"}]} | more))[1]
 
     assert read(rank_fields=["text"]) == read(max_chunks_per_doc=10) == Request([("q", "a")], ("scores",), truncate="never")
     assert read(max_chunks_per_doc=1) == Request([("q", "a")], ("scores",))
@@ -184,17 +185,17 @@ def test_every_field_of_version_1() -> None:
 def test_what_is_wrong_with_a_rerank_is_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_rerank(body)
-    assert orjson.loads(cohere_rerank.write_rerank_error(caught.value))["message"].startswith(f"{param}: ")
+    assert orjson.loads(rerank.write_rerank_error(caught.value))["message"].startswith(f"{param}: ")
 
 
 def test_the_best_come_first() -> None:
-    sent, _ = cohere_rerank.read_rerank(b'{"query": "q", "documents": ["a", "b", "c"], "top_n": 2}')
-    found = orjson.loads(cohere_rerank.write_rerank(sent, ranked(0.5, 2, 0.5), model()))
+    sent, _ = rerank.read_rerank(b'{"query": "q", "documents": ["a", "b", "c"], "top_n": 2}')
+    found = orjson.loads(rerank.write_rerank(sent, ranked(0.5, 2, 0.5), model()))
     assert found["results"] == [{"index": 1, "relevance_score": 2.0}, {"index": 0, "relevance_score": 0.5}]
     assert found["meta"] == {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
     assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
-    sent, _ = cohere_rerank.read_rerank_v1(b'{"query": "q", "documents": ["a"], "return_documents": true}')
-    found = orjson.loads(cohere_rerank.write_rerank_v1(sent, ranked(1), model()))
+    sent, _ = rerank.read_rerank_v1(b'{"query": "q", "documents": ["a"], "return_documents": true}')
+    found = orjson.loads(rerank.write_rerank_v1(sent, ranked(1), model()))
     assert found["results"] == [{"index": 0, "relevance_score": 1.0, "document": {"text": "a"}}]
     assert found["meta"]["api_version"] == {"version": "1"}
 
@@ -205,7 +206,7 @@ def test_errors_name_the_documents() -> None:
         ("input[3][0]", "query"),
         ("max_document_tokens", "max_tokens_per_doc"),
     ):
-        told = orjson.loads(cohere_rerank.write_rerank_error(InvalidRequest("is wrong.", param=ours)))
+        told = orjson.loads(rerank.write_rerank_error(InvalidRequest("is wrong.", param=ours)))
         assert told == {"message": f"{theirs}: is wrong."}
 
 

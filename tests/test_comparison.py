@@ -19,19 +19,23 @@ import torch
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.util import maxsim as reference_maxsim
 
-import whimbrel.matching
+import whimbrel.model.maxsim_scorer
 from checkpoints import edit_json, sentence_layout, write_bert
 from test_bge_m3 import reference as m3_reference
 from test_bge_m3 import write_m3
 from test_multi_vector import CASES, DOCUMENTS, QUERIES, jina, reference, write_jina
 from test_sparse import splade_layout, write_splade
 from whimbrel import AsyncEngine, Engine
+from whimbrel.engine.job import Job
 from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong
-from whimbrel.matching import Matcher
-from whimbrel.ops.maxsim import TokenVectors, maxsim
-from whimbrel.outputs import Resident
-from whimbrel.types import Comparison, Float32Array, OutputName, Ragged, Request
-from whimbrel.work import Job
+from whimbrel.model.maxsim_scorer import Matcher
+from whimbrel.model.ops.maxsim import maxsim
+from whimbrel.model.ops.token_vectors import TokenVectors
+from whimbrel.outputs.pair_scoring import Comparison
+from whimbrel.outputs.rows import Resident
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.request import OutputName, Request
+from whimbrel.types.result import Ragged
 
 TEXTS = ["far away", "the whimbrel flies", "a bird, a wader", "", "1, 2; 3!"]
 
@@ -258,7 +262,7 @@ def test_no_memory_to_compare(error: Exception, checkpoint: Callable[[str], Path
     with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:
         expected = engine.score(QUERIES[0], DOCUMENTS)
         with monkeypatch.context() as patched:
-            patched.setattr(whimbrel.matching, "maxsim", full)
+            patched.setattr(whimbrel.model.maxsim_scorer, "maxsim", full)
             with pytest.raises(OutOfMemory, match="no memory to compare"):
                 engine.score(QUERIES[0], DOCUMENTS)
         assert engine.score(QUERIES[0], DOCUMENTS).tolist() == expected.tolist()
@@ -281,7 +285,7 @@ def test_vectors_do_not_pile_up(checkpoint: Callable[[str], Path], monkeypatch: 
         runner: Any = engine._lanes._runner
         launch = runner.launch
         monkeypatch.setattr(runner, "launch", lambda *args: (launched.append(1), launch(*args))[1])
-        monkeypatch.setattr(whimbrel.matching, "maxsim", slowly)
+        monkeypatch.setattr(whimbrel.model.maxsim_scorer, "maxsim", slowly)
         future = engine.submit(Request([(QUERIES[0], text) for text in documents], ("scores",)))
         seen = -1
         while seen < len(launched):
@@ -341,7 +345,7 @@ def test_the_memory_of_a_comparison_is_free_once_it_is_answered(
     with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:
         rows = engine.multi_vector(DOCUMENTS, input_type="document")
         query = engine.multi_vector(QUERIES[0], input_type="query")[0]
-        monkeypatch.setattr("whimbrel.engine.Job", made)
+        monkeypatch.setattr("whimbrel.engine.engine.Job", made)
         gc.collect()
         gc.disable()
         try:

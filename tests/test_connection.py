@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import uvloop
 
-from whimbrel.server.exchange import Exchange, Gone
-from whimbrel.server.http import Connection
-from whimbrel.server.options import GuardOptions
-from whimbrel.server.run import Server
+from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.http.connection import Connection
+from whimbrel.server.http.exchange import Exchange, Gone
+from whimbrel.server.http.listener import Server
 
 MIB = 2**20
 GET = b"GET /a%20b?c=d HTTP/1.1\r\nHost: here\r\nX-A: 1\r\n\r\n"

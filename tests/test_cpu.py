@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from cpus import LEVELS, reachable
-from whimbrel.cards.reader import read_card
-from whimbrel.hardware import CPU_LEVELS, Cpu, Hardware
-from whimbrel.ops.cpu import cpu, find_cpu
-from whimbrel.plan import Options, make_plan
-from whimbrel.serve import _described
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.cli.serve import _described
+from whimbrel.model.ops.cpu import cpu, find_cpu
+from whimbrel.types.hardware import CPU_LEVELS, Cpu, Hardware
+from whimbrel.types.plan import Options, make_plan
 
 LAPTOP = {"cpu_name": "Laptop", "avx2": True, "fma3": True}
 ICE_LAKE = LAPTOP | dict.fromkeys(("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni"), True)
@@ -93,7 +93,7 @@ def test_the_banner_shows_the_processor_and_what_is_not_promised(unstable: list[
 
 ASK = """
 import msgspec, torch
-from whimbrel.ops.cpu import cpu
+from whimbrel.model.ops.cpu import cpu
 print(msgspec.json.encode([cpu(), torch.ops.mkldnn._is_mkldnn_bf16_supported()]).decode())
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from whimbrel.dialects import PAGES
-from whimbrel.server.ways import WAYS
+from whimbrel.server.app.routing import WAYS
 
 PAGE = Path(__file__).parents[1] / "docs/dialects.md"
 START, END = "<!-- routes -->\n", "<!-- end -->"

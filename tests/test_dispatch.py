@@ -15,14 +15,17 @@ import numpy as np
 import pytest
 
 from fakes import dense_job
-from whimbrel.cards.reader import read_card
-from whimbrel.dispatch import Dispatch
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.dispatcher import Dispatch
+from whimbrel.engine.job import Job
+from whimbrel.engine.prepared import Prepared
 from whimbrel.errors import ComputeError, DeadlineExceeded
-from whimbrel.hardware import Hardware
-from whimbrel.outputs import Places
-from whimbrel.plan import Options, make_plan
-from whimbrel.types import Comparison, Float32Array, Part, Prepared, Seq
-from whimbrel.work import Job
+from whimbrel.outputs.layout import Places
+from whimbrel.outputs.pair_scoring import Comparison, Part
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.hardware import Hardware
+from whimbrel.types.plan import Options, make_plan
+from whimbrel.types.seq import Seq
 
 
 @pytest.fixture

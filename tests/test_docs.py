@@ -1,4 +1,4 @@
-"""docs/faults.md names every test of the catalogue, and no test that is not there. `python tests/test_docs.py` fills it in."""
+"""docs/fault_injection.md names every test of the catalogue, and no test that is not there. `python tests/test_docs.py` fills it in."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from whimbrel import faults
+from whimbrel.engine import fault_injection
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/faults.md"
+PAGE = ROOT / "docs/fault_injection.md"
 SIZES = {"A": 18, "B": 11, "C": 15, "D": 7, "E": 10, "F": 12, "G": 10, "H": 18, "I": 10, "J": 15, "K": 7}
 """Lines of each section of the catalogue."""
 NONE_YET = "none yet"
@@ -94,10 +94,10 @@ def test_names_that_are_missing_or_gone_are_found() -> None:
 
 def test_the_words_of_the_fault_backend_are_those_that_it_obeys() -> None:
     told = re.findall(r"`@@([\w>:-]+)`", PAGE.read_text(encoding="utf-8"))
-    assert [faults.find_words(f"@@{word}") for word in told] == [[word] for word in told]
-    inside = re.findall(r"@@([\w>:-]+)", faults.__doc__ or "")
+    assert [fault_injection.find_words(f"@@{word}") for word in told] == [[word] for word in told]
+    inside = re.findall(r"@@([\w>:-]+)", fault_injection.__doc__ or "")
     assert set(inside) == set(told)
-    assert f"{faults.SWITCH}=1" in PAGE.read_text(encoding="utf-8")
+    assert f"{fault_injection.SWITCH}=1" in PAGE.read_text(encoding="utf-8")
 
 
 PAGES = [path for pattern in ("*.md", "docs/**/*.md") for path in sorted(ROOT.glob(pattern))]

@@ -15,12 +15,13 @@ from late_models import write_stanford
 from serving import Server
 from test_multi_vector import DOCUMENTS, QUERIES
 from whimbrel import Engine
-from whimbrel.document_cache import DocumentCache, key_of
+from whimbrel.engine.document_cache import DocumentCache, key_of
 from whimbrel.errors import SetupError
-from whimbrel.outputs import Ask
-from whimbrel.trace import Observed, subscribe
-from whimbrel.types import Request, Seq
-from whimbrel.verbs import text_request
+from whimbrel.outputs.requested import Ask
+from whimbrel.telemetry.trace import Observed, subscribe
+from whimbrel.types.options import text_request
+from whimbrel.types.request import Request
+from whimbrel.types.seq import Seq
 
 
 @pytest.fixture(scope="module")

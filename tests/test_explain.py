@@ -11,7 +11,7 @@ import httpx2
 import numpy as np
 import pytest
 
-import whimbrel.matching
+import whimbrel.model.maxsim_scorer
 from checkpoints import sentence_layout, write_bert
 from late_models import write_stanford
 from serving import Server
@@ -19,9 +19,10 @@ from test_bge_m3 import write_m3
 from test_multi_vector import DOCUMENTS, QUERIES
 from whimbrel import Engine
 from whimbrel.errors import InvalidRequest
-from whimbrel.ops.maxsim import EMPTY, best_matches
-from whimbrel.outputs import answer_places
-from whimbrel.types import Request
+from whimbrel.model.ops.maxsim import best_matches
+from whimbrel.model.ops.token_vectors import EMPTY
+from whimbrel.outputs.layout import answer_places
+from whimbrel.types.request import Request
 
 QUERY = QUERIES[0]
 
@@ -88,9 +89,9 @@ def test_nothing_is_written_once_a_caller_has_left(engine: Engine, monkeypatch: 
         over.set()
         return found
 
-    monkeypatch.setattr(whimbrel.matching, "best_matches", slowly)
+    monkeypatch.setattr(whimbrel.model.maxsim_scorer, "best_matches", slowly)
     prepared = engine.frontend.prepare(Request([(QUERY, DOCUMENTS[0])], ("scores",), explain=True))
-    memory = np.full(answer_places(prepared).num_bytes, 7, np.uint8)
+    memory = np.full(answer_places(prepared.places, prepared.comparison).num_bytes, 7, np.uint8)
     future = engine.submit_prepared(prepared, out=memory)
     assert entered.wait(10)
     assert future.cancel()

@@ -20,11 +20,11 @@ from checkpoints import bert_tokenizer, edit_json, sentence_layout, write_json
 from parity import Parity
 from test_models import DECODER, ROBERTA, SIZES, VOCABULARY, YARN, assert_close, hidden, reference, rows, write
 from whimbrel import Engine
-from whimbrel.cards import config_fallback
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.config import fallback
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
-from whimbrel.models import load_model
-from whimbrel.ops import trials
+from whimbrel.model.load import load_model
+from whimbrel.model.ops import trials
 
 Config = dict[str, Any]
 
@@ -209,7 +209,7 @@ def test_the_comparison_finds_what_no_table_knows(
 ) -> None:
     """Neighbours outside a text, mask tokens of another text, positions that begin elsewhere."""
     write(tmp_path, name, config)
-    monkeypatch.setattr(config_fallback, table, type(getattr(config_fallback, table))())
+    monkeypatch.setattr(fallback, table, type(getattr(fallback, table))())
     says = refusal(tmp_path)
     assert says.startswith(f"config.json: architectures: {name}Model: cannot be run on ragged rows: the hidden states")
 
@@ -289,7 +289,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, *CASES["albert"])
-    monkeypatch.setattr(config_fallback, "find_spec", lambda _: None)
+    monkeypatch.setattr(fallback, "find_spec", lambda _: None)
     assert "architectures: ['AlbertModel'] is not among" in (says := refusal(tmp_path))
     assert "pip install 'whimbrel[hf]'" in says
 

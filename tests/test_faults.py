@@ -20,9 +20,9 @@ from checkpoints import bert_tokenizer, roberta_tokenizer, xlmr_tokenizer
 from needs import skip_without_bfloat16
 from texts import TEXTS
 from whimbrel import Engine
+from whimbrel.engine.fault_injection import find_words
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
-from whimbrel.faults import find_words
-from whimbrel.types import Request
+from whimbrel.types.request import Request
 
 WORDS = "abort segv exit hang hang-gil sleep:2 sleep:0.5 raise oom oom>8 rows width nan nan-low".split()
 
@@ -48,8 +48,8 @@ import threading, time
 from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
-from whimbrel.batch import pack
-from whimbrel.faults import FaultyRunner
+from whimbrel.types.batch import pack
+from whimbrel.engine.fault_injection import FaultyRunner
 from whimbrel.types import Seq
 
 class Runner:

@@ -18,12 +18,12 @@ from test_bge_m3 import write_m3
 from test_sparse import splade_layout, write_splade
 from whimbrel import Engine
 from whimbrel.errors import NonFinite
-from whimbrel.heads import Activation, Dense
-from whimbrel.models.heads import load_head
-from whimbrel.models.weights import Weights
-from whimbrel.ops.ragged import normalize
-from whimbrel.pooling import FINISHES
-from whimbrel.types import OutputName, Request
+from whimbrel.model.heads import load_head
+from whimbrel.model.ops.ragged import normalize
+from whimbrel.model.pooling import FINISHES
+from whimbrel.model.weights import Weights
+from whimbrel.types.heads import Activation, Dense
+from whimbrel.types.request import OutputName, Request
 
 BAD = (np.nan, np.inf, -np.inf)
 

@@ -22,13 +22,15 @@ from hypothesis import strategies as st
 from asgi import Answer, ask
 from fake import FakeEmbedder, FakeModel
 from whimbrel import wire
-from whimbrel.dialects import native, openai
-from whimbrel.dialects.formats import ARROW, NPY, OCTETS, accepted
+from whimbrel.dialects import openai
+from whimbrel.dialects.common.responses import ARROW, NPY, OCTETS, accepted
+from whimbrel.dialects.native import embed
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.server.app import create_app
-from whimbrel.server.openapi import docs_page, openapi_document
-from whimbrel.server.served import Served
-from whimbrel.types import Outputs, Ragged, Request, Result, Sparse, Timings
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.openapi import docs_page, openapi_document
+from whimbrel.server.app.served_models import Served
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
 
 GOLDEN = Path(__file__).parent / "golden/arrow"
 RANDOM = np.random.default_rng(3)
@@ -191,10 +193,10 @@ def test_what_is_refused_names_its_field() -> None:
 
 
 def test_numbers_too_large_for_a_type() -> None:
-    sent, _ = native.read_request(b'{"input": "a", "encoding_format": "npy", "embed_dtype": "float16"}')
+    sent, _ = embed.read_request(b'{"input": "a", "encoding_format": "npy", "embed_dtype": "float16"}')
     large = Result(Outputs(dense=DENSE * 1e6), 1, 0, Timings())
     with pytest.raises(InvalidRequest, match=r"dense has numbers up to .* float16 does not hold"):
-        native.write_result(sent, large, FakeModel.named("m"))
+        embed.write_result(sent, large, FakeModel.named("m"))
 
 
 def test_the_page_shows_them() -> None:
@@ -239,8 +241,8 @@ def check(table: Any, dtype: Any) -> None:
 
 
 def test_arrow_pieces_are_the_arrays() -> None:
-    sent, _ = native.read_request(b'{"input": "a", "encoding_format": "arrow"}')
-    answer = native.write_result(sent, Result(ALL, 1, 0, Timings()), FakeModel.named("m"))
+    sent, _ = embed.read_request(b'{"input": "a", "encoding_format": "arrow"}')
+    answer = embed.write_result(sent, Result(ALL, 1, 0, Timings()), FakeModel.named("m"))
     assert not isinstance(answer, bytes)
     pieces = list(answer.pieces)
     assert sum(map(len, pieces)) == answer.size

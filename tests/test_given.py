@@ -23,8 +23,8 @@ from test_bge_m3 import write_m3
 from test_multi_vector import DOCUMENTS, QUERIES
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import InvalidRequest
-from whimbrel.ops.maxsim import EMPTY
-from whimbrel.types import OutputName
+from whimbrel.model.ops.token_vectors import EMPTY
+from whimbrel.types.request import OutputName
 
 QUERY = QUERIES[0]
 

@@ -15,10 +15,10 @@ from transformers import MistralConfig, MistralForCausalLM, MistralModel, PreTra
 from checkpoints import CORPUS, edit_json, sentence_layout
 from parity import Parity
 from whimbrel import Engine
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.tokenizing.instruction import InstructionFinder
-from whimbrel.types import Request
+from whimbrel.tokenizer.gritlm import InstructionFinder
+from whimbrel.types.request import Request
 
 TASK = "<|user|>\nGiven a scientific paper title, retrieve the paper's abstract\n<|embed|>\n"
 TITLES = [

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 from fake import FakeEmbedder, call
 from whimbrel.errors import SetupError
-from whimbrel.server import access, connections
-from whimbrel.server.app import create_app
-from whimbrel.server.guards import Edge
-from whimbrel.server.ledger import Ledger, shown
-from whimbrel.server.options import GuardOptions, read_guard_options
-from whimbrel.server.served import Served
+from whimbrel.server.app import access
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.guards import Edge
+from whimbrel.server.app.limits import GuardOptions, read_guard_options
+from whimbrel.server.app.request_log import Ledger, shown
+from whimbrel.server.app.served_models import Served
+from whimbrel.server.http import sockets
 
 JSON = {"content_type": "application/json"}
 PATH = "/v1/embeddings"
@@ -157,7 +158,7 @@ def test_wrong_limits(text: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_keys_are_taken_out_of_the_command_line() -> None:
     code = (
-        "import sys; from whimbrel.server.options import read_guard_options as read;"
+        "import sys; from whimbrel.server.app.limits import read_guard_options as read;"
         "keys = [sys.argv[2], sys.argv[3].partition('=')[2]];"
         "assert read(address='127.0.0.1', api_keys=keys).api_keys == ('key-1', 'k2');"
         "print(open('/proc/self/cmdline').read().replace(chr(0), ' '))"
@@ -364,7 +365,7 @@ def test_what_other_servers_ask_beside_requests_is_answered() -> None:
 
 def test_a_process_holds_fewer_connections_than_it_may_open_files() -> None:
     code = (
-        "import os, resource; from whimbrel.server.connections import connection_limit as limit;"
+        "import os, resource; from whimbrel.server.http.sockets import connection_limit as limit;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); few = limit(1024);"
         "assert 1 <= few <= 64 - len(os.listdir('/proc/self/fd')), few; assert limit(5) == 5"
     )
@@ -373,7 +374,7 @@ def test_a_process_holds_fewer_connections_than_it_may_open_files() -> None:
 
 def test_a_process_opens_as_many_files_as_the_system_lets_it() -> None:
     code = (
-        "import resource; from whimbrel.processes.lifeline import raise_file_limit;"
+        "import resource; from whimbrel.server.processes.child_process import raise_file_limit;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)); raise_file_limit();"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
@@ -382,7 +383,7 @@ def test_a_process_opens_as_many_files_as_the_system_lets_it() -> None:
 
 def test_only_the_listener_at_the_port_gets_a_limit_of_silence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as other:
-        connections.limit_silence(listener, 1.5)
+        sockets.limit_silence(listener, 1.5)
         assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1500
         assert other.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
 

@@ -30,12 +30,13 @@ from test_router import save as save_router
 from test_sparse import write_splade
 from test_static import write_static
 from whimbrel import AsyncEngine, Client, Engine
-from whimbrel.card import Card
+from whimbrel.engine.prepare import Frontend
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
-from whimbrel.frontend import Frontend
-from whimbrel.server.app import create_app
-from whimbrel.server.served import Served
-from whimbrel.types import AsyncEmbedder, Ragged, Request
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.served_models import AsyncEmbedder, Served
+from whimbrel.types.card import Card
+from whimbrel.types.request import Request
+from whimbrel.types.result import Ragged
 
 TEXTS = ["", "a", "The whimbrel is a wader with a long curved bill.", "far away " * 40, "[SEP] it [CLS] flies"]
 LONG = "far " * 400 + "away"

@@ -26,14 +26,17 @@ def test_import_contracts() -> None:
     [
         ("import whimbrel", [*HEAVY, "numpy", "httpx2"]),
         ("from whimbrel import Client, AsyncClient, WhimbrelError", HEAVY),
-        ("import whimbrel.wire, whimbrel.dialects, whimbrel.card, whimbrel.plan", HEAVY),
-        ("import whimbrel.muvera, whimbrel.token_pooling", HEAVY),
+        ("import whimbrel.wire, whimbrel.dialects, whimbrel.types.card, whimbrel.types.plan", HEAVY),
+        ("import whimbrel.outputs.muvera, whimbrel.outputs.token_pooling", HEAVY),
         (
-            "import whimbrel.cli; whimbrel.cli.app(['--help'], standalone_mode=False)",
+            "import whimbrel.cli.main; whimbrel.cli.main.app(['--help'], standalone_mode=False)",
             [*HEAVY, "numpy", "httpx2", "rich.markdown"],
         ),
-        ("import whimbrel.cli; whimbrel.cli.app(['models'], standalone_mode=False)", [*HEAVY, "numpy", "httpx2"]),
-        ("import whimbrel.cli; whimbrel.cli.app(['serve', '--help'], standalone_mode=False)", [*HEAVY, "numpy", "httpx2"]),
+        ("import whimbrel.cli.main; whimbrel.cli.main.app(['models'], standalone_mode=False)", [*HEAVY, "numpy", "httpx2"]),
+        (
+            "import whimbrel.cli.main; whimbrel.cli.main.app(['serve', '--help'], standalone_mode=False)",
+            [*HEAVY, "numpy", "httpx2"],
+        ),
     ],
 )
 def test_light_parts_import_nothing_heavy(code: str, absent: list[str]) -> None:

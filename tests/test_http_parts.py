@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel.server.http import Connection
-from whimbrel.server.options import GuardOptions
+from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.http.connection import Connection
 
 HEAD = b"Host: here\r\n"
 OFFER = HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from checkpoints import bert_tokenizer, edit_json, write_json
 from test_models import DECODER, ROBERTA, SIZES, VOCABULARY, assert_close, hidden, reference, rows, write
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
-from whimbrel.models import load_model
+from whimbrel.model.load import load_model
 
 Shapes = dict[str, tuple[int, ...]]
 W = dict[str, Tensor]

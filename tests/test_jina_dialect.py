@@ -18,8 +18,9 @@ from test_cohere_dialect import QUERY, TEXTS, as_floats, model, result
 from vectors import is_read_back, vectors
 from whimbrel.dialects import jina, openai
 from whimbrel.errors import InvalidRequest
-from whimbrel.server.ways import WAYS
-from whimbrel.types import Outputs, Ragged, Request, Result, Timings
+from whimbrel.server.app.routing import WAYS
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Ragged, Result, Timings
 
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 

@@ -20,17 +20,18 @@ import torch
 from fakes import dense_job, dense_wanted, vectors_of
 from texts import TEXTS
 from whimbrel import Engine
-from whimbrel.batch import Batch, pack
-from whimbrel.card import Card
-from whimbrel.cards.reader import read_card
-from whimbrel.checkpoint import find_checkpoint
+from whimbrel.checkpoint.locate import find_checkpoint
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.job import Job, Work
+from whimbrel.engine.lanes import Lanes
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory, Overloaded, Unavailable
-from whimbrel.hardware import Hardware
-from whimbrel.lanes import Lanes
-from whimbrel.plan import Options, Plan, make_plan
-from whimbrel.runner import Runner, probe
-from whimbrel.types import Request, Seq
-from whimbrel.work import Job, Work
+from whimbrel.model.runner import Runner, probe
+from whimbrel.types.batch import Batch, pack
+from whimbrel.types.card import Card
+from whimbrel.types.hardware import Hardware
+from whimbrel.types.plan import Options, Plan, make_plan
+from whimbrel.types.request import Request
+from whimbrel.types.seq import Seq
 
 
 class Launch:
@@ -904,7 +905,7 @@ def test_a_bug_beside_the_lanes_leaves_nobody_waiting(
     lanes.add(bad := job(1000))
     launch = runner.next()
     lanes.add(waiting := bulk(2000))
-    monkeypatch.setattr("whimbrel.dispatch.Dispatch.begin_beside", lambda *_: 1 / 0)
+    monkeypatch.setattr("whimbrel.engine.dispatcher.Dispatch.begin_beside", lambda *_: 1 / 0)
     nan_in(launch, 1000)
     wait([bad.future], 60)
     assert isinstance(error(bad), Unavailable)

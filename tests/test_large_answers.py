@@ -12,10 +12,12 @@ import pytest
 
 from fake import FakeModel
 from vectors import body_of
-from whimbrel.card import Output
-from whimbrel.dialects import ROUTES, Answer, formats
+from whimbrel.dialects import ROUTES, Answer
+from whimbrel.dialects.common import responses
 from whimbrel.dialects.tei import tokens
-from whimbrel.types import Outputs, Ragged, Result, Sparse, Timings, Tokens
+from whimbrel.types.card import Output
+from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
+from whimbrel.types.seq import Tokens
 
 RANDOM = np.random.default_rng(3)
 COUNT, WIDTH = 600, 256
@@ -85,7 +87,7 @@ def test_large_answers_come_in_pieces(
     pieces = list(answer.pieces)
     assert len(pieces) > 1
     assert max(map(len, pieces)) < 2**20
-    monkeypatch.setattr(formats, "LARGE", 10**9)
+    monkeypatch.setattr(responses, "LARGE", 10**9)
     whole = route.write_result(sent, result, model)
     assert isinstance(whole, bytes) or len(list(whole.pieces)) == 1
     assert without_stamps(b"".join(pieces)) == without_stamps(body_of(route.write_result(sent, result, model)))

@@ -15,11 +15,11 @@ import pytest
 
 from checkpoints import edit_json, write_json
 from late_models import write_pylate, write_sentence_transformers, write_stanford
-from whimbrel.card import Layer
-from whimbrel.cards.parts import read_expansion
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.late_interaction.common import read_expansion
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
-from whimbrel.json_file import JsonFile
+from whimbrel.types.card import Layer
 
 FIXED = {"strategy": "fixed", "attend": False, "token": None, "length": 16}
 CASES: dict[str, Callable[[Path], None]] = {

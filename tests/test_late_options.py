@@ -21,20 +21,22 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules.token_pooling import HierarchicalTokenPooling
 from sentence_transformers.util import maxsim as reference_maxsim
 
-import whimbrel.condense
+import whimbrel.outputs.multi_vector
 from checkpoints import edit_json, write_json
 from late_models import write_pylate, write_sentence_transformers, write_stanford
 from serving import Server
 from test_bge_m3 import through_a_line, write_m3
 from test_multi_vector import DOCUMENTS, QUERIES, compare, reference
 from whimbrel import AsyncEngine, Engine
-from whimbrel.cards.reader import read_card
-from whimbrel.dialects import native, rerank
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.dialects import rerank
+from whimbrel.dialects.native import embed
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge, WhimbrelError
-from whimbrel.late_options import MuveraParameters, TokenPooling
-from whimbrel.muvera import Muvera, muvera_of
-from whimbrel.token_pooling import pool_tokens
-from whimbrel.types import InputType, Ragged, Request
+from whimbrel.outputs.muvera import Muvera, muvera_of
+from whimbrel.outputs.token_pooling import pool_tokens
+from whimbrel.types.late_interaction import MuveraParameters, TokenPooling
+from whimbrel.types.request import InputType, Request
+from whimbrel.types.result import Ragged
 
 MIN = {"strategy": "min", "attend": True, "token": "[SEP]", "length": 16}
 CASES: dict[str, Callable[[Path], None]] = {
@@ -389,7 +391,7 @@ BODIES: list[tuple[Any, str | None]] = [
 @pytest.mark.parametrize(("given", "param"), BODIES, ids=str)
 def test_bodies_that_are_wrong(given: Any, param: str) -> None:
     for read, body in (
-        (native.read_request, {"input": "a"}),
+        (embed.read_request, {"input": "a"}),
         (rerank.read_rerank, {"query": "a", "documents": ["b"]}),
         (rerank.read_score, {"queries": "a", "documents": "b"}),
     ):
@@ -398,7 +400,7 @@ def test_bodies_that_are_wrong(given: Any, param: str) -> None:
         assert caught.value.param == param
     for number in ("1e999", "NaN", "-1e400"):
         with pytest.raises(InvalidRequest):
-            native.read_request(f'{{"input": "a", "token_pooling": {number}}}'.encode())
+            embed.read_request(f'{{"input": "a", "token_pooling": {number}}}'.encode())
 
 
 @pytest.mark.parametrize(
@@ -411,16 +413,16 @@ def test_bodies_that_are_wrong(given: Any, param: str) -> None:
 )  # fmt: skip
 def test_bodies_that_are_wrong_of_muvera(given: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        native.read_request(json.dumps({"input": "a", "muvera": given}).encode())
+        embed.read_request(json.dumps({"input": "a", "muvera": given}).encode())
     assert caught.value.param == param
 
 
 def test_bodies() -> None:
     body = {"input": "a", "token_pooling": {"pool_factor": 2, "num_protected_tokens": 3, "normalize_embeddings": False}}
-    _, request = native.read_request(orjson.dumps(body | {"muvera": {"seed": 2**64 - 1}}))
+    _, request = embed.read_request(orjson.dumps(body | {"muvera": {"seed": 2**64 - 1}}))
     assert request == Request(["a"], token_pooling=TokenPooling(2, 3, False), muvera=MuveraParameters(seed=2**64 - 1))
-    assert native.read_request(b'{"input": "a", "token_pooling": 2, "muvera": true}')[1].muvera == MuveraParameters()
-    assert native.read_request(b'{"input": "a", "token_pooling": null, "muvera": false}')[1] == Request(["a"])
+    assert embed.read_request(b'{"input": "a", "token_pooling": 2, "muvera": true}')[1].muvera == MuveraParameters()
+    assert embed.read_request(b'{"input": "a", "token_pooling": null, "muvera": false}')[1] == Request(["a"])
     assert rerank.read_rerank(b'{"query": "a", "documents": ["b"], "token_pooling": 1.5}')[1].token_pooling == TokenPooling(1.5)
     assert rerank.read_score(b'{"text_1": "a", "text_2": "b", "token_pooling": 2}')[1].token_pooling == TokenPooling(2)
 
@@ -429,7 +431,7 @@ def test_without_scipy(engine: Callable[[str], Engine], tmp_path: Path, monkeypa
     model = engine("min")
     shutil.copytree(model.folder, tmp_path, dirs_exist_ok=True)
     edit_json(tmp_path / POOL_FILE, pool_factor=2.0)
-    monkeypatch.setattr(whimbrel.condense, "find_spec", lambda _: None)
+    monkeypatch.setattr(whimbrel.outputs.multi_vector, "find_spec", lambda _: None)
     with pytest.raises(SetupError, match=r"pip install 'whimbrel\[serve\]'"):
         model.score("a", DOCUMENTS, token_pooling=2)
     with pytest.raises(SetupError, match="needs scipy"):
@@ -454,7 +456,7 @@ def test_what_takes_too_much_memory_is_refused_at_the_door(
     engine: Callable[[str], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = engine("stanford")
-    monkeypatch.setattr(whimbrel.condense, "MAX_TOKENS", 8)
+    monkeypatch.setattr(whimbrel.outputs.multi_vector, "MAX_TOKENS", 8)
     with pytest.raises(InvalidRequest, match="token vectors; at most 9 are pooled") as caught:
         model.multi_vector(["a bird", LONG], input_type="document", token_pooling=2)
     assert caught.value.param == "input[1]"
@@ -463,7 +465,7 @@ def test_what_takes_too_much_memory_is_refused_at_the_door(
     assert caught.value.param == "documents[1]"
     model.score(LONG, ["a bird"], token_pooling=2)  # queries may be as long as they are
     model.multi_vector(LONG, input_type="document", token_pooling=1)
-    monkeypatch.setattr(whimbrel.condense, "_MAX_REQUEST_NUMBERS", 3 * 10_240)
+    monkeypatch.setattr(whimbrel.outputs.multi_vector, "_MAX_REQUEST_NUMBERS", 3 * 10_240)
     model.muvera(["a"] * 3, input_type="document")
     with pytest.raises(TooLarge, match="4 texts of 10,240 numbers each"):
         model.muvera(["a"] * 4, input_type="document")
@@ -497,7 +499,7 @@ def test_a_failure_is_that_of_its_request(
     model = engine("min")
     length = len(model.multi_vector(LONG, input_type="document")[0])
     wanted = model.multi_vector("a bird", input_type="document", token_pooling=2)[0]
-    monkeypatch.setattr(whimbrel.condense, "pool_tokens", Failing(length, error))
+    monkeypatch.setattr(whimbrel.outputs.multi_vector, "pool_tokens", Failing(length, error))
     late, pooling = ("multi_vector",), TokenPooling(2)
     texts, scores = Request([LONG], late, input_type="document", token_pooling=pooling), ("scores",)
     good = Request(["a bird"], late, input_type="document", token_pooling=pooling)
@@ -522,7 +524,7 @@ def test_nobody_else_waits_for_it(engine: Callable[[str], Engine], monkeypatch: 
     documents = Request([LONG], ("multi_vector",), input_type="document", token_pooling=pooling)
     for slow in (documents, Request([("a", LONG)], ("scores",), token_pooling=pooling)):
         waiting = Failing(length)
-        monkeypatch.setattr(whimbrel.condense, "pool_tokens", waiting)
+        monkeypatch.setattr(whimbrel.outputs.multi_vector, "pool_tokens", waiting)
         future = model.submit(slow)
         assert waiting.entered.wait(30)
         assert len(model.multi_vector(QUERIES, input_type="query")) == len(QUERIES)
@@ -538,7 +540,7 @@ def test_nobody_else_waits_for_it(engine: Callable[[str], Engine], monkeypatch: 
         await asked
 
     waiting = Failing(length)
-    monkeypatch.setattr(whimbrel.condense, "pool_tokens", waiting)
+    monkeypatch.setattr(whimbrel.outputs.multi_vector, "pool_tokens", waiting)
     asyncio.run(ask())
 
 
@@ -548,7 +550,7 @@ def test_means_that_are_not_finite_are_an_error(engine: Callable[[str], Engine],
         found.rows_XD[0, 0] = np.nan
         return found
 
-    monkeypatch.setattr(whimbrel.condense, "pool_tokens", broken)
+    monkeypatch.setattr(whimbrel.outputs.multi_vector, "pool_tokens", broken)
     for ask in (
         lambda: engine("min").multi_vector(LONG, input_type="document", token_pooling=2),
         lambda: engine("min").score("a", LONG, token_pooling=2),

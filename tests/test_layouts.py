@@ -21,7 +21,7 @@ from test_models import DECODER, LLAMA3, ROBERTA, SIZES, reference, rows, write
 from test_tokenizer_classes import GTE_QWEN2
 from tokenizer_files import FAMILIES, llama, qwen
 from whimbrel import Engine
-from whimbrel.types import Request
+from whimbrel.types.request import Request
 
 JSON = dict[str, Any]
 

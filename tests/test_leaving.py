@@ -17,14 +17,15 @@ import uvloop
 
 from fake import FakeEmbedder
 from raw import post
-from whimbrel import trace
 from whimbrel.errors import Overloaded
-from whimbrel.server.app import create_app
-from whimbrel.server.options import GuardOptions
-from whimbrel.server.run import Server
-from whimbrel.server.served import Served
-from whimbrel.trace import Finished
-from whimbrel.types import Request, Result
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.served_models import Served
+from whimbrel.server.http.listener import Server
+from whimbrel.telemetry import trace
+from whimbrel.telemetry.trace import Finished
+from whimbrel.types.request import Request
+from whimbrel.types.result import Result
 
 LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
 FORMS = ("base64", "float", "npy")

@@ -11,13 +11,13 @@ import pytest
 from starlette.routing import Route
 
 from asgi import Answer, ask
-from whimbrel import trace
 from whimbrel.dialects import Answer as Made
-from whimbrel.server.ledger import Ledger
-from whimbrel.server.notes import notes_of
-from whimbrel.server.transfer import send_answer
-from whimbrel.trace import Finished, Received
-from whimbrel.types import Result, Timings
+from whimbrel.server.app.request_log import Ledger
+from whimbrel.server.app.request_record import notes_of
+from whimbrel.server.app.transfer import send_answer
+from whimbrel.telemetry import trace
+from whimbrel.telemetry.trace import Finished, Received
+from whimbrel.types.result import Result, Timings
 
 
 class Heard:

@@ -22,9 +22,10 @@ import tokenizer_files
 from checkpoints import edit_json, sentence_layout, write_json
 from parity import Parity, difference
 from whimbrel import Engine
-from whimbrel.cards.reranker_conventions import CONVENTIONS
+from whimbrel.checkpoint.scores.conventions import CONVENTIONS
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
-from whimbrel.types import Float32Array, Request
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.request import Request
 
 JSON = dict[str, Any]
 SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.linear.Identity"

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel import logs, trace
-from whimbrel.logs import LogOptions, Sink, Storm
-from whimbrel.trace import Finished
+from whimbrel.telemetry import logs, trace
+from whimbrel.telemetry.logs import LogOptions, Sink, Storm
+from whimbrel.telemetry.trace import Finished
 
 log = logging.getLogger("whimbrel")
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from whimbrel.ops import maxsim_cpu, tile_products
-from whimbrel.ops.cpu import cpu, has_small_kernels
-from whimbrel.ops.maxsim import EMPTY, TokenVectors, best_matches, maxsim, maxsim_reference
+from whimbrel.model.ops import maxsim_cpu, tile_products
+from whimbrel.model.ops.cpu import cpu, has_small_kernels
+from whimbrel.model.ops.maxsim import best_matches, maxsim, maxsim_reference
+from whimbrel.model.ops.token_vectors import EMPTY, TokenVectors
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from test_maxsim import all_pairs, binary, quantised, reference, vectors
-from whimbrel.ops.maxsim import EMPTY, TokenVectors, best_matches, maxsim
+from whimbrel.model.ops.maxsim import best_matches, maxsim
+from whimbrel.model.ops.token_vectors import EMPTY, TokenVectors
 
 CASES = ["float32", "float16", "int8", "bits"]
 LENGTHS = ([5, 32, 1, 70, 150], [0, 1, 2, 64, 65, 700, 33])
@@ -31,7 +32,7 @@ def sides(case: str, width: int) -> tuple[TokenVectors, TokenVectors]:
 
 def interpreted() -> None:
     """In a process of its own, as Triton reads when it is imported whether it interprets."""
-    from whimbrel.ops.maxsim_triton import matches_triton, maxsim_triton
+    from whimbrel.model.ops.maxsim_triton import matches_triton, maxsim_triton
 
     found = {}
     for case in CASES:

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from whimbrel import metrics, trace
 from whimbrel.errors import SetupError
-from whimbrel.trace import Finished
+from whimbrel.telemetry import metrics, trace
+from whimbrel.telemetry.trace import Finished
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -24,7 +24,7 @@ PROCESS = """
 import os, signal, sys
 from pathlib import Path
 from whimbrel import metrics, trace
-from whimbrel.trace import Finished
+from whimbrel.telemetry.trace import Finished
 
 metrics.use_directory(Path(sys.argv[1]), sys.argv[2])
 page = metrics.Metrics(["m"])

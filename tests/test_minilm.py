@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from parity import Parity
 from texts import AWKWARD, TEXTS
 from whimbrel import Engine
-from whimbrel.types import Request
+from whimbrel.types.request import Request
 
 
 def test_float32_is_sentence_transformers_to_1e5(engine32: Engine, reference: np.ndarray, parity: Parity) -> None:

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from checkpoints import bert_tokenizer, edit_json, write_json
-from whimbrel.batch import pack, runs
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
-from whimbrel.models import load_model
-from whimbrel.ops.attention import Layout
-from whimbrel.ops.row_blocks import round_rows
-from whimbrel.types import Seq
+from whimbrel.model.load import load_model
+from whimbrel.model.ops.attention import Layout
+from whimbrel.model.ops.row_blocks import round_rows
+from whimbrel.types.batch import pack, runs
+from whimbrel.types.seq import Seq
 
 VOCABULARY = 400
 SIZES = {

@@ -38,17 +38,17 @@ from late_models import (
 from parity import Parity
 from test_hub_models import jina_bert, jina_roberta
 from whimbrel import Engine
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.prepare import Frontend
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
-from whimbrel.frontend import Frontend
-from whimbrel.hardware import Hardware
-from whimbrel.logs import LogOptions
-from whimbrel.plan import Options, make_plan
-from whimbrel.processes.channel import Line, pair
-from whimbrel.processes.lifeline import CONTROL_FD
-from whimbrel.processes.messages import Answer, Attach, FromEngine, Load, Ready, ReportEngine, Submit
-from whimbrel.processes.seqs import pack_seqs
-from whimbrel.types import InputType, Request
+from whimbrel.server.processes.channel import Line, pair
+from whimbrel.server.processes.child_process import CONTROL_FD
+from whimbrel.server.processes.codec import pack_seqs
+from whimbrel.server.processes.messages import Answer, Attach, FromEngine, Load, Ready, ReportEngine, Submit
+from whimbrel.telemetry.logs import LogOptions
+from whimbrel.types.hardware import Hardware
+from whimbrel.types.plan import Options, make_plan
+from whimbrel.types.request import InputType, Request
 
 QUERIES = [
     "what is a whimbrel?",
@@ -399,7 +399,7 @@ def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
     ours, theirs = pair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "whimbrel.processes.start", "engine", str(os.getpid())],
+            [sys.executable, "-P", "-m", "whimbrel.server.processes.bootstrap", "engine", str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=os.environ | {CONTROL_FD: str(theirs.fileno())},
         )

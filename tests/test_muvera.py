@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import whimbrel.muvera
+import whimbrel.outputs.muvera
 from whimbrel.errors import InvalidRequest
-from whimbrel.late_options import MAX_NUMBERS
-from whimbrel.muvera import Muvera
-from whimbrel.types import InputType, Ragged
+from whimbrel.outputs.muvera import Muvera
+from whimbrel.types.late_interaction import MAX_NUMBERS
+from whimbrel.types.request import InputType
+from whimbrel.types.result import Ragged
 
 Floats = NDArray[np.float32]
 
@@ -117,9 +118,9 @@ def test_same_alone_and_in_any_mix(input_type: InputType, monkeypatch: pytest.Mo
     mixed = muvera.encode(ragged(texts), input_type)
     for index, text in enumerate(texts):
         np.testing.assert_array_equal(muvera.encode(ragged([text]), input_type)[0], mixed[index])
-    monkeypatch.setattr(whimbrel.muvera, "_CHUNK_NUMBERS", 40 * 320)
+    monkeypatch.setattr(whimbrel.outputs.muvera, "_CHUNK_NUMBERS", 40 * 320)
     np.testing.assert_array_equal(muvera.encode(ragged(texts), input_type), mixed)
-    monkeypatch.setattr(whimbrel.muvera, "_CHUNK_BUCKETS", 2 * 640)
+    monkeypatch.setattr(whimbrel.outputs.muvera, "_CHUNK_BUCKETS", 2 * 640)
     np.testing.assert_array_equal(muvera.encode(ragged(texts), input_type), mixed)
 
 

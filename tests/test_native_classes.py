@@ -12,11 +12,14 @@ from hypothesis import given
 
 from fake import FakeModel
 from vectors import same_bits, told, vectors
-from whimbrel.dialects import ROUTES, native_classes
+from whimbrel.dialects import ROUTES
+from whimbrel.dialects.native import classify
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.types import Outputs, Ragged, Request, Result, Timings, TokenSpans
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Ragged, Result, Timings
+from whimbrel.types.seq import TokenSpans
 
-READ = {"classify": native_classes.read_classify, "token_classify": native_classes.read_token_classify}
+READ = {"classify": classify.read_classify, "token_classify": classify.read_token_classify}
 
 
 class Card(SimpleNamespace):
@@ -63,24 +66,24 @@ def test_2049_texts_are_too_many(verb: str) -> None:
 
 
 def test_the_answers() -> None:
-    sent, _ = native_classes.read_classify(b'{"input": ["a", "b"]}')
+    sent, _ = classify.read_classify(b'{"input": ["a", "b"]}')
     scores = np.array([[0.25, 0.75], [1, 0]], np.float32)
-    answer = native_classes.write_classify(sent, Result(Outputs(scores=scores), 5, 0, Timings()), MODEL)
+    answer = classify.write_classify(sent, Result(Outputs(scores=scores), 5, 0, Timings()), MODEL)
     assert orjson.loads(answer) == {
         "labels": ["O", "BIRD"], "scores": [[0.25, 0.75], [1, 0]], "model": "m", "usage": {"prompt_tokens": 5, "total_tokens": 5}
     }  # fmt: skip
-    tagged, _ = native_classes.read_token_classify(b'{"input": "a wader"}')
+    tagged, _ = classify.read_token_classify(b'{"input": "a wader"}')
     scores = Ragged(np.array([[0.9, 0.1], [0.25, 0.75]], np.float32), np.array([0, 2]))
     spans = TokenSpans(np.array([[0, 1], [2, 7]], np.int32), np.zeros(2, bool), np.zeros(2, bool))
     result = Result(Outputs(token_scores=scores), 2, 0, Timings(), [spans])
-    entities = orjson.loads(native_classes.write_token_classify(tagged, result, MODEL))["entities"]
+    entities = orjson.loads(classify.write_token_classify(tagged, result, MODEL))["entities"]
     assert entities == [[{"label": "BIRD", "score": 0.75, "start": 2, "end": 7, "text": "wader"}]]
 
 
 @given(vectors(3, 2))
 def test_scores_read_back(scores: np.ndarray) -> None:
-    sent, _ = native_classes.read_classify(b'{"input": ["a", "b", "c"]}')
-    answer = native_classes.write_classify(sent, Result(Outputs(scores=scores), 5, 0, Timings()), MODEL)
+    sent, _ = classify.read_classify(b'{"input": ["a", "b", "c"]}')
+    answer = classify.write_classify(sent, Result(Outputs(scores=scores), 5, 0, Timings()), MODEL)
     assert same_bits(told(answer)["scores"], scores)
 
 

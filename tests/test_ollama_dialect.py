@@ -27,11 +27,12 @@ from vectors import same_bits, vectors
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import ollama
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.server.app import create_app
-from whimbrel.server.openapi import openapi_document
-from whimbrel.server.options import GuardOptions
-from whimbrel.server.served import Served
-from whimbrel.types import Outputs, Request, Result, Timings
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.openapi import openapi_document
+from whimbrel.server.app.served_models import Served
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Result, Timings
 
 NAME = "sentence-transformers/all-MiniLM-L6-v2"
 TEXTS = ["The whimbrel is a wader, with a long curved bill.", "birds fly far", ""]

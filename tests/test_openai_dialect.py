@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from fake import FakeModel, Told, call
 from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
-from whimbrel.dialects import Route, native, openai
-from whimbrel.dialects import read as read_module
+from whimbrel.dialects import Route, openai
+from whimbrel.dialects.common import decode as read_module
+from whimbrel.dialects.native import embed
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.server.app import create_app
-from whimbrel.server.served import Served
-from whimbrel.types import AsyncEmbedder, Outputs, Request, Result, Timings
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.served_models import AsyncEmbedder, Served
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Result, Timings
 
 IDS = st.lists(st.integers(0, 2**62), min_size=1, max_size=5)
 
@@ -191,7 +193,7 @@ def test_errors_have_four_keys_and_the_path_in_the_message() -> None:
 SHARED = "dimensions late_chunking max_tokens normalize priority prompt prompt_name split_long truncate".split()
 
 
-@pytest.mark.parametrize("route", [*openai.ROUTES, *native.ROUTES], ids=lambda route: route.path)
+@pytest.mark.parametrize("route", [*openai.ROUTES, *embed.ROUTES], ids=lambda route: route.path)
 def test_errors_name_fields_that_the_route_has(route: Route) -> None:
     """Where a field of Request has another name in an API, its errors have that name."""
     fields = {field.name for field in msgspec.structs.fields(route.request_type)}

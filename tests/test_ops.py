@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel.batch import runs
-from whimbrel.heads import Activation
-from whimbrel.ops import attention
-from whimbrel.ops.attention import Layout, Scores, attend, attend_reference
-from whimbrel.ops.linear import ACTIVATIONS, Linear, LowRank
-from whimbrel.ops.ragged import cut, neighbours_max, normalize, segment_reduce
-from whimbrel.ops.row_blocks import FINE_SIZES, round_rows
+from whimbrel.model.ops import attention
+from whimbrel.model.ops.attention import Layout, Scores, attend, attend_reference
+from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank
+from whimbrel.model.ops.ragged import cut, neighbours_max, normalize, segment_reduce
+from whimbrel.model.ops.row_blocks import FINE_SIZES, round_rows
+from whimbrel.types.batch import runs
+from whimbrel.types.heads import Activation
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

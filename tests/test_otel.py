@@ -11,9 +11,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from whimbrel import otel, trace
 from whimbrel.errors import SetupError
-from whimbrel.trace import Finished
+from whimbrel.telemetry import otel, trace
+from whimbrel.telemetry.trace import Finished
 
 
 @pytest.fixture

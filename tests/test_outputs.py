@@ -10,11 +10,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel.batch import pack
-from whimbrel.card import Output
-from whimbrel.outputs import Ask, Places, collected, finite_seqs, joined, largest, place, wanted
-from whimbrel.types import Prepared, Seq, Sparse
-from whimbrel.work import Collection, Job
+from whimbrel.engine.job import Collection, Job
+from whimbrel.engine.prepared import Prepared
+from whimbrel.outputs.layout import Places, joined, largest, place
+from whimbrel.outputs.requested import Ask
+from whimbrel.outputs.rows import collected, finite_seqs, wanted
+from whimbrel.types.batch import pack
+from whimbrel.types.card import Output
+from whimbrel.types.result import Sparse
+from whimbrel.types.seq import Seq
 
 OUTPUTS = {
     "dense": Output(6, modes=("mean",), include_prompt=False, finish="normalize"),

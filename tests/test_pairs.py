@@ -16,12 +16,13 @@ from transformers import AutoTokenizer
 
 from checkpoints import sentence_layout, write_bert
 from tokenizer_files import FAMILIES, load, write
-from whimbrel.cards.config_reader import _ARCHITECTURES
+from whimbrel.checkpoint.config.reader import _ARCHITECTURES
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
-from whimbrel.tokenizing.limits import MAX_CHARACTERS
-from whimbrel.tokenizing.pairs import cut_pair, find_template
-from whimbrel.tokenizing.tokenizer import Tokenizer
-from whimbrel.types import Pair, Request, Seq
+from whimbrel.tokenizer.pairs import cut_pair, find_template
+from whimbrel.tokenizer.tokenizer import Tokenizer
+from whimbrel.tokenizer.truncation import MAX_CHARACTERS
+from whimbrel.types.request import Pair, Request
+from whimbrel.types.seq import Seq
 
 PIECES = [
     "",

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from whimbrel.card import Card
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import SetupError
-from whimbrel.hardware import Cpu, Hardware
-from whimbrel.plan import Options, make_plan
+from whimbrel.types.card import Card
+from whimbrel.types.hardware import Cpu, Hardware
+from whimbrel.types.plan import Options, make_plan
 
 CPU = Hardware(num_cores=3, cpu=Cpu("EPYC", "avx512_bf16", "native"))
 OLD_CPU = replace(CPU, cpu=Cpu("Xeon", "avx512", "emulated"))

@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel import errors
-from whimbrel.logs import LogOptions
-from whimbrel.plan import Options
-from whimbrel.processes.backoff import Backoff
-from whimbrel.processes.channel import MAX_MESSAGE, AsyncLine, BrokenLine, Line, pair
-from whimbrel.processes.lifeline import CONTROL_FD, LINE_BROKEN
-from whimbrel.processes.messages import (
+from whimbrel.server.processes.backoff import Backoff
+from whimbrel.server.processes.channel import MAX_MESSAGE, AsyncLine, BrokenLine, Line, pair
+from whimbrel.server.processes.child_process import CONTROL_FD, LINE_BROKEN
+from whimbrel.server.processes.codec import count_spans, num_ints, pack_entries, pack_seqs, unpack_entries, unpack_seqs
+from whimbrel.server.processes.messages import (
     Attach,
     Cancel,
     Drop,
@@ -34,10 +33,12 @@ from whimbrel.processes.messages import (
     error_of,
     failed,
 )
-from whimbrel.processes.seqs import count_spans, num_ints, pack_entries, pack_seqs, unpack_entries, unpack_seqs
-from whimbrel.processes.shared import Board, SegmentPool, align, anonymous, map_memory
-from whimbrel.processes.suspicion import Suspicion
-from whimbrel.types import Seq, Sparse
+from whimbrel.server.processes.quarantine import Suspicion
+from whimbrel.server.processes.shared_memory import Board, SegmentPool, align, anonymous, map_memory
+from whimbrel.telemetry.logs import LogOptions
+from whimbrel.types.plan import Options
+from whimbrel.types.result import Sparse
+from whimbrel.types.seq import Seq
 
 
 def packed(message: msgspec.Struct) -> bytes:
@@ -209,7 +210,7 @@ def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], Line[ReportEngin
     ours, theirs = pair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "whimbrel.processes.start", "engine", str(os.getpid())],
+            [sys.executable, "-P", "-m", "whimbrel.server.processes.bootstrap", "engine", str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=os.environ | {CONTROL_FD: str(theirs.fileno())},
         )
@@ -251,7 +252,7 @@ def test_an_engine_survives_a_worker_that_is_cut_off(
 @pytest.mark.parametrize("kind", ["engine", "worker"])
 def test_a_part_that_is_started_by_hand_says_so(kind: str) -> None:
     for arguments in ([kind], [kind, str(os.getpid())], [kind, "1"]):
-        command = [sys.executable, "-m", "whimbrel.processes.start", *arguments]
+        command = [sys.executable, "-m", "whimbrel.server.processes.bootstrap", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "Traceback" not in done.stderr
@@ -345,7 +346,7 @@ def test_deaths_that_are_explained_do_not_count() -> None:
 
 
 def test_listening_is_exclusive() -> None:
-    from whimbrel.serve import listen
+    from whimbrel.cli.serve import listen
 
     with listen("127.0.0.1", 0) as listener, pytest.raises(errors.SetupError, match="cannot listen"):
         listen("127.0.0.1", listener.getsockname()[1])

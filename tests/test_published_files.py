@@ -14,8 +14,8 @@ import pytest
 
 from checkpoints import OLD, write_json
 from tokenizer_files import FAMILIES, qwen
-from whimbrel.card import StatedPooling
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.types.card import StatedPooling
 
 JSON = dict[str, Any]
 

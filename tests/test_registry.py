@@ -10,9 +10,9 @@ import pytest
 
 from models_page import DATA, PAGE, data, page, steady
 from parity import OTHER_FAMILIES, TOLERANCE, Parity, difference, rounded_up
-from whimbrel.models.families import FAMILIES
-from whimbrel.registry import OUTPUTS, Proof, read_proofs, rows
-from whimbrel.types import OutputName
+from whimbrel.checkpoint.proven import OUTPUTS, Proof, read_proofs, rows
+from whimbrel.model.families import FAMILIES
+from whimbrel.types.request import OutputName
 
 PROOFS = read_proofs()
 

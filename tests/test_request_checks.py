@@ -15,7 +15,7 @@ from test_bge_m3 import ALL, same, through_a_line, write_m3
 from test_llm_rerankers import qwen, write
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import InvalidRequest
-from whimbrel.types import Request
+from whimbrel.types.request import Request
 
 TEXTS = ["The whimbrel flies.", "", "far away"]
 

@@ -26,10 +26,11 @@ from test_llm_rerankers import CAUSAL, reference_score, write
 from vectors import same_bits, told, vectors
 from whimbrel import Engine
 from whimbrel.dialects import rerank
-from whimbrel.dialects.compared import Document
+from whimbrel.dialects.common.pair_inputs import Document
 from whimbrel.errors import ComputeError, InvalidRequest, TooLarge
-from whimbrel.server.openapi import openapi_document
-from whimbrel.types import Outputs, Request, Result, Timings
+from whimbrel.server.app.openapi import openapi_document
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Result, Timings
 
 QUERY = "what is a whimbrel?"
 DOCUMENTS = ["a sandwich", "The whimbrel is a wader, with a long curved bill.", "... ! ?", "birds fly far", "a sandwich"]

@@ -17,13 +17,13 @@ from checkpoints import edit_json, write_json
 from test_cli import error, run
 from test_llm_rerankers import CHAT, JSON, LONG_QUERY, gemma, mxbai_recipe, qwen, write, write_sentence_layout
 from whimbrel import Engine
-from whimbrel.cards.reader import read_card
-from whimbrel.cards.reranker_conventions import CONVENTIONS
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.checkpoint.scores.conventions import CONVENTIONS
+from whimbrel.engine.prepare import Frontend
 from whimbrel.errors import CheckpointError
-from whimbrel.frontend import Frontend
-from whimbrel.plan import Options, make_plan
-from whimbrel.runner import probe
-from whimbrel.types import Request
+from whimbrel.model.runner import probe
+from whimbrel.types.plan import Options, make_plan
+from whimbrel.types.request import Request
 
 
 def test_a_convention_is_known_by_id_or_stated(tmp_path: Path) -> None:

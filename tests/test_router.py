@@ -21,11 +21,11 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from checkpoints import bert_tokenizer, edit_json, write_bert, write_json, write_xlmr
 from serving import Server
 from whimbrel import Client, Engine
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.job import Job
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.runner import Runner
-from whimbrel.types import Request
-from whimbrel.work import Job
+from whimbrel.model.runner import Runner
+from whimbrel.types.request import Request
 
 Floats = NDArray[np.float32]
 

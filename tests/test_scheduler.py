@@ -12,9 +12,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel.rounds import Round
-from whimbrel.scheduler import Scheduler, Taken
-from whimbrel.types import Seq
+from whimbrel.engine.fair_queue import Round
+from whimbrel.engine.scheduler import Scheduler, Taken
+from whimbrel.types.seq import Seq
 
 LENGTHS = st.lists(st.integers(1, 700), min_size=1, max_size=30)
 

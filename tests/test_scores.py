@@ -20,9 +20,10 @@ from checkpoints import SIZES, edit_json, write_json
 from classifiers import FAMILIES, two_layers, write_classifier
 from parity import Parity
 from whimbrel import AsyncEngine, Engine
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
-from whimbrel.types import Ranked, Request
+from whimbrel.types.request import Request
+from whimbrel.types.result import Ranked
 
 QUERIES = ["how far do birds fly in a year?", "a wader", "", "bill"]
 DOCUMENTS = [

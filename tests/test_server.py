@@ -22,7 +22,7 @@ from serving import Server
 from texts import TEXTS
 from waiting import wait_for
 from whimbrel import AsyncClient, Client, Engine, errors
-from whimbrel.ops.cpu import cpu
+from whimbrel.model.ops.cpu import cpu
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 GOLDEN = "A whimbrel is a wader."
@@ -131,7 +131,7 @@ def test_whimbrel_s_own_clients(server: Server, engine: Engine) -> None:
 
 
 def sum_of_tokens(engine: Engine, texts: list[str]) -> int:
-    from whimbrel.types import Request
+    from whimbrel.types.request import Request
 
     return engine.run(Request(texts)).num_tokens
 

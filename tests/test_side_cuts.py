@@ -15,7 +15,7 @@ from late_models import write_stanford
 from serving import Server
 from whimbrel import Client, Engine
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.types import Request
+from whimbrel.types.request import Request
 
 QUERY = "where do whimbrels spend the winter months, and why?"
 DOCUMENTS = [

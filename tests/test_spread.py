@@ -22,10 +22,12 @@ from serving import Server
 from test_bge_m3 import write_m3
 from test_multi_vector import DOCUMENTS, QUERIES
 from whimbrel import Engine
+from whimbrel.engine.prepared import Prepared
 from whimbrel.errors import ComputeError
-from whimbrel.parts import merged
-from whimbrel.spread import joined_shares, shares
-from whimbrel.types import Outputs, Prepared, Request
+from whimbrel.outputs.merge import merged
+from whimbrel.server.processes.sharding import joined_shares, shares
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs
 
 TEXTS = [f"{text} {'far away ' * (i % 7)}{i}" for i, text in enumerate(DOCUMENTS * 20)]
 

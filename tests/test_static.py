@@ -19,9 +19,9 @@ import tokenizer_files
 from checkpoints import OLD, bert_tokenizer, edit_json, write_json
 from parity import Parity
 from whimbrel import Engine
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
-from whimbrel.types import Request
+from whimbrel.types.request import Request
 
 Floats = NDArray[np.float32]
 

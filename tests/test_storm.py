@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 
 from fakes import dense_job, vectors_of
-from whimbrel.batch import Batch
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.job import Job, Work
+from whimbrel.engine.lanes import Lanes
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory
-from whimbrel.hardware import Hardware
-from whimbrel.lanes import Lanes
-from whimbrel.plan import Options, make_plan
-from whimbrel.types import Result, Seq
-from whimbrel.work import Job, Work
+from whimbrel.types.batch import Batch
+from whimbrel.types.hardware import Hardware
+from whimbrel.types.plan import Options, make_plan
+from whimbrel.types.result import Result
+from whimbrel.types.seq import Seq
 
 RAISES, NO_MEMORY, NOT_FINITE, SHAPE, LOW = 100, 200, 300, 400, 500
 ERRORS = {RAISES: ComputeError, NO_MEMORY: OutOfMemory, NOT_FINITE: NonFinite, SHAPE: ComputeError}

@@ -32,15 +32,17 @@ from test_bge_m3 import write_m3
 from test_sparse import write_splade
 from vectors import EVERY_FLOAT, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
-from whimbrel.card import Output
-from whimbrel.dialects.read import Unreadable
+from whimbrel.dialects.common.decode import Unreadable
 from whimbrel.dialects.tei import ROUTES, answers, describe, embed, root, scores, tokens, vertex
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.server.app import create_app
-from whimbrel.server.openapi import openapi_document
-from whimbrel.server.options import GuardOptions
-from whimbrel.server.served import Served
-from whimbrel.types import Decode, Outputs, Ragged, Request, Result, Sparse, Timings, Tokenize, Tokens
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.openapi import openapi_document
+from whimbrel.server.app.served_models import Served
+from whimbrel.types.card import Output
+from whimbrel.types.request import Decode, Request, Tokenize
+from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
+from whimbrel.types.seq import Tokens
 
 JSON = {"content_type": "application/json"}
 QUERY = "what is a whimbrel?"

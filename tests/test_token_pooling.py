@@ -13,12 +13,12 @@ from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 from sentence_transformers.multi_vector_encoder.modules.token_pooling import HierarchicalTokenPooling
 
-import whimbrel.token_pooling
+import whimbrel.outputs.token_pooling
 from whimbrel.errors import InvalidRequest
-from whimbrel.late_options import TokenPooling
-from whimbrel.token_pooling import pool_tokens
-from whimbrel.types import Ragged
-from whimbrel.ward import ward_tree
+from whimbrel.outputs.token_pooling import pool_tokens
+from whimbrel.outputs.ward import ward_tree
+from whimbrel.types.late_interaction import TokenPooling
+from whimbrel.types.result import Ragged
 
 Floats = NDArray[np.float32]
 
@@ -101,7 +101,7 @@ def test_distances_that_are_not_finite_are_refused(number: float) -> None:
 def test_what_is_long_has_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     for documents in (random_documents(), equal_rows()):
         wanted = pool_tokens(ragged(documents), TokenPooling(2))
-        monkeypatch.setattr(whimbrel.token_pooling, "_LONG", 3)
+        monkeypatch.setattr(whimbrel.outputs.token_pooling, "_LONG", 3)
         np.testing.assert_array_equal(pool_tokens(ragged(documents), TokenPooling(2)).rows_XD, wanted.rows_XD)
         monkeypatch.undo()
 

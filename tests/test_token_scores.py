@@ -24,10 +24,12 @@ from classifiers import two_layers, write_classifier
 from parity import Parity
 from test_models import DECODER, write
 from whimbrel import AsyncEngine, Engine
-from whimbrel.cards.reader import read_card
-from whimbrel.entities import AGGREGATIONS, find_entities
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.types import Entity, Request, TokenSpans
+from whimbrel.outputs.entities import AGGREGATIONS, find_entities
+from whimbrel.types.request import Request
+from whimbrel.types.result import Entity
+from whimbrel.types.seq import TokenSpans
 
 LABELS = dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "OTHER", "X-OTHER"]))
 TEXTS = [

@@ -12,13 +12,13 @@ from transformers import AutoTokenizer
 from checkpoints import edit_json, sentence_layout, write_bert, write_json
 from texts import TEXTS
 from tokenizer_files import load
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
-from whimbrel.hardware import Hardware
-from whimbrel.plan import Options, make_plan
-from whimbrel.tokenizing.limits import MAX_CHARACTERS
-from whimbrel.tokenizing.tokenizer import Tokenizer
-from whimbrel.types import Request
+from whimbrel.tokenizer.tokenizer import Tokenizer
+from whimbrel.tokenizer.truncation import MAX_CHARACTERS
+from whimbrel.types.hardware import Hardware
+from whimbrel.types.plan import Options, make_plan
+from whimbrel.types.request import Request
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_a_broken_tokenizer_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_tokens_around_a_text_must_not_depend_on_it(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from whimbrel.tokenizing import special_tokens as module
+    from whimbrel.tokenizer import special_tokens as module
 
     answers = iter([((1,), (), frozenset({0})), ((2, 3), (), frozenset({0}))])
     monkeypatch.setattr(module, "_around", lambda *_: next(answers))

@@ -14,11 +14,12 @@ from transformers.models.auto import tokenization_auto as auto
 import tokenizer_files
 from checkpoints import write_json
 from tokenizer_files import FAMILIES, charsmap, gemma, llama, qwen, roberta, write, xlm_roberta
-from whimbrel.cards import config_reader, tokenizer_reader
-from whimbrel.cards.reader import read_card
+from whimbrel.checkpoint.config import reader
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.checkpoint.tokenizer import config
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.tokenizing.tokenizer import Tokenizer
-from whimbrel.types import Request
+from whimbrel.tokenizer.tokenizer import Tokenizer
+from whimbrel.types.request import Request
 
 JSON = dict[str, Any]
 
@@ -385,24 +386,24 @@ def test_truncation_keeps_what_stands_around_a_text(side: str, family: str, tmp_
 
 
 def test_every_family_has_the_class_that_transformers_implies() -> None:
-    others = tokenizer_reader._IMPLIED.keys() | tokenizer_reader._FORCED
-    for model_type in {model_type for model_type, _, _ in config_reader._FORMS.values()} | others:
+    others = config._IMPLIED.keys() | config._FORCED
+    for model_type in {model_type for model_type, _, _ in reader._FORMS.values()} | others:
         name = auto.TOKENIZER_MAPPING_NAMES.get(model_type, "TokenizersBackend")
-        kinds = tokenizer_reader._IMPLIED | tokenizer_reader._FORCED
+        kinds = config._IMPLIED | config._FORCED
         if model_type in ("new", "llama_bidirec"):  # transformers does not know them: their class must be stated
             assert model_type not in kinds
             continue
-        assert kinds[model_type] == tokenizer_reader._TOKENIZER_CLASSES[name], model_type
+        assert kinds[model_type] == config._TOKENIZER_CLASSES[name], model_type
         alone = auto.TOKENIZER_MAPPING_NAMES.get(model_type) == "TokenizersBackend"
         forced = model_type in auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS or alone
-        assert (model_type in tokenizer_reader._FORCED) == forced
+        assert (model_type in config._FORCED) == forced
 
 
-@pytest.mark.parametrize("name", sorted(tokenizer_reader._TOKENIZER_CLASSES))
+@pytest.mark.parametrize("name", sorted(config._TOKENIZER_CLASSES))
 def test_names_of_classes_are_those_of_transformers(name: str) -> None:
     found = auto.tokenizer_class_from_name(name)
     names = [base.__name__ for base in found.__mro__]
-    kind = tokenizer_reader._TOKENIZER_CLASSES[name]
+    kind = config._TOKENIZER_CLASSES[name]
     assert ("TokenizersBackend" if kind == "tokenizer.json" else kind) in names or found.__name__ == "PythonBackend"
 
 

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from whimbrel import trace
-from whimbrel.trace import Counted, Finished, Level, Observed, Received
+from whimbrel.telemetry import trace
+from whimbrel.telemetry.trace import Counted, Finished, Level, Observed, Received
 
 
 def test_each_kind_of_event_reaches_its_subscribers() -> None:

@@ -16,14 +16,15 @@ from torch import Tensor
 
 import invented
 from whimbrel import Engine
-from whimbrel.heads import Activation
-from whimbrel.ops import linear, maxsim_cpu, tile_products, trials
-from whimbrel.ops.linear import Linear
-from whimbrel.ops.maxsim import TokenVectors, maxsim, maxsim_reference
-from whimbrel.ops.row_blocks import COARSE_SIZES, FINE_SIZES, RowBlocks
-from whimbrel.ops.tile_products import find_tile_products
-from whimbrel.ops.trials import begin, cancelling, loading, note_unstable, unrecorded
-from whimbrel.types import Float32Array
+from whimbrel.model.ops import linear, maxsim_cpu, tile_products, trials
+from whimbrel.model.ops.linear import Linear
+from whimbrel.model.ops.maxsim import maxsim, maxsim_reference
+from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, RowBlocks
+from whimbrel.model.ops.tile_products import find_tile_products
+from whimbrel.model.ops.token_vectors import TokenVectors
+from whimbrel.model.ops.trials import begin, cancelling, loading, note_unstable, unrecorded
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.heads import Activation
 
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.bfloat16)]
 

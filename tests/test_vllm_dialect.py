@@ -31,13 +31,16 @@ from serving import Server
 from test_wire_types import TORCH
 from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, __version__
-from whimbrel.dialects import openai, rerank, vllm, vllm_tokens
+from whimbrel.dialects import openai, rerank
+from whimbrel.dialects.vllm import pooling, tokens
 from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge
-from whimbrel.server.app import create_app
-from whimbrel.server.openapi import openapi_document
-from whimbrel.server.options import GuardOptions
-from whimbrel.server.served import Served
-from whimbrel.types import AsyncEmbedder, Decode, Outputs, Ragged, Request, Result, Timings, Tokenize, Tokens
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.openapi import openapi_document
+from whimbrel.server.app.served_models import AsyncEmbedder, Served
+from whimbrel.types.request import Decode, Request, Tokenize
+from whimbrel.types.result import Outputs, Ragged, Result, Timings
+from whimbrel.types.seq import Tokens
 
 GOLDEN = Path(__file__).parent / "golden/vllm"
 DENSE = np.random.default_rng(3).standard_normal((3, 8)).astype(np.float32)
@@ -55,12 +58,12 @@ class Card:
 
 
 def pooled(*outputs: str, **body: Any) -> Request:
-    _, request = vllm.read_pooling(orjson.dumps({"input": "a"} | body))
+    _, request = pooling.read_pooling(orjson.dumps({"input": "a"} | body))
     return request(FakeModel.named("m", Card(*(outputs or ("dense", "multi_vector", "scores", "token_scores")))))
 
 
 def classified(**body: Any) -> Request:
-    return vllm.read_classify(orjson.dumps({"input": "a"} | body))[1]
+    return pooling.read_classify(orjson.dumps({"input": "a"} | body))[1]
 
 
 def embedded(**body: Any) -> Request:
@@ -116,9 +119,9 @@ def test_every_field_of_pooling() -> None:
         truncate="left",
         max_tokens=9,
     )
-    nulls = dict.fromkeys(vllm.PoolingRequest.__struct_fields__) | {"input": "a"}
+    nulls = dict.fromkeys(pooling.PoolingRequest.__struct_fields__) | {"input": "a"}
     assert pooled(**nulls) == pooled()
-    assert classified(**(dict.fromkeys(vllm.VLLMClassifyRequest.__struct_fields__) | {"input": "a"})) == classified()
+    assert classified(**(dict.fromkeys(pooling.VLLMClassifyRequest.__struct_fields__) | {"input": "a"})) == classified()
     assert [row.tolist() for row in pooled(input=[[1, 2], [3]], add_special_tokens=False).texts] == [[1, 2], [3]]  # pyright: ignore
 
 
@@ -249,7 +252,7 @@ def test_what_only_some_routes_refuse() -> None:
 CHAT = orjson.dumps({"messages": [{"role": "user", "content": "a"}]})
 
 
-@pytest.mark.parametrize("read", [vllm.read_pooling, vllm.read_classify, vllm_tokens.read_tokenize, openai.read_request])
+@pytest.mark.parametrize("read", [pooling.read_pooling, pooling.read_classify, tokens.read_tokenize, openai.read_request])
 def test_chats_are_refused(read: Callable[[bytes], Any]) -> None:
     with pytest.raises(InvalidRequest, match="chats") as caught:
         read(CHAT)
@@ -259,18 +262,18 @@ def test_chats_are_refused(read: Callable[[bytes], Any]) -> None:
 
 
 def test_tokenize_and_detokenize_are_read() -> None:
-    sent, asked = vllm_tokens.read_tokenize(b'{"prompt": "a", "return_token_strs": true, "model": "m"}')
+    sent, asked = tokens.read_tokenize(b'{"prompt": "a", "return_token_strs": true, "model": "m"}')
     assert (sent.model, asked) == ("m", Tokenize(["a"]))
-    assert vllm_tokens.read_tokenize(b'{"prompt": "", "add_special_tokens": false}')[1] == Tokenize([""], special=False)
-    assert vllm_tokens.read_detokenize(b'{"tokens": [1, 2]}')[1] == Decode([[1, 2]])
+    assert tokens.read_tokenize(b'{"prompt": "", "add_special_tokens": false}')[1] == Tokenize([""], special=False)
+    assert tokens.read_detokenize(b'{"tokens": [1, 2]}')[1] == Decode([[1, 2]])
     for read, body, param in (
-        (vllm_tokens.read_tokenize, b"{}", None),
-        (vllm_tokens.read_tokenize, b'{"prompt": ["a"]}', "prompt"),
-        (vllm_tokens.read_detokenize, b'{"tokens": [-1]}', "tokens[0]"),
-        (vllm_tokens.read_detokenize, b'{"tokens": "a"}', "tokens"),
-        (vllm_tokens.read_detokenize, b'{"tokens": [9223372036854775808]}', "tokens[0]"),
-        (vllm_tokens.read_detokenize, b'{"tokens": [' + b"1," * 600_000 + b"1]}", "input"),  # as errors are written: tokens
-        (vllm_tokens.read_detokenize, b"", None),
+        (tokens.read_tokenize, b"{}", None),
+        (tokens.read_tokenize, b'{"prompt": ["a"]}', "prompt"),
+        (tokens.read_detokenize, b'{"tokens": [-1]}', "tokens[0]"),
+        (tokens.read_detokenize, b'{"tokens": "a"}', "tokens"),
+        (tokens.read_detokenize, b'{"tokens": [9223372036854775808]}', "tokens[0]"),
+        (tokens.read_detokenize, b'{"tokens": [' + b"1," * 600_000 + b"1]}", "input"),  # as errors are written: tokens
+        (tokens.read_detokenize, b"", None),
     ):
         with pytest.raises(InvalidRequest) as caught:
             read(body)
@@ -278,7 +281,7 @@ def test_tokenize_and_detokenize_are_read() -> None:
 
 
 FIELDS = sorted({
-    *(name for route in vllm.ROUTES for name in route.request_type.__struct_fields__),
+    *(name for route in pooling.ROUTES for name in route.request_type.__struct_fields__),
     *("messages", "padding", "late_chunking_params", "chat_template", "chat_template_kwargs", "max_tokens_per_query"),
 })  # fmt: skip
 VALUES = st.recursive(
@@ -288,7 +291,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@given(st.sampled_from(vllm.ROUTES), st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5), st.booleans())
+@given(st.sampled_from(pooling.ROUTES), st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5), st.booleans())
 def test_any_values_are_read_or_refused(route: Any, body: dict[str, Any], whole: bool) -> None:
     example = json.loads(route.example) if whole else {}
     found: InvalidRequest | None = None
@@ -306,8 +309,8 @@ def test_any_values_are_read_or_refused(route: Any, body: dict[str, Any], whole:
 
 
 def write(outputs: dict[str, Any], **body: Any) -> Any:
-    sent, _ = vllm.read_pooling(orjson.dumps({"input": ["a"] * 3} | body))
-    return vllm.write_pooling(sent, result(**outputs), FakeModel.named("m"))
+    sent, _ = pooling.read_pooling(orjson.dumps({"input": ["a"] * 3} | body))
+    return pooling.write_pooling(sent, result(**outputs), FakeModel.named("m"))
 
 
 @given(st.sampled_from(list(TORCH)), st.sampled_from(["native", "little", "big"]), st.booleans())
@@ -359,9 +362,9 @@ def test_what_is_written_reads_back(rows: np.ndarray, ragged: bool) -> None:
 
 @given(vectors(3, 2))
 def test_scores_of_classes_read_back(rows: np.ndarray) -> None:
-    sent, _ = vllm.read_classify(b'{"input": ["a", "b", "c"]}')
+    sent, _ = pooling.read_classify(b'{"input": ["a", "b", "c"]}')
     model = FakeModel.named("m", SimpleNamespace(labels=("x", "y")))
-    found = told(vllm.write_classify(sent, result(scores=rows), model))["data"]
+    found = told(pooling.write_classify(sent, result(scores=rows), model))["data"]
     assert same_bits([each["probs"] for each in found], rows)
     assert [each["label"] for each in found] == ["xy"[best] for best in rows.argmax(1)]
 
@@ -391,11 +394,11 @@ def test_ids_and_times() -> None:
 
 
 def test_classes_without_names() -> None:
-    sent, _ = vllm.read_classify(b'{"input": ["a", "b"]}')
+    sent, _ = pooling.read_classify(b'{"input": ["a", "b"]}')
     scores = np.array([[0.25, 0.5], [1, 0]], np.float32)
     for labels, expected in (((), [None, None]), (("no", "yes"), ["yes", "no"])):
         told = orjson.loads(
-            vllm.write_classify(sent, result(scores=scores), FakeModel.named("m", Card("scores", labels=labels)))
+            pooling.write_classify(sent, result(scores=scores), FakeModel.named("m", Card("scores", labels=labels)))
         )
         assert [(row["label"], row["probs"], row["num_classes"]) for row in told["data"]] == [
             (expected[0], [0.25, 0.5], 2),
@@ -406,8 +409,8 @@ def test_classes_without_names() -> None:
 def test_tokens_are_written() -> None:
     tokens = Tokens(np.array([5, 6], np.int32), ("a", "##b"), np.zeros(2, np.bool_), np.zeros((2, 2), np.int32))
     for more, names in (({}, None), ({"return_token_strs": True}, ["a", "##b"])):
-        sent, _ = vllm_tokens.read_tokenize(orjson.dumps({"prompt": "ab"} | more))
-        assert orjson.loads(vllm_tokens.write_tokenize(sent, [tokens], FakeModel.named("m"))) == {
+        sent, _ = tokens.read_tokenize(orjson.dumps({"prompt": "ab"} | more))
+        assert orjson.loads(tokens.write_tokenize(sent, [tokens], FakeModel.named("m"))) == {
             "count": 2,
             "max_model_len": 256,
             "tokens": [5, 6],
@@ -422,13 +425,13 @@ def test_errors_are_in_vllm_s_words() -> None:
         (TooLarge("x"), 413, "Request Entity Too Large"),
         (ComputeError("x"), 500, "InternalServerError"),
     ):
-        assert vllm.status(error) == status
-        told = orjson.loads(vllm.write_error(error))["error"]
+        assert pooling.status(error) == status
+        told = orjson.loads(pooling.write_error(error))["error"]
         assert (told["code"], told["type"]) == (status, kind)
         assert told["param"] == (None if error.args == ("x",) else "truncate_prompt_tokens")
     wrong = InvalidRequest("x", param="input[0][7]")
-    assert orjson.loads(vllm_tokens.write_detokenize_error(wrong))["error"]["param"] == "tokens[7]"
-    assert orjson.loads(vllm_tokens.write_tokenize_error(InvalidRequest("x", param="input[0]")))["error"]["param"] == "prompt"
+    assert orjson.loads(tokens.write_detokenize_error(wrong))["error"]["param"] == "tokens[7]"
+    assert orjson.loads(tokens.write_tokenize_error(InvalidRequest("x", param="input[0]")))["error"]["param"] == "prompt"
 
 
 def test_all_are_in_the_description() -> None:

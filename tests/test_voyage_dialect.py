@@ -21,8 +21,8 @@ from test_cohere_dialect import QUERY, TEXTS, model, ranked, result
 from vectors import is_read_back, vectors
 from whimbrel.dialects import voyage
 from whimbrel.errors import InvalidRequest, TooLong
-from whimbrel.server.ways import WAYS
-from whimbrel.types import Request
+from whimbrel.server.app.routing import WAYS
+from whimbrel.types.request import Request
 
 TYPES = ["float", "int8", "uint8", "binary", "ubinary"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from whimbrel.processes import watchdog
-from whimbrel.processes.children import EngineChild, WorkerChild
-from whimbrel.processes.shared import Board
-from whimbrel.processes.watchdog import TICK_SECONDS, Watchdog
+from whimbrel.server.processes import watchdog
+from whimbrel.server.processes.children import EngineChild, WorkerChild
+from whimbrel.server.processes.shared_memory import Board
+from whimbrel.server.processes.watchdog import TICK_SECONDS, Watchdog
 
 
 class Clock:

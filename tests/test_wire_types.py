@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from whimbrel import wire
 from whimbrel.errors import InvalidRequest
-from whimbrel.wire import Block, Typed, text
+from whimbrel.wire import Block, Typed, json_base64
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-400, max_value=400)
 VECTORS = arrays(np.float32, st.tuples(st.integers(1, 5), st.sampled_from([8, 16, 24])), elements=FINITE)
@@ -173,7 +173,7 @@ def test_pieces_are_the_same_json(value: object) -> None:
 
 @given(NESTED, st.sampled_from([0, 1, 6, 20]), st.sampled_from([1, 10, 100]))
 def test_pieces_of_any_size_are_the_same_json(value: object, at_once: int, least: int) -> None:
-    with patch.object(text, "_PIECE", at_once), patch.object(text, "_LEAST", least):
+    with patch.object(json_base64, "_PIECE", at_once), patch.object(json_base64, "_LEAST", least):
         pieces = list(wire.json_pieces(value))
     assert b"".join(pieces) == wire.to_json(value)
     assert all(len(piece) >= least for piece in pieces[:-1])

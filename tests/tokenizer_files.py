@@ -14,10 +14,10 @@ import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from checkpoints import CORPUS, write_json
-from whimbrel.cards.reader import read_card
-from whimbrel.hardware import Hardware
-from whimbrel.plan import Options, make_plan
-from whimbrel.tokenizing import tokenizer as ours
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.tokenizer import tokenizer as ours
+from whimbrel.types.hardware import Hardware
+from whimbrel.types.plan import Options, make_plan
 
 JSON = dict[str, Any]
 

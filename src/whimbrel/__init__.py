@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from whimbrel.async_engine import AsyncEngine
     from whimbrel.client import AsyncClient, Client
-    from whimbrel.engine import Engine
+    from whimbrel.engine.async_engine import AsyncEngine
+    from whimbrel.engine.engine import Engine
     from whimbrel.errors import WhimbrelError
 
 _HOME = {
     "AsyncClient": "whimbrel.client",
-    "AsyncEngine": "whimbrel.async_engine",
+    "AsyncEngine": "whimbrel.engine.async_engine",
     "Client": "whimbrel.client",
-    "Engine": "whimbrel.engine",
+    "Engine": "whimbrel.engine.engine",
     "WhimbrelError": "whimbrel.errors",
 }
 

@@ -1,6 +1,6 @@
 """`python -m whimbrel` is the `whimbrel` command."""
 
-from whimbrel.cli import main
+from whimbrel.cli.main import main
 
 if __name__ == "__main__":
     main()

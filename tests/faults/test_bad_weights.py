@@ -21,7 +21,7 @@ from checkpoints import edit_json, sentence_layout, write_bert, write_json
 from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.errors import CheckpointError
-from whimbrel.models.weights import Weights
+from whimbrel.model.weights import Weights
 
 INDEX = "model.safetensors.index.json"
 WORDS = "embeddings.word_embeddings.weight"

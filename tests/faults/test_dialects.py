@@ -24,8 +24,8 @@ from exchanges import WRITE
 from fake import call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.dialects import ROUTES
-from whimbrel.server.app import create_app
-from whimbrel.server.served import Served
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.served_models import Served
 
 T = "A whimbrel is a wader."
 LONG = "a bird " * 300

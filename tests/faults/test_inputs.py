@@ -20,8 +20,9 @@ from load import PATH, ask, vectors_of
 from serving import Server
 from texts import AWKWARD, TEXTS
 from whimbrel import Engine
-from whimbrel.tokenizing.limits import MAX_CHARACTERS
-from whimbrel.types import Float32Array, Request
+from whimbrel.tokenizer.truncation import MAX_CHARACTERS
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.request import Request
 
 GOLDEN = "A whimbrel is a wader."
 MAX_LENGTH = 256

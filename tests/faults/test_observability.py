@@ -34,11 +34,11 @@ from asgi import ask
 from serving import Server
 from texts import TEXTS
 from waiting import wait_for
-from whimbrel import Client, Engine, logs
-from whimbrel.logs import LogOptions
-from whimbrel.server.app import create_app
-from whimbrel.server.served import Served
-from whimbrel.types import AsyncEmbedder
+from whimbrel import Client, Engine
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.served_models import AsyncEmbedder, Served
+from whimbrel.telemetry import logs
+from whimbrel.telemetry.logs import LogOptions
 
 KEY = "s3cret-key-of-the-tests"
 OTHER_KEY = "an0ther-key-of-nobody"

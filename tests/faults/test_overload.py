@@ -18,7 +18,7 @@ from serving import Server
 from texts import TEXTS
 from waiting import wait_for
 from whimbrel import Engine
-from whimbrel.types import Float32Array
+from whimbrel.types.arrays import Float32Array
 
 SOME = [text for text in TEXTS if 20 < len(text) < 200][:16]
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"

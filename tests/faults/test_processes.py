@@ -22,7 +22,7 @@ from serving import Server
 from texts import TEXTS
 from waiting import wait_for
 from whimbrel import Engine
-from whimbrel.types import Float32Array
+from whimbrel.types.arrays import Float32Array
 
 PATIENT = ("--max-queue-seconds", "1000")  # a busy machine must not turn requests away
 SOME = [text for text in TEXTS if text][:200:2]

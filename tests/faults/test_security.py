@@ -26,11 +26,11 @@ from raw import ask, head, post
 from serving import Server
 from texts import TEXTS
 from whimbrel import Client, Engine, errors
-from whimbrel.server import access
-from whimbrel.server.app import create_app
-from whimbrel.server.guards import OPEN_PATHS
-from whimbrel.server.options import GuardOptions
-from whimbrel.server.served import Served
+from whimbrel.server.app import access
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.guards import OPEN_PATHS
+from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.served_models import Served
 
 GOLDEN = "A whimbrel is a wader."
 FIRST, SECOND, THIRD = "first-s3cret-key", "second-s3cret-key", "third-s3cret-key"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from whimbrel.client.dialect import DialectName, encode_of
-from whimbrel.client.failures import error_of
-from whimbrel.client.servers import Servers
+from whimbrel.client.endpoints import Servers
+from whimbrel.client.error_mapping import error_of
 from whimbrel.client.settings import DEFAULT_URL, Settings, checked_urls
 from whimbrel.client.task import Reply
 from whimbrel.client.verbs import Target

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
-from whimbrel.client import cohere, openai, tei, whimbrel
+from whimbrel.client.dialects import cohere, openai, tei, whimbrel
 from whimbrel.client.task import Task
 from whimbrel.errors import InvalidRequest
-from whimbrel.types import Float32Array, OutputName, Outputs
-from whimbrel.verbs import ScoreOptions, TextOptions
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.options import ScoreOptions, TextOptions
+from whimbrel.types.request import OutputName
+from whimbrel.types.result import Outputs
 
 DialectName: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
 

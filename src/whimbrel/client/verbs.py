@@ -8,13 +8,15 @@ from functools import partial, update_wrapper
 from inspect import Parameter, signature
 from typing import Any, Unpack
 
-from whimbrel.client import whimbrel
-from whimbrel.client.bodies import check_count
 from whimbrel.client.dialect import encode_of, only_ours, rerank_of
+from whimbrel.client.dialects import whimbrel
+from whimbrel.client.request_bodies import check_count
 from whimbrel.client.task import Task
-from whimbrel.entities import Aggregation
-from whimbrel.types import Classes, Entity, Explanation, Float32Array, OutputName, Outputs, Ragged, Ranked, Sparse
-from whimbrel.verbs import ScoreOptions, TextOptions, asked, refuse_muvera, with_muvera
+from whimbrel.outputs.entities import Aggregation
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.options import ScoreOptions, TextOptions, asked, refuse_muvera, with_muvera
+from whimbrel.types.request import OutputName
+from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Sparse
 
 
 @dataclass(frozen=True, slots=True)

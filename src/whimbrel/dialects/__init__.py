@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from whimbrel.dialects import cohere, cohere_rerank, jina, native, native_classes, ollama, openai, rerank, tei, vllm, voyage
-from whimbrel.dialects.route import JSON, MESSAGE_PACK, Answer, Page, Route, ServedModel
+from whimbrel.dialects import cohere, jina, native, ollama, openai, rerank, tei, vllm, voyage
+from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Answer, Page, Route, ServedModel
 
 __all__ = ["JSON", "MESSAGE_PACK", "PAGES", "ROUTES", "Answer", "Page", "Route", "ServedModel"]
 
 ROUTES: Final[tuple[Route, ...]] = (
     *openai.ROUTES,
     *native.ROUTES,
-    *native_classes.ROUTES,
     *rerank.ROUTES,
     *tei.ROUTES,
     *ollama.ROUTES,
     *cohere.ROUTES,
-    *cohere_rerank.ROUTES,
     *voyage.ROUTES,
     *jina.ROUTES,
     *vllm.ROUTES,

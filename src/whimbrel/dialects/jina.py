@@ -15,15 +15,16 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.fields import CUT, purpose, worded
-from whimbrel.dialects.formats import json_answer, usage
+from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.fields import CUT, purpose, worded
+from whimbrel.dialects.common.hosted import ServiceFields, render_detail, service_request, status
+from whimbrel.dialects.common.quantized import check_bits, typed
+from whimbrel.dialects.common.responses import json_answer, usage
+from whimbrel.dialects.common.route import Answer, Route, ServedModel
 from whimbrel.dialects.openai import Usage
-from whimbrel.dialects.quantised import check_bits, typed
-from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import Answer, Route, ServedModel
-from whimbrel.dialects.services import ServiceFields, render_detail, service_request, status
 from whimbrel.errors import InvalidRequest, WhimbrelError
-from whimbrel.types import InputType, OutputName, Request, Result
+from whimbrel.types.request import InputType, OutputName, Request
+from whimbrel.types.result import Result
 from whimbrel.wire import Lazily, Typed, base64_rows, number_rows, to_base64
 
 JinaType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]

@@ -13,14 +13,15 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from whimbrel.card import Card
-from whimbrel.dialects.fields import CUT, worded
-from whimbrel.dialects.formats import json_answer
-from whimbrel.dialects.inputs import MAX_INPUTS
-from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import ANY, Answer, Page, Route, ServedModel
+from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.fields import CUT, worded
+from whimbrel.dialects.common.inputs import MAX_INPUTS
+from whimbrel.dialects.common.responses import json_answer
+from whimbrel.dialects.common.route import ANY, Answer, Page, Route, ServedModel
 from whimbrel.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError, relocated
-from whimbrel.types import Request, Result, Truncate
+from whimbrel.types.card import Card
+from whimbrel.types.request import Request, Truncate
+from whimbrel.types.result import Result
 from whimbrel.wire import to_json
 
 VERSION: Final = "0.12.0"

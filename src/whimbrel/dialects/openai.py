@@ -13,8 +13,11 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.fields import read_input_type
-from whimbrel.dialects.formats import (
+from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.fields import read_input_type
+from whimbrel.dialects.common.ids import created, new_id
+from whimbrel.dialects.common.inputs import TextObject
+from whimbrel.dialects.common.responses import (
     ARROW,
     METADATA,
     NPY,
@@ -26,13 +29,11 @@ from whimbrel.dialects.formats import (
     npy_answer,
     usage,
 )
-from whimbrel.dialects.inputs import TextObject
-from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import Answer, Route, ServedModel
-from whimbrel.dialects.stamp import created, new_id
-from whimbrel.dialects.vllm_fields import OF_TEXTS, VLLMTextFields, read_normalize, refuse_unsupported, vllm_text_request
+from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.vllm_fields import OF_TEXTS, VLLMTextFields, read_normalize, refuse_unsupported, vllm_text_request
 from whimbrel.errors import TooLarge, WhimbrelError
-from whimbrel.types import Request, Result
+from whimbrel.types.request import Request
+from whimbrel.types.result import Result
 from whimbrel.wire import Typed, base64_list, to_json
 
 _BEFORE: Final = b'{"object":"embedding","index":%d,"embedding":"'

@@ -16,16 +16,18 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.compared import Text, Texts, read_part, read_parts, text_of
-from whimbrel.dialects.formats import json_answer, usage
+from whimbrel.dialects.common.decode import decode, is_packed
+from whimbrel.dialects.common.ids import created, new_id
+from whimbrel.dialects.common.pair_inputs import Text, Texts, read_part, read_parts, text_of
+from whimbrel.dialects.common.responses import json_answer, usage
+from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Answer, Route, ServedModel
+from whimbrel.dialects.common.vllm_fields import OF_PAIRS, read_cut, refuse_unsupported
 from whimbrel.dialects.openai import Usage, render_error
-from whimbrel.dialects.read import decode, is_packed
-from whimbrel.dialects.route import JSON, MESSAGE_PACK, Answer, Route, ServedModel
-from whimbrel.dialects.stamp import created, new_id
-from whimbrel.dialects.vllm_fields import OF_PAIRS, read_cut, refuse_unsupported
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError, relocated
-from whimbrel.late_options import TokenPooling, read_token_pooling
-from whimbrel.types import Compared, Float32Array, Request, Result
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.late_interaction import TokenPooling, read_token_pooling
+from whimbrel.types.request import Compared, Request
+from whimbrel.types.result import Result
 
 MAX_PAIRS: Final = 10_000
 

@@ -13,15 +13,16 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.fields import CUT, worded
-from whimbrel.dialects.formats import json_answer
-from whimbrel.dialects.quantised import NumberType, check_bits, typed
-from whimbrel.dialects.read import decode, is_packed
+from whimbrel.dialects.common.decode import decode, is_packed
+from whimbrel.dialects.common.fields import CUT, worded
+from whimbrel.dialects.common.hosted import ServiceFields, render_detail, service_request, status
+from whimbrel.dialects.common.quantized import NumberType, check_bits, typed
+from whimbrel.dialects.common.responses import json_answer
+from whimbrel.dialects.common.route import Answer, Route, ServedModel
 from whimbrel.dialects.rerank import RerankRequest, named_of_rerank, rank, request_of
-from whimbrel.dialects.route import Answer, Route, ServedModel
-from whimbrel.dialects.services import ServiceFields, render_detail, service_request, status
 from whimbrel.errors import InvalidRequest, WhimbrelError
-from whimbrel.types import Request, Result
+from whimbrel.types.request import Request
+from whimbrel.types.result import Result
 from whimbrel.wire import base64_rows, number_rows
 
 

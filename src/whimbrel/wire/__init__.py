@@ -5,8 +5,8 @@ numpy, orjson and pybase64 only; no Python object per float, and no copy before 
 
 from __future__ import annotations
 
-from whimbrel.wire.raw import Block, join_blocks, npy_pieces, read_blocks, read_npy
-from whimbrel.wire.text import (
+from whimbrel.wire.dtypes import FLOATS, ByteOrder, DType, FloatType, Typed, from_bytes, to_bits, to_int8
+from whimbrel.wire.json_base64 import (
     LARGE,
     Base64,
     Lazily,
@@ -18,16 +18,7 @@ from whimbrel.wire.text import (
     to_base64,
     to_json,
 )
-from whimbrel.wire.typed import (
-    FLOATS,
-    ByteOrder,
-    DType,
-    FloatType,
-    Typed,
-    from_bytes,
-    to_bits,
-    to_int8,
-)
+from whimbrel.wire.raw import Block, join_blocks, npy_pieces, read_blocks, read_npy
 
 __all__ = [
     "FLOATS", "LARGE", "Base64", "Block", "ByteOrder", "DType", "FloatType", "Lazily", "Typed", "base64_list", "base64_rows",

@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from whimbrel.types import Int64Array
-from whimbrel.wire.flat import Number, Structs, Table, write_flat
-from whimbrel.wire.typed import Typed
+from whimbrel.types.arrays import Int64Array
+from whimbrel.wire.dtypes import Typed
+from whimbrel.wire.flatbuffers import Number, Structs, Table, write_flat
 
 _VERSION_5: Final = 4
 _SCHEMA, _RECORD_BATCH = 1, 3

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.wire.typed import ByteOrder, DType, Typed, from_bytes
+from whimbrel.wire.dtypes import ByteOrder, DType, Typed, from_bytes
 
 _ALIGN: Final = 8
 

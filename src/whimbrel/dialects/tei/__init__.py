@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Final
 
 from whimbrel.dialects import openai
-from whimbrel.dialects.route import Route
+from whimbrel.dialects.common.route import Route
 from whimbrel.dialects.tei import embed, root, scores, tokens, vertex
 from whimbrel.dialects.tei.info import describe
 

@@ -11,9 +11,9 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from whimbrel.dialects.fields import CUT, worded
-from whimbrel.dialects.read import Unreadable
-from whimbrel.dialects.route import Answer, ServedModel
+from whimbrel.dialects.common.decode import Unreadable
+from whimbrel.dialects.common.fields import CUT, worded
+from whimbrel.dialects.common.route import Answer, ServedModel
 from whimbrel.errors import (
     ComputeError,
     InvalidRequest,
@@ -25,7 +25,7 @@ from whimbrel.errors import (
     WhimbrelError,
     relocated,
 )
-from whimbrel.types import Result
+from whimbrel.types.result import Result
 
 ErrorType: TypeAlias = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
 

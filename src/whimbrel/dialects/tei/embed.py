@@ -11,14 +11,16 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
-from whimbrel.dialects.fields import CUT, worded
-from whimbrel.dialects.formats import json_answer
-from whimbrel.dialects.inputs import MAX_INPUTS, read_texts
-from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.fields import CUT, worded
+from whimbrel.dialects.common.inputs import MAX_INPUTS, read_texts
+from whimbrel.dialects.common.responses import json_answer
+from whimbrel.dialects.common.route import Answer, Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, status, timed, write_error
 from whimbrel.errors import TooLarge, WhimbrelError
-from whimbrel.types import Float32Array, InputType, Int32Array, OutputName, Request, Result, Truncate
+from whimbrel.types.arrays import Float32Array, Int32Array
+from whimbrel.types.request import InputType, OutputName, Request, Truncate
+from whimbrel.types.result import Result
 from whimbrel.wire import Lazily, to_json
 
 Inputs: TypeAlias = Annotated[

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from whimbrel.card import Card
-from whimbrel.dialects.inputs import MAX_INPUTS
-from whimbrel.dialects.route import ServedModel
+from whimbrel.dialects.common.inputs import MAX_INPUTS
+from whimbrel.dialects.common.route import ServedModel
+from whimbrel.types.card import Card
 
 _UNLIMITED: Final = 2**53 - 1
 """A number that every reader of JSON has exactly."""

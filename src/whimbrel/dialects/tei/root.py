@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, cast
 
 from msgspec import Meta
 
-from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.route import Answer, Route, ServedModel
 from whimbrel.dialects.tei import scores
 from whimbrel.dialects.tei.answers import not_this_kind, status, write_error
 from whimbrel.dialects.tei.embed import (
@@ -30,15 +30,9 @@ from whimbrel.dialects.tei.embed import (
     write_embed_all,
     write_embed_sparse,
 )
-from whimbrel.dialects.tei.scores import (
-    PredictParameters,
-    PredictRequest,
-    Raw,
-    classes,
-    sequences,
-    write_predict,
-)
-from whimbrel.types import OutputName, Request, Result
+from whimbrel.dialects.tei.scores import PredictParameters, PredictRequest, Raw, classes, sequences, write_predict
+from whimbrel.types.request import OutputName, Request
+from whimbrel.types.result import Result
 
 
 class RootParameters(PredictParameters, frozen=True, kw_only=True):

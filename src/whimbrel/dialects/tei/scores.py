@@ -13,14 +13,16 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.inputs import MAX_INPUTS
-from whimbrel.dialects.read import decode, is_packed
+from whimbrel.dialects.common.decode import decode, is_packed
+from whimbrel.dialects.common.inputs import MAX_INPUTS
+from whimbrel.dialects.common.route import Answer, Route, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
-from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, not_this_kind, status, timed, write_error
 from whimbrel.dialects.tei.embed import Cuts, Direction, Name, count_characters, cut
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.types import Float32Array, Pair, Request, Result
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.request import Pair, Request
+from whimbrel.types.result import Result
 from whimbrel.wire import to_json
 
 Applied: TypeAlias = Literal["sigmoid", "softmax", "none"]

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.inputs import MAX_INPUTS
-from whimbrel.dialects.read import decode
-from whimbrel.dialects.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.inputs import MAX_INPUTS
+from whimbrel.dialects.common.route import Answer, Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, status, write_error
 from whimbrel.dialects.tei.embed import Name
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.types import Decode, Tokenize, Tokens
+from whimbrel.types.request import Decode, Tokenize
+from whimbrel.types.seq import Tokens
 from whimbrel.wire import Lazily, json_pieces, to_json
 
 _MANY: Final = 2048

@@ -15,16 +15,17 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.inputs import MAX_INPUTS
-from whimbrel.dialects.read import decode
+from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.inputs import MAX_INPUTS
+from whimbrel.dialects.common.route import Answer, Route, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
-from whimbrel.dialects.route import Answer, Route, ServedModel
 from whimbrel.dialects.tei.answers import named_errors, of_inputs, status
 from whimbrel.dialects.tei.embed import Name
 from whimbrel.dialects.tei.root import RootRequest, read_root, write_root
 from whimbrel.dialects.tei.scores import TEIRerankRequest, read_rerank, write_rerank
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.types import Outputs, Ragged, Request, Result, Sparse
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 
 MAX_INSTANCES: Final = 256
 """Each takes about a tenth of a millisecond to read and to answer."""

@@ -1,0 +1,130 @@
+"""Adapters, one for each task, of jina-embeddings-v3: what the checkpoint's files say of them.
+
+Sources: on the hub, modeling_lora.py of jinaai/xlm-roberta-flash-implementation, custom_st.py of jinaai/jina-embeddings-v3 and
+the files of jinaai/jina-embeddings-v3-hf; transformers' tests/models/jina_embeddings_v3; peft/tuners/lora/config.py (0.21).
+
+What a task does there: its adapter is added to all weights, those of the tables too, and `encode(task=...)` puts the task's
+instruction before each text, which is empty but for retrieval. Without a task the weights are as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from whimbrel.checkpoint.config.common import read_positive
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.types.card import Encoder
+
+_UNUSED_IN_FOLDERS: Final = (
+    "load_trained_adapters", "lora_alpha", "lora_dropout_p", "lora_main_params_trainable", "lora_rank", "use_flash_attn",
+    "emb_pooler",
+)  # fmt: skip
+"""What config.json still says of stacked adapters, where they lie in folders."""
+
+_PEFT_INERT: Final = frozenset(
+    """
+    auto_mapping base_model_name_or_path ensure_weight_tying inference_mode loftq_config lora_dropout megatron_core peft_version
+    qalora_group_size revision task_type
+    """.split()
+)
+_PEFT_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "init_lora_weights": (True, False, "gaussian", None),  # the others change the weights that are added to
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    **dict.fromkeys(("fan_in_fan_out", "lora_bias", "use_bdlora", "use_dora", "use_qalora", "use_rslora"), (False, None)),
+    **dict.fromkeys(
+        """
+        alora_invocation_tokens arrow_config corda_config eva_config exclude_modules kasa_config layer_replication
+        layers_pattern layers_to_transform lora_ga_config megatron_config modules_to_save monteclora_config target_parameters
+        trainable_token_indices velora_config
+        """.split(),
+        (None,),
+    ),
+}
+_TARGETS: Final = frozenset({"word_embeddings", "token_type_embeddings", "q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"})
+_UNUSED_TARGETS: Final = frozenset({"dense"})
+"""The layer on top, which is for the pre-training task."""
+
+
+def read_stacked_adapters(config: JsonFile) -> dict[str, Any]:
+    """Fields of an Encoder: adapters that lie among the weights, or none."""
+    names = _read_names(config)
+    if not names:
+        config.refuse_other({"load_trained_adapters": (False, None), "task_instructions": (None, {})})
+        config.ignore("lora_alpha", "lora_rank")
+        return {}
+    if not config.get("load_trained_adapters", bool, False):
+        raise config.error("says that the adapters of lora_adaptations are not in the weights.", "load_trained_adapters")
+    instructions = cast(dict[str, object], config.get("task_instructions", dict))
+    if instructions.keys() != set(names):
+        raise config.error(f"must have an instruction for each of {', '.join(names)}.", "task_instructions")
+    rank = config.positive("lora_rank", 4)
+    return {"adapters": names, "adapter_rank": rank, "adapter_scale": read_positive(config, "lora_alpha", 1.0) / rank}
+
+
+def name_adapter_folders(config: JsonFile) -> dict[str, Any]:
+    """Fields of an Encoder: adapters in folders that are called after them, or none; `read_adapter_folders` adds the rest."""
+    names = _read_names(config)
+    config.ignore(*_UNUSED_IN_FOLDERS)
+    return {"adapters": names, "adapter_paths": tuple(re.sub(r"[.-]", "_", name) for name in names)}
+
+
+def read_adapter_folders(root: Path, encoder: Encoder) -> Encoder:
+    """The encoder with what the folders of its adapters say; as it is, if they have none."""
+    found = [_read_peft(JsonFile.read(root, f"{path}/adapter_config.json")) for path in encoder.adapter_paths]
+    for path, each in zip(encoder.adapter_paths, found, strict=True):
+        if each != found[0]:
+            raise JsonFile(f"{path}/adapter_config.json", {}).error("differs from that of the first adapter.", "r, lora_alpha")
+    return replace(encoder, adapter_rank=found[0][0], adapter_scale=found[0][1]) if found else encoder
+
+
+def read_instructions(config: JsonFile, adapters: tuple[str, ...], prompts: JsonFile) -> dict[str, str]:
+    """The card's prompts: those that are stated, and for each adapter one of its name, its instruction."""
+    stated = cast(dict[str, str], prompts.get("prompts", dict, {}))
+    instructions = cast(dict[str, object], config.get("task_instructions", dict, {}))
+    for name, text in instructions.items():
+        if name not in adapters or not isinstance(text, str):
+            raise config.error(f"{name!r:.80} is no adapter, or {text!r:.80} no text.", "task_instructions")
+        if stated.get(name, text) != text:
+            raise prompts.error(
+                f"{name!r} is {stated[name]!r:.80}; config.json (task_instructions) has {text!r:.80}.", "prompts"
+            )
+    return dict.fromkeys(adapters, "") | stated | cast(dict[str, str], instructions)
+
+
+def read_default_adapter(transformer: JsonFile, adapters: tuple[str, ...]) -> str | None:
+    """The task that custom_st.py is loaded with: its adapter is used for texts without a task, its instruction is not."""
+    arguments = JsonFile(transformer.name, transformer.get("model_args", dict, {}))
+    arguments.refuse_unknown({"default_task", "trust_remote_code"})
+    name = arguments.get("default_task", str, "")
+    if name and name not in adapters:
+        raise arguments.error(f"{name!r} is none of the adapters {', '.join(adapters)}.", "default_task")
+    return name or None
+
+
+def _read_names(config: JsonFile) -> tuple[str, ...]:
+    names = cast(list[object], config.get("lora_adaptations", list, []))
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name) or names.count(name) > 1:
+            raise config.error(f"{name!r:.80} is no name, or is there twice.", "lora_adaptations")
+    config.ignore("task_instructions")  # they are read with the prompts
+    return tuple(cast(list[str], names))
+
+
+def _read_peft(config: JsonFile) -> tuple[int, float]:
+    """(rank, scale) of an adapter."""
+    config.refuse_other(_PEFT_FIXED)
+    config.get("peft_type", str)
+    targets = cast(list[object], config.get("target_modules", list))
+    if not _TARGETS <= set(map(str, targets)) <= _TARGETS | _UNUSED_TARGETS:
+        raise config.error(f"must be {', '.join(sorted(_TARGETS))}; is {targets!r:.200}.", "target_modules")
+    rank = config.positive("r")
+    scale = read_positive(config, "lora_alpha", 8.0) / rank
+    config.refuse_unread(_PEFT_INERT)
+    return rank, scale

@@ -1,0 +1,202 @@
+"""config.json -> Encoder, of BERT and what came of it: each token sees those before it and those after it.
+
+Sources: transformers/models/*/configuration_*.py (5.23), and Alibaba-NLP/new-impl on the hub (gte-multilingual-base,
+gte-base-en-v1.5, snowflake-arctic-embed-m-v2.0). What other code on the hub calls otherwise is read in `config_hub`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from whimbrel.checkpoint.config.adapters import name_adapter_folders, read_stacked_adapters
+from whimbrel.checkpoint.config.common import (
+    ACTIVATIONS,
+    FULL,
+    SLIDING,
+    accept_own_code,
+    read_depth,
+    read_layer_types,
+    read_layers,
+    read_rotary,
+    read_sizes,
+    read_types,
+)
+from whimbrel.checkpoint.config.hub_code import JINA_INERT, read_hub_nomic, read_jina_roberta
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.types.card import Encoder, Layer
+
+
+def read_bert(config: JsonFile, family: str = "bert", *, after_padding: bool = False) -> Encoder:
+    """BERT and what shares its config. `after_padding`: positions begin after the padding id."""
+    config.refuse_other({"position_embedding_type": ("absolute", None)})
+    config.ignore(*_TINYBERT_INERT)
+    pad_id = config.get("pad_token_id", int) if after_padding else config.get("pad_token_id", int, 0)
+    offset = pad_id + 1 if after_padding else 0
+    max_positions = config.positive("max_position_embeddings") - offset
+    if max_positions <= 0:
+        raise config.error(f"leaves no position after pad_token_id {pad_id}.", "max_position_embeddings")
+    return Encoder(
+        family=family,
+        **read_sizes(config),
+        max_positions=max_positions,
+        position_offset=offset,
+        pad_id=pad_id,
+        type_vocab_size=config.positive("type_vocab_size", 2),
+        norm_eps=config.get("layer_norm_eps", float, 1e-12),
+        activation=config.choice("hidden_act", ACTIVATIONS, "gelu"),
+    )
+
+
+_TINYBERT_INERT: Final = ("cell", "emb_size", "pre_trained", "structure", "training")
+"""What TinyBERT's training left in config.json, for no code to read."""
+
+
+def read_roberta(config: JsonFile) -> Encoder:
+    """RoBERTa, CamemBERT and, by its own code too, XLM-RoBERTa."""
+    return read_bert(config, "roberta", after_padding=True)
+
+
+def read_electra(config: JsonFile) -> Encoder:
+    return replace(read_bert(config, "electra"), embedding_size=config.positive("embedding_size", 128))
+
+
+def read_mpnet(config: JsonFile) -> Encoder:
+    config.refuse_other({"relative_attention_num_buckets": (32,), "pad_token_id": (1,)})
+    bert = read_bert(config, "mpnet", after_padding=True)
+    return replace(
+        bert, type_vocab_size=0, positions="relative", num_buckets=config.get("relative_attention_num_buckets", int, 32)
+    )
+
+
+def read_distilbert(config: JsonFile) -> Encoder:
+    config.ignore("dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_")
+    hidden_size, num_heads = config.positive("dim"), config.positive("n_heads")
+    if hidden_size % num_heads:
+        raise config.error(f"{num_heads} does not divide dim {hidden_size}.", "n_heads")
+    return Encoder(
+        family="distilbert",
+        vocab_size=config.positive("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=config.positive("hidden_dim"),
+        layers=(Layer(),) * read_depth(config, "n_layers"),
+        num_heads=num_heads,
+        max_positions=config.positive("max_position_embeddings"),
+        pad_id=config.get("pad_token_id", int, 0),
+        norm_eps=1e-12,
+        activation=config.choice("activation", ACTIVATIONS, "gelu"),
+    )
+
+
+def read_xlm_roberta(config: JsonFile) -> Encoder:
+    if config.data.get("position_embedding_type") == "rotary":
+        return read_jina_roberta(config)
+    return _jina_reranker(config) if "use_flash_attn" in config.data else read_roberta(config)
+
+
+def _jina_reranker(config: JsonFile) -> Encoder:
+    """XLM-RoBERTa in the code that jina-embeddings-v3 came with too, with learned positions and without adapters."""
+    accept_own_code(config)
+    config.refuse_other({"lora_adaptations": (None, []), "truncate_dim": (None,)})
+    read_stacked_adapters(config)
+    config.ignore(*JINA_INERT)
+    config.get("use_flash_attn", bool, True)
+    return read_bert(config, "jina_reranker", after_padding=True)
+
+
+def read_nomic(config: JsonFile) -> Encoder:
+    if "n_embd" in config.data:
+        return read_hub_nomic(config)
+    return _rotary_bert(config, "nomic_bert", theta=1000.0, types=2, gated=True, biases=False)
+
+
+def read_gte(config: JsonFile, theta: float) -> Encoder:
+    """Saved by transformers, or by the code that it has this model from."""
+    accept_own_code(config)
+    config.refuse_other(_GTE_FIXED)
+    for key in ("unpad_inputs", "use_memory_efficient_attention"):
+        config.get(key, bool, False)
+    return _rotary_bert(config, "gte", theta=theta, types=1, gated=True, biases=True)
+
+
+_GTE_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+    "layer_norm_type": ("layer_norm", None),
+    "logn_attention_clip1": (False, None),
+    "logn_attention_scale": (False, None),
+    "pack_qkv": (True, None),
+    "position_embedding_type": ("rope", None),
+}
+
+
+def _rotary_bert(config: JsonFile, family: str, *, theta: float, types: int, gated: bool, biases: bool) -> Encoder:
+    """nomic_bert, gte and jina_embeddings_v3 as transformers has them: post-norm, rotary positions."""
+    sizes = read_sizes(config)
+    rotary = read_rotary(config, theta, sizes["head_width"])
+    return Encoder(
+        family=family,
+        **dict(sizes, layers=tuple(replace(layer, rotary=rotary) for layer in sizes["layers"])),
+        max_positions=config.positive("max_position_embeddings"),
+        pad_id=config.get("pad_token_id", int, 0),
+        type_vocab_size=read_types(config, types),
+        norm_eps=config.get("layer_norm_eps", float, 1e-12),
+        activation=config.choice("hidden_act", ACTIVATIONS),
+        positions="rotary",
+        gated=gated,
+        qkv_bias=biases,
+        out_bias=biases,
+        up_bias=biases and not gated,
+        down_bias=biases,
+    )
+
+
+def read_jina_v3(config: JsonFile) -> Encoder:
+    """As transformers has it. It knows nothing of some keys of the code on the hub, which are still there: they must agree."""
+    encoder = _rotary_bert(config, "jina_embeddings_v3", theta=20_000.0, types=1, gated=False, biases=True)
+    rotary = encoder.layers[0].rotary
+    config.refuse_other(
+        {
+            "position_embedding_type": ("rotary", None),
+            "rotary_emb_base": (rotary.theta if rotary else None, None),
+            "truncate_dim": (None,),
+        }
+    )
+    return replace(encoder, **name_adapter_folders(config))
+
+
+def read_modernbert(config: JsonFile) -> Encoder:
+    config.ignore(*_MODERNBERT_INERT)
+    sizes = read_sizes(config)
+    num_layers = len(sizes["layers"])
+    every = config.positive("global_attn_every_n_layers", 3)
+    kinds = read_layer_types(config, num_layers, [FULL if i % every == 0 else SLIDING for i in range(num_layers)])
+    thetas = {
+        FULL: config.get("global_rope_theta", float, 160_000.0),
+        SLIDING: config.get("local_rope_theta", float, 10_000.0),
+    }
+    window = config.positive("local_attention", 128) // 2
+    bias = config.get("attention_bias", bool, False)
+    mlp_bias = config.get("mlp_bias", bool, False)
+    return Encoder(
+        family="modernbert",
+        **dict(sizes, layers=read_layers(config, kinds, thetas, sizes["head_width"], window=window)),
+        max_positions=config.positive("max_position_embeddings", 8192),
+        pad_id=config.get("pad_token_id", int, 50283),
+        norm_eps=config.get("norm_eps", float, 1e-5),
+        norm_bias=config.get("norm_bias", bool, False),
+        activation=config.choice("hidden_activation", ACTIVATIONS, "gelu"),
+        positions="rotary",
+        gated=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        up_bias=mlp_bias,
+        down_bias=mlp_bias,
+    )
+
+
+_MODERNBERT_INERT: Final = """
+    position_embedding_type layer_norm_eps
+    classifier_activation classifier_bias classifier_dropout classifier_pooling cls_token_id decoder_bias
+    deterministic_flash_attn embedding_dropout initializer_cutoff_factor mlp_dropout reference_compile
+    repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
+""".split()

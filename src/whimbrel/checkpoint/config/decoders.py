@@ -1,0 +1,197 @@
+"""config.json -> Encoder, of Llama and its kin and of Gemma: causal, or made to see both ways.
+
+Sources: transformers/models/*/configuration_*.py (5.23), and code on the hub that checkpoints came with:
+llama_bidirectional_model.py of nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2, modeling_gritlm7b.py of
+GritLM/GritLM-7B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from whimbrel.checkpoint.config.common import (
+    ACTIVATIONS,
+    FULL,
+    SLIDING,
+    accept_own_code,
+    read_layer_types,
+    read_layers,
+    read_positive,
+    read_rotary,
+    read_sizes,
+)
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.types.card import Encoder, Layer, PoolingMode
+
+_POOLINGS: Final[Mapping[str, PoolingMode]] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
+
+
+def stated_pooling(config: JsonFile) -> PoolingMode | None:
+    """How config.json says that tokens are pooled: llama_bidirec says it there, and GritLM is known to."""
+    if is_gritlm(config):
+        return "mean"
+    return config.choice("pooling", _POOLINGS, "avg") if config.data.get("model_type") == "llama_bidirec" else None
+
+
+def is_gritlm(config: JsonFile) -> bool:
+    """Whether this is GritLM: by the code that it names on the hub, or as it was saved for vLLM."""
+    code: object = config.data.get("auto_map")
+    names = list(cast(dict[str, object], code).values()) if isinstance(code, dict) else []
+    return config.data.get("architectures") == ["GritLM"] or any(
+        isinstance(name, str) and name.rpartition("--")[2].startswith("modeling_gritlm7b.") for name in names
+    )
+
+
+def read_llama(config: JsonFile) -> Encoder:
+    return _decoder(config, "llama")
+
+
+def read_qwen3(config: JsonFile) -> Encoder:
+    return _decoder(config, "qwen3")
+
+
+def read_llama_bidirec(config: JsonFile) -> Encoder:
+    accept_own_code(config)
+    stated_pooling(config)
+    config.refuse_other({"is_causal": (False, None), "use_bidirectional_attention": (True, None)})
+    return replace(read_llama(config), causal=False)
+
+
+def read_qwen2(config: JsonFile) -> Encoder:
+    """The code that gte-Qwen2 came with differs in what `is_causal` says, that of reward models in the layers of the head."""
+    names = cast(list[str], config.get("architectures", list))
+    code: object = config.data.get("auto_map")
+    model: object = cast(dict[str, object], code).get("AutoModel") if isinstance(code, dict) else None
+    is_gte = isinstance(model, str) and model.rpartition("--")[2] == "modeling_qwen.Qwen2Model"
+    if is_gte and config.data.get("is_causal") is None:
+        raise config.error(
+            "is missing, and code of this name sees both ways unless it is told not to; add false or true, as the model was"
+            " trained.", "is_causal",
+        )  # fmt: skip
+    if is_gte or config.data.get("is_causal") is False or any(name.endswith("RewardModel") for name in names):
+        accept_own_code(config)
+    return _decoder(config, "llama", qkv_bias=True)
+
+
+def read_mistral(config: JsonFile) -> Encoder:
+    """Mistral, and GritLM: for vectors every token sees every other, whatever the window."""
+    encoder = read_llama(config)
+    if not is_gritlm(config):
+        return encoder
+    accept_own_code(config)
+    return replace(encoder, causal=False, layers=tuple(replace(layer, window=None) for layer in encoder.layers))
+
+
+def _decoder(config: JsonFile, family: str, *, qkv_bias: bool | None = None) -> Encoder:
+    """Llama and its kin. `qkv_bias`: whether there is one, where the config does not say."""
+    sizes = read_sizes(config)
+    rotary = read_rotary(config, 10_000.0, sizes["head_width"])
+    causal = config.get("is_causal", bool, True)
+    bias = config.get("attention_bias", bool, False)
+    mlp_bias = config.get("mlp_bias", bool, False)
+    config.refuse_other({"pretraining_tp": (1, None)})
+    windows = _windows(config, len(sizes["layers"]), causal=causal)
+    return Encoder(
+        family=family,
+        **dict(sizes, layers=tuple(Layer(window, rotary) for window in windows)),
+        num_kv_heads=config.positive("num_key_value_heads", sizes["num_heads"]),
+        max_positions=config.positive("max_position_embeddings"),
+        pad_id=config.get("pad_token_id", int, 0),
+        causal=causal,
+        norm="rms",
+        norm_eps=config.get("rms_norm_eps", float, 1e-6),
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        positions="rotary",
+        gated=True,
+        qkv_bias=bias if qkv_bias is None else qkv_bias,
+        out_bias=bias and qkv_bias is None,
+        up_bias=mlp_bias,
+        down_bias=mlp_bias,
+    )
+
+
+def _windows(config: JsonFile, num_layers: int, *, causal: bool) -> list[int | None]:
+    """How far each layer sees, itself not counted. Qwen has a flag and a first layer for windows; others name kinds.
+
+    transformers counts the token itself in a causal window, and not in one that goes both ways (masking_utils.py).
+    """
+    width = config.get("sliding_window", int, 0)
+    used = config.get(
+        "use_sliding_window", bool, "use_sliding_window" not in config.data and "max_window_layers" not in config.data
+    )
+    first = config.get("max_window_layers", int, 0)
+    default = [SLIDING if width and used and i >= first else FULL for i in range(num_layers)]
+    kinds = read_layer_types(config, num_layers, default)
+    if SLIDING in kinds and width <= 0:
+        raise config.error(f"must be positive, is {width}.", "sliding_window")
+    return [width - causal if kind == SLIDING else None for kind in kinds]
+
+
+def read_gemma(config: JsonFile) -> Encoder:
+    """A `hidden_act` of "gelu" stands for the tanh form."""
+    config.positive("head_dim")
+    config.refuse_other({"hidden_activation": ("gelu_pytorch_tanh", None)})
+    decoder = _decoder(config, "gemma")
+    return replace(
+        decoder,
+        embedding_scale=decoder.hidden_size**0.5,
+        causal=not config.get("use_bidirectional_attention", bool, False),
+        norm="rms_plus_one",
+        activation=config.choice("hidden_act", dict(ACTIVATIONS, gelu="gelu_tanh"), "gelu"),
+    )
+
+
+def read_gemma2(config: JsonFile) -> Encoder:
+    sizes = read_sizes(config)
+    num_layers = len(sizes["layers"])
+    rotary = read_rotary(config, 10_000.0, sizes["head_width"])
+    kinds = read_layer_types(config, num_layers, [FULL if i % 2 else SLIDING for i in range(num_layers)])
+    window = config.positive("sliding_window", 4096) - 1
+    config.refuse_other({"sliding_window_size": (window + 1, None)})
+    layers = tuple(Layer(window if kind == SLIDING else None, rotary) for kind in kinds)
+    return _gemma(config, "gemma2", dict(sizes, layers=layers), softcap="attn_logit_softcapping")
+
+
+def read_gemma3(config: JsonFile) -> Encoder:
+    sizes = read_sizes(config)
+    num_layers = len(sizes["layers"])
+    every = config.positive("sliding_window_pattern", config.positive("_sliding_window_pattern", 6))
+    kinds = read_layer_types(config, num_layers, [SLIDING if (i + 1) % every else FULL for i in range(num_layers)])
+    thetas = {
+        FULL: config.get("rope_theta", float, 1_000_000.0),
+        SLIDING: config.get("rope_local_base_freq", float, 10_000.0),
+    }
+    both_ways = config.get("use_bidirectional_attention", bool, False)
+    width = config.positive("sliding_window", 4096)
+    window = width // 2 if both_ways else width - 1
+    layers = read_layers(config, kinds, thetas, sizes["head_width"], window=window)
+    config.refuse_other({"attn_logit_softcapping": (None,)})
+    return _gemma(config, "gemma3", dict(sizes, layers=layers), softcap=None)
+
+
+def _gemma(config: JsonFile, family: str, sizes: dict[str, Any], *, softcap: str | None) -> Encoder:
+    config.ignore("final_logit_softcapping", "hidden_act")
+    bias = config.get("attention_bias", bool, False)
+    capped = config.get(softcap, float, 0.0) if softcap else 0.0
+    return Encoder(
+        family=family,
+        **sizes,
+        num_kv_heads=config.positive("num_key_value_heads"),
+        max_positions=config.positive("max_position_embeddings"),
+        pad_id=config.get("pad_token_id", int, 0),
+        embedding_scale=sizes["hidden_size"] ** 0.5,
+        causal=not config.get("use_bidirectional_attention", bool, False),
+        norm="rms_plus_one",
+        norm_eps=config.get("rms_norm_eps", float, 1e-6),
+        activation=config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
+        positions="rotary",
+        gated=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        up_bias=False,
+        down_bias=False,
+        score_scale=read_positive(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        softcap=capped or None,
+    )

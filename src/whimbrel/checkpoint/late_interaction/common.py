@@ -1,0 +1,121 @@
+"""What the layouts of late-interaction models have in common: what is read alike, and what each says.
+
+See `card_multi_vector`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, cast
+
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, follow, tokens, without_norm
+from whimbrel.checkpoint.sentence_transformers.modules import Rows
+from whimbrel.types.card import Encoder, Expansion, Form, TokenizerCard
+from whimbrel.types.heads import Head
+from whimbrel.types.late_interaction import TokenPooling
+from whimbrel.types.request import InputType
+
+METADATA: Final = "artifact.metadata"
+
+_SIMILARITIES: Final[Mapping[str, str]] = {
+    "MaxSim": "maxsim",
+    "maxsim": "maxsim",
+    "meanmaxsim": "meanmaxsim",
+    "cosine": "maxsim",  # of the base class; none of the codes uses it
+}
+_MAX_EXPANSION: Final = 1024
+"""Tokens that every query may be filled up to, however short: beyond, a query of two words costs as much as a long document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What is read alike of all layouts."""
+
+    folder: Path
+    path: str
+    modules: Rows
+    """What comes after the Transformer."""
+    config: JsonFile
+    encoder: Encoder
+    transformer: JsonFile
+    tokenizer: JsonFile
+    tokenizer_card: TokenizerCard
+    ids: Mapping[str, int]
+    """Of all tokens."""
+    roles: Mapping[str, str]
+    """Role -> special token."""
+
+    def token_id(self, token: object, file: JsonFile, key: str) -> int:
+        """The id of a token that `file` names. Raises CheckpointError."""
+        if not isinstance(token, str) or token not in self.ids:
+            raise file.error(f"{token!r:.80} is no token of this vocabulary that the model embeds.", key)
+        return self.ids[token]
+
+    def form(self, max_length: int, marker_id: int | None = None, expansion: Expansion | None = None) -> Form:
+        return Form(min(max_length, self.encoder.max_positions), marker_id, expansion)
+
+    def heads(self) -> tuple[tuple[Head, ...], bool]:
+        """(what changes each token's vector, whether these are normalised at last)."""
+        rows = [row for row in self.modules if row[0] in CHAINED]
+        given = tokens(self.encoder.hidden_size)
+        return without_norm(follow(self.folder, rows, given, "token_embeddings", of_dense="token_embeddings").token_head)
+
+    def known(self, words: Iterable[str]) -> tuple[int, ...]:
+        """Ids of those words that are tokens."""
+        return tuple(sorted({self.ids[word] for word in words if word in self.ids}))
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a layout says."""
+
+    forms: Mapping[InputType, Form]
+    head: tuple[Head, ...]
+    skip_ids: tuple[int, ...]
+    skip_in_queries: bool = False
+    finished: bool = True
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    default_prompt_name: str | None = None
+    similarity: str = "maxsim"
+    token_pooling: TokenPooling | None = None
+
+
+def read_expansion(
+    base: Base, file: JsonFile, keys: tuple[str, str], length: int, *, token_id: int, attended: bool
+) -> Expansion:
+    """Refuses what would not work. `keys` are where the length and `attended` stand."""
+    if length > min(_MAX_EXPANSION, base.encoder.max_positions):
+        limit = min(_MAX_EXPANSION, base.encoder.max_positions)
+        raise file.error(f"every query would be filled up to {length:,} tokens; the limit is {limit:,}.", keys[0])
+    encoder = base.encoder
+    windows = [layer.window for layer in encoder.layers if layer.window is not None]
+    sees_all = encoder.layers and not encoder.causal and min(windows, default=length) >= length - 1
+    if not attended and not sees_all:
+        raise file.error(
+            "tokens that fill up a query and are not attended to are not supported in a model that is causal, that "
+            f"transformers runs, or whose window is narrower than the {length:,} tokens of a query: some might see nothing.",
+            keys[1],
+        )
+    return Expansion(token_id, length, attended)
+
+
+def fill_token(base: Base, file: JsonFile, key: str) -> int:
+    """What queries are filled up with if nothing else is said: the mask, or the end of a text."""
+    token = base.roles.get("mask", base.roles.get("eos"))
+    if token is None:
+        raise file.error("queries are filled up, but the tokenizer has neither a mask nor an end of text.", key)
+    return base.token_id(token, file, key)
+
+
+def read_similarity(file: JsonFile) -> str:
+    return file.choice("similarity_fn_name", _SIMILARITIES) if file.data.get("similarity_fn_name") else "maxsim"
+
+
+def read_words(file: JsonFile, default: list[str]) -> list[str]:
+    words = cast(list[object], file.get("skiplist_words", list, default))
+    if not all(isinstance(word, str) for word in words):
+        raise file.error("must be a list of strings.", "skiplist_words")
+    return cast(list[str], words)

@@ -1,0 +1,126 @@
+"""A checkpoint's chat template (Jinja) -> Template, for checkpoints whose template has roles `query` and `document`.
+
+The template is run once, when the card is read, in Jinja's sandbox and over marks; what comes out is plain text with places. If
+it does more with query and document than to put them somewhere, it is refused. No request is ever near Jinja.
+
+Sources: sentence_transformers/base/modality.py (`pair_to_messages`, `prepend_prompt_to_messages`; 6.2), and
+transformers/utils/chat_template_utils.py (5.23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias, cast
+
+from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.errors import CheckpointError, SetupError
+from whimbrel.types.template import Template, fields, fill, from_examples
+
+_FILE: Final = "chat_template.jinja"
+_MAX_CHARACTERS: Final = 2**16
+_MARKS: Final = {"query": "\ue000query\ue001", "document": "\ue000document\ue001", "instruction": "\ue000instruction\ue001"}
+"""Of characters for private use."""
+_ASCII: Final = "".join(map(chr, range(1, 128)))
+_PROBES: Final = (
+    ("a b", "c d"),
+    (" q\n", "\n\n d "),
+    ("", "d"),
+    ("q", ""),
+    (_ASCII, _ASCII[::-1]),
+    ("1", "\u00e9\u2028 \U0001f600" * 900),
+)
+
+_Render: TypeAlias = Callable[[str, str, str | None], str]
+"""(query, document, instruction or none) -> text"""
+
+
+def read_chat_template(root: Path, tokenizer: JsonFile, *, structured: bool, variables: Mapping[str, Any]) -> Template:
+    """The template of the checkpoint in `root`. `structured`: a message holds a list of parts; `variables`: what else the
+    template may see. Raises CheckpointError."""
+    file, source = _source(root, tokenizer)
+    render = _renderer(file, source, structured, {**_special_tokens(tokenizer), **variables})
+    strips = [strips for strips in (False, True) if _holds(render, _text(file, render, None), None, strips=strips)]
+    if not strips:
+        raise CheckpointError("does more with query and document than to put them somewhere.", file=file, key="chat_template")
+    template = Template((_text(file, render, None),), strips=strips[0])
+    try:
+        text = _text(file, render, _MARKS["instruction"])
+    except CheckpointError:
+        return template  # it knows of a query and a document alone
+    if "instruction" not in fields(text):
+        return template
+    if not all(_holds(render, text, instruction, strips=strips[0]) for instruction in ("i", _ASCII)):
+        raise CheckpointError("does more with a system message than to put it somewhere.", file=file, key="chat_template")
+    return Template(template.texts, (text,), strips=strips[0])
+
+
+def _source(root: Path, tokenizer: JsonFile) -> tuple[str, str]:
+    """File and text; a file of its own overrules tokenizer_config.json."""
+    if (root / _FILE).exists():
+        file, source = _FILE, find_file(root, _FILE).read_text(encoding="utf-8")
+    else:
+        file, source = tokenizer.name, tokenizer.get("chat_template", str)
+    if len(source) > _MAX_CHARACTERS:
+        raise CheckpointError(
+            f"has {len(source):,} characters; the limit is {_MAX_CHARACTERS:,}.", file=file, key="chat_template"
+        )
+    return file, source
+
+
+def _renderer(file: str, source: str, structured: bool, variables: Mapping[str, Any]) -> _Render:
+    try:
+        from jinja2 import TemplateError
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise SetupError("reading a chat template needs jinja2.", hint="pip install 'whimbrel[serve]'") from None
+
+    def content(text: str) -> Any:
+        return [{"type": "text", "text": text}] if structured else text
+
+    def render(query: str, document: str, instruction: str | None) -> str:
+        pair = [{"role": "query", "content": content(query)}, {"role": "document", "content": content(document)}]
+        system = [] if instruction is None else [{"role": "system", "content": content(instruction)}]
+        try:
+            return compiled.render(messages=system + pair, tools=None, documents=None, **variables)
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise _refused(file, error) from None
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    try:
+        compiled = environment.from_string(source)
+    except TemplateError as error:
+        raise _refused(file, error) from None
+    return render
+
+
+def _refused(file: str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"does not render a query and a document ({error}).", file=file, key="chat_template")
+
+
+def _special_tokens(tokenizer: JsonFile) -> dict[str, str]:
+    """bos_token and the like, which templates may use."""
+    found = dict[str, str]()
+    for key, value in tokenizer.data.items():
+        content: object = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(content, str):
+            found[key] = content
+    return found
+
+
+def _text(file: str, render: _Render, instruction: str | None) -> str:
+    text = from_examples(render(_MARKS["query"], _MARKS["document"], instruction), _MARKS)
+    if missing := {"query", "document"} - set(fields(text)):
+        raise CheckpointError(f"has no place for the {min(missing)}.", file=file, key="chat_template")
+    return text
+
+
+def _holds(render: _Render, text: str, instruction: str | None, *, strips: bool) -> bool:
+    """Whether the format string gives what the template does."""
+    template = Template((text,), strips=strips)
+    return all(
+        fill(text, query=parts[0], document=parts[1], instruction=instruction or "") == render(query, document, instruction)
+        for query, document in _PROBES
+        for parts in [template.parts(query, document)]
+    )

@@ -1,0 +1,247 @@
+"""Checkpoints with classes -> their outputs: cross-encoders, classifiers of texts and of tokens, reward models.
+
+The heads of each family are rows of tables. What is done to their numbers at last is what Sentence Transformers' CrossEncoder
+would do, if the checkpoint says that it is one; else what transformers' pipelines would: see docs/adr/0010-activations.md.
+
+Sources: transformers/models/*/modeling_*.py (ForSequenceClassification, ForTokenClassification) and configuration_utils.py
+(5.23); sentence_transformers/cross_encoder/model.py (6.2); modeling_qwen2_rm.py of Qwen2.5-Math-RM-72B and -PRM-7B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, cast
+
+from whimbrel.checkpoint.config.common import ACTIVATIONS
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.sentence_transformers.heads import Features, follow, tokens
+from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
+from whimbrel.errors import CheckpointError
+from whimbrel.types.card import Encoder, Output, PoolingMode
+from whimbrel.types.heads import Activation, Dense, Finish, Head, LayerNorm
+from whimbrel.types.request import OutputName
+
+_Kind: TypeAlias = Literal["text", "token", "reward", "step"]
+_KINDS: Final[Mapping[str, _Kind]] = {
+    "ForSequenceClassification": "text",
+    "ForTokenClassification": "token",
+    "ForRewardModel": "reward",
+    "ForProcessRewardModel": "step",
+}
+"""How the names of such architectures end."""
+
+_STEP_TAG: Final = "<extra_0>"
+"""What Qwen's process reward models have at the end of each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """The layers between the hidden states and the classes."""
+
+    last: str
+    """The one that gives the classes."""
+    before: tuple[tuple[str, Activation], ...] = ()
+    """Those before it, as wide as the model."""
+    mode: PoolingMode = "cls"
+    bias: bool = True
+    """Of the last one."""
+
+
+_POOLER: Final = _Layers("classifier", (("pooler.dense", "tanh"),))
+_TWO: Final = _Layers("classifier.out_proj", (("classifier.dense", "tanh"),))
+_SCORE: Final = _Layers("score", mode="lasttoken", bias=False)
+_SCORE_OF_TWO: Final = _Layers("score.2", (("score.0", "relu"),), mode="lasttoken")
+
+_OF_TEXTS: Final[Mapping[str, _Layers]] = {
+    "bert": _POOLER,
+    "roberta": _TWO,
+    "mpnet": _TWO,
+    "electra": _Layers("classifier.out_proj", (("classifier.dense", "gelu"),)),
+    "distilbert": _Layers("classifier", (("pre_classifier", "relu"),)),
+    "nomic_bert": _POOLER,
+    "gte": _POOLER,
+    "jina_bert": _POOLER,
+    "jina_bert_ungated": _POOLER,
+    "jina_embeddings_v3": _TWO,
+    "jina_reranker": _TWO,
+    "modernbert": _Layers("classifier"),
+    "llama": _SCORE,
+    "qwen3": _SCORE,
+    "gemma": _SCORE,
+    "gemma2": _SCORE,
+    "gemma3": _SCORE,
+}
+"""By family."""
+_DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3")
+_PADDING: Final = {"gemma": 0, "gemma2": 0, "gemma3": 0}
+"""Padding ids that a config need not state."""
+
+_ACTIVATION: Final[Mapping[str, Finish]] = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.Identity": "identity",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
+}
+_BY_PROBLEM: Final[Mapping[str, Finish]] = {
+    "regression": "identity",
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+}
+_OLD_ACTIVATION: Final = "sbert_ce_default_activation_function"
+
+FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
+    "transformer_task": ("sequence-classification",),
+    "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}}, None),
+    "module_output_name": ("scores", None),
+}
+"""What sentence_bert_config.json says in a CrossEncoder's folder."""
+
+
+OWN_KEYS: Final = ("activation_fn", "keep_in_fp32_modules")
+"""Keys of config_sentence_transformers.json that only a CrossEncoder has."""
+
+
+def names_classes(config: JsonFile) -> bool:
+    """Whether config.json names an architecture with classes."""
+    return _kind(config) is not None
+
+
+def is_cross_encoder(root: Path) -> bool:
+    """Whether the Transformer module in the folder `root` gives scores by itself."""
+    said = JsonFile.read_optional(root, "sentence_bert_config.json").data.get("transformer_task")
+    return said == FIXED_TRANSFORMER["transformer_task"][0]
+
+
+def is_chain_of_scores(folder: Path, rows: Rows) -> bool:
+    """Whether modules behind the Transformer give the scores of a CrossEncoder."""
+    return len(rows) > 1 and JsonFile.read_optional(folder, SENTENCE).data.get("model_type") == "CrossEncoder"
+
+
+def note_keys(config: JsonFile) -> None:
+    """Let config.json have what `read_classes` will read. Raises CheckpointError if it would not be enough."""
+    if config.data.get("model_type") == "llama_bidirec":
+        raise config.error("does not say how a pair is put to it; say --reranker nemotron.", "architectures")
+    config.ignore("sentence_transformers", _OLD_ACTIVATION, "token_classification_bias")
+
+
+def read_classes(
+    root: Path, config: JsonFile, encoder: Encoder, sentence: JsonFile
+) -> tuple[Mapping[OutputName, Output], tuple[str, ...]]:
+    """(outputs, names of the classes) of the checkpoint in `root`, whose config_sentence_transformers.json is `sentence`.
+
+    Raises CheckpointError.
+    """
+    kind = _kind(config)
+    if kind is None:
+        raise config.error("names no architecture that gives scores.", "architectures")
+    labels = _labels(config, 1 if kind == "reward" or encoder.family.startswith("jina_bert") else 2)
+    if kind == "text" and encoder.family not in _OF_TEXTS:
+        raise config.error(f"classes of {encoder.family} models are not supported.", "architectures")
+    if kind in ("text", "reward"):
+        layers = _SCORE_OF_TWO if kind == "reward" else _OF_TEXTS[encoder.family]
+        output = replace(_output(config, encoder, layers, len(labels)), modes=(_mode(config, encoder, layers),))
+        if layers.mode == "lasttoken":
+            padding = config.data.get("pad_token_id", _PADDING.get(encoder.family))
+            output = replace(output, padding_id=None if padding is None else encoder.pad_id)
+        finish, finished = _finish(config, sentence, encoder, len(labels))
+        return {"scores": replace(output, finish=finish, finished=finished and kind == "text")}, labels
+    layers = _SCORE_OF_TWO if kind == "step" else _of_tokens(config, encoder)
+    finish = "softmax" if len(labels) > 1 else "sigmoid"
+    keep_ids = (_step_tag(root),) if kind == "step" else ()
+    output = _output(config, encoder, layers, len(labels))
+    return {"token_scores": replace(output, rows="token", finish=finish, keep_ids=keep_ids)}, labels
+
+
+def read_chained_classes(
+    folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, sentence: JsonFile
+) -> tuple[dict[OutputName, Output], tuple[str, ...]]:
+    """The same of modules behind the Transformer of which one gives the scores.
+
+    config.json, which is that of the transformer alone, names the classes if it names as many. Raises CheckpointError.
+    """
+    root = folder / rows[0][1]
+    given: Features = tokens(encoder.hidden_size)
+    if is_cross_encoder(root):
+        given = {"scores": read_classes(root, config, encoder, sentence)[0]["scores"]}
+    output = follow(folder, rows[1:], given, "scores")
+    if not output.include_prompt:
+        raise CheckpointError("a pair whose prompt is not pooled is not supported.", file=MODULES)
+    labels = _labels(config, 2)
+    if len(labels) != output.width:
+        labels = tuple(f"LABEL_{i}" for i in range(output.width))
+    return {"scores": replace(output, finish=_finish(config, sentence, encoder, output.width)[0])}, labels
+
+
+def _kind(config: JsonFile) -> _Kind | None:
+    names = config.data.get("architectures")
+    name = cast(list[object], names)[0] if isinstance(names, list) and names else None
+    return next((_KINDS[end] for end in _KINDS if isinstance(name, str) and name.endswith(end)), None)
+
+
+def _labels(config: JsonFile, default: int) -> tuple[str, ...]:
+    """As transformers has them: named, or counted, or two. Files of jina-reranker-v1 say neither; its card asks for one."""
+    stated = cast(dict[str, Any], config.get("id2label", dict, {}))
+    if not stated:
+        count = config.positive("num_labels", default)
+        return tuple(f"LABEL_{i}" for i in range(count))
+    labels = {int(key) if key.isdecimal() else -1: name for key, name in stated.items()}
+    if sorted(labels) != list(range(len(stated))) or not all(isinstance(name, str) for name in labels.values()):
+        raise config.error(f"must name the classes 0 to {len(stated) - 1}.", "id2label")
+    if config.get("num_labels", int, len(labels)) != len(labels):
+        raise config.error(f"is not the number of names in id2label, {len(labels)}.", "num_labels")
+    return tuple(labels[i] for i in range(len(labels)))
+
+
+def _output(config: JsonFile, encoder: Encoder, layers: _Layers, num_labels: int) -> Output:
+    width = encoder.hidden_size
+    before: tuple[Head, ...] = tuple(
+        Dense(None, name, width, width, bias=True, activation=activation) for name, activation in layers.before
+    )
+    if encoder.family == "modernbert":
+        bias = config.get("classifier_bias", bool, False)
+        activation = config.choice("classifier_activation", ACTIVATIONS, "gelu")
+        before = (
+            Dense(None, "head.dense", width, width, bias=bias, activation=activation),
+            LayerNorm(None, "head.norm", width, eps=encoder.norm_eps, bias=encoder.norm_bias),
+        )
+    last = Dense(None, layers.last, width, num_labels, bias=layers.bias, activation="identity")
+    return Output(num_labels, head=(*before, last))
+
+
+def _of_tokens(config: JsonFile, encoder: Encoder) -> _Layers:
+    if encoder.family in _DECODERS:
+        return replace(_SCORE, bias=config.get("token_classification_bias", bool, True))
+    return _Layers("classifier")
+
+
+def _mode(config: JsonFile, encoder: Encoder, layers: _Layers) -> PoolingMode:
+    modes: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean"}
+    return config.choice("classifier_pooling", modes, "cls") if encoder.family == "modernbert" else layers.mode
+
+
+def _finish(config: JsonFile, sentence: JsonFile, encoder: Encoder, num_labels: int) -> tuple[Finish, bool]:
+    """(what is done to scores, whether that is done where a request does not say)."""
+    stated = config.get("sentence_transformers", dict, {})
+    inner = JsonFile(f"{config.name}: sentence_transformers", stated)
+    inner.refuse_unknown({"activation_fn", "version"})
+    for file, key in ((sentence, "activation_fn"), (inner, "activation_fn"), (config, _OLD_ACTIVATION)):
+        if file.data.get(key) is not None:
+            return file.choice(key, _ACTIVATION), True
+    if stated or _OLD_ACTIVATION in config.data or sentence.data.get("model_type") is not None:
+        return ("sigmoid" if num_labels == 1 else "identity"), True
+    problem = config.choice("problem_type", _BY_PROBLEM) if config.data.get("problem_type") is not None else None
+    if num_labels == 1 and problem != "identity":
+        return "sigmoid", problem is not None or encoder.family not in _DECODERS
+    return problem or "softmax", True
+
+
+def _step_tag(root: Path) -> int:
+    file = "tokenizer.json"
+    tokens = JsonFile.read(root, file).get("added_tokens", list, [])
+    for token in cast(list[object], tokens):
+        if isinstance(token, dict) and cast(dict[str, object], token).get("content") == _STEP_TAG:
+            return JsonFile(file, cast(object, token)).get("id", int)
+    raise CheckpointError(f"has no token {_STEP_TAG!r}, which ends a step.", file=file, key="added_tokens")

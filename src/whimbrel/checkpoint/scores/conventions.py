@@ -1,0 +1,113 @@
+"""Kinds of rerankers whose files do not say how they are asked: what to give them to read, and which logits are the score.
+
+Sources, all of them the code of the models' cards: README.md of Qwen/Qwen3-Reranker-0.6B, BAAI/bge-reranker-v2-gemma and
+nvidia/llama-nemotron-rerank-1b-v2; mxbai_rerank/mxbai_rerank_v2.py (0.1.6); modeling_zeranker.py of zeroentropy/zerank-1-small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from whimbrel.types.card import RerankerName
+from whimbrel.types.template import Template
+
+_QWEN3: Final = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+_QWEN3_INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
+_MXBAI_BEFORE: Final = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+)
+_MXBAI_TASK: Final = (
+    "You are a search relevance expert who evaluates how well documents match search queries. For each query-document pair, "
+    "carefully analyze the semantic relationship between them, then provide your binary relevance judgment (0 for not "
+    "relevant, 1 for relevant).\nRelevance:"
+)
+_MXBAI_AFTER: Final = ("\n", "document: {document}", "\n", _MXBAI_TASK, "<|im_end|>\n<|im_start|>assistant\n")
+_BGE_TASK: Final = (
+    "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a prediction "
+    "of either 'Yes' or 'No'."
+)
+_ZERANK: Final = "<|im_start|>system\n{query}<|im_end|>\n<|im_start|>user\n{document}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """What the files of a kind of checkpoint do not say."""
+
+    template: Template
+    stems: tuple[str, ...]
+    """Architectures, without ForCausalLM or ForSequenceClassification."""
+    tokens: tuple[str, str | None] | None = None
+    """A causal model's score: the logit of the first as the next token, less that of the second."""
+    divisor: float = 1.0
+    finished: bool = True
+    """Whether scores are probabilities if a request does not say otherwise: the sigmoid of what the model gives."""
+    max_length: int | None = None
+    ids: tuple[str, ...] = ()
+    """On the hub."""
+
+
+CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {
+    "qwen3": Convention(
+        Template(
+            (_QWEN3.replace("{instruction}", _QWEN3_INSTRUCTION),),
+            (_QWEN3,),
+        ),
+        stems=("Qwen3",),
+        tokens=("yes", "no"),
+        max_length=8192,
+        ids=(
+            *(f"Qwen/Qwen3-Reranker-{size}" for size in ("0.6B", "4B", "8B")),
+            *(f"tomaarsen/Qwen3-Reranker-{size}-seq-cls" for size in ("0.6B", "4B", "8B")),
+        ),
+    ),
+    "mxbai-v2": Convention(
+        Template(
+            (_MXBAI_BEFORE, "query: {query}", *_MXBAI_AFTER),
+            (_MXBAI_BEFORE, "instruction: {instruction}\nquery: {query}", *_MXBAI_AFTER),
+            body_length=8192,
+            query_share=0.75,
+        ),
+        stems=("Qwen2",),
+        tokens=("1", "0"),
+        finished=False,
+        ids=("mixedbread-ai/mxbai-rerank-base-v2", "mixedbread-ai/mxbai-rerank-large-v2"),
+    ),
+    "bge-gemma": Convention(
+        Template(
+            ("A: {query}", "\n", "B: {document}", "\n", _BGE_TASK),
+            around=True,
+            body_length=1024,
+            query_share=0.75,
+        ),
+        stems=("Gemma",),
+        tokens=("Yes", None),
+        finished=False,
+        ids=("BAAI/bge-reranker-v2-gemma",),
+    ),
+    "nemotron": Convention(
+        Template(("question:{query} \n \n passage:{document}",), around=True),
+        stems=("LlamaBidirectional",),
+        finished=False,
+        max_length=8192,
+        ids=("nvidia/llama-nemotron-rerank-1b-v2",),
+    ),
+    "zerank": Convention(
+        Template((_ZERANK,), strips=True, max_characters=(2000, 10_000)),
+        stems=("Qwen3",),
+        tokens=("Yes", None),
+        divisor=5.0,
+        ids=("zeroentropy/zerank-1-small",),
+    ),
+}
+
+
+def convention_of(name: str) -> RerankerName | None:
+    """Of a model with that id on the hub."""
+    return next((kind for kind, convention in CONVENTIONS.items() if name in convention.ids), None)

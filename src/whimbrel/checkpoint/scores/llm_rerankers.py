@@ -1,0 +1,288 @@
+"""Checkpoint files -> what a reranker that is a language model does with a pair: its template, and its score.
+
+Either the checkpoint says it, in the layout of Sentence Transformers (since 5.4: a Transformer with the modality "message",
+maybe a LogitScore), or it follows one of the CONVENTIONS, which its files do not name: then the user says which,
+or the checkpoint has one of the ids on the hub that a convention is known of. Nothing is concluded from architecture or folder.
+
+Sources: sentence_transformers/cross_encoder/{model,modules/logit_score}.py and base/modules/transformer.py (6.2), and
+llama_bidirectional_model.py of nvidia/llama-nemotron-rerank-1b-v2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from whimbrel.checkpoint.config.common import accept_own_code
+from whimbrel.checkpoint.config.decoders import stated_pooling
+from whimbrel.checkpoint.config.reader import read_encoder
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.scores.chat_template import read_chat_template
+from whimbrel.checkpoint.scores.conventions import CONVENTIONS, convention_of
+from whimbrel.checkpoint.sentence_transformers.heads import follow, tokens
+from whimbrel.checkpoint.sentence_transformers.modules import (
+    MODULES,
+    SENTENCE,
+    Rows,
+    has_modules,
+    kinds_of,
+    read_max_length,
+    read_modules,
+    read_prompts,
+    read_sentence,
+    read_transformer,
+)
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer
+from whimbrel.errors import CheckpointError
+from whimbrel.types.card import Card, Encoder, Output, RerankerName
+from whimbrel.types.heads import Dense, Finish, Head, Quotient, TokenLogits
+from whimbrel.types.template import Template, fill
+
+_FILE: Final = "sentence_bert_config.json"
+_KINDS: Final = kinds_of("""
+    sentence_transformers.base.modules.transformer.Transformer
+    sentence_transformers.base.modules.dense.Dense
+    sentence_transformers.base.modules.normalize.Normalize
+    sentence_transformers.sentence_transformer.modules.pooling.Pooling
+    sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm
+    sentence_transformers.sentence_transformer.modules.dropout.Dropout
+    sentence_transformers.cross_encoder.modules.logit_score.LogitScore
+""")
+_SCORE_ACTIVATIONS: Final[Mapping[str, Finish]] = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}
+_UNCAPPED: Final = ("gemma", "gemma3", "llama", "qwen3")
+"""Families whose logits are but products of hidden states and output embeddings."""
+_TIED: Final = ("gemma", "gemma3_text")
+"""Types of models whose output embeddings are those of the input where config.json does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What is said of a reranker, but for its tokenizer."""
+
+    encoder: Encoder
+    output: Output
+    template: Template
+    max_length: int | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    default_prompt_name: str | None = None
+
+
+def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
+    """Whether the checkpoint called `name` is a language model that judges pairs by a template: its files say so, or its id on
+    the hub, or the user."""
+    if has_modules(folder):
+        if stated is not None:
+            raise CheckpointError("says what the model does; leave out --reranker.", file=MODULES)
+        transformer = JsonFile.read_optional(folder, _FILE)
+        modalities, task = transformer.get("modality_config", dict, {}), transformer.data.get("transformer_task")
+        is_scoring = (
+            task == "sequence-classification"
+            or JsonFile.read_optional(folder, SENTENCE).data.get("model_type") == "CrossEncoder"
+        )
+        return task == "text-generation" or (is_scoring and "message" in modalities)
+    return (stated or convention_of(name)) is not None
+
+
+def read_reranker(folder: Path, name: str, stated: RerankerName | None) -> Card:
+    """The card of a checkpoint of which `is_reranker` holds. Raises CheckpointError."""
+    config = JsonFile.read(folder, "config.json")
+    tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
+    tokenizer.refuse_other({"truncation_side": ("right", None)})
+    said = _read_modules(folder, config, tokenizer) if has_modules(folder) else _read_convention(folder, name, config, stated)
+    max_length = read_max_length(said.encoder, JsonFile.read_optional(folder, _FILE), tokenizer)
+    return Card(
+        name=name,
+        path="",
+        encoder=said.encoder,
+        outputs={"scores": said.output},
+        max_length=min(max_length, said.max_length or max_length),
+        tokenizer=read_tokenizer(folder, config, tokenizer, lowercase=False),
+        prompts=said.prompts,
+        default_prompt_name=said.default_prompt_name,
+        template=said.template,
+    )
+
+
+# The conventions
+
+
+def _read_convention(folder: Path, name: str, config: JsonFile, stated: RerankerName | None) -> _Said:
+    kind = stated or convention_of(name)
+    assert kind is not None
+    convention = CONVENTIONS[kind]
+    accept_own_code(config)
+    config.ignore(*_ACTIVATION_KEYS)
+    encoder = read_encoder(config)
+    stem, is_causal = _architecture(config)
+    if stem not in convention.stems or (is_causal and convention.tokens is None):
+        raise config.error(f"{stem!r} is not what rerankers of the kind {kind!r} are made of.", "architectures")
+    if is_causal:
+        true, false = cast(tuple[str, str | None], convention.tokens)
+        head = read_token_logits(config, encoder, token_id(folder, true), None if false is None else token_id(folder, false))
+        heads = (head,) if convention.divisor == 1.0 else (head, Quotient(convention.divisor))
+    else:
+        heads = _score(config, encoder)
+    finish = _activation_in(config)
+    finished = convention.finished if finish is None else finish == "sigmoid"
+    return _Said(
+        encoder,
+        Output(1, modes=(stated_pooling(config) or "lasttoken",), head=heads, finish="sigmoid", finished=finished),
+        convention.template,
+        convention.max_length or _most_tokens(convention.template),
+    )
+
+
+def _architecture(config: JsonFile) -> tuple[str, bool]:
+    """What comes before ForCausalLM or ForSequenceClassification, and whether it is the former."""
+    name = cast(list[str], config.get("architectures", list))[0]
+    for ending in ("ForCausalLM", "ForSequenceClassification"):
+        if name.endswith(ending):
+            return name.removesuffix(ending), ending == "ForCausalLM"
+    raise config.error(f"{name!r} has neither logits nor scores.", "architectures")
+
+
+def token_id(folder: Path, token: str) -> int:
+    """The id of a token of the vocabulary. Raises CheckpointError."""
+    file = JsonFile.read(folder, "tokenizer.json")
+    number: object = cast(dict[str, Any], file.get("model", dict)).get("vocab", {}).get(token)
+    if type(number) is not int:
+        raise file.error(f"has no token {token!r}, without which there is no score.", "model")
+    return number
+
+
+def read_token_logits(config: JsonFile, encoder: Encoder, true_id: int, false_id: int | None) -> TokenLogits:
+    """The logit of a token as the next one, less that of another. Raises CheckpointError for models that do more to logits."""
+    if encoder.family not in _UNCAPPED or config.data.get("final_logit_softcapping") is not None:
+        raise config.error("logits of this model are not supported.", "architectures")
+    tied = config.get("tie_word_embeddings", bool, config.data.get("model_type") in _TIED)
+    name = "embed_tokens" if tied else "lm_head"
+    return TokenLogits(name, encoder.vocab_size, encoder.hidden_size, true_id, false_id)
+
+
+def _score(config: JsonFile, encoder: Encoder) -> tuple[Head, ...]:
+    """The classifier of transformers' decoders, of one class. llama_bidirec has a temperature too; elsewhere that key is about
+    generation."""
+    labels = cast(dict[str, object], config.get("id2label", dict, {}))
+    num_labels = len(labels) or config.get("num_labels", int, 2)
+    if num_labels != 1:
+        raise config.error(f"{num_labels} labels; the score of a pair is one number.", "id2label")
+    dense = Dense(None, "score", encoder.hidden_size, 1, bias=False, activation="identity")
+    temperature = config.get("temperature", float, 1.0) if config.data.get("model_type") == "llama_bidirec" else 1.0
+    if temperature <= 0:
+        raise config.error(f"must be positive, is {temperature}.", "temperature")
+    return (dense,) if temperature == 1.0 else (dense, Quotient(temperature))
+
+
+def _most_tokens(template: Template) -> int | None:
+    """What a template can come to: a token has at least one byte."""
+    if template.body_length is None:
+        return None
+    return template.body_length + sum(len(fill(text).encode()) for text in template.texts)
+
+
+# The layout of Sentence Transformers
+
+
+def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> _Said:
+    rows = [row for row in read_modules(folder, _KINDS) if row[0] != "Dropout"]
+    if rows[:1] != [("Transformer", "")] or any(kind == "Transformer" for kind, _ in rows[1:]):
+        raise CheckpointError(f"must begin with one Transformer, in this folder; is {rows}.", file=MODULES)
+    config.ignore(*_ACTIVATION_KEYS)
+    encoder = read_encoder(config)
+    task, variables, structured = _read_transformer(folder)
+    sentence = read_sentence(folder, "CrossEncoder", {"activation_fn"})
+    stated = sentence.data.get("activation_fn")
+    finish = _activation_in(config) if stated is None else sentence.choice("activation_fn", _SCORE_ACTIVATIONS)
+    template = read_chat_template(folder, tokenizer, structured=structured, variables=variables)
+    prompts, default = read_prompts(sentence)
+    if template.instructed is None and any(prompts.values()):
+        raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
+    output = _read_output(folder, rows, task, config, encoder)
+    return _Said(
+        encoder,
+        replace(output, finish=finish or "sigmoid"),
+        template,
+        prompts=prompts,
+        default_prompt_name=default,
+    )
+
+
+def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder: Encoder) -> Output:
+    """The score: of the logits of tokens, of transformers' own classifier, or of modules behind a model with neither."""
+    kinds = [kind for kind, _ in rows[1:]]
+    if task == "feature-extraction" and "LogitScore" not in kinds:
+        output = follow(folder, rows[1:], tokens(encoder.hidden_size), "scores")
+        if output.width != 1 or not output.include_prompt:
+            message = f"{output.width} scores, or a prompt that is not pooled; the score of a pair is one number of all tokens."
+            raise CheckpointError(message, file=MODULES)
+        return output
+    _, is_causal = _architecture(config)
+    if kinds != (["LogitScore"] if is_causal else []) or is_causal != (task == "text-generation"):
+        raise CheckpointError("must have a LogitScore if and only if the model is causal.", file=MODULES)
+    head = (_read_logit_score(folder, rows[1][1], config, encoder),) if is_causal else _score(config, encoder)
+    return Output(1, modes=(stated_pooling(config) or "lasttoken",), head=head)
+
+
+def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encoder) -> TokenLogits:
+    file = JsonFile.read(folder, f"{path}/config.json")
+    file.refuse_unknown({"true_token_id", "false_token_id", "module_input_name"})
+    file.refuse_other({"module_input_name": ("causal_logits", None)})
+    true = file.get("true_token_id", int)
+    false = file.get("false_token_id", int) if file.data.get("false_token_id") is not None else None
+    for key, number in (("true_token_id", true), ("false_token_id", false)):
+        if number is not None and not 0 <= number < encoder.vocab_size:
+            raise file.error(f"{number} is outside the vocabulary of {encoder.vocab_size}.", key)
+    return read_token_logits(config, encoder, true, false)
+
+
+_TASKS: Final = {
+    "text-generation": ("logits", "causal_logits"),
+    "sequence-classification": ("logits", "scores"),
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+}
+"""What the Transformer takes from the model, and what it calls that."""
+
+
+def _read_transformer(folder: Path) -> tuple[str, Mapping[str, Any], bool]:
+    """The task, what the chat template may see besides, and whether messages hold lists of parts."""
+    said = JsonFile.read(folder, _FILE)
+    task = said.get("transformer_task", str)
+    taken, feature = said.lookup("transformer_task", task, _TASKS)
+    way = {"method": "forward", "method_output_name": taken}
+    flat, structured = ({**way, "format": kind} for kind in ("flat", "structured"))
+    stated: dict[str, tuple[object, ...]] = {
+        "transformer_task": (task,),
+        "modality_config": tuple({**more, "message": form} for form in (flat, structured) for more in ({"text": way}, {})),
+        "module_output_name": (feature,),
+        "do_lower_case": (False, None),
+    }
+    file = read_transformer(folder, used=("processing_kwargs",), stated=stated)
+    modalities = cast(dict[str, Any], file.get("modality_config", dict))
+    processing = JsonFile(file.name, file.get("processing_kwargs", dict, {}))
+    processing.refuse_unknown({"chat_template"})
+    variables: dict[str, Any] = processing.get("chat_template", dict, {})
+    for key in variables:
+        if key in _NO_VARIABLES:
+            raise file.error(f"{key!r} is not supported.", "processing_kwargs")
+    return task, variables, modalities["message"]["format"] == "structured"
+
+
+_NO_VARIABLES: Final = frozenset(
+    "padding truncation max_length return_tensors restore_suffix tokenize messages tools documents chat_template".split()
+)
+
+
+def _activation_in(config: JsonFile) -> Finish | None:
+    """The activation that config.json names, where older versions of Sentence Transformers put it."""
+    new, old = _ACTIVATION_KEYS
+    section: dict[str, Any] = config.get(new, dict, {})
+    stated: object = section.get("activation_fn", config.data.get(old))
+    return None if stated is None else config.lookup(new if section else old, stated, _SCORE_ACTIVATIONS)
+
+
+_ACTIVATION_KEYS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")

@@ -1,0 +1,199 @@
+"""The files in which Sentence Transformers says what a model is made of, whatever kind it is.
+
+modules.json lists its modules, config_sentence_transformers.json says what holds of the whole, sentence_bert_config.json what
+holds of its Transformer. What the other modules say is read in `card_heads`, `card_sparse` and `card_static`.
+
+Sources: sentence_transformers/base/model.py and base/modules/transformer.py (6.2); both layouts, up to 5.3 and since 5.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final, TypeAlias, cast
+
+from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
+from whimbrel.errors import CheckpointError
+from whimbrel.types.card import Encoder
+
+MODULES, SENTENCE = "modules.json", "config_sentence_transformers.json"
+
+Rows: TypeAlias = list[tuple[str, str]]
+"""(kind, path) of modules in their order."""
+
+
+def kinds_of(classes: str) -> dict[str, str]:
+    """Class -> kind of module, which is the name of the class."""
+    return {name: name.rpartition(".")[2] for name in classes.split()}
+
+
+WITH_TASKS: Final = "custom_st.Transformer"
+"""The Transformer of jina-embeddings-v3, which chooses an adapter by the task. What it does is done natively."""
+KINDS: Final[Mapping[str, str]] = {
+    "sentence_transformers.models.Asym": "Router",
+    **kinds_of("""
+        sentence_transformers.models.Router
+        sentence_transformers.base.modules.router.Router
+        sentence_transformers.models.StaticEmbedding
+        sentence_transformers.models.StaticEmbedding.StaticEmbedding
+        sentence_transformers.sentence_transformer.modules.static_embedding.StaticEmbedding
+        sentence_transformers.models.Transformer
+        sentence_transformers.base.modules.transformer.Transformer
+        sentence_transformers.models.Pooling
+        sentence_transformers.sentence_transformer.modules.pooling.Pooling
+        sentence_transformers.models.Dense
+        sentence_transformers.base.modules.dense.Dense
+        sentence_transformers.models.LayerNorm
+        sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm
+        sentence_transformers.models.Normalize
+        sentence_transformers.base.modules.normalize.Normalize
+        sentence_transformers.sentence_transformer.modules.normalize.Normalize
+        sentence_transformers.models.Dropout
+        sentence_transformers.sentence_transformer.modules.dropout.Dropout
+        sentence_transformers.sparse_encoder.models.MLMTransformer
+        sentence_transformers.sparse_encoder.modules.mlm_transformer.MLMTransformer
+        sentence_transformers.sparse_encoder.models.SpladePooling
+        sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling
+        sentence_transformers.sparse_encoder.models.SparseAutoEncoder
+        sentence_transformers.sparse_encoder.modules.sparse_auto_encoder.SparseAutoEncoder
+        sentence_transformers.sparse_encoder.models.SparseStaticEmbedding
+        sentence_transformers.sparse_encoder.modules.sparse_static_embedding.SparseStaticEmbedding
+    """),
+    WITH_TASKS: WITH_TASKS,
+}
+"""Of the modules that texts become vectors by, but for those of late interaction."""
+
+
+def has_modules(folder: Path) -> bool:
+    """Whether Sentence Transformers has saved what lies in this folder."""
+    return (folder / MODULES).exists()
+
+
+def read_modules(folder: Path, kinds: Mapping[str, str]) -> Rows:
+    """What modules.json lists. `kinds` are those of the classes that it may name."""
+    values = read_json(folder, MODULES)
+    if not isinstance(values, list):
+        raise CheckpointError("must be a list of objects.", file=MODULES)
+    return [_read_row(folder, JsonFile(MODULES, value), kinds) for value in cast(list[object], values)]
+
+
+def _read_row(folder: Path, row: JsonFile, kinds: Mapping[str, str]) -> tuple[str, str]:
+    row.refuse_unknown({"idx", "name", "path", "type", "kwargs"})
+    arguments = ["task"] if row.data.get("type") == WITH_TASKS else None
+    row.refuse_other({"kwargs": (arguments, [], {}, None)})
+    path = module_path(folder, "", row, "path", row.get("path", str))
+    return module_kind(row, "type", row.data.get("type"), kinds), path
+
+
+def module_kind(file: JsonFile, key: str, value: object, kinds: Mapping[str, str]) -> str:
+    """The kind of a module whose class is `value`. Raises CheckpointError, which names kinds, not all classes."""
+    if isinstance(value, str) and value in kinds:
+        return kinds[value]
+    raise file.error(f"{value!r:.120} is not supported; supported: {', '.join(dict.fromkeys(kinds.values()))}.", key)
+
+
+def module_path(folder: Path, parent: str, file: JsonFile, key: str, name: str) -> str:
+    """Where in the checkpoint's `folder` a module lies that `file` calls `name`. Raises CheckpointError if it leads out."""
+    if name.startswith(("/", "\\")) or ".." in Path(name).parts:
+        raise file.error(f"{name!r} leads out of the checkpoint's folder.", key)
+    path = f"{parent}/{name}" if parent else name
+    find_file(folder, path)
+    return path
+
+
+# sentence_bert_config.json
+
+_TRANSFORMER_FILES: Final = tuple(
+    f"sentence_{model}_config.json"
+    for model in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+_FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
+    "transformer_task": ("feature-extraction", None),
+    # with "message" beside it every text would go through the chat template, as a message of a user
+    "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}}, None),
+    "module_output_name": ("token_embeddings", None),
+    "processing_kwargs": ({}, None),
+    "query_length": (None,),
+    "document_length": (None,),
+    "query_expansion": (None,),
+}
+"""What a Transformer says that gives hidden states."""
+_ARGUMENTS: Final = ("model_args", "config_args", "tokenizer_args", "model_kwargs", "config_kwargs", "processor_kwargs")
+"""What transformers is to load the parts of a model with,"""
+_INERT_ARGUMENTS: Final = frozenset({"attn_implementation", "dtype", "torch_dtype", "trust_remote_code"})
+"""and of that what is nothing to Whimbrel: it runs no code of a checkpoint's, and the user chooses dtype and kernels."""
+
+
+def read_transformer(
+    folder: Path, *, used: Collection[str] = (), stated: Mapping[str, tuple[object, ...]] | None = None
+) -> JsonFile:
+    """What is said of the Transformer in `folder`, checked but for the keys that the caller has `used`.
+
+    `stated` is what another Transformer says than one that gives hidden states.
+    """
+    file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
+    config = JsonFile.read_optional(folder, file)
+    fixed = {key: values for key, values in {**_FEATURES, **(stated or {})}.items() if key not in used}
+    config.refuse_unknown(fixed, used, _ARGUMENTS, {"max_seq_length", "do_lower_case", "unpad_inputs"})
+    config.refuse_other(fixed)
+    for key in (key for key in _ARGUMENTS if key not in used):
+        JsonFile(f"{file}: {key}", config.get(key, dict, {})).refuse_unknown(_INERT_ARGUMENTS)
+    return config
+
+
+def read_max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile) -> int:
+    """Sentence Transformers' rule, and never more than there are positions for."""
+    if transformer.data.get("max_seq_length") is not None:
+        stated = transformer.positive("max_seq_length")
+    else:
+        key = "model_max_length" if "model_max_length" in tokenizer.data else "max_len"
+        stated = tokenizer.get(key, float, float(encoder.max_positions))
+        if stated < 1:
+            raise tokenizer.error(f"must be positive, is {stated}.", key)
+    return int(min(stated, encoder.max_positions))
+
+
+# config_sentence_transformers.json
+
+KNOWN_SENTENCE: Final = frozenset(
+    "__version__ default_prompt_name model_type prompts requirements similarity_fn_name truncate_dim".split()
+)
+"""Keys that it has for models of all kinds."""
+
+
+def read_sentence(folder: Path, kind: str, own: Collection[str] = ()) -> JsonFile:
+    """What is said of the model as a whole, which is of this kind. `own` are the keys that only this kind has."""
+    config = JsonFile.read_optional(folder, SENTENCE)
+    config.refuse_unknown(KNOWN_SENTENCE, {"max_active_dims"}, own)
+    config.refuse_other({"model_type": (kind, None)})
+    if kind != "SentenceTransformer":
+        config.refuse_other({"truncate_dim": (None,)})
+    if kind != "SparseEncoder":
+        config.refuse_other({"max_active_dims": (None,)})
+    read_prompts(config)
+    config.refuse_other({"similarity_fn_name": ("cosine", "dot", "euclidean", "manhattan", None)})
+    return config
+
+
+def model_kind(rows: Rows) -> str:
+    """What Sentence Transformers calls a model of these modules, if it gives vectors."""
+    is_sparse = rows[-1][0] in ("SpladePooling", "SparseAutoEncoder", "SparseStaticEmbedding")
+    return "SparseEncoder" if is_sparse else "SentenceTransformer"
+
+
+def read_prompts(config: JsonFile) -> tuple[dict[str, str], str | None]:
+    """(prompts by name, the default's name) of config_sentence_transformers.json."""
+    prompts: dict[str, str] = {}
+    for name, text in cast(dict[str, object], config.get("prompts", dict, {})).items():
+        if not isinstance(text, str):
+            raise config.error(f"prompt {name!r} must be a string, is {text!r}.", "prompts")
+        prompts[name] = text
+    default = config.get("default_prompt_name", str, "")
+    if default and default not in prompts:
+        raise config.error(f"{default!r} is not among the prompts {list(prompts)}.", "default_prompt_name")
+    return prompts, config.data.get("default_prompt_name")
+
+
+def read_max_entries(config: JsonFile) -> int:
+    """Of a sparse vector, as config_sentence_transformers.json says; 0: it does not."""
+    return config.positive("max_active_dims") if config.data.get("max_active_dims") is not None else 0

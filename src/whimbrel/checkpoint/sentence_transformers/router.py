@@ -1,0 +1,90 @@
+"""Sentence Transformers' Router: modules that queries go through, and others for documents. Reads which, and when.
+
+A Router may stand first, each route with a model of its own, or after a model that the routes share. Either way a route is a
+list of modules like any other, which `card_reader` reads as such.
+
+Source: sentence_transformers/base/modules/router.py (6.2), where Asym is its old name.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.sentence_transformers.modules import KINDS, Rows, module_kind, module_path
+from whimbrel.types.request import InputType
+
+_FILES: Final = ("router_config.json", "config.json")
+_TASKS: Final[tuple[InputType | None, ...]] = (None, "query", "document")
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """What a Router says."""
+
+    rows: Mapping[str, Rows]
+    """The modules of each route, by its name."""
+    route_of: Mapping[InputType | None, str]
+    """Which route texts take; none if they are refused. None: texts of which nothing is said."""
+
+
+def read_router(folder: Path, path: str) -> Routes:
+    """Read the Router in `path`. Raises CheckpointError."""
+    name = next((name for name in _FILES if (folder / path / name).exists()), _FILES[0])
+    config = JsonFile.read(folder, f"{path}/{name}" if path else name)
+    config.refuse_unknown({"types", "structure", "parameters"})
+    types = cast(dict[str, object], config.get("types", dict))
+    kinds = {module: module_kind(config, "types", kind, KINDS) for module, kind in types.items()}
+    rows = dict[str, Rows]()
+    for route, names in cast(dict[str, object], config.get("structure", dict)).items():
+        if not isinstance(names, list) or any(name not in kinds for name in cast(list[object], names)):
+            raise config.error(f"{route} must be a list of modules that have a type, is {names!r:.80}.", "structure")
+        rows[route] = [(kinds[name], module_path(folder, path, config, "structure", name)) for name in cast(list[str], names)]
+    if not rows:
+        raise config.error("names no route.", "structure")
+    route_of = _route_of(JsonFile(config.name, config.get("parameters", dict, {})), list(rows))
+    if unreachable := rows.keys() - set(route_of.values()):
+        raise config.error(f"no query and no document takes the route {min(unreachable)!r}.", "structure")
+    return Routes(rows, route_of)
+
+
+def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None, str]:
+    """The Router's own order: what is mapped, the route that is called as the task or as the modality, the default."""
+    parameters.refuse_unknown({"allow_empty_key", "default_route", "route_mappings"})
+    mapped = _mappings(parameters, routes)
+    default = parameters.data.get("default_route")
+    if default is None and parameters.get("allow_empty_key", bool, True):
+        default = routes[0]
+    if default is not None and default not in routes:
+        raise parameters.error(f"{default!r} is no route; routes: {', '.join(routes)}.", "default_route")
+    found = dict[InputType | None, str]()
+    for task in _TASKS:
+        named = [route for route in (task, "text") if route in routes]
+        keys = ((task, "text"), (task, None), (None, "text"), (None, None))
+        choices = [*(mapped[key] for key in keys if key in mapped), *named]
+        if task is None and isinstance(default, str):
+            choices.append(default)
+        if choices:
+            found[task] = choices[0]
+    return found
+
+
+def _mappings(parameters: JsonFile, routes: list[str]) -> dict[tuple[object, object], str]:
+    """(task, modality) -> route; a key is a tuple as Python prints it."""
+    key = "route_mappings"
+    found = dict[tuple[object, object], str]()
+    for text, route in cast(dict[str, object], parameters.get(key, dict, {})).items():
+        try:
+            pair: object = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            pair = None
+        if not isinstance(pair, tuple) or len(cast(tuple[object, ...], pair)) != 2:
+            raise parameters.error(f"{text!r:.80} is no pair of a task and a modality.", key)
+        if not isinstance(route, str) or route not in routes:
+            raise parameters.error(f"{route!r:.80} is no route; routes: {', '.join(routes)}.", key)
+        found[cast(tuple[object, object], pair)] = route
+    return found

@@ -1,0 +1,153 @@
+"""What checkpoints say of sparse vectors: SPLADE's heads, and the extra files of BGE-M3.
+
+Which tokens of a text count for SPLADE: all of them, [CLS] and [SEP] too. So it is in the code that the models were trained and
+published with (naver/splade and the models' cards: scores times the attention mask), in Sentence Transformers and in Text
+Embeddings Inference. vLLM leaves those two out; its numbers are not those of the cards. For BGE-M3 FlagEmbedding's code says
+which tokens count: inference/embedder/encoder_only/m3.py, `_process_token_weights` and `_process_colbert_vecs`.
+
+Sources of the formats: sentence_transformers/sparse_encoder/modules/splade_pooling.py (6.2) and the heads in
+transformers/models/*/modeling_*.py (5.23); of "new", Alibaba-NLP/new-impl on the hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
+from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
+from whimbrel.checkpoint.torch_zip import tensor_shapes
+from whimbrel.errors import CheckpointError
+from whimbrel.types.card import Encoder, Output, TokenizerCard
+from whimbrel.types.heads import Activation, Dense, LayerNorm, Vocabulary
+
+FILL_MASK: Final[Mapping[str, tuple[object, ...]]] = {
+    "transformer_task": ("fill-mask",),
+    "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}}, None),
+}
+"""What the configuration of a Transformer says before SpladePooling."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LanguageHead:
+    """Names of a masked-language-model head's tensors, in one family."""
+
+    dense: str
+    norm: str
+    decoder: str
+    biases: tuple[str, ...]
+    table: str = "embeddings.word_embeddings.weight"
+    activation: Activation | None = "gelu"
+    """None: the transformer's own."""
+
+
+_LM_HEAD: Final = _LanguageHead(
+    "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", ("lm_head.decoder.bias", "lm_head.bias")
+)
+_HEADS: Final[Mapping[str, _LanguageHead]] = {
+    "bert": _LanguageHead(
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.decoder",
+        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        activation=None,
+    ),
+    "roberta": _LM_HEAD,
+    "mpnet": _LM_HEAD,
+    "electra": _LanguageHead(
+        "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", ("generator_lm_head.bias",)
+    ),
+    "distilbert": _LanguageHead(
+        "vocab_transform", "vocab_layer_norm", "vocab_projector", ("vocab_projector.bias",), activation=None
+    ),
+    "gte": _LanguageHead("lm_head.dense", "lm_head.norm", "lm_head.decoder", ("lm_head.decoder.bias",), activation=None),
+    "modernbert": _LanguageHead(
+        "head.dense", "head.norm", "decoder", ("decoder.bias",), table="embeddings.tok_embeddings.weight"
+    ),
+}
+
+_LOGS: Final[Mapping[str, int]] = {"relu": 1, "log1p_relu": 2}
+_STRATEGIES: Final[Mapping[str, Literal["max", "sum"]]] = {"max": "max", "sum": "sum"}
+
+
+def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entries: int) -> Output:
+    """SPLADE: config.json says which head, `pooling` is SpladePooling's config; an empty one has its defaults."""
+    sizes = {"word_embedding_dimension", "embedding_dimension"}
+    pooling.refuse_unknown(sizes, {"pooling_strategy", "activation_function", "chunk_size"})
+    for key in sizes:
+        pooling.refuse_other({key: (encoder.vocab_size, None)})
+    if (names := _HEADS.get(encoder.family)) is None:
+        raise config.error("the language-modelling head of this architecture is not supported.", "architectures")
+    return Output(
+        encoder.vocab_size,
+        rows="vocabulary",
+        token_head=_transform(config, encoder, names),
+        vocabulary=Vocabulary(
+            weight=f"{names.decoder}.weight",
+            table=names.table if config.get("tie_word_embeddings", bool, True) else None,
+            biases=names.biases if _has_bias(config, "decoder_bias", default=True) else (),
+            in_features=encoder.embedding_size,
+            out_features=encoder.vocab_size,
+            strategy=pooling.choice("pooling_strategy", _STRATEGIES, "max"),
+            num_logs=pooling.choice("activation_function", _LOGS, "relu"),
+        ),
+        max_entries=max_entries,
+    )
+
+
+def _transform(config: JsonFile, encoder: Encoder, names: _LanguageHead) -> tuple[Dense, LayerNorm]:
+    """What stands before the decoder."""
+    if encoder.family == "modernbert":
+        config.refuse_other({"classifier_activation": ("gelu", None)})
+    return (
+        Dense(
+            None,
+            names.dense,
+            in_features=encoder.hidden_size,
+            out_features=encoder.embedding_size,
+            bias=_has_bias(config, "classifier_bias", default=encoder.family != "modernbert"),
+            activation=names.activation or encoder.activation,
+        ),
+        LayerNorm(None, names.norm, encoder.embedding_size, encoder.norm_eps, encoder.norm_bias),
+    )
+
+
+def _has_bias(config: JsonFile, key: str, *, default: bool) -> bool:
+    """ModernBERT's config says it; elsewhere there is one."""
+    if config.data.get("model_type") != "modernbert":
+        return True
+    return config.get(key, bool, default)
+
+
+_SPARSE, _COLBERT = "sparse_linear.pt", "colbert_linear.pt"
+_NOT_LEXICAL: Final = ("cls", "eos", "pad", "unk")
+"""Tokens without a weight, by their roles."""
+
+
+def read_m3(root: Path, encoder: Encoder, tokenizer: TokenizerCard) -> dict[Literal["sparse", "multi_vector"], Output]:
+    """The outputs that BGE-M3 has in files of their own, beside those of the transformer."""
+    outputs: dict[Literal["sparse", "multi_vector"], Output] = {}
+    if (root / _SPARSE).exists():
+        head = Dense(_SPARSE, "", encoder.hidden_size, _rows(root, _SPARSE), bias=True, activation="relu")
+        if head.out_features != 1:
+            raise CheckpointError(f"has {head.out_features} rows, must have 1.", file=_SPARSE, key="weight")
+        ids, roles = read_vocabulary(read_tokenizer_file(root).data, tokenizer, encoder.vocab_size)
+        skip_ids = tuple(ids[token] for role in _NOT_LEXICAL if (token := roles.get(role, "")) in ids)
+        outputs["sparse"] = Output(1, rows="entry", head=(head,), skip_ids=skip_ids)
+    if (root / _COLBERT).exists():
+        head = Dense(_COLBERT, "", encoder.hidden_size, _rows(root, _COLBERT), bias=True, activation="identity")
+        outputs["multi_vector"] = Output(
+            head.out_features, rows="token", head=(head,), finish="normalize", skip_first=1, similarity="meanmaxsim"
+        )
+    return outputs
+
+
+def _rows(root: Path, file: str) -> int:
+    """Of the weight in a .pt file: its config is nowhere else."""
+    shape = tensor_shapes(find_file(root, file), file).get("weight", ())
+    if len(shape) != 2 or shape[0] < 1:
+        raise CheckpointError("has no weight of two dimensions.", file=file, key="weight")
+    return shape[0]

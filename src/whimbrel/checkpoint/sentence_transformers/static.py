@@ -1,0 +1,195 @@
+"""Checkpoints that are nothing but a table of vectors, one per token: Sentence Transformers' StaticEmbedding, and model2vec.
+
+Both say little: a tokenizer.json, which is used as it is, and the tensors. What a table holds is in the header of
+model.safetensors, which is read here without any library. model2vec's checkpoints have a config.json, and treat texts in
+another way: tokens that the vocabulary does not have are dropped, and texts are cut, to `max_length` tokens and first to as
+many characters as so many tokens of the median length have.
+
+SparseStaticEmbedding has a number for each token, mostly its inverse document frequency, in a tensor or in a JSON file; its
+tokenizer is what AutoTokenizer makes of the files, without special tokens around a text.
+
+Sources: sentence_transformers/sentence_transformer/modules/static_embedding.py and sparse_encoder/modules/
+sparse_static_embedding.py (6.2); model2vec/model.py and model2vec/persistence/persistence.py (0.10).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.checkpoint.sentence_transformers.heads import cut_output, finish_output
+from whimbrel.checkpoint.sentence_transformers.modules import Rows, model_kind, read_max_entries, read_prompts, read_sentence
+from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer
+from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
+from whimbrel.errors import CheckpointError
+from whimbrel.types.card import BareTokens, Card, Encoder, Output, TokenizerCard
+from whimbrel.types.request import OutputName
+
+_WEIGHTS: Final = "model.safetensors"
+_TABLES: Final = ("embedding.weight", "embeddings")
+_MAX_HEADER: Final = 2**24
+UNLIMITED: Final = 2**22
+"""Tokens per text where nothing limits them: more than any text that is taken can have."""
+_MODEL2VEC_LENGTH: Final = 512
+_MOST_TOKENS: Final = 2**31
+
+# Keys of model2vec's config.json that tell how the table was made, or what the tensors say themselves.
+_INERT: Final = frozenset(
+    """
+    apply_pca apply_zipf architectures embedding_dtype head_config hidden_dim language pooling seq_length sif_coefficient
+    tokenizer_name transformers_version vocabulary_quantization
+""".split()
+)
+
+
+def is_model2vec(root: Path) -> bool:
+    """Whether model2vec has saved what lies in this folder."""
+    return JsonFile.read_optional(root, "config.json").data.get("model_type") == "model2vec"
+
+
+def read_static_card(folder: Path, name: str, rows: Rows) -> Card:
+    """The card of a table of vectors, and of what comes after it. Raises CheckpointError."""
+    kind, path = rows[0]
+    path = Path(path).as_posix() if Path(path).parts else ""
+    sentence = read_sentence(folder, model_kind(rows))
+    max_entries = read_max_entries(sentence)
+    if kind == "SparseStaticEmbedding":
+        encoder, tokenizer, max_length, entries = _read_sparse_table(folder, path)
+        outputs: dict[OutputName, Output] = {"sparse": replace(entries, max_entries=max_entries)}
+    else:
+        encoder, tokenizer, max_length, normalized = _read_table(folder / path)
+        mean = Output(encoder.hidden_size, modes=("mean",), finish="normalize", finished=False)
+        outputs = finish_output(folder, {"sentence_embedding": mean}, rows[1:], max_entries)
+        if (dense := outputs.get("dense")) is not None:
+            outputs["dense"] = cut_output(dense if normalized is None else replace(dense, finished=normalized), sentence)
+    prompts, default_prompt_name = read_prompts(sentence)
+    return Card(
+        name=name,
+        path=path,
+        encoder=encoder,
+        outputs=outputs,
+        max_length=max_length,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        default_prompt_name=default_prompt_name,
+        matryoshka=sentence.data.get("truncate_dim") is not None,
+        similarity=sentence.data.get("similarity_fn_name"),
+    )
+
+
+def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
+    """What lies in a table's folder: (encoder, tokenizer, tokens per text, whether vectors are normalised, if that is said)."""
+    shapes = _shapes(root)
+    name = next((name for name in _TABLES if name in shapes), _TABLES[0])
+    if len(shape := shapes.get(name, [])) != 2 or min(shape) < 1:
+        raise CheckpointError(f"must be a table of vectors, is {shape or 'not there'}.", file=_WEIGHTS, key=name)
+    mapping = shapes.get("mapping", shape)
+    encoder = _table_encoder(mapping[0] if mapping else 0, shape[1])
+    tokenizer = JsonFile.read(root, "tokenizer.json")
+    if is_model2vec(root):
+        config = JsonFile.read(root, "config.json")
+        length = config.data.get("max_length", _MODEL2VEC_LENGTH)
+        limit = UNLIMITED if length is None else config.positive("max_length", _MODEL2VEC_LENGTH)
+        normalized = config.get("normalize", bool, False)
+        config.refuse_unread(_INERT, {"max_length", "model_type"})
+        bare = BareTokens(encoder.vocab_size, drop_unknown=True, cut_characters=length is not None)
+        return encoder, _tokenizer("right", bare), limit, normalized
+    limit, side = _truncation(tokenizer)
+    return encoder, _tokenizer(side, BareTokens(encoder.vocab_size)), limit, None
+
+
+def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard, int, Output]:
+    """What lies in the folder of a SparseStaticEmbedding: (encoder, tokenizer, tokens per text, sparse vectors)."""
+    root = folder / path
+    config = JsonFile.read_optional(root, "config.json")
+    config.refuse_unknown({"frozen", "path"})
+    stated = JsonFile.read_optional(root, "tokenizer_config.json")
+    tokenizer = read_tokenizer(root, JsonFile("config.json", {"model_type": "none"}), stated, lowercase=False)
+    idf = None
+    if config.data.get("path") is not None:
+        idf = next((file for file in _beside(config, path) if (folder / file).exists()), None)
+        if idf is None:
+            raise config.error("this file is not in the checkpoint.", "path")
+        ids, _ = read_vocabulary(read_tokenizer_file(root).data, tokenizer, _MOST_TOKENS)
+        shape = [1 + max(ids.values(), default=0)]
+    elif len(shape := _shapes(root).get("weight", [])) != 1:
+        raise CheckpointError(f"must be a row of weights, is {shape or 'not there'}.", file=_WEIGHTS, key="weight")
+    encoder = replace(_table_encoder(shape[0], 1), idf=idf)
+    key = "model_max_length" if "model_max_length" in stated.data else "max_len"
+    limit = int(min(stated.get(key, float, UNLIMITED), UNLIMITED))
+    if limit < 1:
+        raise stated.error(f"must be positive, is {limit}.", key)
+    bare = BareTokens(encoder.vocab_size, as_stored=False)
+    return encoder, replace(tokenizer, bare=bare), limit, Output(1, rows="entry", skip_ids=(bare.empty_id,))
+
+
+def _beside(config: JsonFile, path: str) -> list[str]:
+    """Where the file of weights may be: in the module's folder or in the checkpoint's."""
+    name = config.get("path", str)
+    if Path(name).name != name or not name.endswith(".json"):
+        raise config.error(f"{name!r:.80} is no JSON file of this folder.", "path")
+    return [f"{path}/{name}".lstrip("/"), name]
+
+
+def _table_encoder(vocab_size: int, width: int) -> Encoder:
+    return Encoder(
+        family="static",
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=0,
+        layers=(),
+        num_heads=1,
+        max_positions=UNLIMITED,
+        norm_eps=0.0,
+        activation="identity",
+    )
+
+
+def _tokenizer(side: Literal["right", "left"], bare: BareTokens) -> TokenizerCard:
+    """tokenizer.json as it is: no other file counts."""
+    return TokenizerCard(
+        tokenizer_class="tokenizer.json",
+        truncate=side,
+        lowercase=False,
+        do_lower_case=True,
+        strip_accents=None,
+        tokenize_chinese_chars=True,
+        add_prefix_space=None,
+        legacy=False,
+        ends=False,
+        special_tokens={},
+        extra_tokens=None,
+        second_type=False,
+        legacy_tokens=(),
+        added_tokens=None,
+        bare=bare,
+    )
+
+
+def _truncation(tokenizer: JsonFile) -> tuple[int, Literal["right", "left"]]:
+    """What is saved in tokenizer.json, which Sentence Transformers leaves as it is."""
+    truncation = JsonFile(tokenizer.name, tokenizer.get("truncation", dict, {}))
+    if not truncation.data:
+        return UNLIMITED, "right"
+    truncation.refuse_unknown({"direction", "max_length", "strategy", "stride"})
+    sides: dict[str, Literal["right", "left"]] = {"Right": "right", "Left": "left"}
+    return truncation.positive("max_length"), truncation.choice("direction", sides, "Right")
+
+
+def _shapes(root: Path) -> dict[str, list[int]]:
+    """Of the tensors in model.safetensors: the length of a header, then the header, which is JSON."""
+    try:
+        with find_file(root, _WEIGHTS).open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header: Any = json.loads(file.read(length)) if length <= _MAX_HEADER else None
+        tensors = {name: row for name, row in cast(dict[str, Any], header).items() if name != "__metadata__"}
+        return {name: [int(size) for size in row["shape"]] for name, row in tensors.items()}
+    except FileNotFoundError:
+        raise CheckpointError(f"not found in {root}.", file=_WEIGHTS) from None
+    except (OSError, struct.error, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=_WEIGHTS) from None

@@ -1,0 +1,261 @@
+"""tokenizer_config.json and what lies beside it -> TokenizerCard. Every key must be known, as in `card_reader`.
+
+Source: transformers/tokenization_utils_base.py, `_from_pretrained`, and models/auto/tokenization_auto.py (5.23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, cast
+
+from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
+from whimbrel.errors import CheckpointError
+from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass
+
+JSON: TypeAlias = dict[str, Any]
+
+# Keys of tokenizer_config.json that do not change the ids of a single text. add_bos_token and add_eos_token are among them:
+# where there is a tokenizer.json, its post-processor alone says what stands around a text. Code on the hub may differ: _ENDING.
+_INERT_TOKENIZER: Final = frozenset(
+    """
+    add_bos_token add_eos_token backend chat_template clean_up_tokenization_spaces
+    do_basic_tokenize errors from_slow full_tokenizer_file is_local local_files_only
+    max_length name_or_path never_split pad_to_multiple_of
+    pad_token_type_id padding_side processor_class remove_space return_special_tokens_mask sp_model_kwargs
+    spaces_between_special_tokens
+    special_tokens_map_file stride tokenizer_file tokenizer_type trim_offsets truncation truncation_strategy
+    use_default_system_prompt use_fast vocab_file vocab_size
+""".split()
+)
+_USED_TOKENIZER: Final = frozenset(
+    """
+    add_prefix_space added_tokens_decoder additional_special_tokens auto_map do_lower_case extra_special_tokens init_inputs
+    keep_accents legacy max_len model_input_names model_max_length model_specific_special_tokens split_special_tokens
+    strip_accents tokenize_chinese_chars tokenizer_class truncation_side
+""".split()
+)
+_EXTRA: Final = ("additional_special_tokens", "extra_special_tokens")
+_ROLES: Final = {f"{role}_token": role for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+
+_CLASSES: Final[Mapping[str, TokenizerClass]] = {
+    "AlbertTokenizer": "AlbertTokenizer",
+    "BertTokenizer": "BertTokenizer",
+    "CamembertTokenizer": "CamembertTokenizer",
+    "DistilBertTokenizer": "BertTokenizer",
+    "ElectraTokenizer": "BertTokenizer",
+    "GPT2Tokenizer": "GPT2Tokenizer",
+    "GemmaTokenizer": "GemmaTokenizer",
+    "LlamaTokenizer": "LlamaTokenizer",
+    "MPNetTokenizer": "MPNetTokenizer",
+    "MobileBertTokenizer": "BertTokenizer",
+    "PreTrainedTokenizer": "tokenizer.json",
+    "Qwen2Tokenizer": "Qwen2Tokenizer",
+    "RobertaTokenizer": "RobertaTokenizer",
+    "XLMRobertaTokenizer": "XLMRobertaTokenizer",
+}
+_TOKENIZER_CLASSES: Final[Mapping[str, TokenizerClass]] = {
+    "AlbertTokenizer": "AlbertTokenizer",
+    **_CLASSES,
+    **{f"{name}Fast": kind for name, kind in _CLASSES.items()},
+    "TokenizersBackend": "tokenizer.json",
+}
+_IMPLIED: Final[Mapping[str, TokenizerClass]] = {
+    "albert": "AlbertTokenizer",
+    "bert": "BertTokenizer",
+    "camembert": "CamembertTokenizer",
+    "data2vec-text": "RobertaTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "ernie": "BertTokenizer",
+    "gemma": "GemmaTokenizer",
+    "gemma2": "GemmaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "gte": "XLMRobertaTokenizer",
+    "jina_embeddings_v3": "XLMRobertaTokenizer",
+    "llama": "tokenizer.json",
+    "mobilebert": "BertTokenizer",
+    "mpnet": "MPNetTokenizer",
+    "nomic_bert": "BertTokenizer",
+    "opt": "GPT2Tokenizer",
+    "phi": "GPT2Tokenizer",
+    "qwen2_moe": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "qwen3_moe": "Qwen2Tokenizer",
+    "roberta": "RobertaTokenizer",
+    "roberta-prelayernorm": "RobertaTokenizer",
+    "starcoder2": "GPT2Tokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "xmod": "XLMRobertaTokenizer",
+}
+"""The class of a model type, where none is stated."""
+_FILE_ALONE: Final = """
+    ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoeshared hyperclovax internlm3
+    iquestcoder mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert modernbert-decoder nemotron
+    olmo2 olmo3 persimmon phi3 phimoe xlm-roberta-xl
+""".split()
+_FORCED: Final[Mapping[str, TokenizerClass]] = {
+    "qwen2": "Qwen2Tokenizer",
+    **dict.fromkeys(_FILE_ALONE, "tokenizer.json"),
+}
+"""The class of a model type, whatever is stated."""
+_ENDING: Final = ("tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast")
+"""Code of gte-Qwen2 and stella: Qwen2's class, but that a text ends with the eos token if add_eos_token says so. Their
+tokenizer.json does not say it."""
+_NEED_A_SPACE_FLAG: Final = (
+    "AlbertTokenizer",
+    "CamembertTokenizer",
+    "GPT2Tokenizer",
+    "RobertaTokenizer",
+    "XLMRobertaTokenizer",
+)
+"""Classes that do not take a null for add_prefix_space as their default."""
+_INPUTS: Final[Mapping[TokenizerClass, list[str]]] = {"BertTokenizer": ["token_type_ids"]}
+"""What a class gives the model beside ids, where it is not stated. (transformers 4 had types here for nearly all classes.)"""
+
+
+def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowercase: bool) -> TokenizerCard:
+    """The tokenizer's part of the card, from config.json and tokenizer_config.json. Raises CheckpointError.
+
+    `lowercase` is the do_lower_case of Sentence Transformers.
+    """
+    tokenizer.refuse_unknown(_USED_TOKENIZER, _INERT_TOKENIZER, _ROLES, _own_roles(tokenizer))
+    tokenizer.refuse_other({"split_special_tokens": (False, None), "keep_accents": (False, None), "init_inputs": ([], None)})
+    file = read_tokenizer_file(root)
+    kind = _tokenizer_class(root, config, tokenizer)
+    if kind == "tokenizer.json" and not (root / "tokenizer.json").exists():
+        raise CheckpointError(
+            "not found; load and save the tokenizer once with transformers to make it.", file="tokenizer.json"
+        )
+    truncation = cast(JSON, file.data.get("truncation") or {})
+    sides: Mapping[str, Literal["right", "left"]] = {"right": "right", "left": "left"}
+    added = tokenizer.data.get("added_tokens_decoder")
+    roles, extra = _named_tokens(root, tokenizer, legacy=added is None)
+    return TokenizerCard(
+        tokenizer_class=kind,
+        truncate=tokenizer.choice("truncation_side", sides, str(truncation.get("direction", "right")).lower()),
+        lowercase=lowercase,
+        do_lower_case=tokenizer.get("do_lower_case", bool, True),
+        strip_accents=tokenizer.get("strip_accents", bool) if tokenizer.data.get("strip_accents") is not None else None,
+        tokenize_chinese_chars=tokenizer.get("tokenize_chinese_chars", bool, True),
+        add_prefix_space=_add_prefix_space(tokenizer, kind),
+        legacy=tokenizer.get("legacy", bool, False),
+        ends=_ends(tokenizer),
+        second_type="token_type_ids" in tokenizer.get("model_input_names", list, _INPUTS.get(kind, [])),
+        special_tokens=roles,
+        extra_tokens=extra,
+        legacy_tokens=tuple(JsonFile.read_optional(root, "added_tokens.json").data) if added is None else (),
+        added_tokens=None if added is None else _added_tokens(tokenizer),
+    )
+
+
+def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> TokenizerClass:
+    """The class that AutoTokenizer takes."""
+    model_type = config.get("model_type", str, "")
+    if model_type == "mistral" and (root / "tekken.json").exists():
+        raise CheckpointError("is not read by Whimbrel; if tokenizer.json says the same, remove it.", file="tekken.json")
+    if model_type in _FORCED:
+        return _FORCED[model_type]
+    owner = tokenizer if tokenizer.data.get("tokenizer_class") is not None else config
+    if owner.data.get("tokenizer_class") is None:
+        return config.lookup("model_type", model_type, _IMPLIED)
+    kind = owner.choice("tokenizer_class", _TOKENIZER_CLASSES)
+    if kind != "LlamaTokenizer" or not (root / "tokenizer.json").exists():
+        return kind
+    if '"ByteLevel"' in find_file(root, "tokenizer.json").read_text(encoding="utf-8"):
+        return "tokenizer.json"  # many checkpoints with another tokenizer name this class
+    return kind
+
+
+def _ends(tokenizer: JsonFile) -> bool:
+    """Whether code of the checkpoint's own, whose work is done here, puts the eos token after a text."""
+    code = cast(JSON, tokenizer.get("auto_map", dict, {}))
+    if not code:
+        return False
+    names = cast(list[object], code.get("AutoTokenizer")) if isinstance(code.get("AutoTokenizer"), list) else [None]
+    if not all(isinstance(name, str) and name.rpartition("--")[2] in _ENDING for name in names):
+        raise tokenizer.error("this tokenizer needs code of its own; custom code is not run.", "auto_map")
+    tokenizer.refuse_other({"add_bos_token": (False, None)})
+    return tokenizer.get("add_eos_token", bool, False)
+
+
+def _add_prefix_space(tokenizer: JsonFile, kind: TokenizerClass) -> bool | None:
+    key = "add_prefix_space"
+    if tokenizer.data.get(key) is not None:
+        return tokenizer.get(key, bool)
+    if key in tokenizer.data and kind in _NEED_A_SPACE_FLAG:
+        raise tokenizer.error("null is not supported; must be true, false or absent.", key)
+    return None
+
+
+def _named_tokens(
+    root: Path, tokenizer: JsonFile, *, legacy: bool
+) -> tuple[Mapping[str, AddedToken | None], tuple[AddedToken, ...] | None]:
+    """Special tokens with a role and without: tokenizer_config.json's, overruled by special_tokens_map.json in checkpoints that
+    do not list their added tokens. Roles of the model's own come last."""
+    old_key, key = _EXTRA
+    stated = dict(tokenizer.data)
+    if old_key in stated and not stated.get(key):
+        stated[key] = stated.pop(old_key)
+    own = {name: stated[name] for name in _own_roles(tokenizer)}
+    own |= _pop_roles(stated, key)
+    if legacy:
+        stated |= _special_tokens_map(root, stated)
+        own |= _pop_roles(stated, key)
+    own = own or cast(JSON, stated.get("model_specific_special_tokens") or {})
+    if both := own.keys() & _ROLES:
+        raise tokenizer.error(f"{min(both)} is no name for a token of the model's own.", key)
+    roles = {role: _token(tokenizer, name, stated[name]) for name, role in _ROLES.items() if name in stated}
+    roles |= {name: _token(tokenizer, name, value) for name, value in own.items()}
+    if key not in stated and stated.get(old_key) is None:
+        return roles, None
+    extra = cast(list[Any], stated[key] if key in stated else stated[old_key]) or []
+    tokens = (_token(tokenizer, key, value) for value in extra)
+    return roles, tuple(token for token in tokens if token is not None)
+
+
+def _own_roles(tokenizer: JsonFile) -> set[str]:
+    """Keys that give tokens roles of the model's own, as image_token."""
+    return {key for key, value in tokenizer.data.items() if key.endswith("_token") and isinstance(value, str)} - _ROLES.keys()
+
+
+def _pop_roles(stated: JSON, key: str) -> JSON:
+    """Extra tokens that are given with names, which makes these their roles."""
+    return cast(JSON, stated.pop(key)) if isinstance(stated.get(key), dict) else {}
+
+
+def _special_tokens_map(root: Path, stated: JSON) -> JSON:
+    file = JsonFile.read_optional(root, "special_tokens_map.json")
+    file.refuse_unknown(_ROLES, _EXTRA)
+    known = cast(list[Any], stated.get("extra_special_tokens") or [])
+    more: Any = file.data.get("extra_special_tokens")
+    if isinstance(more, list):
+        new = [{**cast(JSON, item), "special": True} if isinstance(item, dict) else item for item in cast(list[Any], more)]
+        return file.data | {"extra_special_tokens": known + [token for token in new if token not in known]}
+    return file.data
+
+
+def _token(tokenizer: JsonFile, key: str, value: Any) -> AddedToken | None:
+    """A special token, given by its content, or with its flags too."""
+    if value is None or isinstance(value, str):
+        return None if value is None else {"content": value, "special": True}
+    if not isinstance(value, dict) or not isinstance(cast(JSON, value).get("content"), str):
+        raise tokenizer.error(f"must be a string, is {value!r}.", key)
+    return _flags(cast(JSON, value))
+
+
+def _added_tokens(tokenizer: JsonFile) -> tuple[AddedToken, ...]:
+    key = "added_tokens_decoder"
+    tokens: dict[int, AddedToken] = {}
+    for number, fields in cast(JSON, tokenizer.get(key, dict)).items():
+        if not number.isdigit() or not isinstance(fields, dict) or not isinstance(cast(JSON, fields).get("content"), str):
+            raise tokenizer.error(f"{number}: {fields!r} is no added token.", key)
+        tokens[int(number)] = {"id": int(number), **_flags(cast(JSON, fields))}
+    return tuple(tokens[number] for number in sorted(tokens))
+
+
+def _flags(fields: JSON) -> AddedToken:
+    flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    return {name: fields[name] for name in flags if name in fields}

@@ -1,0 +1,217 @@
+"""What a person sees of a server: phases while it loads, a banner to paste from, and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.errors import SetupError
+from whimbrel.server.http.sockets import BACKLOG, limit_silence
+from whimbrel.server.processes.messages import Planned
+from whimbrel.server.processes.supervisor import ServeOptions, Supervisor
+from whimbrel.types.card import Card, Output
+from whimbrel.types.plan import Plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_EMBEDDINGS: Final = "/v1/embeddings"
+
+
+def names_of_models(given: Sequence[str], *, num_models: int) -> list[tuple[str, ...]]:
+    """The names of each model, from what --served-name was given. Raises SetupError."""
+    split = [tuple(name.strip() for name in each.split(",")) for each in given]
+    if num_models == 1:
+        split = [tuple(name for names in split for name in names)]
+    if len(split) > num_models:
+        raise SetupError(f"--served-name is given {len(split)} times, for {num_models} models.", hint="give it once per MODEL")
+    names = [name for each in split for name in each]
+    if not all(names) or len(set(names)) < len(names):
+        raise SetupError("--served-name is empty or names two models alike.", hint="give every model names of its own")
+    return [*split, *[()] * (num_models - len(split))]
+
+
+def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, console: Console) -> int:
+    """Load, say so and serve until a signal. Returns the exit code. Raises SetupError."""
+    address, port = listener.getsockname()[:2]
+    limit_silence(listener, options.guards.write_pause)
+    shown = _Shown(console, [each.model or "the packaged model" for each in options.models])
+
+    def ready(planned: list[Planned]) -> None:
+        shown.ready()
+        models = [
+            (read_card(Path(each.folder), each.card_name, pooling=model.pooling, reranker=model.reranker), each.plan)
+            for each, model in zip(planned, options.models, strict=True)
+        ]
+        _banner(console, models, options, f"http://{_url_host(address)}:{port}")
+        if not ip_address(address).is_loopback and not options.guards.api_keys:
+            console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
+
+    async def run() -> int:
+        return await Supervisor(options, listener, on_phase=shown.phase, on_ready=ready).run()
+
+    try:
+        code = asyncio.run(run())
+    finally:
+        shown.close()
+    if select.select([], [sys.stderr], [], 1.0)[1]:  # somebody reads it
+        console.print("stopped")
+    return code
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The socket that all workers accept from; nobody else can listen on its address. Raises SetupError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError) as error:
+        raise SetupError(f"cannot listen on {host}: {error}.", hint="--host takes an address of this machine") from None
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        hint = f"choose another: --port {port + 1}" if 1024 <= port < 65535 else "choose another --port or --host"
+        raise SetupError(f"cannot listen on {host}:{port}: {error.strerror or error}.", hint=hint) from None
+    return sock
+
+
+class _Shown:
+    """The phases of loading, each with the seconds it took."""
+
+    def __init__(self, console: Console, models: list[str]) -> None:
+        self._console = console
+        self._models = models
+        self._running = {model: ("starting", perf_counter()) for model in range(len(models))}
+        self._status = console.status("starting")
+        self._status.start()
+
+    def phase(self, model: int, what: str) -> None:
+        """A model begins something; what it did before is done."""
+        phase, since = self._running[model]
+        now = perf_counter()
+        whose = f"{self._models[model]}: " if len(self._models) > 1 else ""
+        self._console.print(f"  {whose}{phase:<24}{now - since:6.2f} s", style="dim", markup=False)
+        self._running[model] = what, now
+        self._status.update(what)
+        if what == "finding the checkpoint":
+            self._status.stop()  # the hub shows bars of its own
+        else:
+            self._status.start()
+
+    def ready(self) -> None:
+        """Loading is over, and what each model did last is done."""
+        for model in self._running:
+            self.phase(model, "")
+        self.close()
+
+    def close(self) -> None:
+        """Loading is over, one way or another."""
+        self._status.stop()
+
+
+def _url_host(address: str) -> str:
+    """What to call from this machine: a wildcard address itself cannot be called."""
+    if address in ("0.0.0.0", "::"):  # noqa: S104
+        return "127.0.0.1"
+    return f"[{address}]" if ":" in address else address
+
+
+def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOptions, url: str) -> None:
+    """What is served and how to call it."""
+    has_key = bool(options.guards.api_keys)
+    console.print()
+    for card, plan in models:
+        for name, value in _described(card, plan).items():
+            console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
+        if len(models) > 1:
+            console.print()
+    processes = f"{_count(options.num_replicas * len(models), 'engine')}, {_count(options.num_workers, 'HTTP worker')}"
+    for name, value in {
+        "processes": processes,
+        "API key": "required" if has_key else "none",
+        "URL": f"{url}  (docs: {url}/docs)",
+    }.items():
+        console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
+    header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
+    imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
+    card, first = models[0][0], models[0][1].served_name
+    model, chosen = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
+    path, body = _example(card)
+    curl = f"""curl {url}{path} -H 'Content-Type: application/json'{header} -d '{json.dumps({**model, **body})}'"""
+    python = (
+        f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{chosen})\nprint(client.embed("Hello, whimbrel!"))'
+    )
+    with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
+    console.print(f"\n[bold]In a shell[/bold]{with_key}\n{_plain(curl)}")
+    if path == _EMBEDDINGS:
+        console.print(f"\n[bold]In Python[/bold] ({_plain(_interpreter())}){with_key}\n{_plain(python)}\n")
+
+
+def _example(card: Card) -> tuple[str, Mapping[str, object]]:
+    """Where and what to ask, to see an answer."""
+    if "dense" in card.outputs and not card.forms and (not card.towers or None in card.tower_of):
+        return _EMBEDDINGS, {"input": "Hello, whimbrel!"}
+    scores_pairs = "scores" in card.outputs and (card.template is not None or len(card.labels) == 1)
+    if scores_pairs or (card.forms and "multi_vector" in card.outputs):
+        documents = ["On coasts of Africa.", "In a sandwich."]
+        return "/v1/rerank", {"query": "Where do whimbrels winter?", "documents": documents}
+    return "/v1/embed", {"input": "Hello, whimbrel!"} | ({"input_type": "query"} if card.towers else {})
+
+
+def _described(card: Card, plan: Plan) -> dict[str, str]:
+    return {
+        "model": ", ".join((plan.served_name, *plan.aliases)),
+        "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
+        "max length": f"{_usual_lengths(card, plan)}{plan.max_length:,} tokens",
+        "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
+        "dtype": plan.dtype,
+    } | _about_cpu(plan)
+
+
+def _about_cpu(plan: Plan) -> dict[str, str]:
+    said = {"CPU": str(plan.cpu)} if plan.device == "cpu" else {}
+    return said | ({"same bits": f"no: {plan.same_bits_reason}"} if plan.same_bits is False else {})
+
+
+def _usual_lengths(card: Card, plan: Plan) -> str:
+    """Of queries and documents, where a request that says nothing has less than the most."""
+    return "".join(f"{min(form.max_length, plan.max_length):,} of a {kind}, " for kind, form in card.forms.items())
+
+
+def _shape(output: Output, plan: Plan) -> str:
+    if output.rows == "entry":
+        return "by token id"
+    usual = f"{output.usual_width} of " if 0 < output.usual_width < output.width else ""
+    parts = [f"{usual}{output.width}{' or fewer' if plan.matryoshka and output.finish == 'normalize' else ''}"]
+    if output.modes:
+        parts.append(" + ".join(output.modes))
+    if output.finished and output.finish != "identity":
+        parts.append({"normalize": "normalised"}.get(output.finish, output.finish))
+    return ", ".join(parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def _interpreter() -> str:
+    """The Python that has Whimbrel, as one would type it."""
+    path = Path(sys.executable)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

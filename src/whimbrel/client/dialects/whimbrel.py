@@ -1,0 +1,159 @@
+"""Whimbrel's own dialect, from the client's side: verbs -> tasks, answers -> arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from whimbrel.client.request_bodies import Json, body_of, check_count, input_body, listed_texts, pairs_of, size_of
+from whimbrel.client.responses import (
+    chained,
+    join_classes,
+    join_outputs,
+    join_scores,
+    read_classes,
+    read_entities,
+    read_explanations,
+    read_outputs,
+    read_scores,
+)
+from whimbrel.client.task import JSON, MESSAGE_PACK, Reply, Task
+from whimbrel.errors import InvalidRequest
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.late_interaction import read_muvera, read_token_pooling
+from whimbrel.types.options import ScoreOptions, TextOptions, check_options, read_prompt, strings
+from whimbrel.types.request import OutputName
+from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ranked
+from whimbrel.wire import to_json
+
+
+def encode(
+    model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
+) -> Task[Outputs]:
+    """Any outputs of texts, pairs, or token ids."""
+    check_options(options, TextOptions)
+    name, text = read_prompt(options.get("prompt"))
+    fields = _given({
+        **options,
+        "model": model,
+        "outputs": outputs if isinstance(outputs, str) else list(outputs) or None,
+        "encoding_format": "bytes",
+        "prompt": text,
+        "prompt_name": name,
+        "token_pooling": read_token_pooling(options.get("token_pooling")),
+        "muvera": read_muvera(options.get("muvera")),
+    })  # fmt: skip
+    wanted = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    if "muvera" in fields:
+        wanted = tuple("muvera" if name == "multi_vector" else name for name in wanted)
+    read = partial(read_outputs, wanted)
+    items = listed_texts(texts)
+    return Task("/v1/embed", items, partial(input_body, fields), read, join_outputs, size_of, whole="late_chunking" in fields)
+
+
+def score(model: str | None, queries: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
+    """The scores of pairs."""
+    pairs, name = pairs_of(queries, documents, ("queries", "documents"), options)
+    return _pair_task(model, pairs, options, name, read=read_scores, join=join_scores)
+
+
+def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
+    """The scores of documents for a query, to be ranked."""
+    if not isinstance(query, str | np.ndarray | tuple):
+        raise InvalidRequest(f"must be a string or its vectors, is {type(query).__name__}.", param="query")
+    pairs, name = pairs_of(query, documents, ("query", "documents"), options)
+    return _pair_task(model, pairs, options, name, read=read_scores, join=join_scores)
+
+
+def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[list[Explanation]]:
+    """What each token of a query found in documents."""
+    pairs, name = pairs_of(query, documents, ("query", "documents"), options)
+    return _pair_task(model, pairs, options, name, read=read_explanations, join=chained, explain=True)
+
+
+def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
+    """The places of the highest scores, and those; of equal ones the first."""
+    order = np.argsort(-scores_N, kind="stable")[:top_n]
+    return [Ranked(index, value) for index, value in zip(order.tolist(), scores_N[order].tolist(), strict=True)]
+
+
+def classify(model: str | None, texts: str | Iterable[Any], options: ScoreOptions) -> Task[Classes]:
+    """The classes of texts or of pairs."""
+    items = listed_texts(texts)
+    fields = _class_fields(model, options)
+    return Task("/v1/classify", items, partial(input_body, fields), read_classes, join_classes, size_of)
+
+
+def token_classify(
+    model: str | None, texts: str | Iterable[str], aggregation: str, options: ScoreOptions
+) -> Task[list[list[Entity]]]:
+    """The entities in texts."""
+    fields = _class_fields(model, options) | {"aggregation": aggregation}
+    return Task("/v1/token_classify", strings(texts, "input"), partial(input_body, fields), read_entities, chained, size_of)
+
+
+def _given(fields: Mapping[str, Any]) -> Json:
+    found = {name: value for name, value in fields.items() if (value is not None and value is not False) or name in _TELLING}
+    return {name: _plain(value) for name, value in found.items() if value is not None}
+
+
+_TELLING: Final = frozenset({"normalize", "activate", "use_activation", "truncate", "token_pooling"})
+"""Fields whose `false` says something."""
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value
+
+
+def _class_fields(model: str | None, options: ScoreOptions) -> Json:
+    check_options(options, ScoreOptions)
+    for name in ("score_by", "dimensions", "token_pooling", "max_query_tokens", "max_document_tokens"):
+        if options.get(name) is not None:
+            raise InvalidRequest("is for pairs that are compared.", param=name)
+    return _given({**options, "model": model})
+
+
+_RENAMED: Final = frozenset({"activate", "prompt", "truncate", "max_query_tokens", "max_document_tokens"})
+"""Options that are said in other words."""
+
+
+def _pair_task(
+    model: str | None,
+    pairs: list[tuple[Any, Any]],
+    options: ScoreOptions,
+    name: Callable[..., str],
+    *,
+    read: Callable[[Reply, int], Any],
+    join: Callable[[list[Any]], Any],
+    **more: Any,
+) -> Task[Any]:
+    check_options(options, ScoreOptions)
+    for limit in ("max_query_tokens", "max_document_tokens"):
+        check_count(options.get(limit), limit)  # a server takes 0 for none
+    prompt_name, prompt = read_prompt(options.get("prompt"))
+    truncate = options.get("truncate")
+    fields = _given({
+        **{key: value for key, value in options.items() if key not in _RENAMED},
+        **more,
+        "model": model,
+        "prompt": prompt,
+        "prompt_name": prompt_name,
+        "use_activation": options.get("activate"),
+        "max_tokens_per_query": options.get("max_query_tokens"),
+        "max_tokens_per_doc": options.get("max_document_tokens"),
+        "token_pooling": read_token_pooling(options.get("token_pooling")),
+        "truncate": True if truncate is None else truncate,
+    })  # fmt: skip
+    packed = any(isinstance(part, dict) for pair in pairs for part in pair)
+    write = partial(_pair_body, fields, msgspec.msgpack.encode if packed else to_json)
+    return Task("/v1/score", pairs, write, read, join, size_of, MESSAGE_PACK if packed else JSON, name, may_be_empty=True)
+
+
+def _pair_body(fields: Json, write: Callable[[Json], bytes], pairs: Sequence[tuple[Any, Any]]) -> bytes:
+    queries, documents = [query for query, _ in pairs], [document for _, document in pairs]
+    same = all(query is queries[0] for query in queries)
+    return body_of(fields, {"queries": queries[0] if same and queries else queries, "documents": documents}, write)

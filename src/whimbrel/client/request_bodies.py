@@ -1,0 +1,184 @@
+"""What is sent: texts, pairs and vectors as the bodies of requests hold them. Errors name the caller's own arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whimbrel.errors import InvalidRequest
+from whimbrel.outputs.stored_vectors import listed_vectors
+from whimbrel.types.options import ScoreOptions, TextOptions, check_options, listed
+from whimbrel.types.request import OutputName
+from whimbrel.wire import to_json
+
+Json: TypeAlias = dict[str, Any]
+
+
+def input_body(fields: Json, items: Sequence[Any]) -> bytes:
+    """A body with the items as `input`. Raises InvalidRequest."""
+    return body_of(fields, {"input": items})
+
+
+def body_of(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_json) -> bytes:
+    """A body. Raises InvalidRequest, which names the one of the inputs that is at fault."""
+    try:
+        return write(fields | inputs)
+    except (TypeError, ValueError) as error:
+        for name, given in inputs.items():
+            for index, item in enumerate([given] if isinstance(given, str) else given):
+                if not _is_unicode(item):
+                    place = name if isinstance(given, str) else f"{name}[{index}]"
+                    raise InvalidRequest("holds a lone surrogate, which is no Unicode text.", param=place) from None
+        raise InvalidRequest(f"this cannot be sent: {error}.") from None
+
+
+def check_count(given: object, param: str) -> None:
+    """That it is a positive number, if it is given. Raises InvalidRequest."""
+    if given is not None and (type(given) is not int or given < 1):
+        raise InvalidRequest(f"must be a positive number, is {given!r}.", param=param)
+
+
+def named(model: str | None) -> Json:
+    """The field that names the model; servers of one do not ask for it."""
+    return {} if model is None else {"model": model}
+
+
+def input_name(index: int | None = None, part: int = 1) -> str:
+    """What errors call texts, whatever a server calls them."""
+    return "input" if index is None else f"input[{index}]"
+
+
+def document_name(index: int | None = None, part: int = 1) -> str:
+    """What errors call the query and the documents of a rerank."""
+    if not part:
+        return "query"
+    return "documents" if index is None else f"documents[{index}]"
+
+
+def _is_unicode(item: object) -> bool:
+    if isinstance(item, tuple | list):
+        return all(map(_is_unicode, cast(Sequence[object], item)))
+    try:
+        str.encode(item if isinstance(item, str) else "")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def listed_texts(texts: str | Iterable[Any]) -> list[Any]:
+    """Texts, pairs, or token ids, as they are sent. Raises InvalidRequest."""
+    items = [each.tolist() if isinstance(each, np.ndarray) else each for each in listed(texts)]
+    _check_texts(items)
+    return items
+
+
+def chosen_output(outputs: OutputName | Sequence[OutputName]) -> OutputName:
+    """The one that is asked for; dense if none is."""
+    names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    if len(names) > 1:
+        raise InvalidRequest("this API gives one output at a time.", param="outputs")
+    return names[0] if names else "dense"
+
+
+def refuse_options(
+    dialect: str,
+    outputs: OutputName | Sequence[OutputName],
+    known_outputs: Sequence[str],
+    options: TextOptions,
+    known: Sequence[str],
+) -> None:
+    """Of another server's dialect: what it cannot say. Raises InvalidRequest."""
+    check_options(options, TextOptions)
+    output = chosen_output(outputs)
+    if output not in known_outputs:
+        raise InvalidRequest(f"the dialect {dialect} has no {output!r}; it has {', '.join(known_outputs)}.", param="outputs")
+    for name, value in options.items():
+        says_nothing = value is None or (value is False and name in _FLAGS)
+        if name not in known and not says_nothing:
+            raise InvalidRequest(f"the dialect {dialect} cannot say it; it takes {', '.join(known)}.", param=name)
+
+
+_FLAGS: Final = ("late_chunking", "split_long", "muvera")
+"""Options whose `False` is what happens anyway."""
+
+
+def _check_texts(items: Sequence[Any]) -> None:
+    for index, item in enumerate(items):
+        if not isinstance(item, str | tuple | list):
+            raise InvalidRequest(f"must be a string, is {type(item).__name__}.", param=f"input[{index}]")
+
+
+def size_of(item: Any) -> int:
+    """Characters of an item, or what counts as many."""
+    if isinstance(item, str):
+        return len(item)
+    if isinstance(item, bytes):
+        return len(item) // _BYTES
+    if isinstance(item, dict):
+        return sum(map(size_of, cast(Json, item).values()))
+    return sum(map(size_of, cast(Sequence[Any], item))) if isinstance(item, tuple | list) else 4
+
+
+def pairs_of(
+    first: Any, second: Any, names: tuple[str, str], options: ScoreOptions
+) -> tuple[list[tuple[Any, Any]], Callable[..., str]]:
+    """Pairs as they are sent, and what errors call their parts. Raises InvalidRequest."""
+    output = options.get("score_by") or "dense"
+    (queries, is_one), (documents, is_one_document) = (
+        _side(given, name, output) for given, name in zip((first, second), names, strict=True)
+    )
+    if is_one:
+        queries = queries * len(documents)
+    if len(queries) != len(documents):
+        message = (
+            f"{len(queries):,} queries and {len(documents):,} documents; there must be one query, or one for each document."
+        )
+        raise InvalidRequest(message, param=names[1])
+
+    def name(index: int | None = None, part: int = 1) -> str:
+        alone = is_one_document if part else is_one
+        return names[part] if index is None or alone else f"{names[part]}[{index}]"
+
+    return list(zip(queries, documents, strict=True)), name
+
+
+def _side(given: object, name: str, output: OutputName) -> tuple[list[Any], bool]:
+    """Texts, or objects with vectors; and whether there is but one that stands for itself.
+
+    An array of two dimensions is a vector for each text, unless token vectors are asked for, or it is the one query.
+    """
+    if isinstance(given, str):
+        return [given], True
+    if name == "query" and isinstance(given, np.ndarray | tuple):
+        return [_vectors(cast(object, given), name)], True
+    vectors = listed_vectors(given, "sparse" if isinstance(given, tuple) else output)
+    alone = vectors is not None and len(vectors) == 1 and vectors[0] is given
+    found = list[Any](listed(cast(Any, given), name)) if vectors is None else vectors
+    return [each if isinstance(each, str) else _vectors(each, f"{name}[{i}]") for i, each in enumerate(found)], alone
+
+
+def _vectors(given: object, param: str) -> Json:
+    """As the server takes them in place of a text."""
+    if isinstance(given, tuple) and len(cast(tuple[Any, ...], given)) == 2:
+        ids, weights = cast(tuple[Any, Any], given)
+        return {"ids": np.ascontiguousarray(ids, "<i4").tobytes(), "weights": np.ascontiguousarray(weights, "<f4").tobytes()}
+    if not isinstance(given, np.ndarray) or isinstance(given, np.ma.MaskedArray):
+        raise InvalidRequest(f"must be a string or an array, is {type(cast(object, given)).__name__}.", param=param)
+    array = cast(NDArray[Any], given)
+    if array.dtype == np.float64:
+        array = array.astype(np.float32)
+    if array.dtype.name not in _DTYPES or array.ndim not in (1, 2):
+        what = f"is of {array.dtype} and of {array.ndim} dimensions"
+        raise InvalidRequest(f"{what}; it takes one or two, of {', '.join(_DTYPES)} (bits).", param=param)
+    kind = _DTYPES[array.dtype.name]
+    data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+    shape = [len(array), array.shape[-1] * (8 if kind == "binary" else 1)]
+    return {"data": data, "dtype": kind} | ({"shape": shape} if array.ndim == 2 else {})
+
+
+_BYTES: Final = 80
+"""Of vectors, which are no work but are long: at most 16 MB in a request, half of what a server takes."""
+_DTYPES: Final = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "binary"}

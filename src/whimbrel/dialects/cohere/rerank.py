@@ -1,0 +1,140 @@
+"""Cohere's rerank, versions 2 and 1. Pure functions over bytes.
+
+Source: cohere-python 7.3 (v2/raw_client.py, raw_base_client.py). The fields of /v1/rerank are taken too, so vLLM's bodies of
+/v2/rerank are; fields that are not known are ignored. Chunks, which are another way to run a long document, are refused where
+there would be several: then scores are what they are there, or there are none.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+from uuid import uuid4
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from whimbrel.dialects.cohere.embed import CohereMeta, meta, render_error
+from whimbrel.dialects.common.decode import decode, is_packed
+from whimbrel.dialects.common.fields import CUT, worded
+from whimbrel.dialects.common.responses import json_answer, usage
+from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.openai import Usage
+from whimbrel.dialects.rerank import RankedDocument, RerankRequest, named_of_rerank, rank, request_of
+from whimbrel.errors import InvalidRequest, WhimbrelError
+from whimbrel.types.request import Request
+from whimbrel.types.result import Result
+
+
+class CohereSpans(msgspec.Struct, frozen=True):
+    """Whether spans of documents are wanted."""
+
+    mode: str
+
+
+class CohereRerankRequest(RerankRequest, frozen=True, kw_only=True):
+    """Body of POST /v2/rerank."""
+
+    relevant_spans: Annotated[CohereSpans | None, Meta(description="Refused if its mode is `enabled`.")] = None
+    return_documents: Annotated[bool | None, Meta(description="Whether the texts are sent back; they are not by default.")] = (
+        None
+    )
+
+
+class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/rerank where it has one of these fields."""
+
+    rank_fields: Annotated[list[str] | None, Meta(description="Which fields of documents count: `text`, and no other.")] = None
+    max_chunks_per_doc: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="1: documents that are too long are cut. Otherwise they are an error: they are not run in chunks."),
+    ] = None
+    return_documents: Annotated[bool | None, Meta(description="Whether the texts are sent back; they are not by default.")] = (
+        None
+    )
+
+
+class CohereRerankResponse(msgspec.Struct):
+    """Answer of both; the best first, and of equal ones the one that came first."""
+
+    id: str
+    results: list[RankedDocument]
+    meta: CohereMeta
+    model: str
+    usage: Usage
+
+
+def read_rerank(body: bytes) -> tuple[CohereRerankRequest, Request]:
+    """The body as it was sent, and the Request it stands for, whose texts are cut if they are too long. Raises InvalidRequest
+    and TooLarge."""
+    sent = decode(CohereRerankRequest, body)
+    if sent.relevant_spans is not None and sent.relevant_spans.mode != "disabled":
+        raise InvalidRequest("spans are not given here; leave it out.", param="relevant_spans")
+    return sent, request_of(replace(sent, truncate=True if sent.truncate is None else sent.truncate))
+
+
+def read_rerank_v1(body: bytes) -> tuple[CohereRerankRequestV1, Request]:
+    """The same of version 1."""
+    sent = decode(CohereRerankRequestV1, body, packed=is_packed(body))
+    if sent.rank_fields not in (None, ["text"]):
+        raise InvalidRequest('only ["text"] is known here; join the fields to one text.', param="rank_fields")
+    cuts = True if sent.truncate is None and sent.max_chunks_per_doc == 1 else sent.truncate
+    return sent, request_of(replace(sent, truncate=cuts))
+
+
+def write_rerank(sent: CohereRerankRequest, result: Result, model: ServedModel) -> bytes | Answer:
+    """The answer of version 2, the best first."""
+    return _write(sent, result, model, "2")
+
+
+def write_rerank_v1(sent: CohereRerankRequestV1, result: Result, model: ServedModel) -> bytes | Answer:
+    """That of version 1."""
+    return _write(sent, result, model, "1")
+
+
+def _write(sent: RerankRequest, result: Result, model: ServedModel, version: str) -> bytes | Answer:
+    body: dict[str, Any] = {
+        "id": str(uuid4()),
+        "results": rank(sent, result, documents=sent.return_documents is True),
+        "meta": meta(version, search_units=1),
+        "model": model.plan.served_name,
+        "usage": usage(result),
+    }
+    return json_answer(body, result)
+
+
+def write_rerank_error(error: WhimbrelError) -> bytes:
+    """An error that names the query, or a document by its place."""
+    return render_error(named_of_rerank(error))
+
+
+def write_rerank_error_v1(error: WhimbrelError) -> bytes:
+    """The same in the words of version 1."""
+    return write_rerank_error(worded(error, {CUT: "max_chunks_per_doc=1"}))
+
+
+_EXAMPLE: Final = '"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]'
+
+ROUTES: Final = (
+    Route(
+        path="/v2/rerank",
+        summary="Documents in the order in which they answer a query (Cohere v2, vLLM).",
+        read_request=read_rerank,
+        write_result=write_rerank,
+        write_error=write_rerank_error,
+        request_type=CohereRerankRequest,
+        response_type=CohereRerankResponse,
+        example=f'{{{_EXAMPLE}, "top_n": 1}}',
+    ),
+    Route(
+        path="/v1/rerank",
+        summary="A body with `rank_fields` or `max_chunks_per_doc`: the same (Cohere v1).",
+        read_request=read_rerank_v1,
+        write_result=write_rerank_v1,
+        write_error=write_rerank_error_v1,
+        request_type=CohereRerankRequestV1,
+        response_type=CohereRerankResponse,
+        example=f'{{{_EXAMPLE}, "max_chunks_per_doc": 1}}',
+        marks=frozenset(("rank_fields", "max_chunks_per_doc")),
+    ),
+)

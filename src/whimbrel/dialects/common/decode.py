@@ -1,0 +1,79 @@
+"""JSON or MessagePack -> a typed struct, with every way this can fail turned into an InvalidRequest that says where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from whimbrel.dialects.common.inputs import refuse_many
+from whimbrel.errors import InvalidRequest
+
+T = TypeVar("T")
+
+
+class Unreadable(InvalidRequest):
+    """The body is empty, or no JSON at all."""
+
+
+_MAPS: Final = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+
+
+@lru_cache(maxsize=64)
+def _decoder(kind: Any, packed: bool) -> msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind) if packed else msgspec.json.Decoder(kind)
+
+
+def is_packed(body: bytes) -> bool:
+    """Whether a body is an object in MessagePack: no JSON begins with these bytes."""
+    return body[:1] in _MAPS
+
+
+def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
+    """Decode `body` as `kind`; `packed`: it is MessagePack. Raises InvalidRequest with the path of the fault, TooLarge."""
+    if not body or body.isspace():
+        raise Unreadable("the body is empty; send a JSON object.")
+    if not packed:
+        refuse_many(body)
+    language = "MessagePack" if packed else "JSON"
+    try:
+        return _decoder(kind, packed).decode(body)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        path = _PATH.search(text)
+        param = path[1] or None if path else None
+        raise InvalidRequest(f"{_PATH.sub('', text)}{_choices(kind, param)}.", param=param) from None
+    except RecursionError:
+        raise Unreadable(f"the {language} is nested too deeply.") from None
+    except UnicodeDecodeError:
+        raise Unreadable("the body is not valid UTF-8.") from None
+    except (msgspec.MsgspecError, ValueError, MemoryError) as error:
+        raise Unreadable(f"the body is not valid {language}: {error}.") from None
+
+
+def _choices(kind: type, param: str | None) -> str:
+    """What a field takes, where it takes one of a few words."""
+    found = list(_inside(msgspec.inspect.type_info(kind)))
+    for name in (param or "").split("."):
+        structs = [info for info in found if isinstance(info, msgspec.inspect.StructType)]
+        fields = [field for info in structs for field in info.fields if field.encode_name == name.partition("[")[0]]
+        found = [info for field in fields for info in _inside(field.type)]
+    words = [repr(value) for info in found if isinstance(info, msgspec.inspect.LiteralType) for value in info.values]
+    return f"; it takes {', '.join(words)}" if words else ""
+
+
+def _inside(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
+    """What a value, or an item of a list, may be."""
+    if isinstance(info, msgspec.inspect.Metadata):
+        yield from _inside(info.type)
+    elif isinstance(info, msgspec.inspect.UnionType):
+        for each in info.types:
+            yield from _inside(each)
+    elif isinstance(info, msgspec.inspect.ListType):
+        yield from _inside(info.item_type)
+    else:
+        yield info

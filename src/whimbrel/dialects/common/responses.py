@@ -1,0 +1,142 @@
+"""What an answer may be: JSON, raw bytes, npy or an Arrow stream, of numbers in several types; and how a client chooses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from whimbrel.dialects.common.route import JSON, Answer, ServedModel
+from whimbrel.errors import InvalidRequest
+from whimbrel.types.result import Outputs, Ragged, Result, Sparse
+from whimbrel.wire import FLOATS, LARGE, ByteOrder, DType, Typed, join_blocks, json_pieces, npy_pieces, to_json
+from whimbrel.wire.arrow import Column, arrow_pieces, lists, scalars, struct_of, vectors
+
+OCTETS: Final = "application/octet-stream"
+NPY: Final = "application/x-npy"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+METADATA: Final = "metadata"
+"""The header that says what the bytes are (vLLM)."""
+_VECTORS: Final = ("dense", "multi_vector", "muvera", "hidden", "token_dense")
+"""Outputs that may travel in fewer bits than floats have."""
+_FLAT: Final = ("dense", "scores", "muvera")
+"""Outputs that are printed number after number; others take about twice the time."""
+
+
+def json_answer(value: object, result: Result, *, as_text: bool = False, times: int = 1) -> bytes | Answer:
+    """JSON of what a result has, as numbers or `as_text`: base64; `times`: in so many types.
+
+    What is large is printed piece by piece while it is sent, so that others have their turn.
+    """
+    arrays = typed_outputs(result.outputs, "float32", "little")
+    size = times * sum(array.nbytes * (1 if name in _FLAT else 2) for name, array in arrays.items())
+    is_large = size > LARGE * (20 if as_text else 4)
+    return Answer(json_pieces(value), held=size) if is_large else to_json(value)
+
+
+def usage(result: Result) -> dict[str, int]:
+    """As OpenAI's API tells it."""
+    return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
+
+
+def typed_outputs(outputs: Outputs, dtype: DType, order: ByteOrder) -> dict[str, Typed]:
+    """The arrays of what was asked for; of the lists there are `.offsets`, then `.rows`, or `.ids` and `.weights`.
+
+    `dtype` is that of vectors and, if it is one of floats, also of scores and weights, which are float32 otherwise.
+    """
+    found: dict[str, Typed] = {}
+    for name in Outputs.__slots__:
+        output = getattr(outputs, name)
+        kind: DType = dtype if name in _VECTORS or dtype in FLOATS else "float32"
+        if isinstance(output, Sparse):
+            found[f"{name}.offsets"] = Typed(output.offsets_N1, "int64", order)
+            found[f"{name}.ids"] = Typed(output.ids_X, "int32", order)
+            found[f"{name}.weights"] = Typed(output.weights_X, kind, order, name)
+        elif isinstance(output, Ragged):
+            found[f"{name}.offsets"] = Typed(output.offsets_N1, "int64", order)
+            found[f"{name}.rows"] = Typed(output.rows_XD, kind, order, name)
+        elif output is not None:
+            found[name] = Typed(output, kind, order, name)
+    return found
+
+
+def bytes_answer(arrays: Mapping[str, Typed], result: Result, model: ServedModel) -> Answer:
+    """The arrays one after another, and in a header what they are."""
+    blocks, size, pieces = join_blocks(arrays)
+    about = {"model": model.plan.served_name, "usage": usage(result), "arrays": blocks}
+    return Answer(pieces, OCTETS, {METADATA: header(about)}, size)
+
+
+def bare_answer(arrays: Mapping[str, Typed]) -> Answer:
+    """The bytes of one array and nothing else."""
+    array = _only(arrays, "bytes_only")
+    return Answer(array.pieces(), OCTETS, size=array.nbytes)
+
+
+def npy_answer(arrays: Mapping[str, Typed]) -> Answer:
+    """A file that `numpy.load` reads."""
+    size, pieces = npy_pieces(_only(arrays, "npy"))
+    return Answer(pieces, NPY, size=size)
+
+
+def arrow_answer(arrays: Mapping[str, Typed], result: Result, model: ServedModel) -> Answer:
+    """A stream of one record batch with a column for each output; model and usage are in the schema's metadata."""
+    about = {"model": model.plan.served_name, "usage": json.dumps(usage(result))}
+    size, pieces = arrow_pieces(list(_columns(arrays)), about)
+    return Answer(pieces, ARROW, size=size)
+
+
+def header(about: object) -> str:
+    """JSON that a header may hold."""
+    text = msgspec.json.encode(about)
+    return text.decode() if text.isascii() else json.dumps(msgspec.json.decode(text))
+
+
+def _only(arrays: Mapping[str, Typed], form: str) -> Typed:
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    raise InvalidRequest(
+        f"{form} holds one array, and the answer has {', '.join(arrays)}; ask for one output with a row for each text, or for "
+        "bytes or arrow.",
+        param="encoding_format",
+    )
+
+
+def _columns(arrays: Mapping[str, Typed]) -> Iterator[Column]:
+    for name, array in arrays.items():
+        output, _, part = name.partition(".")
+        if not part:
+            yield vectors(output, array)
+        elif part == "rows":
+            yield lists(output, arrays[f"{output}.offsets"].array, vectors("item", array))
+        elif part == "ids":
+            offsets = arrays[f"{output}.offsets"].array
+            weights = scalars("item", arrays[f"{output}.weights"])
+            yield struct_of(output, lists("ids", offsets, scalars("item", array)), lists("weights", offsets, weights))
+
+
+def accepted(accept: str, offered: Sequence[str]) -> str:
+    """Which of `offered` the value of an Accept header likes best; JSON where it names none of them.
+
+    Of equals the one that is named first, and types before patterns, which stand for JSON.
+    """
+    best, best_rank = JSON, (0.0, False)
+    for part in accept.split(","):
+        kind, *parameters = (each.strip().lower() for each in part.split(";"))
+        rank = _quality(parameters), "*" not in kind
+        if rank > best_rank and rank[0] > 0 and (kind in offered or kind in (JSON, "application/*", "*/*")):
+            best, best_rank = kind if kind in offered else JSON, rank
+    return best
+
+
+def _quality(parameters: Sequence[str]) -> float:
+    for each in parameters:
+        name, _, value = each.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0

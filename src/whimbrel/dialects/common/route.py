@@ -1,0 +1,90 @@
+"""What a dialect is to the server: a row for each of its routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from whimbrel.errors import WhimbrelError
+from whimbrel.types.request import Decode, Request, Tokenize
+
+if TYPE_CHECKING:
+    from whimbrel.types.card import Card
+    from whimbrel.types.plan import Plan
+
+JSON: Final = "application/json"
+MESSAGE_PACK: Final = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+ANY: Final = ()
+"""Whatever a body is declared as."""
+
+
+class ServedModel(Protocol):
+    """What a dialect may know of the model that is asked."""
+
+    @property
+    def card(self) -> Card: ...
+    @property
+    def plan(self) -> Plan: ...
+
+
+Asked: TypeAlias = Request | Tokenize | Decode
+Read: TypeAlias = "Callable[[bytes], tuple[Any, Asked | Callable[[ServedModel], Asked] | None]]"
+"""body -> (sent, request), or what makes a request of it once the model is known; both raise InvalidRequest. None: the
+model has nothing to do, and the result is None too."""
+
+
+def _none() -> dict[str, str]:
+    return {}  # dict[str, str]() would take ten times as long
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What goes back."""
+
+    pieces: Iterable[bytes | memoryview]
+    """Sent one after another. Making one may take a millisecond; others have their turn before the next is made."""
+    media_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=_none)
+    size: int | None = None
+    """Bytes of all pieces, if that is known before they are made."""
+    held: int = 0
+    """About how many bytes are in memory until the last piece is made, where `size` is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One way to ask for something. `Sent` below is the dialect's own struct, which `write_result` gets back.
+
+    Several may have one path: then the body decides, by the fields that it has.
+    """
+
+    path: str
+    summary: str
+    read_request: Read
+    write_result: Callable[[Any, Any, ServedModel], bytes | Answer]
+    """(sent, result, model) -> body. The result is a Result, or of Tokenize and Decode what they say."""
+    write_error: Callable[[WhimbrelError], bytes]
+    request_type: type
+    response_type: Any
+    example: str
+    media_types: tuple[str, ...] = (JSON,)
+    """What a body may be declared as."""
+    marks: frozenset[str] = frozenset()
+    """Of several routes of one path the first is taken of whose fields the body has one; that without any is the last, and
+    takes what is left."""
+    accepts: Mapping[str, Read] = field(default_factory=dict[str, Read])
+    """What a client may accept in place of JSON, and how a body that does not say another format is read then."""
+    status: Callable[[WhimbrelError], int] = lambda error: error.status
+    """The status of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is told of the models that are served, at a GET."""
+
+    path: str
+    summary: str
+    write: Callable[[Sequence[ServedModel]], bytes]
+    write_error: Callable[[WhimbrelError], bytes]
+    response_type: Any

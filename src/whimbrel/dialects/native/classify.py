@@ -1,0 +1,152 @@
+"""Whimbrel's own way to ask for classes: of texts and pairs, and of the words in texts. Pure functions over bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.inputs import read_texts
+from whimbrel.dialects.common.responses import json_answer, usage
+from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.openai import Usage, render_error
+from whimbrel.errors import InvalidRequest
+from whimbrel.outputs import scoring
+from whimbrel.outputs.scoring import Question
+from whimbrel.types.options import ScoreOptions
+from whimbrel.types.request import Request
+from whimbrel.types.result import Result
+from whimbrel.wire import to_json
+
+
+class ClassFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both routes take."""
+
+    model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
+    activate: Annotated[bool | None, Meta(description="`false`: logits; by default as the model does.")] = None
+    prompt: Annotated[
+        str | None, Meta(description="The name of one of the model's prompts, or text with a space or a colon in it.")
+    ] = None
+    truncate: Annotated[
+        bool | Literal["right", "left", "never"] | None,
+        Meta(description="Which end of a text that is too long is cut; `false` or `never`: it is an error."),
+    ] = None
+
+
+class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/classify."""
+
+    input: Annotated[
+        str | list[str | list[str]], Meta(description="A text, a list of texts, or of pairs of texts; at most 2,048.")
+    ]
+
+
+class ClassifyResponse(msgspec.Struct):
+    """Answer of POST /v1/classify."""
+
+    labels: Annotated[list[str], Meta(description="The names of the classes.")]
+    scores: Annotated[list[list[float]], Meta(description="For each input a score for each class.")]
+    model: str
+    usage: Usage
+
+
+class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/token_classify."""
+
+    input: Annotated[str | list[str], Meta(description="A text, or a list of at most 2,048.")]
+    aggregation: Annotated[
+        Literal["none", "simple", "first", "average", "max"], Meta(description="How tokens become entities (transformers).")
+    ] = "simple"
+
+
+class FoundEntity(msgspec.Struct):
+    """A piece of a text, and what it is; places are in characters."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+    text: str
+
+
+class TokenClassifyResponse(msgspec.Struct):
+    """Answer of POST /v1/token_classify."""
+
+    entities: Annotated[list[list[FoundEntity]], Meta(description="Those of each input.")]
+    model: str
+    usage: Usage
+
+
+def read_classify(body: bytes) -> tuple[ClassifyRequest, Callable[[ServedModel], Request]]:
+    """The body as it was sent, and what makes the Request of it. Raises InvalidRequest or TooLarge."""
+    sent = decode(ClassifyRequest, body)
+    return sent, partial(_request, _classify, sent)
+
+
+def read_token_classify(body: bytes) -> tuple[TokenClassifyRequest, Callable[[ServedModel], Request]]:
+    """The same of /v1/token_classify."""
+    sent = decode(TokenClassifyRequest, body)
+    return sent, partial(_request, _token_classify, sent)
+
+
+def _request(question: Callable[[Any, ServedModel], Question[Any]], sent: ClassFields, model: ServedModel) -> Request:
+    return question(sent, model).request
+
+
+def _classify(sent: ClassifyRequest, model: ServedModel) -> Question[Any]:
+    return scoring.classify(model.card, read_texts(sent.input), **_options(sent))
+
+
+def _token_classify(sent: TokenClassifyRequest, model: ServedModel) -> Question[Any]:
+    texts = read_texts(sent.input)
+    if not texts:
+        raise InvalidRequest("is an empty list; give at least one text.", param="input")
+    return scoring.token_classify(model.card, texts, sent.aggregation, **_options(sent))
+
+
+def _options(sent: ClassFields) -> ScoreOptions:
+    return {"prompt": sent.prompt, "activate": sent.activate, "truncate": sent.truncate}
+
+
+def write_classify(sent: ClassifyRequest, result: Result, model: ServedModel) -> bytes | Answer:
+    """The answer, in the order of the inputs."""
+    classes = _classify(sent, model).answer(result)
+    return json_answer({"labels": classes.labels, "scores": classes.scores_NC, **_about(result, model)}, result)
+
+
+def write_token_classify(sent: TokenClassifyRequest, result: Result, model: ServedModel) -> bytes:
+    """The answer, in the order of the inputs."""
+    entities = _token_classify(sent, model).answer(result)
+    return to_json({"entities": entities, **_about(result, model)})
+
+
+def _about(result: Result, model: ServedModel) -> dict[str, Any]:
+    return {"model": model.plan.served_name, "usage": usage(result)}
+
+
+ROUTES: Final = (
+    Route(
+        path="/v1/classify",
+        summary="The classes of texts or of pairs (Whimbrel's own).",
+        read_request=read_classify,
+        write_result=write_classify,
+        write_error=render_error,
+        request_type=ClassifyRequest,
+        response_type=ClassifyResponse,
+        example='{"input": ["A whimbrel is a wader."]}',
+    ),
+    Route(
+        path="/v1/token_classify",
+        summary="The entities in texts (Whimbrel's own).",
+        read_request=read_token_classify,
+        write_result=write_token_classify,
+        write_error=render_error,
+        request_type=TokenClassifyRequest,
+        response_type=TokenClassifyResponse,
+        example='{"input": ["Whimbrels winter in Ghana."]}',
+    ),
+)

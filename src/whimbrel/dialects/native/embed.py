@@ -1,0 +1,237 @@
+"""Whimbrel's own way to ask: any of a model's outputs, all from one pass. Pure functions over bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.fields import TextFields, text_request
+from whimbrel.dialects.common.responses import (
+    ARROW,
+    NPY,
+    OCTETS,
+    arrow_answer,
+    bare_answer,
+    bytes_answer,
+    json_answer,
+    npy_answer,
+    typed_outputs,
+    usage,
+)
+from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.openai import EncodingFormat, Usage, render_error
+from whimbrel.types.arrays import Float32Array, Int64Array
+from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
+from whimbrel.types.request import InputType, OutputName, Request
+from whimbrel.types.result import Outputs, Ragged, Result, Sparse
+from whimbrel.wire import Base64, ByteOrder, Typed, base64_rows
+
+EmbedType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"]
+
+
+class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/embed."""
+
+    input: Annotated[
+        str | list[str | int | list[int | str]],
+        Meta(
+            description="A text, a list of texts, a list of pairs of texts (query and document), a list of token ids, or a "
+            "list of such lists; at most 2,048 inputs and 524,288 ids. Token ids are taken as they are."
+        ),
+    ]
+    outputs: Annotated[
+        OutputName | list[OutputName] | None,
+        Meta(
+            description="One output, or a list of them, all from one pass; by default what the model is made for. /info tells "
+            "all."
+        ),
+    ] = None
+    encoding_format: Annotated[
+        EncodingFormat | None,
+        Meta(
+            description="`float` (default): JSON numbers. `base64`: JSON with the bytes of arrays (ids: int32). `bytes`: all "
+            "arrays one after another, and a header `metadata` that says in JSON what is where. `bytes_only`: one array "
+            "without the header. `npy`: one array as a file for numpy. `arrow`: a stream for Arrow, a column for each output. "
+            "By default what `Accept` asks for."
+        ),
+    ] = None
+    embed_dtype: Annotated[
+        EmbedType | None,
+        Meta(
+            description="How numbers travel, float32 by default. Vectors also as `int8` (127ths of the largest entry), `uint8` "
+            "(that + 128), `ubinary` (packed bits: greater than 0) or `binary` (that - 128); others are then float32."
+        ),
+    ] = None
+    endianness: Annotated[ByteOrder | None, Meta(description="Of bytes, also in base64: `little` by default.")] = None
+    input_type: Annotated[
+        InputType | None,
+        Meta(description="Whether the texts are queries or documents, for models that treat them differently."),
+    ] = None
+    instruction: Annotated[str | None, Meta(description="What a reranker with a template is told to judge.")] = None
+    activate: Annotated[bool | None, Meta(description="Apply the activation of scores; by default as the model does.")] = None
+    max_active_dims: Annotated[int | None, Meta(description="Keep so many entries of a sparse vector, the largest.")] = None
+    token_pooling: Annotated[
+        float | TokenPooling | None,
+        Meta(
+            description="Documents' token vectors become fewer: about 1 / factor of them, or by these parameters. By default "
+            "as the model says; `1`: not even then."
+        ),
+    ] = None
+    muvera: Annotated[
+        bool | MuveraParameters | None,
+        Meta(
+            description="`true`, or parameters: one vector for each text in place of its token vectors (MUVERA), to be "
+            "compared by dot product. It takes `input_type`."
+        ),
+    ] = None
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="A limit of tokens per text below the model's; of late-interaction models, in place of the usual one."
+        ),
+    ] = None
+
+
+class Entries(msgspec.Struct):
+    """Entries of the vocabulary and their weights, by ascending id."""
+
+    ids: Annotated[list[int] | str, Meta(description="JSON numbers, or base64 of little-endian int32.")]
+    weights: Annotated[list[float] | str, Meta(description="JSON numbers, or base64.")]
+
+
+class Matrix(msgspec.Struct):
+    """Rows of equal width as bytes."""
+
+    shape: Annotated[list[int], Meta(min_length=2, max_length=2)]
+    data: Annotated[str, Meta(description="base64 of the rows, one after another.")]
+
+
+class EmbedOutputs(msgspec.Struct):
+    """What was asked for, each in the order of the inputs; null is what was not."""
+
+    dense: Annotated[list[list[float] | str] | None, Meta(description="A vector for each input.")] = None
+    sparse: Annotated[list[Entries] | None, Meta(description="Weights of vocabulary entries for each input.")] = None
+    multi_vector: Annotated[
+        list[list[list[float]] | Matrix] | None,
+        Meta(description="For each input a vector for each token that counts."),
+    ] = None
+    scores: Annotated[list[list[float] | str] | None, Meta(description="For each input a score for each class.")] = None
+    token_scores: Annotated[
+        list[list[list[float]] | Matrix] | None, Meta(description="For each input the scores of each token.")
+    ] = None
+    muvera: Annotated[
+        list[list[float] | str] | None, Meta(description="For each input a vector in place of its token vectors.")
+    ] = None
+    hidden: Annotated[
+        list[list[list[float]] | Matrix] | None,
+        Meta(description="Of models with dense vectors: for each input the last hidden state of every token."),
+    ] = None
+    token_dense: Annotated[
+        list[list[list[float]] | Matrix] | None,
+        Meta(description="The same after the layers that dense vectors go through, normalised where those are."),
+    ] = None
+
+
+class EmbedResponse(msgspec.Struct):
+    """Answer of POST /v1/embed."""
+
+    outputs: EmbedOutputs
+    model: str
+    usage: Usage
+
+
+def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[EmbedRequest, Request]:
+    """The body as it was sent, but for the format that it does not say, and the Request it stands for.
+
+    Raises InvalidRequest or TooLarge.
+    """
+    sent = decode(EmbedRequest, body)
+    if sent.encoding_format is None:
+        sent = msgspec.structs.replace(sent, encoding_format=default)
+    outputs = (sent.outputs,) if isinstance(sent.outputs, str) else tuple(sent.outputs or ())
+    return sent, text_request(
+        sent,
+        outputs,
+        input_type=sent.input_type,
+        instruction=sent.instruction,
+        activate=sent.activate,
+        max_active_dims=sent.max_active_dims,
+        token_pooling=read_token_pooling(sent.token_pooling),
+        muvera=read_muvera(sent.muvera),
+        max_tokens=sent.max_tokens,
+    )
+
+
+def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> bytes | Answer:
+    """The answer, made of the arrays' memory."""
+    arrays = typed_outputs(result.outputs, sent.embed_dtype or "float32", sent.endianness or "little")
+    match sent.encoding_format:
+        case "bytes":
+            return bytes_answer(arrays, result, model)
+        case "bytes_only":
+            return bare_answer(arrays)
+        case "npy":
+            return npy_answer(arrays)
+        case "arrow":
+            return arrow_answer(arrays, result, model)
+        case _:
+            as_text = sent.encoding_format == "base64"
+    body = {
+        "outputs": {
+            name: _column(name, output, arrays, as_text)
+            for name in Outputs.__slots__
+            if (output := getattr(result.outputs, name)) is not None
+        },
+        "model": model.plan.served_name,
+        "usage": usage(result),
+    }  # fmt: skip
+    return json_answer(body, result, as_text=as_text)
+
+
+def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[str, Typed], as_text: bool) -> Any:
+    """One output, an item for each input."""
+    if isinstance(output, Sparse):
+        ids, weights = (_texts(arrays[f"{name}.{part}"], output.offsets_N1, as_text) for part in ("ids", "weights"))
+        return [{"ids": each, "weights": weight} for each, weight in zip(ids, weights, strict=True)]
+    if isinstance(output, Ragged):
+        texts = _texts(arrays[f"{name}.rows"], output.offsets_N1, as_text)
+        return [{"shape": each.array.shape, "data": each} for each in texts] if as_text else texts
+    return base64_rows(arrays[name]) if as_text else _numbers(arrays[name])
+
+
+def _texts(array: Typed, offsets_N1: Int64Array, as_text: bool) -> list[Any]:
+    """What stands in JSON for each text's part of an array."""
+    places: list[int] = offsets_N1.tolist()
+    parts = [array[start:end] for start, end in pairwise(places)]
+    return [Base64(each) for each in parts] if as_text else [_numbers(each) for each in parts]
+
+
+def _numbers(array: Typed) -> Typed | NDArray[Any]:
+    """An array that JSON prints as it is, if no type is asked for that is yet to be made of it."""
+    return array.array if array.dtype in ("float32", "int32") else array
+
+
+ROUTES: Final = (
+    Route(
+        path="/v1/embed",
+        summary="Any of a model's outputs, all from one pass (Whimbrel's own).",
+        read_request=read_request,
+        write_result=write_result,
+        write_error=render_error,
+        request_type=EmbedRequest,
+        response_type=EmbedResponse,
+        example='{"input": ["A whimbrel is a wader."], "encoding_format": "base64"}',
+        accepts={
+            OCTETS: partial(read_request, default="bytes"),
+            NPY: partial(read_request, default="npy"),
+            ARROW: partial(read_request, default="arrow"),
+        },
+    ),
+)

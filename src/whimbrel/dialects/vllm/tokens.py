@@ -1,0 +1,116 @@
+"""vLLM's /tokenize and /detokenize. Pure functions over bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.route import Route, ServedModel
+from whimbrel.dialects.common.vllm_fields import refuse_unsupported
+from whimbrel.dialects.vllm.errors import render_error, status
+from whimbrel.errors import WhimbrelError, relocated
+from whimbrel.types.request import Decode, Tokenize
+from whimbrel.types.seq import Tokens
+from whimbrel.wire import to_json
+
+
+class VLLMTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /tokenize."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: Annotated[bool | None, Meta(description="Also as they stand in the vocabulary.")] = None
+
+
+class VLLMTokenizeResponse(msgspec.Struct):
+    """Answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(description="At most 524,288.")]
+    model: str | None = None
+
+
+class VLLMDetokenizeResponse(msgspec.Struct):
+    """Answer of POST /detokenize."""
+
+    prompt: str
+
+
+def read_tokenize(body: bytes) -> tuple[VLLMTokenizeRequest, Tokenize]:
+    """The body as it was sent, and what it asks. Raises InvalidRequest."""
+    refuse_unsupported(body, text="prompt")
+    sent = decode(VLLMTokenizeRequest, body)
+    return sent, Tokenize([sent.prompt], special=sent.add_special_tokens is not False)
+
+
+def write_tokenize(sent: VLLMTokenizeRequest, found: Sequence[Tokens], model: ServedModel) -> bytes:
+    """The answer."""
+    (tokens,) = found
+    names = list(tokens.names) if sent.return_token_strs else None
+    return to_json({
+        "count": tokens.ids_T.size,
+        "max_model_len": model.plan.max_length,
+        "tokens": tokens.ids_T,
+        "token_strs": names,
+    })  # fmt: skip
+
+
+def read_detokenize(body: bytes) -> tuple[VLLMDetokenizeRequest, Decode]:
+    """The body as it was sent, and what it asks. Raises InvalidRequest or TooLarge."""
+    sent = decode(VLLMDetokenizeRequest, body)
+    return sent, Decode([sent.tokens])
+
+
+def write_detokenize(sent: VLLMDetokenizeRequest, found: Sequence[str], model: ServedModel) -> bytes:
+    """The answer."""
+    return to_json({"prompt": found[0]})
+
+
+def write_tokenize_error(error: WhimbrelError) -> bytes:
+    """An error over the one text of /tokenize."""
+    return render_error(relocated(error, lambda *_: "prompt"))
+
+
+def write_detokenize_error(error: WhimbrelError) -> bytes:
+    """An error over the ids of /detokenize."""
+    return render_error(relocated(error, lambda *at: f"tokens[{at[1]}]" if len(at) == 2 else "tokens"))
+
+
+ROUTES: Final = (
+    Route(
+        path="/tokenize",
+        summary="The token ids of a text (vLLM).",
+        read_request=read_tokenize,
+        write_result=write_tokenize,
+        write_error=write_tokenize_error,
+        request_type=VLLMTokenizeRequest,
+        response_type=VLLMTokenizeResponse,
+        example='{"prompt": "A whimbrel is a wader.", "return_token_strs": true}',
+        marks=frozenset({"prompt", "messages"}),
+        status=status,
+    ),
+    Route(
+        path="/detokenize",
+        summary="The text of token ids (vLLM).",
+        read_request=read_detokenize,
+        write_result=write_detokenize,
+        write_error=write_detokenize_error,
+        request_type=VLLMDetokenizeRequest,
+        response_type=VLLMDetokenizeResponse,
+        example='{"tokens": [101, 102]}',
+        status=status,
+    ),
+)

@@ -1,0 +1,96 @@
+"""Who may wait, and how long it takes: bounds of the queue, and the measured rate. Pure: time and chance are arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from whimbrel.errors import Overloaded
+from whimbrel.types.plan import Plan
+
+_KEEP: Final = 0.5 ** (1 / 64)
+"""What is left of a batch's weight after the next: half of it after 64."""
+_UNKNOWN_RATE: Final = 10_000.0
+_MIN_WAIT: Final = 1.0
+_MAX_WAIT: Final = 40.0
+"""With what chance adds a minute: clients take a longer Retry-After for a reason not to retry."""
+_HARD: Final = 2
+"""So many times the bounds are never exceeded, whoever asks."""
+
+
+class Rate:
+    """Tokens per second of the whole engine while it has work; what is long past counts less and less."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._running = 0
+        self._since = 0.0
+
+    @property
+    def value(self) -> float:
+        """0 while nothing was measured."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def begin(self, now: float) -> None:
+        """A batch begins."""
+        if not self._running:
+            self._since = now
+        self._running += 1
+
+    def end(self, now: float, tokens: int) -> None:
+        """A batch ends, having computed so many tokens."""
+        self._running -= 1
+        self._tokens = self._tokens * _KEEP + tokens
+        self._seconds = self._seconds * _KEEP + now - self._since
+        self._since = now
+
+    def forget(self) -> None:
+        """Begin anew: what ran until now says nothing."""
+        self._tokens = self._seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What waits when a request comes."""
+
+    tokens: int
+    ahead: int
+    """Tokens that run until the new request would be done, its own included."""
+    num_bytes: int
+    """Of ids and vectors of all that is not answered yet."""
+    rate: float
+
+
+def check_bound(plan: Plan, queued: int, *, tokens: int, rate: float, chance: float) -> None:
+    """Raise Overloaded only where nobody would be admitted, however little of what is queued is the caller's."""
+    if queued and queued + tokens > _HARD * plan.max_queue_tokens:
+        raise _overloaded(f"the queue takes {plan.max_queue_tokens:,}", Queue(queued, queued, 0, rate), chance)
+
+
+def check(plan: Plan, queue: Queue, *, tokens: int, num_bytes: int, small: bool, chance: float) -> None:
+    """Raise Overloaded if a request of so many tokens and bytes must not wait too. `chance` is from 0 to 1.
+
+    Where nothing waits everything is admitted. A small request (`small`) is measured by what runs before it, which is little
+    while only bulk waits, and by twice the other bounds.
+    """
+    if not queue.tokens:
+        return
+    full = _full(plan, queue, tokens, num_bytes, small=small)
+    if full:
+        raise _overloaded(full, queue, chance)
+
+
+def _overloaded(full: str, queue: Queue, chance: float) -> Overloaded:
+    wait = min(max(queue.ahead / (queue.rate or _UNKNOWN_RATE), _MIN_WAIT), _MAX_WAIT)
+    return Overloaded(f"{queue.tokens:,} tokens wait already; {full}. Try again later.", retry_after=wait * (1 + chance / 2))
+
+
+def _full(plan: Plan, queue: Queue, tokens: int, num_bytes: int, *, small: bool) -> str | None:
+    if queue.ahead > plan.max_queue_tokens or queue.tokens + tokens > _HARD * plan.max_queue_tokens:
+        return f"the queue takes {plan.max_queue_tokens:,}"
+    if queue.rate and (seconds := (queue.ahead - tokens) / queue.rate) > plan.max_queue_seconds:
+        return f"this would wait for about {seconds:,.0f} s, the limit is {plan.max_queue_seconds:g} s"
+    if queue.num_bytes + num_bytes > plan.max_queue_bytes * (_HARD if small else 1):
+        return f"the requests hold {queue.num_bytes:,} bytes, the limit is {plan.max_queue_bytes:,}"
+    return None

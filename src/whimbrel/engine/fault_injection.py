@@ -1,0 +1,141 @@
+"""A runner that breaks when a text tells it to, so that tests can prove, from outside, what the rest survives.
+
+An engine runs it only where the environment variable WHIMBREL_FAULTS is 1. Each text of a batch is decoded again, and obeyed
+where it holds one of these words. Spaces and letter case are lost on the way, so a number ends where no digit follows.
+
+    @@abort       the process aborts (SIGABRT)              @@raise      the batch fails
+    @@segv        the process reads address 0 (SIGSEGV)     @@oom        there is no memory for the batch
+    @@exit        the process ends, with code 3             @@oom>8      the same, if it has more than 8 texts
+    @@hang        the lane sleeps for ever                  @@rows       the batch's outputs lack a row
+    @@hang-gil    the same, and keeps the interpreter       @@width      the batch's outputs lack a column
+    @@sleep:2     the lane sleeps 2 s (or 0.5)              @@nan        the text's outputs are not finite
+                                                            @@nan-low    the same, unless computed in float32
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import tokenizers
+
+from whimbrel.engine.job import AnyRunner
+from whimbrel.outputs.rows import Collected, Resident, Wanted
+from whimbrel.types.arrays import Float32Array, Int64Array
+from whimbrel.types.batch import Batch
+from whimbrel.types.plan import Dtype
+from whimbrel.types.request import OutputName
+from whimbrel.types.result import Sparse
+
+_log = logging.getLogger("whimbrel")
+
+SWITCH: Final = "WHIMBREL_FAULTS"
+_WORD: Final = re.compile(r"@@(abort|segv|exit|hang-gil|hang|sleep:\d+(?:\.\d)?|raise|oom>\d+|oom|rows|width|nan-low|nan)")
+_NOT_TEXT: Final = re.compile(r"\s|##|[▁Ġ]")
+"""Spaces, and what tokenizers without a decoder leave of their own."""
+
+
+def switched_on() -> bool:
+    """Whether engines obey such texts in this process."""
+    return os.environ.get(SWITCH) == "1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    pending: Any
+    wanted: Mapping[OutputName, Wanted]
+    words_B: list[list[str]]
+
+
+class FaultyRunner:
+    """A runner around another; `dtype` is what that one computes in."""
+
+    def __init__(self, runner: AnyRunner, tokenizer_json: Path, *, dtype: Dtype) -> None:
+        _log.warning("%s=1: texts can break this engine. It is made for tests.", SWITCH)
+        self._runner = runner
+        self.unstable = runner.unstable
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_json))
+        self._not_finite = {"nan"} if dtype == "float32" else {"nan", "nan-low"}
+
+    def enter_lane(self) -> None:
+        """As the other."""
+        self._runner.enter_lane()
+
+    def launch(
+        self, batch: Batch, wanted: Mapping[OutputName, Wanted], between_layers: Callable[[], None] | None = None
+    ) -> _Pending:
+        """As the other, after what the texts say was done."""
+        words_B = [self._words(batch.ids_T[start:end].tolist()) for start, end in pairwise(batch.cu_seqlens)]
+        for words in words_B:
+            for word in words:
+                _obey(word, batch.num_seqs)
+        return _Pending(self._runner.launch(batch, wanted, between_layers), wanted, words_B)
+
+    def collect(self, pending: _Pending) -> dict[OutputName, Collected]:
+        """What the other gives, every output spoilt as the texts say."""
+        given = self._runner.collect(pending.pending)
+        return {name: self._spoilt(rows, pending.wanted[name].offsets_B1, pending.words_B) for name, rows in given.items()}
+
+    def _spoilt(self, rows: Collected, offsets_B1: Int64Array, words_B: Sequence[list[str]]) -> Collected:
+        said = {word for words in words_B for word in words}
+        if isinstance(rows, Resident):
+            return self._spoilt(cast(Float32Array, rows.rows_PD.cpu().numpy()), offsets_B1, words_B)
+        if isinstance(rows, Sparse):
+            values, offsets = rows.weights_X.copy(), rows.offsets_N1[offsets_B1]
+        else:
+            values, offsets = rows.copy(), offsets_B1
+        for (start, end), words in zip(pairwise(offsets.tolist()), words_B, strict=True):
+            if self._not_finite.intersection(words):
+                values[max(start, end - 1) : end] = np.nan
+        if isinstance(rows, Sparse):
+            return Sparse(rows.ids_X, values, rows.offsets_N1[:-1] if "rows" in said else rows.offsets_N1)
+        values = values[:-1] if "rows" in said else values
+        return values[:, :-1] if "width" in said else values
+
+    def _words(self, ids: list[int]) -> list[str]:
+        return find_words(self._tokenizer.decode(ids))
+
+
+def find_words(text: str) -> list[str]:
+    """The words in a decoded text, without their @@."""
+    return _WORD.findall(_NOT_TEXT.sub("", text).lower())
+
+
+def _obey(word: str, num_seqs: int) -> None:
+    name, _, number = word.replace(">", ":").partition(":")
+    if name == "raise":
+        raise RuntimeError("a text said @@raise")
+    if name == "oom" and num_seqs > int(number or 0):
+        raise MemoryError(f"a text said @@{word}")
+    if name == "sleep":
+        time.sleep(float(number))
+    elif action := _ENDS.get(name):
+        action()
+
+
+def _hang() -> None:
+    threading.Event().wait()
+
+
+def _hang_with_interpreter() -> None:
+    while True:
+        ctypes.PyDLL(None).sleep(2**31 - 1)
+
+
+_ENDS: Final[dict[str, Callable[[], object]]] = {
+    "abort": os.abort,
+    "segv": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(3),
+    "hang": _hang,
+    "hang-gil": _hang_with_interpreter,
+}

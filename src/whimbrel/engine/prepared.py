@@ -1,0 +1,54 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from whimbrel.types.late_interaction import TokenPooling
+
+if TYPE_CHECKING:
+    from whimbrel.outputs.layout import Places
+    from whimbrel.outputs.merge import Merge, Repeat
+    from whimbrel.outputs.multi_vector import Condense
+from whimbrel.outputs.layout import Places
+from whimbrel.outputs.pair_scoring import Comparison
+from whimbrel.types.seq import PairTokens, Seq, TokenSpans
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A tokenised request and what is to become of it: the one message that goes to an engine."""
+
+    seqs: Sequence[Seq]
+    places: Places
+    """What it asks of the model, and where each row lies."""
+    num_tokens: int
+    num_truncated: int
+    received: float
+    """When the request came (time.perf_counter)."""
+    tokenize: float
+    """Seconds that tokenising took."""
+    priority: int = 0
+    deadline: float = inf
+    owner: str = ""
+    comparison: Comparison | None = None
+    """What the answer is made of it; None: it is the answer."""
+    merge: Merge | Repeat | None = None
+    """How what is given for seqs becomes the answer, where they are not the texts; it stays where the request came in."""
+    condense: Condense | None = None
+    """What becomes of token vectors: of documents that are compared in the engine, else where the request came in."""
+    spans: Sequence[TokenSpans] | None = None
+    """Of each text, if the request asked for them; they stay where it was tokenised."""
+    tokens: Sequence[PairTokens] | None = None
+    """Of each pair, if the request asked for an explanation; they stay here too."""
+    suspects: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Seqs that were on the device when an engine died, by index: each may share a batch with so many seqs at most, and runs
+    while nothing else does."""
+
+    @property
+    def pooling(self) -> TokenPooling | None:
+        """Of documents that are compared."""
+        return None if self.comparison is None or self.condense is None else self.condense.pooling

@@ -1,0 +1,105 @@
+"""What a checkpoint's adapters add to its weights: low-rank parts, taken one by one as a model is loaded.
+
+Two layouts. Stacked: all adapters in one tensor beside the weight, `<part>.parametrizations.weight.0.lora_A` and `lora_B`, as
+torch's parametrizations name them (jinaai/xlm-roberta-flash-implementation on the hub, modeling_lora.py). In folders: each
+adapter as PEFT saves it, `<part>.lora_A.weight` and `lora_B.weight`, of tables `lora_embedding_A` and `lora_embedding_B`
+(peft/tuners/lora/layer.py, 0.21; jinaai/jina-embeddings-v3-hf).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whimbrel.model.families import Names, Part
+from whimbrel.model.ops.linear import LowRank
+from whimbrel.model.weights import Weights
+from whimbrel.types.card import Encoder
+
+_FILE: Final = "adapter_model.safetensors"
+_COLUMN_STEP: Final = 16
+
+
+class Adapters:
+    """The adapters of one checkpoint, while it is loaded. Shapes: N adapters, K their ranks together, r one's rank."""
+
+    def __init__(self, spec: Encoder, names: Names, weights: Weights, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._spec = spec
+        self._device = device
+        self._dtype = dtype
+        self._sources = [(weights, names)]
+        if spec.adapter_paths:
+            assert names.adapters is not None
+            opened = [weights.beside(path, _FILE, names.adapters.prefixes) for path in spec.adapter_paths]
+            self._sources = [(each, _names_in(each, names.adapters)) for each in opened]
+
+    def columns(self) -> Tensor | None:
+        """Whose each of the K columns is; None without adapters. What fills up K is nobody's."""
+        if not self._spec.adapters:
+            return None
+        width = len(self._spec.adapters) * self._spec.adapter_rank
+        columns_K = torch.arange(width + -width % _COLUMN_STEP, dtype=torch.int32) // self._spec.adapter_rank
+        return columns_K.to(self._device)
+
+    def linear(self, part: Part, i: int, rows: Sequence[int], columns: int) -> LowRank | None:
+        """Of a linear layer in layer i, whose weight has so many columns, and rows for queries, keys and values or for all."""
+        if not self._spec.adapters:
+            return None
+        if len(self._sources[0][1].at(part, i)) == 1:
+            rows = (sum(rows),)
+        pairs = [self._pair(part, i, number, num_rows, columns) for number, num_rows in enumerate(rows)]
+        down = torch.cat([down for down, _ in pairs])
+        up, row, column = down.new_zeros(sum(rows), down.shape[0]), 0, 0
+        for _, block in pairs:
+            up[row : row + block.shape[0], column : column + block.shape[1]] = block
+            row, column = row + block.shape[0], column + block.shape[1]
+        return LowRank(down.to(self._device, self._dtype), up.to(self._device, self._dtype))
+
+    def table(self, part: Part, rows: int, columns: int) -> LowRank | None:
+        """Of a table with so many entries."""
+        if not self._spec.adapters:
+            return None
+        down, up = self._pair(part, 0, 0, columns, rows, table=True)
+        table_VK = down.T.contiguous().to(self._device, self._dtype)
+        return LowRank(table_VK, up.to(self._device, self._dtype), table=True)
+
+    def finish(self) -> None:
+        """Refuse what the adapters' files hold besides. In the stacked layout that is for the weights' owner to do."""
+        if self._spec.adapter_paths:
+            for weights, names in self._sources:
+                weights.finish(names.unused)
+
+    def _pair(self, part: Part, i: int, number: int, rows: int, columns: int, *, table: bool = False) -> tuple[Tensor, Tensor]:
+        """A of all adapters, (K, columns), and B with their scale in it, (rows, K)."""
+        found = [
+            self._matrices(weights, names.at(part, i)[number], rows, columns, table=table) for weights, names in self._sources
+        ]
+        a_NrI, b_NOr = torch.cat([a for a, _ in found]), torch.cat([b for _, b in found])
+        down = a_NrI.reshape(-1, columns)
+        up = b_NOr.permute(1, 0, 2).reshape(rows, -1) * self._spec.adapter_scale
+        missing = -down.shape[0] % _COLUMN_STEP
+        return F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))
+
+    def _matrices(self, weights: Weights, name: str, rows: int, columns: int, *, table: bool) -> tuple[Tensor, Tensor]:
+        """A (N, r, columns) and B (N, rows, r) of the adapters in one file."""
+        rank = self._spec.adapter_rank
+        if self._spec.adapter_paths:
+            kinds = ("lora_embedding_A", "lora_embedding_B") if table else ("lora_A.weight", "lora_B.weight")
+            a, b = weights.take(f"{name}.{kinds[0]}", rank, columns), weights.take(f"{name}.{kinds[1]}", rows, rank)
+            return a[None], b[None]
+        at, num = f"{name}.parametrizations.weight.0", len(self._spec.adapters)
+        if table:
+            a, b = weights.take(f"{at}.lora_A", num, columns, rank), weights.take(f"{at}.lora_B", num, rank, rows)
+            return a.transpose(1, 2), b.transpose(1, 2)
+        return weights.take(f"{at}.lora_A", num, rank, columns), weights.take(f"{at}.lora_B", num, rows, rank)
+
+
+def _names_in(weights: Weights, names: Names) -> Names:
+    """Files that transformers saves have its own names, converted ones in part those of the hub's code."""
+    if names.twin is not None and not weights.has(f"{names.down.format(i=0)}.lora_A.weight"):
+        return names.twin
+    return names

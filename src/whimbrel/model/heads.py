@@ -1,0 +1,97 @@
+"""The layers after a transformer, loaded: rows in, rows out, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from whimbrel.model.ops.linear import Linear
+from whimbrel.model.ops.norms import layer_norm
+from whimbrel.model.ops.ragged import normalize
+from whimbrel.model.vocabulary_heads import load_sparse_code, load_vocabulary
+from whimbrel.model.weights import Weights
+from whimbrel.types.heads import Activation, Dense, Head, LayerNorm, Normalize, Quotient, SparseCode, TokenLogits, Vocabulary
+
+HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
+"""(R, in) -> (R, out); R is such that ops.row_blocks.round_rows keeps it."""
+LoadedHead: TypeAlias = Callable[..., Tensor]
+"""A HeadFunction; of a Vocabulary, a `Decoder`."""
+
+
+def load_head(head: Head, folder: Path, main: Weights, device: torch.device, dtype: torch.dtype) -> LoadedHead:
+    """Load one head of the checkpoint in `folder`, whose transformer's weights are `main`. Raises CheckpointError.
+
+    `dtype` is that of the one head that is as large as a transformer's tables.
+    """
+    match head:
+        case Vocabulary():
+            loaded = load_vocabulary(head, main, device, dtype)
+        case SparseCode():
+            loaded = load_sparse_code(head, folder, device)
+        case TokenLogits():
+            loaded = _token_logits(head, main, device)
+        case Quotient():
+            loaded = _quotient(head)
+        case Dense() | LayerNorm():
+            loaded = _layer(head, folder, main, device)
+        case Normalize():
+            loaded = normalize
+    return loaded
+
+
+def _layer(head: Dense | LayerNorm, folder: Path, main: Weights, device: torch.device) -> HeadFunction:
+    if head.source is None:
+        return _load_layer(head, main, device)
+    with Weights(folder, path=head.source, allow_pickle=True) as weights:
+        loaded = _load_layer(head, weights, device)
+        weights.finish()
+    return loaded
+
+
+def _load_layer(head: Dense | LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:
+    return _dense(head, weights, device) if isinstance(head, Dense) else _layer_norm(head, weights, device)
+
+
+def _quotient(head: Quotient) -> HeadFunction:
+    return lambda x_RD: x_RD / head.divisor
+
+
+def _dense(head: Dense, weights: Weights, device: torch.device) -> HeadFunction:
+    rows, columns = head.out_features, head.in_features
+    weight = weights.take(_named(head.name, "weight"), rows, columns).to(device)
+    bias = weights.take(_named(head.name, "bias"), rows).to(device) if head.bias else None
+    linear = _activated(Linear(weight, bias, head.activation), head.activation)
+    if not head.residual:
+        return linear
+    if rows == columns:
+        return lambda x_RI: linear(x_RI) + x_RI
+    project = Linear(weights.take("residual.weight", rows, columns).to(device), None)
+    return lambda x_RI: linear(x_RI) + project(x_RI)
+
+
+def _activated(linear: Linear, activation: Activation) -> HeadFunction:
+    """Most activations make finite numbers of infinity, and oneDNN's ReLU makes 0 of NaN: such rows are NaN."""
+    if activation == "identity":
+        return linear
+    return lambda x_RI: linear(x_RI).masked_fill_(~x_RI.isfinite().all(-1, keepdim=True), torch.nan)
+
+
+def _layer_norm(head: LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:
+    weight = weights.take(_named(head.name, "weight"), head.dimension).to(device)
+    bias = weights.take(_named(head.name, "bias"), head.dimension).to(device) if head.bias else None
+    return lambda x_RD: layer_norm(x_RD, weight, bias, head.eps)
+
+
+def _token_logits(head: TokenLogits, weights: Weights, device: torch.device) -> HeadFunction:
+    ids = [head.true_id] if head.false_id is None else [head.true_id, head.false_id]
+    rows_KD = weights.take_rows(f"{head.name}.weight", ids, head.vocab_size, head.in_features)
+    weight = rows_KD[:1] if head.false_id is None else rows_KD[:1] - rows_KD[1:]
+    return Linear(weight.to(device), None)
+
+
+def _named(name: str, part: str) -> str:
+    return f"{name}.{part}" if name else part

@@ -1,0 +1,234 @@
+"""Loads a model through transformers, and checks that it can be run on ragged rows.
+
+Not every model can, and those that cannot do not complain. So each is checked before it is used: transformers' class says that
+it knows the attention interface, every layer attends through it, and three random texts in one batch give what each gives
+alone by transformers' own attention, in float32 and with a window, if there is one, that these texts are long enough to feel.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whimbrel.checkpoint.config.reader import refuse_undeclared
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.errors import CheckpointError
+from whimbrel.model.hf import OURS, HFModel, Run, hf
+from whimbrel.model.ops.attention import Layout
+from whimbrel.model.ops.row_blocks import round_rows
+from whimbrel.model.ops.trials import unrecorded
+from whimbrel.types.arrays import Int32Array
+from whimbrel.types.batch import Batch, pack, runs
+from whimbrel.types.card import Card
+from whimbrel.types.seq import Seq
+
+_TOLERANCE: Final = 1e-4
+"""Of the largest hidden state."""
+_LENGTHS: Final = (5, 17, 40)
+_WINDOW: Final = 8
+"""What a model's window is cut to while it is checked."""
+_ROWS: Final = 1024
+"""The check has more rows than there are positions, if those are fewer than this."""
+
+
+def load_hf(folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype) -> HFModel:
+    """Load the transformer of the checkpoint in `folder`, whose files of weights have been looked at.
+
+    Raises CheckpointError, also if it cannot be run on ragged rows.
+    """
+    source = _Source(folder, card, device)
+    if dtype == torch.float32 and not _is_unfelt(source.config):
+        return _check(source)
+    with unrecorded():  # its products are not those of the model that is returned
+        _check(source)
+    gc.collect()
+    return HFModel(source.load(source.config, dtype, OURS), has_types=source.has_types)
+
+
+class _Source:
+    """A checkpoint, and how transformers loads it."""
+
+    def __init__(self, folder: Path, card: Card, device: torch.device) -> None:
+        self.encoder = card.encoder
+        self.device = device
+        self.has_types = card.encoder.type_vocab_size > 0
+        self.file = f"{card.path}/model.safetensors" if card.path else "model.safetensors"
+        self._root = folder / card.path
+        if (self._root / "adapter_config.json").exists():
+            raise CheckpointError("adapters are not supported with this architecture.", file="adapter_config.json")
+        file = JsonFile.read(self._root, "config.json")
+        self._architecture: str = file.get("architectures", list)[0]
+        self.config = self._read_config(file)
+
+    def _read_config(self, file: JsonFile) -> Any:
+        try:
+            with _quiet():
+                config: Any = hf.AutoConfig.from_pretrained(self._root, local_files_only=True, trust_remote_code=False)
+                kind = cast(Any, type(config))
+                declared = {*inspect.signature(kind).parameters, *config.attribute_map, *kind().to_dict()}
+        except Exception as error:  # whatever transformers has against it
+            raise file.error(f"transformers refuses this config: {_first_line(error)}.", "model_type") from None
+        wanted = getattr(hf, self._architecture).config_class
+        if kind is not wanted:
+            raise file.error(f"{self._architecture} goes with model_type {wanted.model_type!r}.", "model_type")
+        refuse_undeclared(file, declared)
+        return config
+
+    def load(self, config: Any, dtype: torch.dtype, attention: str) -> Any:
+        """transformers' model, without a pooler where that can be left out. Raises CheckpointError."""
+        try:
+            kind = hf.MODEL_MAPPING[type(config)]
+            has_pooler = "add_pooling_layer" in inspect.signature(kind).parameters
+            with _quiet():
+                model, report = hf.AutoModel.from_pretrained(
+                    self._root,
+                    config=deepcopy(config),
+                    dtype=dtype,
+                    attn_implementation=attention,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
+                    **({"add_pooling_layer": False} if has_pooler else {}),
+                )
+        except Exception as error:
+            raise self.error(f"transformers cannot load it: {_first_line(error)}.", error) from None
+        self._refuse_other_weights(model, report)
+        return model.to(self.device).eval().requires_grad_(False)
+
+    def _refuse_other_weights(self, model: Any, report: Any) -> None:
+        """Weights that are missing, have another shape or are not known, but for the heads of a larger model."""
+        prefix = f"{model.base_model_prefix}."
+        is_larger = type(model).__name__ != self._architecture
+        extra = [
+            name
+            for name in report["unexpected_keys"]
+            if not name.removeprefix(prefix).startswith("pooler.") and (not is_larger or name.startswith(prefix))
+        ]
+        for names, message in (
+            ([name for name in report["missing_keys"] if not name.startswith("pooler.")], "this tensor is missing."),
+            ([name for name, *_ in report["mismatched_keys"]], "has another shape than the config says."),
+            (extra, "this tensor is not known to transformers, and may change the vectors."),
+        ):
+            if names:
+                raise CheckpointError(message, file=self.file, key=min(names))
+
+    def error(self, message: str, cause: Exception | None = None) -> Exception:
+        """What is to be raised for `cause`."""
+        if isinstance(cause, CheckpointError | MemoryError | torch.OutOfMemoryError):
+            return cause
+        return CheckpointError(f"{self._architecture}: {message}", file="config.json", key="architectures")
+
+
+def _check(source: _Source) -> HFModel:
+    """Raise CheckpointError if the model cannot be run on ragged rows, or give it in float32."""
+    config = deepcopy(source.config)
+    if _is_unfelt(config):
+        config.sliding_window = _WINDOW
+    model = source.load(config, torch.float32, "eager")
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise CheckpointError("holds NaN or infinity.", file=source.file, key=name)
+    if not model._supports_attention_backend:
+        raise source.error("its attention does not pass through transformers' attention interface.")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise source.error("it does not take positions, so texts cannot lie one after another.")
+    try:
+        with _quiet():
+            expected_TD, hidden_TD, num_attended, packed = _compare(model, source)
+    except Exception as error:
+        raise source.error(f"cannot be run on ragged rows: {_first_line(error)}.", error) from None
+    num_layers = config.get_text_config().num_hidden_layers
+    if num_attended != num_layers:
+        raise source.error(f"of its {num_layers} layers {num_attended} attend through transformers' attention interface.")
+    if expected_TD.shape[1] != source.encoder.hidden_size:
+        raise source.error(f"its hidden states have width {expected_TD.shape[1]}, not hidden_size.")
+    difference = float((hidden_TD - expected_TD).abs().max() / expected_TD.abs().max())
+    if not difference <= _TOLERANCE:
+        raise source.error(
+            "cannot be run on ragged rows: the hidden states of texts that lie one after another differ from those of each"
+            f" text alone by {difference:.1e} of the largest."
+        )
+    return packed
+
+
+def _compare(model: Any, source: _Source) -> tuple[Tensor, Tensor, int, HFModel]:
+    """Hidden states of some texts alone by transformers, and together by us; how many layers attended; the model as ours."""
+    batch = _texts(source)
+    alone = [
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state[0]
+        for ids in _rows(batch, source.device)
+    ]
+    model.set_attn_implementation(OURS)
+    packed = HFModel(model, has_types=source.has_types)
+    hidden_TD, num_attended = _together(packed, batch, source)
+    return torch.cat(alone), hidden_TD, num_attended, packed
+
+
+def _texts(source: _Source) -> Batch:
+    """Random ids; in one text all those that the config gives a role, in case they are more than rows of a table."""
+    encoder, rng = source.encoder, np.random.default_rng(0)
+    texts = [rng.integers(0, encoder.vocab_size, min(n, encoder.max_positions)).astype(np.int32) for n in _LENGTHS]
+    ids = {
+        value
+        for key, value in source.config.to_dict().items()
+        if key.endswith("_token_id") and isinstance(value, int) and 0 <= value < encoder.vocab_size
+    }
+    special = np.array(sorted(ids), np.int32)[: max(0, texts[1].size - 2)]
+    texts[1][1 : 1 + special.size] = special
+    return pack([Seq(row, i) for i, row in enumerate(texts)], position_offset=encoder.position_offset, pad_id=encoder.pad_id)
+
+
+def _rows(batch: Batch, device: torch.device) -> Iterator[Tensor]:
+    """The ids of each text, (1, L)."""
+    for ids in np.split(batch.ids_T, batch.cu_seqlens[1:-1]):
+        yield torch.from_numpy(ids)[None].long().to(device)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _together(model: HFModel, batch: Batch, source: _Source) -> tuple[Tensor, int]:
+    """Hidden states of the batch's tokens, and how many layers attended."""
+    positions = source.encoder.max_positions
+    num_rows = round_rows(max(batch.num_tokens, positions + 1 if positions < _ROWS else 0))
+
+    def put(array: Int32Array) -> Tensor:
+        return torch.from_numpy(array).to(source.device)  # pyright: ignore[reportUnknownMemberType]
+
+    ids_R, positions_R = (put(np.pad(x, (0, num_rows - x.size))) for x in (batch.ids_T, batch.positions_T))
+    lengths = np.diff(batch.cu_seqlens)
+    run = Run(Layout(put(batch.cu_seqlens), runs(batch.cu_seqlens), batch.num_tokens, int(lengths.max())))
+    return model.run(ids_R, positions_R, torch.zeros_like(ids_R), run)[: batch.num_tokens], len(run.attended)
+
+
+def _is_unfelt(config: Any) -> bool:
+    """Whether there is a window that the texts of the check would not feel."""
+    window = getattr(config, "sliding_window", None)
+    return isinstance(window, int) and window > _WINDOW
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Without transformers' report of what it loaded, which we judge ourselves, and its progress bar."""
+    logging = hf.logging
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()

@@ -1,0 +1,67 @@
+"""Model families. A family takes ragged rows and returns hidden states; it knows nothing of pooling or requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from whimbrel.checkpoint.config.fallback import FALLBACK
+from whimbrel.model.families import FAMILIES
+from whimbrel.model.heads import LoadedHead, load_head
+from whimbrel.model.ops.attention import Layout
+from whimbrel.model.static import IdfWeights, StaticTable
+from whimbrel.model.transformer import Transformer
+from whimbrel.model.weights import Weights
+from whimbrel.types.card import Card
+from whimbrel.types.heads import Head
+
+
+class Model(Protocol):
+    """A loaded model."""
+
+    def __call__(
+        self,
+        ids_R: Tensor,
+        positions_R: Tensor,
+        type_ids_R: Tensor,
+        layout: Layout,
+        between_layers: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""
+        ...
+
+
+def load_model(
+    folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype, sha256: str | None = None
+) -> tuple[Model, Mapping[Head, LoadedHead]]:
+    """Load the transformer of the checkpoint in `folder`, and its heads, with those of towers that share it.
+
+    Raises CheckpointError naming file and tensor.
+    """
+    if card.encoder.idf is not None:
+        return StaticTable(card.encoder, IdfWeights(folder, card), device), {}
+    if card.encoder.family == FALLBACK:
+        from whimbrel.model.hf_load import load_hf
+
+        with Weights(folder, path=card.path, sha256=sha256) as weights:  # refuses pickles, what is damaged or lies elsewhere
+            return load_hf(folder, card, device=device, dtype=dtype), _heads(folder, card, weights, device, dtype)
+    names = FAMILIES[card.encoder.family]
+    with Weights(folder, path=card.path, prefixes=names.prefixes, sha256=sha256) as weights:
+        model: Model
+        if card.encoder.family == "static":
+            model = StaticTable(card.encoder, weights, device)
+        else:
+            model = Transformer(card.encoder, weights, device=device, dtype=dtype)
+        heads = _heads(folder, card, weights, device, dtype)
+        weights.finish(names.unused)
+    return model, heads
+
+
+def _heads(folder: Path, card: Card, weights: Weights, device: torch.device, dtype: torch.dtype) -> Mapping[Head, LoadedHead]:
+    sharing = [tower for tower in card.towers if tower.path == card.path] or [card]
+    outputs = [output for tower in sharing for output in tower.outputs.values()]
+    return {head: load_head(head, folder, weights, device, dtype) for output in outputs for head in output.heads}

@@ -1,0 +1,135 @@
+"""CPU features that this process may use. All that the code asks of the processor is asked here.
+
+A feature counts only if the libraries that compute use it. Each library can be held back by an environment variable, and a
+container or a hypervisor may hide features:
+
+- oneDNN (linear layers) reads ONEDNN_MAX_CPU_ISA, or its old name DNNL_MAX_CPU_ISA, when it makes its first primitive. AMX
+  also takes a permission of the kernel, which a sandbox may refuse.
+- ATen (element-wise kernels) reads ATEN_CPU_CAPABILITY.
+- OpenBLAS (numpy's products) reads OPENBLAS_CORETYPE, and MKL (torch.mm in float32) MKL_ENABLE_INSTRUCTIONS.
+
+`torch.cpu.get_capabilities()` knows none of these variables.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Final, Literal, cast
+
+import numpy as np
+import torch
+
+from whimbrel.types.hardware import CPU_LEVELS, Cpu, CpuLevel
+
+_ISA_VARIABLES: Final = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""The first that is set counts."""
+_VARIABLES: Final = (*_ISA_VARIABLES, "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE")
+
+_ISA_LEVELS: Final[Mapping[str, CpuLevel]] = {
+    "sse41": "other",
+    "avx": "other",
+    "avx2": "avx2",
+    "avx2_vnni": "avx2",
+    "avx2_vnni_2": "avx2",
+    "avx512_core": "avx512",
+    "avx512_core_vnni": "avx512",
+    "avx512_core_bf16": "avx512_bf16",
+    "avx512_core_fp16": "avx512_bf16",
+    "avx10_1": "avx512_bf16",
+    "avx10_1_512": "avx512_bf16",
+    "avx10_2": "avx512_bf16",
+    "avx10_2_512": "avx512_bf16",
+}
+"""What oneDNN may use at most where the variable has this value. Values with "amx" and unknown ones hold nothing back that
+`Cpu.level` tells apart. Source: oneDNN, src/cpu/x64/cpu_isa_traits.cpp (init_max_cpu_isa)."""
+
+_SMALL_KERNEL_CORES: Final = frozenset({"skylakex", "cooperlake", "sapphirerapids"})
+"""OpenBLAS's names of the processors for which it has kernels for small products."""
+
+
+@cache
+def cpu() -> Cpu:
+    """The processor's features, asked once."""
+    return find_cpu(torch.cpu.get_capabilities(), os.environ, onednn_bfloat16=_onednn_bfloat16, permit_amx=_permit_amx)
+
+
+def find_cpu(
+    capabilities: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    onednn_bfloat16: Callable[[], bool],
+    permit_amx: Callable[[], bool],
+) -> Cpu:
+    """The features among `capabilities` (torch.cpu.get_capabilities()) that `environ` and the kernel leave to the libraries."""
+    ranks = [CPU_LEVELS.index(each) for each in (_level_of(capabilities, permit_amx), _highest_level(environ))]
+    level = CPU_LEVELS[min(ranks)]
+    bfloat16: Literal["native", "emulated", "none"] = "none"
+    if onednn_bfloat16():
+        bfloat16 = "native" if level in ("avx512_bf16", "amx") else "emulated"
+    return Cpu(
+        name=str(capabilities.get("cpu_name") or capabilities.get("architecture") or "unknown").strip(),
+        level=level,
+        bfloat16=bfloat16,
+        vectors=torch.backends.cpu.get_cpu_capability(),
+        switches=tuple(f"{name}={environ[name]}" for name in _VARIABLES if environ.get(name)),
+    )
+
+
+def num_physical_cores() -> int | None:
+    """Cores of the machine, where two hyper-threads are one core; None if unknown."""
+    return int(torch.cpu.get_capabilities().get("num_physical_cores") or 0) or None
+
+
+@cache
+def has_small_kernels() -> bool:
+    """Return whether numpy has kernels for small products, which pack nothing and use no threads.
+
+    OpenBLAS has them for AVX-512. They are a fifth faster than torch.mm where one side is narrow. Source: OpenBLAS,
+    kernel/x86_64/sgemm_small_kernel_permit_skylakex.c.
+    """
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
+    core = os.environ.get("OPENBLAS_CORETYPE", "").lower()
+    has_avx512 = CPU_LEVELS.index(_level_of(torch.cpu.get_capabilities(), lambda: False)) >= CPU_LEVELS.index("avx512")
+    return blas == "scipy-openblas" and has_avx512 and (not core or core in _SMALL_KERNEL_CORES)
+
+
+def prepacked_supported(device: torch.device) -> bool:
+    """Return whether this build of PyTorch has the oneDNN calls that `ops.linear.Linear` uses."""
+    return device.type == "cpu" and torch.backends.mkldnn.is_available() and hasattr(_mkldnn(), "_linear_pointwise")
+
+
+def _level_of(capabilities: Mapping[str, Any], permit_amx: Callable[[], bool]) -> CpuLevel:
+    def has(*names: str) -> bool:
+        return all(capabilities.get(name) for name in names)
+
+    if not has("avx2", "fma3"):
+        return "other"
+    if not has("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq"):
+        return "avx2"
+    if not has("avx512_bf16"):
+        return "avx512"
+    return "amx" if has("amx_tile", "amx_bf16") and permit_amx() else "avx512_bf16"
+
+
+def _highest_level(environ: Mapping[str, str]) -> CpuLevel:
+    """The highest level that the user leaves to oneDNN."""
+    value = next((environ[name] for name in _ISA_VARIABLES if environ.get(name)), "")
+    return _ISA_LEVELS.get(value.lower()) or "amx"
+
+
+def _onednn_bfloat16() -> bool:
+    """Return whether oneDNN takes bfloat16, natively or not. It knows its variables itself."""
+    ask = getattr(_mkldnn(), "_is_mkldnn_bf16_supported", None)
+    return torch.backends.mkldnn.is_available() and ask is not None and bool(ask())
+
+
+def _permit_amx() -> bool:
+    """Ask the kernel for AMX, as oneDNN does. Return whether it is granted."""
+    ask = getattr(torch.cpu, "_init_amx", None)
+    return ask is None or bool(ask())
+
+
+def _mkldnn() -> object:
+    return cast(object, torch.ops.mkldnn)

@@ -1,0 +1,178 @@
+"""Linear layers: prepacked oneDNN with a fused activation on CPUs, PyTorch's own elsewhere.
+
+On a CPU a row has the same bits in any number of rows: products run in blocks of sizes that agree (row_blocks.py), which are
+found for each shape, dtype and epilogue when the first layer of that kind is loaded. oneDNN makes a primitive per number of
+rows (0.3 to 1.3 ms and about 0.7 MB each, measured on Zen 4), so few sizes also keep its cache small.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+# Read once, when oneDNN makes its first primitive. The default of 1,024 would let the cache grow to most of a GB.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whimbrel.model.ops.cpu import prepacked_supported
+from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
+from whimbrel.model.ops.trials import FEW_TERMS, begin, cancelling
+from whimbrel.types.heads import Activation
+
+ACTIVATIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = {
+    "identity": lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
+# Activations that oneDNN applies in the epilogue: (attribute, algorithm).
+_EPILOGUES: Final[Mapping[Activation, tuple[str, str]]] = {
+    "identity": ("none", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+}
+
+_COARSE_FROM: Final = 2**22
+"""Products with more weights than this are tried with few sizes."""
+_TRIAL_COLUMNS: Final = 64
+"""Columns of a trial's weight that differ; the others repeat them."""
+_TRIAL_NUMBERS: Final = 16
+"""The least number of results that are compared."""
+
+
+class Linear:
+    """activation(x @ weight.T + bias) for x of (R, in): weight (out, in) and bias (out) in the dtype of x.
+
+    `low_rank` is what adapters add to the product. It is added where a call says which rows are `foreign` to which; the
+    activation is then never fused, so that a row has the same bits beside rows with adapters and without.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation = "identity", low_rank: LowRank | None = None
+    ) -> None:
+        prepacked = prepacked_supported(weight.device)
+        fused = activation in _EPILOGUES and prepacked and low_rank is None
+        width, inner = weight.shape
+        kind = _Kind(width, inner, weight.dtype, bias is not None, activation if fused else "identity", prepacked)
+        self._product = kind.product(weight, bias)
+        self._after = ACTIVATIONS["identity" if fused else activation]
+        self._low_rank = low_rank
+        self._width = width
+        self._finding = begin(kind) if weight.device.type == "cpu" else None
+        self._blocks = RowBlocks(())
+
+    def __call__(self, x_RI: Tensor, foreign_RK: Tensor | None = None) -> Tensor:
+        out = self._in_blocks(x_RI)
+        if self._low_rank is not None and foreign_RK is not None:
+            out += self._low_rank(x_RI, foreign_RK)
+        return in_whole_blocks(self._after, out)
+
+    def _in_blocks(self, x_RI: Tensor) -> Tensor:
+        if (finding := self._finding) is not None:
+            self._blocks = finding.result()
+            self._finding = None  # only now: another lane may be here
+        num_rows = x_RI.shape[0]
+        blocks = self._blocks.cover(num_rows)
+        if len(blocks) == 1:
+            missing = blocks[0][1] - num_rows
+            return self._product(F.pad(x_RI, (0, 0, 0, missing)))[:num_rows] if missing else self._product(x_RI)
+        out_RO = x_RI.new_empty(num_rows, self._width)
+        for start, size in blocks:
+            out_RO[start : start + size] = self._product(x_RI[start : start + size])
+        return out_RO
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What decides how a library computes a product, besides the number of rows."""
+
+    width: int
+    inner: int
+    dtype: torch.dtype
+    has_bias: bool
+    activation: Activation
+    """The fused one."""
+    prepacked: bool
+
+    def __str__(self) -> str:
+        return f"the product of {self.inner:,} to {self.width:,} columns in {str(self.dtype).removeprefix('torch.')}"
+
+    def product(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """The product itself, of any number of rows at once."""
+        if not self.prepacked:
+            return partial(F.linear, weight=weight, bias=bias)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, MAX_BLOCK)
+        (attribute, algorithm), pointwise = _EPILOGUES[self.activation], torch.ops.mkldnn._linear_pointwise
+        return lambda x: pointwise(x, packed, bias, attribute, [], algorithm)
+
+    def find(self) -> RowBlocks:
+        """Try the numbers of rows."""
+        sizes = COARSE_SIZES if self.width * self.inner > _COARSE_FROM else FINE_SIZES
+        return find_row_blocks(sizes, _Trial(self))
+
+
+class _Trial:
+    """A product of one kind, with numbers of its own."""
+
+    def __init__(self, kind: _Kind) -> None:
+        num_columns = min(kind.width, _TRIAL_COLUMNS)
+        num_rows = -(-_TRIAL_NUMBERS // kind.width) if kind.inner >= FEW_TERMS else 2 * _TRIAL_NUMBERS
+        rows_RI, columns_CI = cancelling(num_rows, num_columns, kind.inner)
+        weight_OI = columns_CI.to(kind.dtype).repeat(-(-kind.width // num_columns), 1)[: kind.width].contiguous()
+        bias_O = torch.linspace(-0.1, 0.1, kind.width, dtype=torch.float32).to(kind.dtype) if kind.has_bias else None
+        self._product = kind.product(weight_OI, bias_O)
+        self._rows_RI = rows_RI.to(kind.dtype)
+
+    def __call__(self, num_rows: int) -> bytes | None:
+        found: list[bytes] = []
+        for row_I in self._rows_RI:
+            bits_RX = self._product(row_I.repeat(num_rows, 1)).view(torch.uint8)
+            if not torch.equal(bits_RX, bits_RX[:1].expand_as(bits_RX)):
+                return None
+            found.append(bits_RX[0].numpy().tobytes())
+        return b"".join(found)
+
+
+class LowRank:
+    """What low-rank adapters add to the product of a linear layer or to the rows of a table: x A' B'.
+
+    The matrices of all adapters lie side by side: K columns of x A' are the adapters' ranks one after another, and those of
+    adapters that are not a row's own are set to 0 before they are multiplied with B. So one product serves rows of all
+    adapters in any order, costs what a single adapter of rank K would, and gives a row the same bits in any company.
+    `up` is B, (out, parts * K), with the adapters' scale in it. `down` is A, (parts * K, in), of a linear layer; of a table it
+    is the rows, (entries, K). Source of the formula: LoRA, arXiv:2106.09685.
+    """
+
+    def __init__(self, down: Tensor, up: Tensor, *, table: bool = False) -> None:
+        self._table = down if table else None
+        self._down = None if table else Linear(down, None)
+        self._up = Linear(up, None)
+
+    def __call__(self, x: Tensor, foreign_RK: Tensor) -> Tensor:
+        """x: (R, in), or the entries (R) of a table. `foreign_RK` is true where column k is not of row r's adapter."""
+        if self._down is not None:
+            low_RK = self._down(x)
+        else:
+            assert self._table is not None
+            low_RK = F.embedding(x, self._table)
+        low_RPK = low_RK.view(*foreign_RK.shape[:1], -1, foreign_RK.shape[1])
+        return self._up(low_RPK.masked_fill(foreign_RK[:, None], 0).view(low_RK.shape))
+
+
+def in_whole_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
+    """activation(x), on a multiple of 64 elements: torch's vectorised loops treat what is left over with other bits."""
+    num_rows, width = x_RO.shape
+    if num_rows * width % 64 == 0:
+        return activation(x_RO)
+    return activation(F.pad(x_RO, (0, 0, 0, -num_rows % 64)))[:num_rows]

@@ -1,0 +1,85 @@
+"""Rotary positions.
+
+Source of the scalings: transformers/modeling_rope_utils.py (5.23); of "ntk": NTKScalingRotaryEmbedding of
+Alibaba-NLP/new-impl on the hub, the code that gte-multilingual-base came with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from whimbrel.types.card import Rotary
+
+_Scale: TypeAlias = Callable[[Rotary, Mapping[str, Any]], tuple[Tensor, float]]
+
+
+def frequencies(rotary: Rotary, device: torch.device) -> tuple[Tensor, float]:
+    """Radians per position for each pair of columns, (width / 2) in float32, and what cosine and sine are multiplied by."""
+    if rotary.scaling is None:
+        return _plain(rotary.theta, rotary.width).to(device), 1.0
+    turns_F, scale = SCALINGS[rotary.scaling["rope_type"]](rotary, rotary.scaling)
+    return turns_F.to(device), scale
+
+
+def turn(x_RNH: Tensor, cos_RF: Tensor, sin_RF: Tensor, *, interleaved: bool) -> Tensor:
+    """Every head of every row, turned by its position's angles, in float32. Columns beyond 2 F stay as they are."""
+    width = 2 * cos_RF.shape[1]
+    turned, rest = x_RNH[..., :width].float(), x_RNH[..., width:]
+    cos, sin = cos_RF[:, None], sin_RF[:, None]
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    pair = a * cos - b * sin, b * cos + a * sin
+    out = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    return torch.cat((out, rest.float()), dim=-1) if rest.shape[-1] else out
+
+
+def _plain(theta: float, width: int) -> Tensor:
+    return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
+
+
+def _linear(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    return _plain(rotary.theta, rotary.width) / scaling["factor"], 1.0
+
+
+def _ntk(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """ "Fixed" NTK: the same for texts of any length; a factor up to 1 does nothing."""
+    factor = max(scaling["factor"], 1.0)
+    return _plain(rotary.theta * factor, rotary.width) / factor ** (2 / rotary.width), 1.0
+
+
+def _llama3(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """Low frequencies are divided by the factor, high ones stay, those between are in between."""
+    plain = _plain(rotary.theta, rotary.width)
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    original = scaling["original_max_position_embeddings"]
+    wavelength = 2 * math.pi / plain
+    slow = torch.where(wavelength > original / low, plain / factor, plain)
+    smooth = (original / wavelength - low) / (high - low)
+    between = (1 - smooth) * slow / factor + smooth * slow
+    is_between = ~(wavelength < original / high) * ~(wavelength > original / low)
+    return torch.where(is_between, between, slow), 1.0
+
+
+def _yarn(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    width, theta = rotary.width, rotary.theta
+    factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
+
+    def correction(rotations: float) -> float:
+        return width * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = correction(scaling.get("beta_fast") or 32), correction(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    ramp = ((torch.arange(width // 2, dtype=torch.float32) - low) / (max(high - low, 0.001))).clamp(0, 1)
+    powers = theta ** (torch.arange(0, width, 2).float() / width)
+    scaled = 1.0 / (factor * powers) * ramp + 1.0 / powers * (1 - ramp)
+    attention = scaling.get("attention_factor")
+    return scaled, float(attention) if attention is not None else 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+SCALINGS: Final[Mapping[str, _Scale]] = {"linear": _linear, "ntk": _ntk, "llama3": _llama3, "yarn": _yarn}

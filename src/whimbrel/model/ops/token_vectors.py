@@ -1,0 +1,74 @@
+"""Token vectors of many texts in one array, and the values that stand for a document without tokens.
+
+Shapes: T tokens, N texts, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whimbrel.types.arrays import Int64Array
+
+EMPTY: Final = -1e9
+"""The score of a document without tokens: finite, and below what vectors can reach."""
+
+NO_MATCH: Final = (0.0, -1.0)
+"""The greatest similarity to a token of a document without tokens, and where that is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenVectors:
+    """Vectors of many texts in one array: text i has rows starts_N[i] to ends_N[i]."""
+
+    rows_TD: Tensor
+    """float32, float16, bfloat16; int8; or uint8, which is bits: 8 columns to a byte, the first the highest, 1 for 1 and 0 for
+    -1."""
+    starts_N: Int64Array
+    ends_N: Int64Array
+    scales_T: Tensor | None = None
+    """What each row is multiplied by."""
+
+    @classmethod
+    def of(cls, rows_TD: Tensor, offsets_N1: NDArray[np.integer], scales_T: Tensor | None = None) -> TokenVectors:
+        """Of texts that lie one after another."""
+        offsets = np.asarray(offsets_N1, np.int64)
+        return cls(rows_TD, offsets[:-1], offsets[1:], scales_T)
+
+    @classmethod
+    def from_array(cls, rows_TD: NDArray[Any], starts_N: NDArray[np.integer], ends_N: NDArray[np.integer]) -> TokenVectors:
+        """Of rows on the host, which are not copied."""
+        return cls(torch.from_numpy(rows_TD), np.asarray(starts_N, np.int64), np.asarray(ends_N, np.int64))  # pyright: ignore[reportUnknownMemberType]
+
+    def __len__(self) -> int:
+        return self.starts_N.size
+
+    @property
+    def width(self) -> int:
+        return self.rows_TD.shape[1] * (8 if self.rows_TD.dtype == torch.uint8 else 1)
+
+    @property
+    def lengths(self) -> Int64Array:
+        return self.ends_N - self.starts_N
+
+    def of_text(self, text: int) -> Tensor:
+        """The rows of a text, float32."""
+        return self.floats(slice(int(self.starts_N[text]), int(self.ends_N[text])))
+
+    def floats(self, rows: slice | Tensor) -> Tensor:
+        """Some rows, float32."""
+        x_TD = self.rows_TD[rows]
+        x_TD = _signs(x_TD) if x_TD.dtype == torch.uint8 else x_TD.float()
+        return x_TD if self.scales_T is None else x_TD * self.scales_T[rows, None]
+
+
+def _signs(bits_TB: Tensor) -> Tensor:
+    """Packed bits -> 1 and -1, float32."""
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=bits_TB.device)
+    bits = (bits_TB[..., None] >> shifts) & 1
+    return bits.flatten(-2).float() * 2 - 1

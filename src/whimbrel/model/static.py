@@ -1,0 +1,81 @@
+"""A table of vectors, one for each token, as a model: no layers, and no token knows of another.
+
+Lookups are float32 whatever the plan's dtype: there is nothing to be gained. Tensors as Sentence Transformers' StaticEmbedding
+("embedding.weight"), its SparseStaticEmbedding ("weight", a vector of one number) and model2vec ("embeddings", and in newer
+checkpoints "mapping" and "weights") have them: token i has the vector table[mapping[i]] * weights[i].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
+from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
+from whimbrel.errors import CheckpointError
+from whimbrel.model.ops.attention import Layout
+from whimbrel.model.weights import Weights
+from whimbrel.types.card import Card, Encoder
+
+_NAMES: Final = ("embedding.weight", "embeddings", "weight")
+
+
+class IdfWeights:
+    """A JSON file of a weight for each token, as the tensor that it stands for: what is not in it weighs nothing."""
+
+    def __init__(self, folder: Path, card: Card) -> None:
+        spec, file = card.encoder, JsonFile.read(folder, card.encoder.idf or "")
+        ids, _ = read_vocabulary(read_tokenizer_file(folder / card.path).data, card.tokenizer, spec.vocab_size)
+        self.file: str = file.name
+        self._weight = torch.zeros(spec.vocab_size)
+        for token in file.data:
+            if token not in ids:
+                raise file.error("this token is not in tokenizer.json.", token)
+            self._weight[ids[token]] = file.get(token, float)
+
+    def has(self, name: str) -> bool:
+        """As Weights."""
+        return name == "weight"
+
+    def stored(self, name: str) -> Tensor:
+        """As Weights."""
+        return self._weight
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """As Weights."""
+        return self._weight
+
+
+class StaticTable:
+    """A loaded table. One more id than there are tokens stands for texts without any: its vector is zero."""
+
+    def __init__(self, spec: Encoder, weights: Weights | IdfWeights, device: torch.device) -> None:
+        name = next((name for name in _NAMES if weights.has(name)), _NAMES[0])
+        table = weights.stored(name)  # whole numbers of a quantised table are taken as they are
+        table = weights.take(name, *table.shape) if table.is_floating_point() else table.float()
+        if table.ndim == 1:
+            table = table[:, None]
+        mapping = weights.stored("mapping").long() if weights.has("mapping") else torch.arange(table.shape[0])
+        if mapping.shape != (spec.vocab_size,) or mapping.min() < 0 or mapping.max() >= table.shape[0]:
+            raise CheckpointError(f"names rows that {name} does not have.", file=weights.file, key="mapping")
+        self._table = F.pad(table, (0, 0, 0, 1)).to(device)
+        self._mapping = F.pad(mapping, (0, 1), value=table.shape[0]).to(device)
+        self._weights = F.pad(weights.take("weights", spec.vocab_size), (0, 1)).to(device) if weights.has("weights") else None
+
+    def __call__(
+        self,
+        ids_R: Tensor,
+        positions_R: Tensor,
+        type_ids_R: Tensor,
+        layout: Layout,
+        between_layers: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """The vectors of the tokens, (R, D) in float32."""
+        x_RD = F.embedding(self._mapping[ids_R], self._table)
+        return x_RD if self._weights is None else x_RD * self._weights[ids_R][:, None]

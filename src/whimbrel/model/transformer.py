@@ -1,0 +1,309 @@
+"""Every transformer that Whimbrel runs itself: an encoder or a decoder, as its spec says.
+
+Ragged rows in, hidden states out; pooling is elsewhere. The residual stream and all norms are float32, matrix products in the
+plan's dtype. What a family has and where its norms lie is in `families`; nothing here asks for a family by name.
+Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,llama,qwen2,
+qwen3,mistral,gemma2,gemma3}/modeling_*.py (5.23); of JinaBERT, the code on the hub that its checkpoints name:
+jinaai/jina-bert-implementation, and jinaai/jina-bert-v2-qk-post-norm for those with norms of queries and keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whimbrel.model.adapters import Adapters
+from whimbrel.model.experts import load_experts
+from whimbrel.model.families import FAMILIES, Names, Part
+from whimbrel.model.ops.attention import Layout, Scores, attend
+from whimbrel.model.ops.linear import ACTIVATIONS, Linear
+from whimbrel.model.ops.norms import layer_norm, rms_norm
+from whimbrel.model.ops.rotary import frequencies, turn
+from whimbrel.model.ops.row_blocks import MAX_BLOCK
+from whimbrel.model.position_bias import Bias, alibi, relative
+from whimbrel.model.weights import Weights
+from whimbrel.types.card import Encoder, Layer, Rotary
+
+_Norm: TypeAlias = Callable[[Tensor], Tensor]
+_Mlp: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+"""Takes rows in the model's dtype, and what is foreign to them, as `Linear` does."""
+_Angles: TypeAlias = tuple[Tensor, Tensor, bool]
+"""Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    qkv: Linear
+    out: Linear
+    mlp: _Mlp
+    attention_in: _Norm
+    attention_out: _Norm
+    attention_inner_sum: _Norm | None
+    attention_sum: _Norm
+    mlp_in: _Norm
+    mlp_out: _Norm
+    mlp_sum: _Norm
+    head_norm: _Norm | None
+    """Of the heads of queries and keys."""
+    scores: Scores
+    rotary: int
+    """Which of the model's; -1: none."""
+
+
+class Transformer:
+    """A loaded model."""
+
+    def __init__(self, spec: Encoder, weights: Weights, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._spec = spec
+        self._names = _names_in(weights, spec.family)
+        self._weights = weights
+        self._device = device
+        self._dtype = dtype
+        self._adapters = Adapters(spec, self._names, weights, device=device, dtype=dtype)
+        self._columns_K = self._adapters.columns()
+        names, width = self._names, spec.embedding_size
+        self._words = self._table(names.words, spec.vocab_size, width, dtype)
+        self._adapted_words = self._adapters.table("words", spec.vocab_size, width)
+        learned = spec.max_positions + spec.position_offset
+        self._positions = self._table(names.positions, learned, width) if names.positions else None
+        self._types = self._table(names.types, spec.type_vocab_size, width) if names.types and spec.type_vocab_size else None
+        self._adapted_types = None if self._types is None else self._adapters.table("types", spec.type_vocab_size, width)
+        self._embedding_norm = self._norm(names.embedding_norm, width)
+        self._projection = (
+            None
+            if width == spec.hidden_size
+            else Linear(*self._join([names.projection or ""], [spec.hidden_size], width, bias=True))
+        )
+        rotaries: list[Rotary] = []
+        for layer in spec.layers:
+            if layer.rotary is not None and layer.rotary not in rotaries:
+                rotaries.append(layer.rotary)
+        self._rotaries = [(*frequencies(rotary, device), rotary.interleaved) for rotary in rotaries]
+        bias = self._bias()
+        self._layers = [
+            self._layer(i, layer, bias, -1 if layer.rotary is None else rotaries.index(layer.rotary))
+            for i, layer in enumerate(spec.layers)
+        ]
+        self._final = self._norm(names.final, spec.hidden_size)
+        self._adapters.finish()
+        del self._weights, self._adapters
+
+    def __call__(
+        self,
+        ids_R: Tensor,
+        positions_R: Tensor,
+        type_ids_R: Tensor,
+        layout: Layout,
+        between_layers: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""
+        foreign_RK = self._foreign(layout)
+        x_RD = self._embed(ids_R, positions_R, type_ids_R, foreign_RK)
+        angles = [_angles(positions_R, *rotary) for rotary in self._rotaries]
+        for number, layer in enumerate(self._layers):
+            if between_layers is not None and number > 0:
+                between_layers()
+            turns = angles[layer.rotary] if layer.rotary >= 0 else None
+            attended = layer.attention_out(self._attend(layer, layer.attention_in(x_RD), layout, turns, foreign_RK))
+            if layer.attention_inner_sum is not None:
+                attended = layer.attention_inner_sum(x_RD + attended)
+            x_RD = layer.attention_sum(x_RD + attended)
+            x_RD = self._feed_forward(layer, x_RD, foreign_RK)
+        return self._final(x_RD)
+
+    def _feed_forward(self, layer: _Layer, x_RD: Tensor, foreign_RK: Tensor | None) -> Tensor:
+        """The second half of a layer. On a CPU in blocks of rows: what lies between its products stays in the cache."""
+        if x_RD.is_cuda or len(x_RD) <= MAX_BLOCK:
+            return layer.mlp_sum(x_RD + layer.mlp_out(layer.mlp(layer.mlp_in(x_RD).to(self._dtype), foreign_RK)))
+        out_RD = torch.empty_like(x_RD)
+        for start in range(0, len(x_RD), MAX_BLOCK):
+            rows = slice(start, start + MAX_BLOCK)
+            out_RD[rows] = self._feed_forward(layer, x_RD[rows], None if foreign_RK is None else foreign_RK[rows])
+        return out_RD
+
+    def _foreign(self, layout: Layout) -> Tensor | None:
+        """Which columns of the adapters' lower products are not of a row's own adapter; None: there is none at work."""
+        if layout.adapters_R is None or self._columns_K is None:
+            return None
+        return layout.adapters_R[:, None] != self._columns_K
+
+    def _embed(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, foreign_RK: Tensor | None) -> Tensor:
+        x_RD = F.embedding(ids_R, self._words).float()
+        if self._adapted_words is not None and foreign_RK is not None:
+            x_RD += self._adapted_words(ids_R, foreign_RK)
+        if self._spec.embedding_scale != 1.0:
+            x_RD *= self._spec.embedding_scale
+        if self._positions is not None:
+            x_RD += F.embedding(positions_R, self._positions)
+        if self._types is not None:
+            x_RD += F.embedding(type_ids_R, self._types)
+        if self._adapted_types is not None and foreign_RK is not None:
+            x_RD += self._adapted_types(type_ids_R, foreign_RK)
+        x_RD = self._embedding_norm(x_RD)
+        return x_RD if self._projection is None else self._projection(x_RD.to(self._dtype)).float()
+
+    def _attend(self, layer: _Layer, x_RD: Tensor, layout: Layout, angles: _Angles | None, foreign_RK: Tensor | None) -> Tensor:
+        spec = self._spec
+        heads = spec.num_heads + spec.num_kv_heads
+        qkv_RD = layer.qkv(x_RD.to(self._dtype), foreign_RK)
+        qkv_RNH = qkv_RD.view(x_RD.shape[0], heads + spec.num_kv_heads, spec.head_width)
+        qk_RNH, v_RKH = qkv_RNH[:, :heads], qkv_RNH[:, heads:]
+        if layer.head_norm is not None:
+            qk_RNH = layer.head_norm(qk_RNH.float())
+        if angles is not None:
+            cos, sin, interleaved = angles
+            qk_RNH = turn(qk_RNH, cos, sin, interleaved=interleaved)
+        q_RNH, k_RKH = qk_RNH[:, : spec.num_heads], qk_RNH[:, spec.num_heads :]
+        return layer.out(attend(q_RNH, k_RKH, v_RKH, layout, layer.scores), foreign_RK)
+
+    # Loading
+
+    def _layer(self, i: int, layer: Layer, bias: Bias | None, rotary: int) -> _Layer:
+        spec, names, width = self._spec, self._names, self._spec.hidden_size
+        queries, keys = spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width
+
+        def norm(name: str | None) -> _Norm:
+            return self._norm(name and name.format(i=i), width)
+
+        return _Layer(
+            qkv=self._linear("qkv", i, (queries, keys, keys), width, bias=spec.qkv_bias),
+            out=self._linear("out", i, (width,), queries, bias=spec.out_bias),
+            mlp=self._experts(i, layer.num_experts) if layer.num_experts else self._mlp(i),
+            attention_in=norm(names.attention_in if i > 0 or names.first_attention_in else None),
+            attention_out=norm(names.attention_out),
+            attention_inner_sum=norm(names.attention_inner_sum) if names.attention_inner_sum else None,
+            attention_sum=norm(names.attention_sum),
+            mlp_in=norm(names.mlp_in),
+            mlp_out=norm(names.mlp_out),
+            mlp_sum=norm(names.mlp_sum),
+            head_norm=self._head_norm(i),
+            scores=Scores(
+                spec.head_width**-0.5 if spec.score_scale is None else spec.score_scale,
+                causal=spec.causal,
+                window=layer.window,
+                softcap=spec.softcap,
+                bias=bias,
+            ),
+            rotary=rotary,
+        )
+
+    def _linear(self, part: Part, i: int, rows: tuple[int, ...], columns: int, *, bias: bool) -> Linear:
+        low_rank = self._adapters.linear(part, i, rows, columns)
+        names = self._names.at(part, i)
+        weight, biases = self._join(names, rows if len(names) == len(rows) else (sum(rows),), columns, bias=bias)
+        return Linear(weight, biases, low_rank=low_rank)
+
+    def _mlp(self, i: int) -> _Mlp:
+        spec, up = self._spec, self._up(i)
+        down = self._linear("down", i, (spec.hidden_size,), spec.intermediate_size, bias=spec.down_bias)
+
+        def mlp(x_RD: Tensor, foreign_RK: Tensor | None) -> Tensor:
+            x = up(x_RD, foreign_RK)
+            if spec.gated:
+                gate, x = x.chunk(2, dim=-1)
+                x = ACTIVATIONS[spec.activation](gate) * x
+            return down(x, foreign_RK)
+
+        return mlp
+
+    def _experts(self, i: int, num_experts: int) -> _Mlp:
+        router, at = ((name or "").format(i=i) for name in (self._names.router, self._names.experts))
+        experts = load_experts(self._spec, self._weights, (router, at), num_experts, device=self._device, dtype=self._dtype)
+        return lambda x_RD, _: experts(x_RD)
+
+    def _up(self, i: int) -> Linear:
+        spec = self._spec
+        inner, parts = spec.intermediate_size, self._names.at("up", i)
+        if not spec.gated:
+            low_rank = self._adapters.linear("up", i, (inner,), spec.hidden_size)
+            weight, bias = self._join(parts, (inner,), spec.hidden_size, bias=spec.up_bias)
+            return Linear(weight, bias, spec.activation, low_rank)
+        weight, bias = self._join(
+            parts, (inner, inner) if len(parts) == 2 else (2 * inner,), spec.hidden_size, bias=spec.up_bias
+        )
+        if self._names.up_first:
+            weight = weight.roll(inner, 0)
+            bias = None if bias is None else bias.roll(inner, 0)
+        return Linear(weight, bias)
+
+    def _join(self, parts: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool) -> tuple[Tensor, Tensor | None]:
+        """Weights one below the other, and their biases."""
+        weight = torch.cat([self._weights.take(f"{part}.weight", n, columns) for part, n in zip(parts, rows, strict=True)])
+        if not bias:
+            return weight.to(self._device, self._dtype), None
+        biases = torch.cat([self._weights.take(f"{part}.bias", n) for part, n in zip(parts, rows, strict=True)])
+        return weight.to(self._device, self._dtype), biases.to(self._device, self._dtype)
+
+    def _table(self, name: str, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._weights.take(f"{name}.weight", rows, width).to(dtype).to(self._device)
+
+    def _norm(self, name: str | None, width: int) -> _Norm:
+        if name is None:
+            return _same
+        eps = self._spec.norm_eps
+        weight = self._weights.take(f"{name}.weight", width).to(self._device)
+        if self._spec.norm == "layer":
+            bias = self._weights.take(f"{name}.bias", width).to(self._device) if self._spec.norm_bias else None
+            return lambda x: layer_norm(x, weight, bias, eps)
+        if self._spec.norm == "rms_plus_one":
+            weight = weight + 1
+        return lambda x: rms_norm(x, weight, eps)
+
+    def _head_norm(self, i: int) -> _Norm | None:
+        """Queries and keys in one go: each head has the row of its kind."""
+        spec, names = self._spec, self._names
+        if names.q_norm is None or names.k_norm is None:
+            return None
+        if names.whole_norms:
+            return self._whole_norm([name.format(i=i) for name in (names.q_norm, names.k_norm)])
+        rows = [
+            self._weights.take(f"{name.format(i=i)}.weight", spec.head_width).expand(heads, -1)
+            for name, heads in ((names.q_norm, spec.num_heads), (names.k_norm, spec.num_kv_heads))
+        ]
+        weight_NH = torch.cat(rows).to(self._device) + (1 if spec.norm == "rms_plus_one" else 0)
+        return lambda x: rms_norm(x, weight_NH, spec.norm_eps)
+
+    def _whole_norm(self, parts: Sequence[str]) -> _Norm:
+        """LayerNorms of the queries of all heads, and of their keys."""
+        width, eps = self._spec.num_heads * self._spec.head_width, self._spec.norm_eps
+        weight_2D, bias_2D = (
+            torch.stack([self._weights.take(f"{part}.{kind}", width) for part in parts]).to(self._device)
+            for kind in ("weight", "bias")
+        )
+
+        def norm(x_RNH: Tensor) -> Tensor:
+            x_R2D = F.layer_norm(x_RNH.reshape(-1, 2, width), (width,), eps=eps)
+            return (x_R2D * weight_2D + bias_2D).view(x_RNH.shape)
+
+        return norm
+
+    def _bias(self) -> Bias | None:
+        """What is added to scores for the distance of query and key."""
+        spec = self._spec
+        if spec.positions == "alibi":
+            return alibi(spec.num_heads, self._device)
+        if spec.positions == "relative":
+            return relative(self._table(self._names.relative or "", spec.num_buckets, spec.num_heads))
+        return None
+
+
+def _angles(positions_R: Tensor, turns_F: Tensor, scale: float, interleaved: bool) -> _Angles:
+    radians_RF = positions_R[:, None].float() * turns_F
+    return radians_RF.cos() * scale, radians_RF.sin() * scale, interleaved
+
+
+def _names_in(weights: Weights, family: str) -> Names:
+    """Of the family, or of its twin if the checkpoint is one."""
+    names = FAMILIES[family]
+    if names.twin is not None and not weights.has(f"{names.down.format(i=0)}.weight"):
+        return names.twin
+    return names

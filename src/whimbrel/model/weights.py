@@ -1,0 +1,211 @@
+"""Tensors out of a checkpoint's safetensors, under the names that a family expects.
+
+Opens model.safetensors, or the shards that model.safetensors.index.json names. Every tensor is either taken or known not
+to matter; `finish` refuses the rest, so that a part of a model is never dropped silently. Pickles are not read, except
+the small heads that older models ship as pytorch_model.bin, which go through `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.errors import CheckpointError
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLE = "pytorch_model.bin"
+
+
+class Weights:
+    """The tensors of one folder of a checkpoint. Use as a context manager; tensors are read when they are taken."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        path: str = "",
+        prefixes: Sequence[str] = (),
+        sha256: str | None = None,
+        allow_pickle: bool = False,
+        single: str = _SINGLE,
+    ) -> None:
+        """`path` is a folder in `folder`, or a .pt file of tensors there. `single` is the file there, if it has no shards."""
+        self._folder = folder
+        self._path = path
+        self._allow_pickle = allow_pickle
+        self._prefixes = prefixes
+        self._stack = ExitStack()
+        self._where: dict[str, Any] = {}
+        self._taken: set[str] = set()
+        self._pickled: dict[str, Tensor] = {}
+        self._file_of: dict[str, str] = {}
+        self.file: str = path if path.endswith(".pt") else self._named(single)
+        """What lists the tensors, as it is called in the checkpoint."""
+        try:
+            self._open(sha256)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor called `name`, with or without one of the prefixes, in float32. Raises CheckpointError."""
+        full = self._known(name)
+        tensor = self._read(full)
+        return self._checked(full, tensor, tensor.shape, shape)
+
+    def take_rows(self, name: str, rows: Sequence[int], *shape: int) -> Tensor:
+        """Rows of the matrix called `name`, whose shape is given, in float32; no others are read. Raises CheckpointError."""
+        full = self._known(name)
+        part: Any = self._pickled[full] if full in self._pickled else self._where[full].get_slice(full)
+        found = part.shape if full in self._pickled else part.get_shape()
+        return self._checked(full, torch.cat([cast(Tensor, part[row : row + 1]) for row in rows]), found, shape)
+
+    def _known(self, name: str) -> str:
+        full = self._full(name)
+        if full is None:
+            raise CheckpointError("this tensor is missing.", file=self.file, key=name)
+        return full
+
+    def _checked(self, full: str, tensor: Tensor, found: Sequence[int], shape: Sequence[int]) -> Tensor:
+        file = self._file_of[full]
+        self._taken.add(full)
+        if tuple(found) != tuple(shape):
+            raise CheckpointError(f"has shape {list(found)}; the config says {list(shape)}.", file=file, key=full)
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"has dtype {tensor.dtype}; quantised weights are not supported.", file=file, key=full)
+        tensor = tensor.float()
+        if not tensor.sum().isfinite() and not tensor.isfinite().all():  # the sum alone costs a fraction, and overflows rarely
+            raise CheckpointError("holds NaN or infinity.", file=file, key=full)
+        return tensor
+
+    def stored(self, name: str) -> Tensor:
+        """The same as it is stored, of whatever shape and dtype."""
+        full = self._known(name)
+        self._taken.add(full)
+        return self._read(full)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor called `name`, with or without one of the prefixes."""
+        return self._full(name) is not None
+
+    def beside(self, path: str, file: str, prefixes: Sequence[str]) -> Weights:
+        """The tensors of a file in a folder in this one. They are closed with these."""
+        return self._stack.enter_context(Weights(self._folder, path=self._named(path), prefixes=prefixes, single=file))
+
+    def finish(self, unused: Sequence[str] = ()) -> None:
+        """Refuse tensors that were not taken and match none of the patterns `unused`."""
+        for name in self._file_of.keys() - self._taken:
+            bare = [name, *(name.removeprefix(prefix) for prefix in self._prefixes)]
+            if not any(re.fullmatch(pattern, each) for pattern in unused for each in bare):
+                raise CheckpointError(
+                    "this tensor is not known to Whimbrel, and may change the vectors.", file=self._file_of[name], key=name
+                )
+
+    def _read(self, full: str) -> Tensor:
+        return self._pickled[full] if full in self._pickled else cast(Tensor, self._where[full].get_tensor(full))
+
+    def _full(self, name: str) -> str | None:
+        names = [prefix + each for each in (name, _parametrized(name), _gamma(name)) for prefix in ("", *self._prefixes)]
+        return next((each for each in names if each in self._file_of), None)
+
+    def _named(self, file: str) -> str:
+        return f"{self._path}/{file}" if self._path else file
+
+    def _open(self, sha256: str | None) -> None:
+        for file in self._files():
+            path = find_file(self._folder, file)
+            if sha256 is not None:
+                _check_sha256(path, sha256, file)
+            try:
+                handle = self._stack.enter_context(_open(path))
+                names = cast(list[str], handle.keys())
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=file) from None
+            for name in names:
+                if name in self._file_of:
+                    raise CheckpointError(f"this tensor is in {self._file_of[name]} too.", file=file, key=name)
+                self._where[name], self._file_of[name] = handle, file
+
+    def _files(self) -> list[str]:
+        """Of safetensors; what is pickled has been read then."""
+        if self.file == self._path:
+            return self._unpickle(self._path)
+        if (self._folder / self.file).exists():
+            return [self.file]
+        index, pickle = self._named(_INDEX), self._named(_PICKLE)
+        if (self._folder / index).exists():
+            self.file = index
+            return [self._named(shard) for shard in _shards(JsonFile.read(self._folder, index))]
+        if not self._allow_pickle:
+            has_pickle = (self._folder / pickle).exists()
+            raise CheckpointError(
+                f"{'only pickled weights are here' if has_pickle else f'not found in {self._folder}'}; {_PICKLE} is not read,"
+                " as it can run code. Where it is trusted, make safetensors of it with transformers:"
+                " AutoModel.from_pretrained(MODEL).save_pretrained(FOLDER).", file=pickle if has_pickle else self.file,
+            )  # fmt: skip
+        return self._unpickle(pickle)
+
+    def _unpickle(self, file: str) -> list[str]:
+        if not (self._folder / file).exists():
+            raise CheckpointError(f"not found in {self._folder}.", file=self.file)
+        self.file, self._pickled = file, _unpickle(find_file(self._folder, file), file)
+        self._file_of = dict.fromkeys(self._pickled, file)
+        return []
+
+
+def _parametrized(name: str) -> str:
+    """What torch calls a weight to which a parametrization, as an adapter is one, has been added."""
+    return f"{name.removesuffix('.weight')}.parametrizations.weight.original" if name.endswith(".weight") else name
+
+
+def _gamma(name: str) -> str:
+    """What the oldest checkpoints of BERT, which came from TensorFlow, call the weight and the bias of a norm."""
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+def _unpickle(path: Path, file: str) -> dict[str, Tensor]:
+    try:
+        loaded: object = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # torch raises many kinds, and tells how to read it unsafely
+        raise CheckpointError(
+            "is not a pickle of tensors and nothing else; save the model again as safetensors.", file=file
+        ) from None
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in cast(dict[str, object], loaded).values()):
+        raise CheckpointError("holds something else than tensors by name.", file=file)
+    return cast(dict[str, Tensor], loaded)
+
+
+def _open(path: Path) -> Any:
+    return safe_open(path, framework="pt")
+
+
+def _shards(index: JsonFile) -> list[str]:
+    names = cast(dict[str, object], index.get("weight_map", dict)).values()
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise index.error(f"{name!r} is no file of this folder.", "weight_map")
+    return sorted(cast(set[str], set(names)))
+
+
+def _check_sha256(path: Path, wanted: str, name: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != wanted:
+        raise CheckpointError(f"SHA-256 is {found}, must be {wanted}; the file is damaged or changed.", file=name)

@@ -1,0 +1,88 @@
+"""Scores of tokens -> entities: pieces of a text, each with its class. numpy only.
+
+What counts as one entity, and its score, are those of transformers/pipelines/token_classification.py (5.23): tokens (or words,
+of which one token or all decide) of one tag are one entity until a tag begins anew ("B-"), and what is "O" is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
+from whimbrel.types.result import Entity
+from whimbrel.types.seq import TokenSpans
+
+Aggregation: TypeAlias = Literal["none", "simple", "first", "average", "max"]
+"""Whether tokens are joined to entities, and which token says what a word is: "none": each token is an entity; "simple": tokens
+are joined, words may be cut; else words are, by their first token, the mean of their tokens, or the surest one."""
+
+_OUTSIDE: Final = "O"
+
+_WordScores: TypeAlias = Callable[[Float32Array, Int64Array], Float32Array]
+"""(scores of tokens, where words begin) -> scores of words."""
+
+
+def _of_first(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
+    return scores_TC[starts_W]
+
+
+def _of_mean(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
+    counts_W = np.diff(starts_W, append=len(scores_TC)).astype(np.float32)
+    return np.divide(np.add.reduceat(scores_TC, starts_W), counts_W[:, None], dtype=np.float32)
+
+
+def _of_surest(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
+    best_T = scores_TC.max(axis=1)
+    word_T = np.repeat(np.arange(len(starts_W)), np.diff(starts_W, append=len(scores_TC)))
+    is_best_T = best_T == np.maximum.reduceat(best_T, starts_W)[word_T]
+    places = np.flatnonzero(is_best_T)
+    _, first = np.unique(word_T[places], return_index=True)
+    return scores_TC[places[first]]
+
+
+_WORDS: Final[Mapping[str, _WordScores]] = {"first": _of_first, "average": _of_mean, "max": _of_surest}
+AGGREGATIONS: Final = ("none", "simple", *_WORDS)
+
+
+def find_entities(
+    text: str, scores_TC: Float32Array, spans: TokenSpans, labels: Sequence[str], aggregation: Aggregation
+) -> list[Entity]:
+    """The entities in a text, whose tokens have these scores and places."""
+    own_T = ~spans.special_T
+    scores_TC, chars_T2, inner_T = scores_TC[own_T], spans.chars_T2[own_T], spans.inner_T[own_T]
+    if not len(scores_TC):
+        return []
+    if aggregation in _WORDS:
+        starts = np.flatnonzero(~inner_T | (np.arange(len(inner_T)) == 0))
+        scores_TC, chars_T2 = _WORDS[aggregation](scores_TC, starts), _joined(chars_T2, starts)
+    label_T, best_T = scores_TC.argmax(axis=1), scores_TC.max(axis=1)
+    names = list(labels)
+    if aggregation != "none":
+        starts = _entity_starts(label_T, labels)
+        counts = np.diff(starts, append=len(label_T))
+        chars_T2, best_T = _joined(chars_T2, starts), np.add.reduceat(best_T, starts) / counts.astype(np.float32)
+        label_T = label_T[starts]
+        names = [label.split("-", 1)[-1] for label in labels]
+    rows: Iterable[tuple[int, float, tuple[int, int]]] = zip(label_T.tolist(), best_T.tolist(), chars_T2.tolist(), strict=True)
+    return [
+        Entity(names[label], score, start, end, text[start:end])
+        for label, score, (start, end) in rows
+        if names[label] != _OUTSIDE
+    ]
+
+
+def _entity_starts(label_T: Int64Array, labels: Sequence[str]) -> Int64Array:
+    """Where another tag than before comes, or one begins anew."""
+    tags = [label[2:] if label.startswith(("B-", "I-")) else label for label in labels]
+    tag_T = np.array([tags.index(tag) for tag in tags])[label_T]
+    begins_T = np.array([label.startswith("B-") for label in labels])[label_T]
+    return np.flatnonzero(begins_T | (np.diff(tag_T, prepend=-1) != 0))
+
+
+def _joined(chars_T2: Int32Array, starts: Int64Array) -> Int32Array:
+    """From the first token's first character to the last one's last."""
+    last = np.append(starts[1:], len(chars_T2)) - 1
+    return np.stack((chars_T2[starts, 0], chars_T2[last, 1]), axis=1)

@@ -1,0 +1,92 @@
+"""Scores of pairs out of what a model gives for each text: how dense and sparse vectors are compared. numpy only.
+
+Token vectors are compared where they are made (`matching`). A score has the same bits alone and among any others: products are
+summed row by row, in an order that depends on the width alone.
+
+Source: sentence_transformers/util/similarity.py (6.2), whose distances are negative, so that what is near scores high.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from whimbrel.outputs.layout import joined
+from whimbrel.outputs.pair_scoring import Comparison
+from whimbrel.outputs.stored_vectors import floats
+from whimbrel.types.arrays import Float32Array, ranges
+from whimbrel.types.request import Similarity
+from whimbrel.types.result import Outputs, Sparse
+
+_PAIRS_AT_A_TIME: Final = 4096
+
+_DENSE: Final[Mapping[Similarity, Callable[[Float32Array, Float32Array], Float32Array]]] = {
+    "cosine": lambda a_PD, b_PD: (a_PD * b_PD).sum(axis=1),  # of unit vectors, which is what is asked of the model
+    "dot": lambda a_PD, b_PD: (a_PD * b_PD).sum(axis=1),
+    "euclidean": lambda a_PD, b_PD: -np.sqrt(np.square(a_PD - b_PD).sum(axis=1)),
+    "manhattan": lambda a_PD, b_PD: -np.abs(a_PD - b_PD).sum(axis=1),
+}
+
+
+def compare(outputs: Outputs, comparison: Comparison) -> Float32Array:
+    """The score of each pair -> (P,). Of vectors that are too large it is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if comparison.output == "dense":
+            return _compare_dense(_dense(outputs, comparison), comparison)
+        return _compare_sparse(_sparse(outputs, comparison), comparison)
+
+
+def _dense(outputs: Outputs, comparison: Comparison) -> Float32Array:
+    """The vectors of all texts, those given after those computed."""
+    computed = [] if outputs.dense is None else [outputs.dense]
+    given = [floats(each) for each in comparison.given]
+    if comparison.similarity == "cosine":
+        given = [_normalized(rows_ND) for rows_ND in given]
+    return computed[0] if computed and not given else np.concatenate([*computed, *given])
+
+
+def _normalized(rows_ND: Float32Array) -> Float32Array:
+    """Rows of norm 1, but for zeros. In float64, where squares of large and of small numbers are numbers still."""
+    wide_ND = rows_ND.astype(np.float64)
+    norms_N1 = np.linalg.norm(wide_ND, axis=1, keepdims=True)
+    return (wide_ND / np.where(norms_N1 > 0, norms_N1, 1)).astype(np.float32)
+
+
+def _compare_dense(dense_ND: Float32Array, comparison: Comparison) -> Float32Array:
+    scores_P = np.empty(comparison.num_pairs, np.float32)
+    for start in range(0, comparison.num_pairs, _PAIRS_AT_A_TIME):
+        some = slice(start, start + _PAIRS_AT_A_TIME)
+        a_PD, b_PD = dense_ND[comparison.queries_P[some]], dense_ND[comparison.documents_P[some]]
+        scores_P[some] = _DENSE[comparison.similarity](a_PD, b_PD)
+    return scores_P
+
+
+def _sparse(outputs: Outputs, comparison: Comparison) -> Sparse:
+    """The entries of all texts, those given after those computed."""
+    if outputs.sparse is not None and not comparison.given:
+        return outputs.sparse
+    computed = outputs.sparse or joined({})
+    ids = [computed.ids_X, *(each.ids_X for each in comparison.given if each.ids_X is not None)]
+    weights = [computed.weights_X, *(each.rows_XD[:, 0] for each in comparison.given)]
+    counts = [np.diff(each.offsets_N1) for each in (computed, *comparison.given)]
+    return Sparse(np.concatenate(ids), np.concatenate(weights), np.concatenate(([0], np.cumsum(np.concatenate(counts)))))
+
+
+def _compare_sparse(sparse: Sparse, comparison: Comparison) -> Float32Array:
+    """The dot product: a query's weights are looked up by the entries of its documents, all at once."""
+    scores_P = np.zeros(comparison.num_pairs, np.float32)
+    weights_V = np.zeros(int(sparse.ids_X.max(initial=-1)) + 1, np.float32)
+    starts_N, ends_N = sparse.offsets_N1[:-1], sparse.offsets_N1[1:]
+    order = np.argsort(comparison.queries_P, kind="stable")
+    order = order[(ends_N > starts_N)[comparison.documents_P[order]]]  # the others score 0
+    for pairs in np.split(order, np.flatnonzero(np.diff(comparison.queries_P[order])) + 1) if order.size else []:
+        ids, weights = sparse[int(comparison.queries_P[pairs[0]])]
+        documents = comparison.documents_P[pairs]
+        entries = ranges(starts_N[documents], ends_N[documents])
+        weights_V[ids] = weights
+        begins = np.cumsum(ends_N[documents] - starts_N[documents]) - (ends_N - starts_N)[documents]
+        scores_P[pairs] = np.add.reduceat(weights_V[sparse.ids_X[entries]] * sparse.weights_X[entries], begins)
+        weights_V[ids] = 0.0
+    return scores_P

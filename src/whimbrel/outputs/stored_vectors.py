@@ -1,0 +1,188 @@
+"""Vectors that a caller sends in place of texts: what they may be, and how they are laid together. numpy only.
+
+A text's vectors are a dense vector (D,), token vectors (T, D), or the entries and the weights of a sparse one. float32 and
+float16 are taken as they are (float64 becomes float32). int8 counts 127ths, and uint8 is bits, 8 columns to a byte, the first
+the highest, each 1 or -1 over the root of the width: both stand for vectors of norm 1, as models make them.
+
+Shapes: N texts, X their rows, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whimbrel.errors import InvalidRequest
+from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
+from whimbrel.types.request import OutputName
+from whimbrel.types.result import Ragged, Sparse
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """Vectors of texts that came with a request, of one type: text i has rows offsets_N1[i] to offsets_N1[i + 1]."""
+
+    rows_XD: NDArray[Any]
+    """float32, float16, int8 or uint8 (bits); of sparse vectors weights (X, 1)."""
+    offsets_N1: Int64Array
+    ids_X: Int32Array | None = None
+    """Of sparse vectors: the entries, ascending within a text."""
+
+    def __len__(self) -> int:
+        return self.offsets_N1.size - 1
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """What it is made of."""
+        return [self.offsets_N1, self.rows_XD, *([] if self.ids_X is None else [self.ids_X])]
+
+
+_TYPES: Final = ("float32", "float16", "int8", "uint8")
+_STEPS: Final = 127
+_ROWS: Final[dict[OutputName, int]] = {"dense": 1, "multi_vector": 2}
+"""Dimensions of the array of one text."""
+_OBJECTS: Final = "OUT"
+"""Kinds of arrays that hold no numbers: Python's objects, and strings."""
+
+
+def listed_vectors(given: object, output: OutputName) -> list[Any] | None:
+    """The vectors of each text in what holds those of several, or of one. None: it is no array, nor anything of a verb's."""
+    if isinstance(given, Ragged | Sparse):
+        return [given[index] for index in range(len(given))]
+    if isinstance(given, np.ndarray):
+        array = cast(NDArray[Any], given)
+        if array.ndim == 1 and array.dtype.kind in _OBJECTS:
+            return array.tolist()  # a list of texts or of arrays, which numpy holds
+        return [array] if array.ndim <= _ROWS.get(output, 1) else list(array)
+    return [given] if output == "sparse" and _is_sparse(given) else None
+
+
+class Stack:
+    """The vectors of one side, of pairs, checked one by one and then laid together by type."""
+
+    def __init__(self, output: OutputName, width: int) -> None:
+        """`width`: columns; of sparse vectors, the size of the vocabulary."""
+        self._output: OutputName = output
+        self._width = width
+        self._kinds: dict[str, list[tuple[int, str, Any, Any]]] = {}
+        self._count = 0
+
+    def add(self, vectors: object, param: str) -> int:
+        """Take one text's; says which it is. Raises InvalidRequest."""
+        if _is_masked(vectors):
+            raise InvalidRequest("is a masked array; send what is not masked as a plain one.", param=param)
+        number = self._count
+        self._count += 1
+        if self._output == "sparse":
+            ids, weights = _entries(vectors, self._width, param)
+            self._kinds.setdefault("sparse", []).append((number, param, weights[:, None], ids))
+        else:
+            rows = self._rows(vectors, param)
+            self._kinds.setdefault(rows.dtype.name, []).append((number, param, rows, None))
+        return number
+
+    def laid(self) -> tuple[tuple[Given, ...], Int32Array]:
+        """Them all, and of each that was added its place among them. Raises InvalidRequest where one holds NaN or infinity."""
+        blocks: list[Given] = []
+        places_N = np.empty(self._count, np.int32)
+        before = 0
+        for items in self._kinds.values():
+            lone = len(items) == 1 and items[0][2].flags.writeable  # torch takes no others
+            rows_XD = items[0][2] if lone else np.concatenate([rows for _, _, rows, _ in items])
+            offsets = np.cumsum([0, *(len(rows) for _, _, rows, _ in items)], dtype=np.int64)
+            _check_finite(rows_XD, offsets, [param for _, param, _, _ in items])
+            ids = np.concatenate([ids for *_, ids in items]) if self._output == "sparse" else None
+            blocks.append(Given(rows_XD, offsets, ids))
+            places_N[[number for number, *_ in items]] = np.arange(before, before + len(items), dtype=np.int32)
+            before += len(items)
+        return tuple(blocks), places_N
+
+    def _rows(self, vectors: object, param: str) -> NDArray[Any]:
+        if not isinstance(vectors, np.ndarray):
+            raise InvalidRequest(f"must be a string or an array of {self._output}, is {type(vectors).__name__}.", param=param)
+        rows = np.asarray(cast(NDArray[Any], vectors))
+        kind = "float32" if rows.dtype == np.float64 else rows.dtype.name
+        if kind not in _TYPES:
+            raise InvalidRequest(f"the array is of {rows.dtype.name}; it takes {', '.join(_TYPES)}.", param=param)
+        ndim = _ROWS[self._output]
+        if rows.ndim != ndim:
+            shape = "(width,)" if ndim == 1 else "(tokens, width)"
+            raise InvalidRequest(f"the array has the shape {rows.shape}; a text's {self._output} is {shape}.", param=param)
+        if kind == "uint8" and self._width % 8:
+            raise InvalidRequest(f"bits come in eights; this model's vectors have {self._width:,} columns.", param=param)
+        width = rows.shape[-1] * (8 if kind == "uint8" else 1)
+        if width != self._width:
+            raise InvalidRequest(
+                f"the vectors have {width:,} columns; those they are compared with have {self._width:,}.", param=param
+            )
+        with np.errstate(over="ignore"):  # infinity is found below
+            return rows.reshape(-1, rows.shape[-1]).astype(kind, order="C", copy=False)
+
+
+def floats(given: Given) -> Float32Array:
+    """All rows, as float32: (X, D)."""
+    rows_XD = given.rows_XD
+    if rows_XD.dtype == np.uint8:
+        rows_XD = np.unpackbits(rows_XD, axis=1).astype(np.float32) * np.float32(2) - np.float32(1)
+    rows_XD = rows_XD.astype(np.float32, copy=False)
+    return rows_XD if (factor := scale(given)) == 1 else rows_XD * factor
+
+
+def scale(given: Given) -> np.float32:
+    """What its rows are multiplied by."""
+    if given.rows_XD.dtype == np.int8:
+        return np.float32(1 / _STEPS)
+    num_bits = 8 * int(given.rows_XD.shape[1])
+    return np.float32(1 / sqrt(num_bits) if given.rows_XD.dtype == np.uint8 else 1)
+
+
+def bounds(given: Iterable[Given], first: int) -> Int64Array:
+    """The numbers at which blocks begin, the first of which is `first`, and the one after the last."""
+    return np.cumsum([first, *map(len, given)])
+
+
+def _entries(vectors: object, vocab_size: int, param: str) -> tuple[Int32Array, Float32Array]:
+    """(ids, weights) of a sparse vector, by ascending id."""
+    if not _is_sparse(vectors):
+        raise InvalidRequest("must be a string, or a pair of arrays: the entries and their weights.", param=param)
+    ids, weights = cast("tuple[NDArray[Any], NDArray[Any]]", vectors)
+    if ids.ndim != 1 or weights.ndim != 1:
+        raise InvalidRequest(
+            f"arrays of entries and weights have one dimension, not {ids.ndim} and {weights.ndim}.", param=param
+        )
+    if ids.dtype.kind not in "iu" or weights.dtype.kind != "f":
+        raise InvalidRequest(f"entries are integers and weights floats, not {ids.dtype} and {weights.dtype}.", param=param)
+    if ids.size != weights.size:
+        raise InvalidRequest(f"{ids.size:,} entries have {weights.size:,} weights.", param=param)
+    order = np.argsort(ids, kind="stable")
+    ids = cast(Int64Array, ids[order])
+    if ids.size and not 0 <= ids[0] <= ids[-1] < vocab_size:
+        wrong = ids[0] if ids[0] < 0 else ids[-1]
+        raise InvalidRequest(f"entry {wrong:,} is outside the vocabulary of {vocab_size:,}.", param=param)
+    if (ids[1:] == ids[:-1]).any():
+        raise InvalidRequest(f"entry {ids[:-1][ids[1:] == ids[:-1]][0]:,} is there twice.", param=param)
+    with np.errstate(over="ignore"):
+        return ids.astype(np.int32), weights[order].astype(np.float32)
+
+
+def _is_masked(given: object) -> bool:
+    parts = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
+    return any(isinstance(part, np.ma.MaskedArray) for part in parts)
+
+
+def _is_sparse(given: object) -> bool:
+    parts = cast(Sequence[object], given) if isinstance(given, tuple) else ()
+    return len(parts) == 2 and all(isinstance(part, np.ndarray) for part in parts)
+
+
+def _check_finite(rows_XD: NDArray[Any], offsets_N1: Int64Array, params: Sequence[str]) -> None:
+    if rows_XD.dtype.kind == "f" and not np.isfinite(rows_XD).all():
+        row, column = (int(place[0]) for place in np.nonzero(~np.isfinite(rows_XD)))
+        text = int(np.searchsorted(offsets_N1, row, "right")) - 1
+        at = f"row {row - offsets_N1[text]}, column {column}"
+        raise InvalidRequest(f"holds {rows_XD[row, column]} (at {at}); vectors are finite.", param=params[text])

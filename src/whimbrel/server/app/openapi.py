@@ -1,0 +1,215 @@
+"""/openapi.json and /docs, both from the typed schemas of the dialects' routes.
+
+The page is plain HTML: no scripts, nothing fetched, so it works offline and under a strict policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from whimbrel import __version__
+from whimbrel.dialects import JSON as JSON_TYPE
+from whimbrel.dialects import PAGES, ROUTES, Route, openai
+from whimbrel.errors import (
+    ComputeError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMediaType,
+)
+from whimbrel.server.app.routing import WAYS, Ways
+
+JSON: TypeAlias = dict[str, Any]
+
+_REF: Final = "#/components/schemas/{name}"
+_GETS: Final = (
+    ("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse),
+    ("/v1/models/{model}", "One model.", openai.Model),
+    ("/health", "Whether requests are answered: 200 or 503; also /health/ready, /ping and /.", None),
+    ("/health/live", "Whether the process runs.", None),
+    ("/info", "What the checkpoint says (card) and how it is run (plan); of one model also what TEI says.", None),
+    ("/metrics", "Prometheus metrics.", None),
+)
+_ERRORS: Final = (
+    (
+        InvalidRequest("is an empty list; give at least one text.", param="input"),
+        "The request is wrong; the answer says where.",
+    ),
+    (Unauthorized("the API key is missing or wrong."), "The API key is missing or wrong."),
+    (ModelNotFound("no model 'a' here; this server serves b.", param="model"), "No such model."),
+    (TooLarge("4,096 inputs; the limit is 2,048.", param="input"), "Too many bytes, inputs or tokens."),
+    (UnsupportedMediaType("Content-Type is missing."), "The body is not declared as a type that the route takes."),
+    (Overloaded("the queue is full.", retry_after=1), "The queue is full; `Retry-After` says when to come back."),
+    (ComputeError("the computation failed."), "The computation failed."),
+    (Unavailable("the engine is not running.", retry_after=1), "The engine is not running."),
+)
+"""One of each kind: every dialect has statuses and bodies of its own."""
+
+
+def openapi_document() -> JSON:
+    """The OpenAPI 3.1 document."""
+    bodies = [kind for route in ROUTES for kind in (route.request_type, route.response_type)]
+    gets = [*_GETS, *((page.path, page.summary, page.response_type) for page in PAGES)]
+    answers = [kind for _, _, kind in gets if kind is not None]
+    types = [*bodies, *answers]
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
+    paths: dict[str, JSON] = {path: {"post": _post(ways)} for path, ways in WAYS.items()}
+    for path, summary, kind in gets:
+        paths.setdefault(path, {})["get"] = _get(path, summary, kind)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Whimbrel", "version": __version__, "summary": "Embeddings from pooling models."},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    }
+
+
+def _content(kinds: Sequence[Any], *media_types: str) -> JSON:
+    refs, _ = msgspec.json.schema_components(kinds, ref_template=_REF)
+    schema = refs[0] if len(refs) == 1 else {"oneOf": list(refs)}
+    return {each: {"schema": schema} for each in media_types or (JSON_TYPE,)}
+
+
+def _post(ways: Ways) -> JSON:
+    """What the routes of a path say."""
+    routes = ways.routes
+    body = _content([route.request_type for route in routes], *(ways.media_types or (JSON_TYPE,)))
+    examples = {route.summary: {"value": msgspec.json.decode(route.example)} for route in routes}
+    body[JSON_TYPE]["examples"] = examples
+    answer: JSON = {"description": "The answer.", "content": _content([route.response_type for route in routes])}
+    answer["content"] |= {kind: {} for route in routes for kind in route.accepts}
+    return {
+        "summary": " Or: ".join(route.summary for route in routes),
+        "requestBody": {"required": True, "content": body},
+        "responses": {"200": answer} | _errors(routes),
+    }
+
+
+def _errors(routes: Sequence[Route]) -> dict[str, JSON]:
+    """By status, what the routes of a path say of errors, in the words of each one's dialect."""
+    found: dict[str, JSON] = {}
+    for route in routes:
+        for error, text in _ERRORS:
+            answer = found.setdefault(str(route.status(error)), {"description": text})
+            if text not in answer["description"]:
+                answer["description"] += f" {text}"
+            if body := route.write_error(error):
+                examples = answer.setdefault("content", {}).setdefault(JSON_TYPE, {}).setdefault("examples", {})
+                examples.setdefault(route.summary, {"value": msgspec.json.decode(body)})
+    return dict(sorted(found.items()))
+
+
+def _get(path: str, summary: str, kind: type | None) -> JSON:
+    answer: JSON = {"description": "The answer."}
+    operation: JSON = {"summary": summary, "responses": {"200": answer}}
+    if kind is not None:
+        answer["content"] = _content([kind])
+    if "{model}" in path:
+        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation
+
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8882 }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1.5rem; font-size: 1.15rem }
+h2 b { font-size: .75rem; padding: .15rem .5rem; border-radius: .3rem; background: var(--soft); margin-right: .6rem }
+table { border-collapse: collapse; width: 100%; font-size: .92rem }
+th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid var(--line) }
+th { font-weight: 600 } code, pre { font: .88rem/1.45 ui-monospace, monospace }
+pre { background: var(--soft); padding: .8rem 1rem; border-radius: .4rem; overflow-x: auto }
+summary { cursor: pointer; margin: .8rem 0 .4rem }
+"""
+
+
+def docs_page(document: JSON, *, base_url: str) -> str:
+    """The OpenAPI document as a page to read, with a curl line for each route."""
+    sections = [
+        _section(method.upper(), path, operation, document["components"]["schemas"], base_url)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    ]
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>Whimbrel API</title><style>{_STYLE}</style>"
+        f"<h1>Whimbrel {escape(__version__)}</h1><p>Machine-readable: <a href=/openapi.json>/openapi.json</a>. "
+        "With an API key, send <code>Authorization: Bearer KEY</code>.</p>" + "".join(sections) + "</html>"
+    )
+
+
+def _section(method: str, path: str, operation: JSON, schemas: JSON, base_url: str) -> str:
+    parts = [f"<h2><b>{method}</b><code>{escape(path)}</code></h2><p>{_inline(operation['summary'])}</p>"]
+    command = f"curl {base_url}{path}"
+    commands = [command]
+    if (body := operation.get("requestBody")) is not None:
+        content = body["content"][JSON_TYPE]
+        examples = [msgspec.json.encode(each["value"]).decode() for each in content["examples"].values()]
+        commands = [f"{command} -H 'Content-Type: application/json' \\\n  -d '{example}'" for example in examples]
+        parts += _schemas("Request", content["schema"], schemas)
+    for status, answer in operation["responses"].items():
+        if status == "200" and "content" in answer:
+            parts += _schemas("Answer", answer["content"][JSON_TYPE]["schema"], schemas)
+            if others := ", ".join(f"`{kind}`" for kind in answer["content"] if kind != JSON_TYPE):
+                parts.append(f"<p>{_inline(f'With another `Accept`: {others}.')}</p>")
+    errors = [(status, answer) for status, answer in operation["responses"].items() if status != "200"]
+    if errors:
+        rows = "".join(
+            f"<tr><td>{status}<td>{_inline(answer['description'])}<td>{_examples(answer)}" for status, answer in errors
+        )
+        parts.append(f"<details><summary>Errors</summary><table>{rows}</table></details>")
+    parts += [f"<pre>{escape(command)}</pre>" for command in commands]
+    return "".join(parts)
+
+
+def _examples(answer: JSON) -> str:
+    """The bodies of an error, each kind once."""
+    examples = answer.get("content", {}).get(JSON_TYPE, {}).get("examples", {})
+    bodies = dict.fromkeys(msgspec.json.encode(each["value"]).decode() for each in examples.values())
+    return "<br>".join(f"<code>{escape(body)}</code>" for body in bodies)
+
+
+def _schemas(title: str, schema: JSON, schemas: JSON) -> list[str]:
+    """One table, or one for each of the dialects that share a path."""
+    return [_fields(title, each, schemas) for each in schema.get("oneOf", [schema])]
+
+
+def _fields(title: str, schema: JSON, schemas: JSON) -> str:
+    if "$ref" not in schema:
+        return f"<details open><summary>{title}</summary><p>{escape(_type(schema, schemas))}</details>"
+    struct = schemas[schema["$ref"].rsplit("/", 1)[-1]]
+    required = set(struct.get("required", ()))
+    rows = "".join(
+        f"<tr><td><code>{escape(name)}</code>{' *' if name in required else ''}<td>{escape(_type(field, schemas))}"
+        f"<td>{_inline(field.get('description', ''))}"
+        for name, field in struct["properties"].items()
+    )
+    return f"<details open><summary>{title}</summary><table><tr><th>field<th>type<th>meaning{rows}</table></details>"
+
+
+def _type(schema: JSON, schemas: JSON) -> str:
+    """A JSON schema in a few words."""
+    if "$ref" in schema:
+        struct = schemas[schema["$ref"].rsplit("/", 1)[-1]]
+        inner = ", ".join(f"{name}: {_type(field, schemas)}" for name, field in struct["properties"].items())
+        return "{" + inner + "}"
+    if "anyOf" in schema:
+        return " | ".join(_type(option, schemas) for option in schema["anyOf"] if option.get("type") != "null")
+    if "enum" in schema:
+        return " | ".join(msgspec.json.encode(value).decode() for value in schema["enum"] if value is not None)
+    if schema.get("type") == "array":
+        return f"[{_type(schema.get('items', {}), schemas)}]"
+    return str(schema.get("type", "any"))
+
+
+def _inline(text: str) -> str:
+    """Escaped, with `code` between backquotes."""
+    pieces = escape(text).split("`")
+    return "".join(f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))

@@ -1,0 +1,81 @@
+"""Which dialect a request is in: by its path and, where several share one, by the fields of its body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from whimbrel.dialects import PAGES, ROUTES, Page, Route, openai
+from whimbrel.dialects.common.decode import is_packed
+from whimbrel.errors import WhimbrelError
+
+_JSON: Final = lru_cache(msgspec.json.Decoder)
+_MESSAGE_PACK: Final = lru_cache(msgspec.msgpack.Decoder)
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The routes of one path, that without marks last."""
+
+    routes: tuple[Route, ...]
+    marks: tuple[bytes, ...]
+    """Those of all routes."""
+    fields: type[msgspec.Struct]
+    """Has a field for each mark; others are not decoded."""
+
+    @property
+    def default(self) -> Route:
+        """Whose errors are those over bodies that cannot be read, and over what comes before the body."""
+        return self.routes[-1]
+
+    @property
+    def media_types(self) -> tuple[str, ...]:
+        """What a body may be declared as; none: anything."""
+        each = [route.media_types for route in self.routes]
+        return () if () in each else tuple(dict.fromkeys(kind for kinds in each for kind in kinds))
+
+    def choose(self, body: bytes) -> Route:
+        """The route that a body is for. One that cannot be read is for the first that it seems to be for."""
+        for mark in self.marks:
+            if body.find(mark) >= 0:  # `in` first takes it for a number, which costs more than the search
+                break
+        else:
+            return self.default
+        try:
+            sent = (_MESSAGE_PACK if is_packed(body) else _JSON)(self.fields).decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            found = {mark.decode() for mark in self.marks if b'"%b"' % mark in body}
+        else:
+            found = {name for name in self.fields.__struct_fields__ if getattr(sent, name) is not msgspec.UNSET}
+        return next((route for route in self.routes if not route.marks.isdisjoint(found)), self.default)
+
+
+def _by_path(routes: Iterable[Route]) -> dict[str, Ways]:
+    found: dict[str, tuple[Route, ...]] = {}
+    for route in routes:
+        found[route.path] = (*found.get(route.path, ()), route)
+    return {path: _ways(each) for path, each in found.items()}
+
+
+def _ways(routes: Sequence[Route]) -> Ways:
+    marks = tuple(sorted({mark for route in routes for mark in route.marks}))
+    fields = msgspec.defstruct("Marks", [(mark, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for mark in marks])
+    return Ways(tuple(sorted(routes, key=lambda route: not route.marks)), tuple(mark.encode() for mark in marks), fields)
+
+
+WAYS: Final = _by_path(ROUTES)
+_PAGES: Final[dict[str, Page]] = {page.path: page for page in PAGES}
+
+
+def render_error(path: str, error: WhimbrelError, sent: bytes = b"") -> tuple[int, bytes]:
+    """The status and the body of an error over a request of which the path is known, and perhaps what was sent there."""
+    if path in WAYS:
+        route = WAYS[path].choose(sent)
+        return route.status(error), route.write_error(error)
+    if path in _PAGES:
+        return error.status, _PAGES[path].write_error(error)
+    return error.status, openai.write_error(error)

@@ -1,0 +1,407 @@
+"""The supervisor of a server: owns the socket and all other processes, and starts again what dies.
+
+Theory of operation. One event loop, no PyTorch. Every child has a line to here; the end of a process is the only
+truth about its death. A worker and an engine get a fresh line for each life of either. An engine that does not come back to
+life, or dies again and again, is waited for longer and longer, and the workers are told. A process that stands still
+(watchdog.py) is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, Final
+
+import msgspec
+
+from whimbrel.errors import SetupError
+from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.processes.channel import pair
+from whimbrel.server.processes.child_process import LINE_BROKEN
+from whimbrel.server.processes.children import EngineChild, WorkerChild, how_it_ended
+from whimbrel.server.processes.messages import (
+    Abort,
+    Attach,
+    CannotStart,
+    Down,
+    Drain,
+    Drained,
+    Load,
+    Model,
+    Phase,
+    Planned,
+    Quarantine,
+    Ready,
+    ReportEngine,
+    ReportWorker,
+    Started,
+    Stop,
+    Up,
+    Work,
+)
+from whimbrel.server.processes.quarantine import QUARANTINE_SECONDS
+from whimbrel.server.processes.shared_memory import Board, map_memory
+from whimbrel.server.processes.watchdog import TICK_SECONDS, Watchdog
+from whimbrel.telemetry import metrics
+from whimbrel.telemetry.logs import LogOptions
+from whimbrel.telemetry.trace import count, level
+from whimbrel.types.card import RerankerName, StatedPooling
+from whimbrel.types.plan import Options
+
+_log = logging.getLogger("whimbrel")
+
+_STOP_SECONDS: Final = 5.0
+_LEAST_DRAIN_SECONDS: Final = 0.5
+"""So long it takes to say that nothing is left."""
+_BLAME: Final = dict.fromkeys((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP), 0.25) | {LINE_BROKEN: 0.0}
+"""How an engine ended -> how much the text that was alone on it is blamed; otherwise 1."""
+_MAX_QUARANTINED: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """One model that is to be served."""
+
+    model: str | None
+    pooling: StatedPooling | None
+    options: Options
+    reranker: RerankerName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `serve` was asked for."""
+
+    models: tuple[ModelOptions, ...]
+    guards: GuardOptions
+    num_workers: int = 1
+    num_replicas: int = 1
+    drain_seconds: float = 30.0
+    step_seconds: float = 60.0
+    """A batch that takes longer, and ten times longer than the measured rate says, hangs."""
+    logs: LogOptions = field(default_factory=LogOptions)
+    otel: bool = False
+    """Whether workers make OpenTelemetry spans."""
+
+
+class Supervisor:
+    """Runs a server until it is told to stop. `run` gives the exit code."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        listener: socket.socket,
+        *,
+        on_phase: Callable[[int, str], None],
+        on_ready: Callable[[list[Planned]], None],
+    ) -> None:
+        """`on_phase` is told what each model is about to do while it loads, `on_ready` once everything answers."""
+        self._options = options
+        self._listener = listener
+        self._on_phase = on_phase
+        self._on_ready = on_ready
+        self._engines = [
+            EngineChild(f"engine-{model}-{replica}", model=model, replica=replica)
+            for model in range(len(options.models))
+            for replica in range(options.num_replicas)
+        ]
+        self._workers = [WorkerChild(f"worker-{index}", index=index) for index in range(options.num_workers)]
+        self._quarantined: dict[tuple[int, bytes], float] = {}
+        self._announced = False
+        self._draining = False
+        self._stopped = asyncio.Event()
+        self._exit_code = 0
+        self._error: SetupError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watchdog = Watchdog(options.step_seconds)
+
+    async def run(self) -> int:
+        """Start everything and see to it until a signal ends it. Raises SetupError if it cannot be started."""
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if name != signal.SIGHUP or signal.getsignal(name) != signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(name, self._signalled, name)
+        with metrics.directory() as self._metrics_folder:
+            metrics.use_directory(self._metrics_folder, "supervisor")
+            counting = metrics.Metrics()
+            try:
+                for child in (*self._engines, *self._workers):
+                    self._keep(self._live(child))
+                self._keep(self._watch())
+                await self._stopped.wait()
+            finally:
+                await self._end()
+                counting.close()
+        if self._error is not None:
+            raise self._error
+        return self._exit_code
+
+    # The lives of a child
+
+    def _keep(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.critical("the supervisor failed. This is a bug.", exc_info=error)
+            self._finish(1)
+
+    async def _live(self, child: EngineChild | WorkerChild) -> None:
+        """One life after another."""
+        while not self._stopped.is_set():
+            try:
+                await self._start(child)
+                code = await child.ended()
+            except OSError as error:  # no process, no file or no memory to be had
+                child.kill()
+                if child.line is not None:
+                    await child.ended()
+                child.error = CannotStart(f"{child.name} cannot be started: {error.strerror or error}.", None)
+                code = 1
+            if self._stopped.is_set() or (self._draining and isinstance(child, WorkerChild) and child.drained):
+                return
+            await asyncio.sleep(max(self._died(child, code), 0.0 if child.error is None else 1.0))
+
+    async def _start(self, child: EngineChild | WorkerChild) -> None:
+        if isinstance(child, EngineChild):
+            await child.start(ReportEngine, self._metrics_folder, lambda message: self._engine_says(child, message))
+            self._begin_engine(child)
+        else:
+            await child.start(ReportWorker, self._metrics_folder, lambda message: self._worker_says(child, message))
+            self._begin_worker(child)
+
+    def _died(self, child: EngineChild | WorkerChild, code: int) -> float:
+        """What follows from a death. Returns the seconds to wait before the next life."""
+        was_ready, child.ready = child.ready, False
+        metrics.forget(child.name)
+        how = child.killed_for or (child.error.message if child.error is not None else how_it_ended(code))
+        if not self._announced and not was_ready:
+            hint = child.error.hint if child.error is not None else None
+            message = child.error.message if child.error is not None else f"{child.name} ended while it started: {how}."
+            self._fail(SetupError(message, hint=hint))
+            return 0.0
+        if self._draining:
+            self._end_if_drained()
+        delay = child.backoff.died(lived=perf_counter() - child.ready_since if was_ready else None)
+        _log.error("%s: %s; it is started again%s.", child.name, how, f" in {delay:.1f} s" if delay else "")
+        if isinstance(child, EngineChild):
+            count("engine_restarts", model=child.served_name)
+            self._engine_died(child, code, how, delay)
+        else:
+            count("worker_restarts")
+        return delay
+
+    # Engines
+
+    def _begin_engine(self, engine: EngineChild) -> None:
+        model = self._options.models[engine.model]
+        engine.begun = perf_counter()
+        options = replace(model.options, replica=engine.replica, num_replicas=self._options.num_replicas)
+        engine.send(Load(model.model, model.pooling, options, engine.name, self._options.logs, model.reranker))
+
+    def _engine_says(self, engine: EngineChild, message: ReportEngine) -> None:
+        if isinstance(message, Phase):
+            if not self._announced:
+                self._on_phase(engine.model, message.text)
+        elif isinstance(message, Planned):
+            engine.planned = message
+            self._refuse_shared_names()
+            for worker in self._workers:
+                self._introduce(engine, worker)
+        elif isinstance(message, Ready):
+            self._engine_ready(engine, message)
+        else:
+            engine.error = message
+
+    def _refuse_shared_names(self) -> None:
+        """Only a model's plan says what it is called where no name was given."""
+        plans = {engine.model: engine.planned.plan for engine in self._engines if engine.planned is not None}
+        names = Counter(name for plan in plans.values() for name in {plan.served_name, *plan.aliases})
+        if shared := [name for name, models in names.items() if models > 1]:
+            self._fail(SetupError(f"two models are named {shared[0]}.", hint="give every model a --served-name of its own"))
+
+    def _introduce(self, engine: EngineChild, worker: WorkerChild) -> None:
+        """Tell a worker what a model is."""
+        if engine.planned is not None:
+            planned, model = engine.planned, self._options.models[engine.model]
+            worker.send(Model(engine.model, model.pooling, planned.folder, planned.card_name, planned.plan, model.reranker))
+
+    def _engine_ready(self, engine: EngineChild, message: Ready) -> None:
+        assert engine.line is not None
+        assert engine.planned is not None
+        engine.planned = msgspec.structs.replace(engine.planned, plan=message.plan)
+        engine.ready, engine.ready_since = True, perf_counter()
+        engine.load_seconds = engine.ready_since - engine.begun
+        engine.backoff.ready()
+        if engine.board_fd >= 0:
+            os.close(engine.board_fd)
+        engine.board_fd, engine.board_bytes = engine.line.take_fd(), message.board_bytes
+        engine.board = Board(map_memory(os.dup(engine.board_fd), engine.board_bytes))
+        engine.last_down = None
+        self._tell_up(engine)
+        for worker in self._workers:
+            self._connect(engine, worker)
+        self._announce()
+
+    def _connect(self, engine: EngineChild, worker: WorkerChild) -> None:
+        """Give an engine and a worker a new line to one another."""
+        if not engine.ready or worker.line is None or engine.line is None or engine.planned is None:
+            return
+        ours, theirs = pair()
+        engine.send(Attach(worker.index), ours.detach())
+        up = Up(engine.model, engine.replica, engine.board_bytes, engine.planned.plan)
+        worker.send(up, theirs.detach(), os.dup(engine.board_fd))
+
+    def _tell_up(self, engine: EngineChild) -> None:
+        up = sum(each.ready for each in self._engines if each.model == engine.model)
+        level("engines_up", up, model=engine.served_name)
+
+    def _engine_died(self, engine: EngineChild, code: int, how: str, delay: float) -> None:
+        self._tell_up(engine)
+        blame = 1.0 if engine.killed_for else _BLAME.get(code, 1.0)
+        retry_after = delay + engine.load_seconds
+        failing = engine.backoff.failing
+        reason = f"{engine.name} {'keeps failing' if failing else 'is restarting'}: {how}"
+        engine.last_down = Down(engine.model, engine.replica, reason, blame, failing, retry_after)
+        for worker in self._workers:
+            worker.send(engine.last_down)
+
+    # Workers
+
+    def _begin_worker(self, worker: WorkerChild) -> None:
+        worker.heard, worker.drained = perf_counter(), False
+        fd = os.dup(self._listener.fileno())
+        known = list({engine.model: engine for engine in self._engines if engine.planned is not None}.values())
+        worker.send(
+            Work(
+                self._options.guards,
+                len(self._options.models),
+                len(known),
+                self._options.num_replicas,
+                self._options.num_workers,
+                worker.name,
+                worker.index,
+                self._options.logs,
+                self._options.otel,
+            ),
+            fd,
+        )
+        for engine in known:
+            self._introduce(engine, worker)
+        for engine in self._engines:
+            if engine.ready:
+                self._connect(engine, worker)
+            elif engine.last_down is not None:
+                worker.send(engine.last_down)
+        now = perf_counter()
+        for (model, digest), since in self._quarantined.items():
+            if now - since < QUARANTINE_SECONDS:
+                worker.send(Quarantine(model, digest))
+
+    def _worker_says(self, worker: WorkerChild, message: ReportWorker) -> None:
+        worker.heard = perf_counter()
+        if isinstance(message, Started):
+            worker.ready, worker.ready_since = True, perf_counter()
+            worker.backoff.ready()
+            if self._draining:
+                worker.send(Drain())
+            self._announce()
+        elif isinstance(message, Drained):
+            worker.drained = True
+            self._end_if_drained()
+        elif isinstance(message, Quarantine):
+            self._quarantine(message, worker)
+
+    def _end_if_drained(self) -> None:
+        if all(worker.drained or worker.line is None for worker in self._workers):
+            self._finish(0)
+
+    def _quarantine(self, message: Quarantine, finder: WorkerChild) -> None:
+        """A text is known to kill engines: the other workers refuse it too, and those that come."""
+        self._quarantined[message.model, message.digest] = perf_counter()
+        if len(self._quarantined) > _MAX_QUARANTINED:
+            del self._quarantined[next(iter(self._quarantined))]
+        for engine in self._engines:
+            if engine.model == message.model:
+                engine.backoff.explained()
+        for worker in self._workers:
+            if worker is not finder:
+                worker.send(message)
+
+    def _announce(self) -> None:
+        if not self._announced and all(child.ready for child in (*self._engines, *self._workers)):
+            self._announced = True
+            self._on_ready([engine.planned for engine in self._engines if engine.replica == 0 and engine.planned is not None])
+
+    # Watching
+
+    async def _watch(self) -> None:
+        """Kill what stands still."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._watchdog.tick()
+            for child in (*self._engines, *self._workers):
+                if child.killed_for is None and (reason := self._watchdog.why(child)):
+                    child.kill(reason)
+
+    # The end
+
+    def _signalled(self, name: signal.Signals) -> None:
+        if self._draining:
+            _log.warning("%s again: ending at once", name.name)
+            self._finish(128 + name)
+            return
+        self._draining = True
+        if not any(worker.ready for worker in self._workers):
+            self._finish(0)
+            return
+        for worker in self._workers:
+            worker.send(Drain())
+        self._keep(self._limit_drain())
+
+    async def _limit_drain(self) -> None:
+        await asyncio.sleep(max(self._options.drain_seconds, _LEAST_DRAIN_SECONDS))
+        _log.error("requests were left after %.0f s of draining; they are answered with 503.", self._options.drain_seconds)
+        for worker in self._workers:
+            worker.send(Abort())
+        self._exit_code = 1
+        await asyncio.sleep(_STOP_SECONDS)
+        self._finish(1)
+
+    def _fail(self, error: SetupError) -> None:
+        self._error = self._error or error
+        self._finish(1)
+
+    def _finish(self, code: int) -> None:
+        self._exit_code = max(self._exit_code, code)
+        self._stopped.set()
+
+    async def _end(self) -> None:
+        """Ask all to end, and after a while make them."""
+        for task in self._tasks:
+            task.cancel()
+        children = [child for child in (*self._workers, *self._engines) if child.process is not None]
+        at_once = self._error is not None or self._exit_code > 1
+        for child in children:
+            late = self._exit_code == 1 and isinstance(child, EngineChild)  # it has not finished in time
+            if child.ready and not at_once and not late:
+                child.send(Stop())
+            else:
+                child.kill()
+        waits = [asyncio.ensure_future(child.process.wait()) for child in children if child.process is not None]
+        if waits:
+            await asyncio.wait(waits, timeout=_STOP_SECONDS)
+        for child in children:
+            child.kill()
+        if waits:
+            await asyncio.wait(waits)

@@ -1,0 +1,126 @@
+"""OpenTelemetry spans: a subscriber of trace that makes a server span of each finished request, and child spans of its stages.
+
+Needs the extra `otel`. Everything else is said by OpenTelemetry's own environment variables: where to send spans
+(OTEL_EXPORTER_OTLP_ENDPOINT, ..._HEADERS), which (OTEL_TRACES_SAMPLER), under what name (OTEL_SERVICE_NAME; by default
+"whimbrel"). Attributes hold no text, no key, no path and nothing else that a client makes up but the id of its request.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+from whimbrel.errors import SetupError
+from whimbrel.telemetry.trace import Finished, subscribe
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.trace import Tracer
+
+_PROBES: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics"})
+"""Asked so often by machines that their spans would only hide the others."""
+
+
+def start(processor: SpanProcessor | None = None) -> Callable[[], None]:
+    """Make spans from now on. Returns the function that ends it and sends what is still to be sent.
+
+    They go to `processor`; by default in batches, by OTLP over HTTP. Raises SetupError.
+    """
+    check()
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from whimbrel import __version__
+
+    names = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "whimbrel"}
+    provider = TracerProvider(resource=Resource.create({**names, "service.version": __version__}))
+    provider.add_span_processor(processor or _otlp())
+    spans = _Spans(provider.get_tracer("whimbrel", __version__))
+    end_spans = subscribe(Finished, spans.add)
+
+    def end() -> None:
+        end_spans()
+        provider.shutdown()
+
+    return end
+
+
+def check() -> None:
+    """Raise SetupError if spans cannot be made here."""
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
+        raise SetupError("spans need OpenTelemetry.", hint="pip install 'whimbrel[otel]'")
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in (None, "", "http/protobuf"):
+        raise SetupError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; spans are sent by http/protobuf.",
+            hint="unset it, and let OTEL_EXPORTER_OTLP_ENDPOINT name the collector's HTTP port (4318)",
+        )
+
+
+def _otlp() -> SpanProcessor:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    return BatchSpanProcessor(OTLPSpanExporter())
+
+
+class _Spans:
+    """Finished records as spans."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._tracer = tracer
+        self._propagator = TraceContextTextMapPropagator()
+
+    def add(self, request: Finished) -> None:
+        """The span of a request, and under it those of its stages, one after another from its start.
+
+        Stages are told by how long they took, not by when; what lies between them is left to the end. Batches of one request
+        may have run at the same time, so what would stick out at the end is cut.
+        """
+        from opentelemetry.context import Context
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        if request.route in _PROBES:
+            return
+        start = _nanoseconds(request.received)
+        end = start + _nanoseconds(request.seconds)
+        span = self._tracer.start_span(
+            f"{request.method} {request.route}",
+            self._propagator.extract({"traceparent": request.traceparent}, Context()),
+            SpanKind.SERVER,
+            _attributes(request),
+            start_time=start,
+        )
+        if request.status >= 500 or request.outcome == "error":
+            span.set_status(Status(StatusCode.ERROR, request.error))
+        at = start
+        for stage, seconds in request.stages.items():
+            child = self._tracer.start_span(stage, set_span_in_context(span, Context()), start_time=at)
+            at = min(at + _nanoseconds(seconds), end)
+            child.end(at)
+        span.end(end)
+
+
+def _attributes(request: Finished) -> Mapping[str, str | int]:
+    """Names of OpenTelemetry's conventions where there are some."""
+    attributes: dict[str, str | int] = {
+        "http.request.method": request.method if request.method != "other" else "_OTHER",
+        "http.route": request.route,
+        "http.response.status_code": request.status,
+        "error.type": request.error,
+        "whimbrel.request_id": request.request_id,
+        "whimbrel.outcome": request.outcome,
+        "whimbrel.model": request.model,
+        "whimbrel.texts": request.num_texts,
+        "whimbrel.tokens": request.num_tokens,
+        "whimbrel.truncated": request.num_truncated,
+    }
+    return {name: value for name, value in attributes.items() if value != ""}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,132 @@
+"""Request -> [Seq] where texts are pooled, or run, in parts: as `tokenizer`, whose steps it takes.
+
+Late chunking: the texts of a request are parts of one document, which runs in one pass; each part's vector is the mean of its
+own tokens, so that it knows what stands around it. A token belongs to the part in which it ends: what leads a token, a space
+mostly, may be the last of the part before. Special tokens and a prompt belong to none.
+
+Long texts: what is too long for the model runs in parts of its own, each with the special tokens and the prompt; `parts` says
+what becomes of their vectors.
+
+Sources: jina-ai/late-chunking, chunked_pooling/__init__.py (the mean over a span of token vectors); vLLM's chunked processing
+of long embeddings, entrypoints/pooling/embed (0.33).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whimbrel.errors import InvalidRequest, TooLarge, TooLong
+from whimbrel.outputs.merge import Merge
+from whimbrel.tokenizer.backend import find_surrogate
+from whimbrel.tokenizer.tokenizer import Tokenizer
+from whimbrel.tokenizer.validation import check_texts
+from whimbrel.types.arrays import Int32Array
+from whimbrel.types.request import Request
+from whimbrel.types.seq import Seq
+
+_MAX_PARTS: Final = 2**14
+"""Of all texts of a request that are split."""
+
+
+def encode_split(tokenizer: Tokenizer, request: Request, *, normalized: bool) -> tuple[list[Seq], Merge | None]:
+    """The seqs of texts that may be too long for the model, and how their vectors become those of the texts.
+
+    Each part has the special tokens and what the text begins with: its prompt, or its instruction. `normalized`: whether
+    vectors are. Raises as Tokenizer.encode does.
+    """
+    if len(request.texts) == 0:
+        return [], None
+    terms = tokenizer.terms(replace(request, truncate="never"))
+    rows, _ = tokenizer.rows(request, terms)
+    prompt = tokenizer.backend.ids([""], terms.prompt, special=False)[0]
+    parts: list[tuple[Int32Array, int]] = []
+    counts: list[int] = []
+    for ids in rows:
+        pieces = _pieces(tokenizer, ids[tokenizer.known(ids)], prompt, terms.limit.max_length)
+        counts.append(len(pieces))
+        parts += pieces
+    if len(parts) > _MAX_PARTS:
+        raise TooLarge(f"the texts have {len(parts):,} parts; the limit is {_MAX_PARTS:,}. Send fewer.", param="input")
+    seqs = [tokenizer.seq(ids, index, terms) for index, (ids, _) in enumerate(parts)]
+    weights_S = np.array([max(1, size) for _, size in parts], np.float32)
+    return seqs, Merge(np.cumsum([0, *counts], dtype=np.int64), weights_S, normalized)
+
+
+def encode_document(tokenizer: Tokenizer, request: Request) -> list[Seq]:
+    """The texts of a request as parts of one document: one seq, with a span for each. Raises as Tokenizer.encode does."""
+    if len(request.texts) == 0:
+        return []
+    terms, texts = tokenizer.terms(request), check_texts(request.texts)
+    ids, offsets_T2 = _located(tokenizer, texts, terms.prompt)
+    if ids.size > terms.limit.max_length:
+        raise TooLong(
+            f"the texts have {ids.size:,} tokens together; the limit is {terms.limit.max_length:,}, and late chunking runs "
+            "them in one pass. Send fewer of them.",
+            param="input",
+        )
+    known = tokenizer.known(ids)
+    ids, offsets_T2 = ids[known], offsets_T2[known]
+    first, end = tokenizer.special.before.size, ids.size - tokenizer.special.after.size
+    ends_N1 = np.cumsum([len(terms.prompt), *map(len, texts)])
+    spans_S2 = spans(ends_N1, offsets_T2[first:end]) + np.int32(first)
+    spans_S2 = np.maximum(spans_S2, np.int32(tokenizer.count_instruction(ids)))
+    without = np.flatnonzero(spans_S2[:, 0] == spans_S2[:, 1])
+    if without.size:
+        raise InvalidRequest("this part of the document has no tokens of its own.", param=f"input[{without[0]}]")
+    return [replace(tokenizer.seq(ids, 0, terms), prompt_tokens=0, spans_S2=spans_S2)]  # spans leave the prompt out themselves
+
+
+def _located(tokenizer: Tokenizer, texts: list[str], prompt: str) -> tuple[Int32Array, NDArray[np.int64]]:
+    """The ids of one document, and of which characters they are, (T, 2)."""
+    try:
+        ((encoding,),) = tokenizer.backend.encodings([prompt + "".join(texts)], located=True)
+    except InvalidRequest as error:
+        raise find_surrogate(texts, prompt=prompt) or error from None
+    return np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int64).reshape(-1, 2)
+
+
+def _pieces(tokenizer: Tokenizer, ids: Int32Array, prompt: Int32Array, max_length: int) -> list[tuple[Int32Array, int]]:
+    """As `split`: each part has what stands around the text, and the prompt or instruction before it."""
+    special, before, after = tokenizer.special, 0, 0
+    if special.enclose(ids):
+        before = special.before.size + common_prefix(ids[special.before.size :], prompt)
+        before, after = max(before, tokenizer.count_instruction(ids)), special.after.size
+    if ids.size > max_length <= before + after:
+        raise InvalidRequest(f"of {before:,} tokens leaves no room for the text.", param="prompt")
+    return split(ids, before, after, max_length)
+
+
+def spans(ends_N1: NDArray[np.integer], offsets_T2: NDArray[np.integer]) -> Int32Array:
+    """The tokens of each part, (N, 2); those of a part without any are an empty range.
+
+    `ends_N1` says where in the characters the prompt ends, and then each part; `offsets_T2` where each token begins and ends.
+    """
+    last_T = np.maximum(offsets_T2[:, 1] - 1, 0)  # a space whose offsets were trimmed has none left
+    part_T = np.maximum.accumulate(np.searchsorted(ends_N1, last_T, side="right"))
+    parts_N = np.arange(1, ends_N1.size)
+    bounds = [np.searchsorted(part_T, parts_N, side=side) for side in ("left", "right")]
+    return np.stack(bounds, axis=1).astype(np.int32)
+
+
+def split(ids: Int32Array, before: int, after: int, max_length: int) -> list[tuple[Int32Array, int]]:
+    """Parts of at most `max_length` tokens, and how many tokens of each are its own.
+
+    Each has the first `before` and the last `after` tokens. A text that is not too long is one part.
+    """
+    own = ids[before : ids.size - after]
+    if ids.size <= max_length:
+        return [(ids, own.size)]
+    room = max_length - before - after
+    pieces = [own[start : start + room] for start in range(0, own.size, room)]
+    return [(np.concatenate((ids[:before], piece, ids[ids.size - after :])), piece.size) for piece in pieces]
+
+
+def common_prefix(first: Int32Array, second: Int32Array) -> int:
+    """How many leading ids are equal."""
+    size = min(first.size, second.size)
+    differs = np.flatnonzero(first[:size] != second[:size])
+    return int(differs[0]) if differs.size else size

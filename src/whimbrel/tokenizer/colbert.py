@@ -1,0 +1,47 @@
+"""The form that late-interaction models give to queries and documents: a marker, and tokens that fill up a query. numpy only.
+
+Source: lightonai/pylate, models/colbert.py, `ColBERT.tokenize`; Stanford's query_tokenization.py and doc_tokenization.py agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from whimbrel.tokenizer.truncation import Lengths, Limit
+from whimbrel.types.card import Form
+from whimbrel.types.seq import Seq
+
+
+def lengths(form: Form | None, least: int, most: int) -> Lengths:
+    """Tokens that texts of a form may have, where those without one may have `least` to `most`."""
+    if form is None:
+        return Lengths(least, most, most)
+    expansion = form.expansion
+    least = max(least + _marker(form), 0 if expansion is None else expansion.length)
+    is_fixed = expansion is not None and expansion.length == form.max_length
+    return Lengths(least, min(form.max_length, most), form.max_length if is_fixed else most)
+
+
+def room(form: Form | None, limit: Limit) -> Limit:
+    """What the form leaves of a limit."""
+    return limit if form is None else replace(limit, max_length=limit.max_length - _marker(form))
+
+
+def give_form(seq: Seq, form: Form | None, *, is_query: bool) -> Seq:
+    """Put in what the form wants, into a seq that leaves room for it; None: nothing."""
+    ids, num_keys = seq.ids, 0
+    if form is not None and form.marker_id is not None:
+        ids = np.insert(ids, 1, form.marker_id)
+    if form is not None and form.expansion is not None and form.expansion.stands_for is not None:
+        ids = np.where(ids == form.expansion.stands_for, np.int32(form.expansion.token_id), ids)
+    if form is not None and form.expansion is not None and ids.size < form.expansion.length:
+        filled = np.full(form.expansion.length, form.expansion.token_id, np.int32)
+        filled[: ids.size] = ids
+        ids, num_keys = filled, 0 if form.expansion.attended else ids.size
+    return replace(seq, ids=ids, num_keys=num_keys, is_query=is_query)
+
+
+def _marker(form: Form) -> int:
+    return 0 if form.marker_id is None else 1

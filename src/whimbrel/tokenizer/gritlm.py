@@ -1,0 +1,63 @@
+"""Instructions within texts, found in the host's copy of the ids. numpy only.
+
+Some models take an instruction as part of the text and pool only what comes after it: GritLM's texts are "<|user|>\\n...\\n
+<|embed|>\\n..." or "<|embed|>\\n...". Where a caller sends ids, nothing but these marks tells where the instruction ends; and
+the ids are here, so they are looked for here, and only a number goes to the device.
+
+Source: gritlm/gritlm.py (1.0.2) leaves out the tokens of the instruction that it is given; the search for marks in ids is that
+of vllm/model_executor/models/gritlm.py (0.22.1). Where they differ, GritLM's own code is followed: a text without marks has no
+instruction, and all of its tokens are pooled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tokenizers
+
+from whimbrel.errors import CheckpointError
+from whimbrel.types.arrays import Int32Array
+from whimbrel.types.card import Instruction
+
+
+class InstructionFinder:
+    """Tells where an instruction ends."""
+
+    def __init__(self, instruction: Instruction, tokenizer: tokenizers.Tokenizer, prefix: Int32Array) -> None:
+        """`prefix` are the special tokens before any text."""
+        opening, closing = _ids(tokenizer, instruction.opening), _ids(tokenizer, instruction.closing)
+        both = _ids(tokenizer, f"{instruction.opening}\n{instruction.closing}")
+        if not opening.size or not closing.size or not np.array_equal(both[: opening.size], opening):
+            raise CheckpointError(
+                f"does not keep {instruction.opening!r} and {instruction.closing!r} apart from what is around them.",
+                file="tokenizer.json",
+                key="model",
+            )
+        self._prefix = prefix
+        self._opening = opening
+        self._first = closing
+        """The closing mark as it is at the beginning of a text,"""
+        self._later = both[opening.size :]
+        """and at the beginning of a later line."""
+
+    def count(self, ids: Int32Array) -> int:
+        """Leading tokens that belong to the instruction, special tokens before it included; 0 if there is none."""
+        start = self._prefix.size
+        if not np.array_equal(ids[:start], self._prefix):
+            return 0
+        opened = np.array_equal(ids[start : start + self._opening.size], self._opening)
+        mark = self._later if opened else self._first
+        place = _find(ids[start:], mark)
+        return 0 if place < 0 else start + place + mark.size
+
+
+def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> Int32Array:
+    return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+
+def _find(ids: Int32Array, mark: Int32Array) -> int:
+    """Where `mark` begins first; -1 if nowhere."""
+    data, wanted = ids.tobytes(), mark.tobytes()
+    place = data.find(wanted)
+    while place > 0 and place % ids.itemsize:  # found across the bytes of two ids
+        place = data.find(wanted, place + 1)
+    return place // ids.itemsize if place >= 0 else -1

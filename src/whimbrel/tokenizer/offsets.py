@@ -1,0 +1,49 @@
+"""Which characters of a text its tokens are of, and which tokens go on with a word.
+
+Source of the latter: transformers/pipelines/token_classification.py (5.23), gather_pre_entities.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tokenizers
+
+from whimbrel.checkpoint.tokenizer.classes import unknown_token
+from whimbrel.tokenizer.tokenizer import Tokenizer
+from whimbrel.tokenizer.validation import check_texts
+from whimbrel.types.request import Request
+from whimbrel.types.seq import Seq, TokenSpans
+
+
+def locate(tokenizer: Tokenizer, request: Request) -> tuple[list[Seq], list[TokenSpans]]:
+    """As `Tokenizer.encode`, of texts; and which characters their tokens are of, those of a prompt not counted."""
+    terms, texts = tokenizer.terms(request), check_texts(request.texts)
+    seqs: list[Seq] = []
+    spans: list[TokenSpans] = []
+    for encodings in tokenizer.backend.encodings(texts, terms.prompt, located=True):
+        for encoding in encodings:
+            ids = np.array(encoding.ids, np.int32)
+            kept = tokenizer.special.kept(ids, terms.limit)
+            spans.append(_find_spans(tokenizer, encoding, texts[len(spans)], terms.prompt)[kept])
+            seqs.append(tokenizer.seq(ids, len(seqs), terms))
+    return seqs, spans
+
+
+def _find_spans(tokenizer: Tokenizer, encoding: tokenizers.Encoding, text: str, prompt: str) -> TokenSpans:
+    """Of the encoding of prompt + text. Characters are counted from where the text begins."""
+    chars_T2 = np.array(encoding.offsets, np.int32).reshape(-1, 2) - len(prompt)
+    special_T = np.array(encoding.special_tokens_mask, np.bool_)
+    if prompt:
+        special_T |= chars_T2[:, 1] <= 0
+    chars_T2 = np.maximum(chars_T2, 0)
+    starts, ends = chars_T2.T
+    if getattr(tokenizer.backend.raw.model, "continuing_subword_prefix", None):
+        lengths = np.fromiter(map(len, encoding.tokens), np.int32, len(encoding.tokens))
+        inner_T = lengths != ends - starts
+    else:  # a space on either side of where a token begins
+        is_space = np.array([True, *(character == " " for character in text), False])
+        inner_T = (starts > 0) & ~(is_space[starts] | is_space[starts + 1])
+    unknown = unknown_token(tokenizer.card.tokenizer)
+    if unknown is not None and (unknown_id := tokenizer.backend.raw.token_to_id(unknown)) is not None:
+        inner_T &= np.array(encoding.ids) != unknown_id
+    return TokenSpans(chars_T2, special_T, inner_T)

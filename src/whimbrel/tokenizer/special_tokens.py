@@ -1,0 +1,71 @@
+"""What the checkpoint's post-processor puts around a text: the same tokens around every one, or the tokenizer is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import tokenizers
+
+from whimbrel.errors import CheckpointError
+from whimbrel.tokenizer.truncation import Limit
+from whimbrel.types.arrays import Int32Array
+from whimbrel.types.card import Card
+
+_FILE: Final = "tokenizer.json"
+_PROBES: Final = ("a", "the quick brown fox")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpecialTokens:
+    """The tokens before and after a text, and the type of all its tokens."""
+
+    before: Int32Array
+    after: Int32Array
+    type_id: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.before.size + self.after.size
+
+    def enclose(self, ids: Int32Array) -> bool:
+        """Whether they stand around these."""
+        first, last = ids[: self.before.size], ids[ids.size - self.after.size :]
+        return np.array_equal(first, self.before) and np.array_equal(last, self.after)
+
+    def kept(self, ids: Int32Array, limit: Limit) -> slice | Int32Array:
+        """Which tokens are left of a text, these among them; ids that came without are cut as they are."""
+        if ids.size <= limit.max_length:
+            return slice(None)
+        places = np.arange(ids.size, dtype=np.int32)
+        if not self.enclose(ids):
+            return limit.cut(places, limit.max_length)
+        first, end = self.before.size, ids.size - self.after.size
+        return np.concatenate((places[:first], limit.cut(places[first:end], limit.max_length - self.num_tokens), places[end:]))
+
+
+def find_special_tokens(tokenizer: tokenizers.Tokenizer, card: Card) -> SpecialTokens:
+    """Raises CheckpointError if they depend on the text, or have a type that the model does not know."""
+    if card.tokenizer.bare is not None:
+        return SpecialTokens(np.empty(0, np.int32), np.empty(0, np.int32))
+    found = {_around(tokenizer, probe) for probe in _PROBES}
+    if len(found) != 1:
+        raise CheckpointError("does not put the same tokens around every text.", file=_FILE, key="post_processor")
+    before, after, type_ids = found.pop()
+    num_types = card.encoder.type_vocab_size
+    type_id = max(type_ids) if num_types > 1 else 0
+    if num_types > 1 and (len(type_ids) != 1 or type_id >= num_types):
+        raise CheckpointError(f"gives one text the token types {sorted(type_ids)}.", file=_FILE, key="post_processor")
+    return SpecialTokens(np.array(before, np.int32), np.array(after, np.int32), type_id)
+
+
+def _around(tokenizer: tokenizers.Tokenizer, text: str) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[int]]:
+    """(before, after, token types) of one text."""
+    own = tokenizer.encode(text, add_special_tokens=False).ids
+    encoding = tokenizer.encode(text)
+    ids = encoding.ids
+    start = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), None)
+    if not own or start is None:
+        raise CheckpointError("does not simply put special tokens around a text.", file=_FILE, key="post_processor")
+    return tuple(ids[:start]), tuple(ids[start + len(own) :]), frozenset(encoding.type_ids)

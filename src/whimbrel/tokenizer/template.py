@@ -1,0 +1,223 @@
+"""Request of pairs -> [Seq], for models with a template. As `tokenizer`, whose limits and errors it shares.
+
+The template's own tokens are made once, when it is loaded. What a request brings is tokenised by a second tokenizer that knows
+no control tokens: written into a query, a document or an instruction they are plain text (docs/adr/0011-rerankers.md). Of a
+pair that is too long the end is cut, before what the template puts there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from sys import maxsize
+from typing import Final
+
+import numpy as np
+import tokenizers
+
+from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
+from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
+from whimbrel.tokenizer.special_tokens import SpecialTokens
+from whimbrel.tokenizer.tokenizer import Tokenizer
+from whimbrel.tokenizer.truncation import Lengths, Limit
+from whimbrel.tokenizer.validation import check_pairs, has_ids
+from whimbrel.types.arrays import Int32Array
+from whimbrel.types.card import Card
+from whimbrel.types.plan import Plan
+from whimbrel.types.request import Pair, Request, Truncate
+from whimbrel.types.seq import Seq
+from whimbrel.types.template import Template, common_end, fields, fill, split
+
+_FILE: Final = "tokenizer.json"
+_DIFFERENT: Final = (("0", "0"), ("1 2 3 4", "1 2 3 4"))
+"""Pairs whose last tokens differ, and so what follows is the template's (as in sentence_transformers' transformer.py)."""
+_EXAMPLE: Final = ("How far do birds fly?", "Some fly 10,000 km.\nThat is far", "Find facts. ")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Form:
+    """A template, its own tokens made."""
+
+    pieces: tuple[Int32Array | str, ...]
+    """Tokens, and format strings for what is tokenised at once."""
+
+    @property
+    def runs(self) -> list[str]:
+        """The format strings."""
+        return [piece for piece in self.pieces if isinstance(piece, str)]
+
+    @property
+    def lead(self) -> int:
+        """How many tokens come before anything else."""
+        sizes = [0 if isinstance(piece, str) else piece.size for piece in self.pieces]
+        return sum(sizes[: next(i for i, piece in enumerate(self.pieces) if isinstance(piece, str))])
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """In tokens, for the pairs of one request."""
+
+    total: int
+    query: int
+    head: int
+    """Of the first so many none is cut away,"""
+    tail: int
+    """nor of the last."""
+    truncate: Truncate
+
+
+class TemplateTokenizer:
+    """The tokenizer of a checkpoint whose card has a template. Safe to use from many threads."""
+
+    def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
+        assert card.template is not None
+        self._card = card
+        self._template = card.template
+        self._tokenizer = Tokenizer(folder, card, plan)
+        self.backend = self._tokenizer.backend
+        self._full = self.backend.raw
+        controls = _controls(self._full, card.template)
+        self._plain = BackendTokenizer(_without(self._full, controls), special=False, max_characters=maxsize)
+        none = np.empty(0, np.int32)
+        self._around = self._tokenizer.special if card.template.around else SpecialTokens(none, none)
+        if card.template.around and self._around.num_tokens == 0:
+            raise CheckpointError("puts no special token around a text; this model needs it.", file=_FILE, key="post_processor")
+        self._forms = {form: self._form(form, controls) for form in (card.template.texts, card.template.instructed) if form}
+        least = 1 + max(self._least_size(form) for form in self._forms.values())
+        if plan.max_length < least:
+            raise CheckpointError(f"max length {plan.max_length} leaves no room in the template.", file=_FILE)
+        self._lengths = Lengths(least, plan.max_length, plan.max_length)
+
+    def encode(self, request: Request) -> list[Seq]:
+        """Tokenise all pairs of a request, or take ids as they are. Raises as Tokenizer.encode does."""
+        if len(request.texts) == 0 or has_ids(request):
+            if len(request.texts) and request.instruction is not None:
+                raise InvalidRequest("an instruction cannot be put around token ids; send pairs.", param="instruction")
+            return self._tokenizer.encode(request)
+        limit = self._lengths.limit(request, self._card.tokenizer.truncate)
+        pairs, instruction = check_pairs(request.texts), self._instruction(request)
+        texts = self._template.form(instruction)
+        if texts is None:
+            raise InvalidRequest("this model takes no instruction.", param="instruction")
+        form, instruction = self._forms[texts], instruction or ""
+        fixed = len(instruction) + sum(map(len, texts))
+        self._tokenizer.backend.check_sizes([fixed + len(query) + len(document) for query, document in pairs])
+        try:
+            rows = self._rows([*_DIFFERENT, *(self._template.parts(*pair) for pair in pairs)], form, instruction)
+        except InvalidRequest as error:
+            names = [f"input[{index}][{part}]" for index in range(len(pairs)) for part in range(2)]
+            raise find_surrogate(list(chain(*pairs)), names, instruction=instruction) or error from None
+        limits = self._limits(rows[:2], form, limit)
+        return [
+            self._seq(pieces, index, form, limits, shortened=self._template.shortens(*pairs[index]))
+            for index, pieces in enumerate(rows[2:])
+        ]
+
+    def _instruction(self, request: Request) -> str | None:
+        """An instruction may come as a prompt too, by name or as text, as in Sentence Transformers."""
+        stated = [request.instruction, request.prompt, request.prompt_name]
+        if sum(given is not None for given in stated) > 1:
+            raise InvalidRequest("an instruction and a prompt are the same to this model; send one.", param="instruction")
+        if request.instruction is not None:
+            return request.instruction
+        if request.prompt is not None:
+            return request.prompt or None
+        name = self._card.default_prompt_name if request.prompt_name is None else request.prompt_name
+        return None if name is None else self._card.prompt_text(name) or None
+
+    def _rows(self, parts: Sequence[Pair], form: _Form, instruction: str) -> list[list[Int32Array]]:
+        """The tokens of each piece of each pair. What occurs more than once is tokenised once."""
+        runs = [
+            [fill(run, query=query, document=document, instruction=instruction) for run in form.runs]
+            for query, document in parts
+        ]
+        ids = self._plain.distinct(runs)
+        return [[ids[next(texts)] if isinstance(piece, str) else piece for piece in form.pieces] for texts in map(iter, runs)]
+
+    def _least_size(self, form: _Form) -> int:
+        """Tokens of a pair in which nothing is said."""
+        return self._around.num_tokens + sum(piece.size for piece in self._rows([("", "")], form, "")[0])
+
+    def _limits(self, different: Sequence[list[Int32Array]], form: _Form, limit: Limit) -> _Limits:
+        template, lead = self._template, form.lead
+        first, second = (np.concatenate(pieces).tolist() for pieces in different)
+        tail = common_end(first, second) + self._around.after.size
+        total = limit.max_length
+        if template.body_length is not None:
+            total = min(total, lead + template.body_length + tail)
+        body = total - lead - tail
+        if body < 1:
+            raise InvalidRequest("leaves no room for query and document.", param="instruction")
+        return _Limits(total, int(body * template.query_share), self._around.before.size + lead, tail, limit.truncate)
+
+    def _seq(self, pieces: list[Int32Array], index: int, form: _Form, limits: _Limits, *, shortened: bool) -> Seq:
+        size = self._around.num_tokens + sum(piece.size for piece in pieces)
+        if self._template.query_share < 1:
+            pieces = [
+                ids[: limits.query] if isinstance(piece, str) and "document" not in fields(piece) else ids
+                for piece, ids in zip(form.pieces, pieces, strict=True)
+            ]
+        ids = np.concatenate((self._around.before, *pieces, self._around.after))
+        cut = shortened or ids.size < size or ids.size > limits.total
+        if cut and limits.truncate == "never":
+            raise TooLong(
+                f"query and document come to {size:,} tokens; the limit is {limits.total:,}, of which the query may take "
+                f'{min(limits.query, limits.total):,}. Pass truncate="right" to cut them.',
+                param=f"input[{index}]",
+            )
+        if ids.size > limits.total:
+            kept = limits.total - limits.tail if limits.truncate == "right" else limits.head
+            ids = np.concatenate((ids[:kept], ids[ids.size - (limits.total - kept) :]))
+        return Seq(ids, index, truncated=cut)
+
+    # Loading
+
+    def _form(self, texts: Sequence[str], controls: Collection[str]) -> _Form:
+        pieces = list[Int32Array | str]()
+        for text in texts:
+            of_text = self._pieces(text, controls)
+            self._check(text, of_text)
+            pieces += of_text
+        return _Form(tuple(pieces))
+
+    def _pieces(self, text: str, controls: Collection[str]) -> list[Int32Array | str]:
+        return [
+            segment.text
+            if segment.fields
+            else np.array(self._full.encode(segment.fixed, add_special_tokens=False).ids, np.int32)
+            for segment in split(text, controls)
+        ]
+
+    def _check(self, text: str, pieces: Sequence[Int32Array | str]) -> None:
+        """The pieces must come to the same tokens as the text at once."""
+        query, document, instruction = _EXAMPLE
+        row = self._rows([(query, document)], _Form(tuple(pieces)), instruction)[0]
+        whole = self._full.encode(fill(text, query=query, document=document, instruction=instruction), add_special_tokens=False)
+        if np.concatenate(row).tolist() != whole.ids:
+            raise CheckpointError("cannot tokenise the parts of the model's template on their own.", file=_FILE)
+
+
+def _controls(tokenizer: tokenizers.Tokenizer, template: Template) -> frozenset[str]:
+    """Special tokens, and what else the template has of the added tokens, line breaks aside."""
+    own = "".join(map(fill, (*template.texts, *(template.instructed or ()))))
+    added = tokenizer.get_added_tokens_decoder().values()
+    return frozenset(
+        token.content for token in added if token.special or (token.content in own and not token.content.isspace())
+    )
+
+
+def _without(tokenizer: tokenizers.Tokenizer, controls: Collection[str]) -> tokenizers.Tokenizer:
+    """The same tokenizer, to which `controls` are plain text."""
+    file = json.loads(tokenizer.to_str())
+    for token in file["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in controls
+    plain = tokenizers.Tokenizer.from_str(json.dumps(file))
+    plain.encode_special_tokens = True
+    ids = {tokenizer.token_to_id(control) for control in controls}
+    for control in sorted(controls):
+        if not ids.isdisjoint(plain.encode(control, add_special_tokens=False).ids):
+            raise CheckpointError(f"cannot read the special token {control!r} as plain text.", file=_FILE)
+    return plain

@@ -1,0 +1,188 @@
+"""Request -> [Seq]. Knows prompts, special tokens, pairs and truncation; knows nothing of batches.
+
+Texts go through the tokenizer many at a time, whole; what is too long is cut here, between the special tokens that stand
+around it, so one tokenizer, never reconfigured, serves all threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whimbrel.errors import CheckpointError, InvalidRequest
+from whimbrel.tokenizer.backend import BackendTokenizer, load_tokenizer
+from whimbrel.tokenizer.colbert import give_form, lengths, room
+from whimbrel.tokenizer.gritlm import InstructionFinder
+from whimbrel.tokenizer.pairs import find_template
+from whimbrel.tokenizer.special_tokens import find_special_tokens
+from whimbrel.tokenizer.static import bare_rules
+from whimbrel.tokenizer.truncation import MAX_CHARACTERS_PER_TOKEN, Lengths, Limit
+from whimbrel.tokenizer.validation import check_ids, check_pairs, check_texts, has_ids
+from whimbrel.types.arrays import Int32Array
+from whimbrel.types.card import Card, Form
+from whimbrel.types.plan import Plan
+from whimbrel.types.request import Request
+from whimbrel.types.seq import Seq
+
+_FILE: Final = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for all texts of a request."""
+
+    prompt: str
+    prompt_tokens: int
+    """Leading tokens that pooling leaves out."""
+    limit: Limit
+    adapter: int
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint. Safe to use from many threads."""
+
+    def __init__(self, folder: Path, card: Card, plan: Plan, *, tower: int = 0) -> None:
+        """`tower` is which of a card's towers `card` is that of."""
+        raw = load_tokenizer(folder, card)
+        bare = card.tokenizer.bare
+        self.card = card
+        self.backend = BackendTokenizer(
+            raw, special=bare is None, max_characters=MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
+        )
+        self.special = find_special_tokens(raw, card)
+        self.instruction = card.instruction and InstructionFinder(card.instruction, raw, self.special.before)
+        self.bare = bare and bare_rules(raw, bare)
+        self._tower = tower
+        self._max_length = plan.max_length
+        self._includes_prompt = all(output.include_prompt for output in card.outputs.values())
+        num_types = card.encoder.type_vocab_size if card.tokenizer.second_type else 0
+        self._pairs = find_template(raw, num_types) if "scores" in card.outputs else None
+        self._check_forms()
+
+    def encode(self, request: Request) -> list[Seq]:
+        """Tokenise all texts of a request.
+
+        Raises InvalidRequest (wrong type, no tokens, id outside the vocabulary, unknown prompt), TooLarge and TooLong.
+        """
+        if len(request.texts) == 0:
+            return []
+        if isinstance(request.texts[0], tuple):
+            return self._encode_pairs(request)
+        form = self._form(request)
+        terms = self.terms(request, form)
+        rows, shortened = self.rows(request, terms)
+        seqs = [self.seq(ids, index, terms, shortened=index in shortened) for index, ids in enumerate(rows)]
+        if form is None:
+            return seqs
+        is_query = request.input_type == "query"
+        return [give_form(seq, None if has_ids(request) else form, is_query=is_query) for seq in seqs]
+
+    def tokens(self, ids: Int32Array) -> tuple[str, ...]:
+        """How tokens stand in the vocabulary."""
+        found = map(self.backend.raw.id_to_token, ids.tolist())
+        return tuple(token or f"<{id_}>" for token, id_ in zip(found, ids.tolist(), strict=True))
+
+    # The steps of `encode`, which `part_tokenizer` and `token_spans` take in other ways
+
+    def terms(self, request: Request, form: Form | None = None) -> Terms:
+        """What a request says of all its texts. Raises InvalidRequest."""
+        prompt = self._prompt(request)
+        limit = self._lengths(form).limit(request, self.card.tokenizer.truncate)
+        return Terms(
+            prompt,
+            0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt),
+            limit if has_ids(request) else room(form, limit),
+            self.card.adapter(request.prompt_name),
+        )
+
+    def rows(self, request: Request, terms: Terms) -> tuple[list[Int32Array], frozenset[int]]:
+        """The ids of each text, prompt and special tokens included; and which texts were cut before they were tokenised."""
+        if has_ids(request):
+            return check_ids(request.texts, self.card.encoder.vocab_size), frozenset()
+        texts = check_texts(request.texts)
+        if self.bare is None or not self.bare.shortens(terms.limit):
+            return self.backend.ids(texts, terms.prompt), frozenset()
+        whole = [terms.prompt + text for text in texts]
+        short = [self.bare.shorten(text, terms.limit) for text in whole]
+        return self.backend.ids(short), frozenset(i for i, text in enumerate(whole) if len(text) > len(short[i]))
+
+    def seq(self, ids: Int32Array, index: int, terms: Terms, *, shortened: bool = False) -> Seq:
+        """Cut `ids` to the limit, keeping the special tokens around them; token ids that came without are cut as they are."""
+        if ids.size == 0 and self.bare is None:
+            raise InvalidRequest("the text has no tokens.", param=f"input[{index}]")
+        truncated = terms.limit.exceeded(ids.size, "text", index) or shortened
+        ids = ids[self.special.kept(ids, terms.limit)]
+        prompt_tokens = max(terms.prompt_tokens, self.count_instruction(ids))
+        if 0 < ids.size <= prompt_tokens:
+            raise InvalidRequest(
+                "the text has no tokens but its prompt's, of which no vector is made.", param=f"input[{index}]"
+            )
+        ids = ids[self.known(ids)]
+        if self.bare is not None:
+            ids = self.bare.filled(ids)
+        return Seq(
+            ids, index, prompt_tokens, self.special.type_id, truncated=truncated, adapter=terms.adapter, tower=self._tower
+        )
+
+    def known(self, ids: Int32Array) -> slice | NDArray[np.bool_]:
+        """Which tokens are not left out for being unknown."""
+        unknown_id = None if self.bare is None else self.bare.unknown_id
+        return slice(None) if unknown_id is None else ids != unknown_id
+
+    def count_instruction(self, ids: Int32Array) -> int:
+        """Leading tokens that belong to an instruction within the text."""
+        return 0 if self.instruction is None else self.instruction.count(ids)
+
+    def _encode_pairs(self, request: Request) -> list[Seq]:
+        if self._pairs is None:
+            raise InvalidRequest("this model takes texts, not pairs of texts.", param="input[0]")
+        pairs, prompt = check_pairs(request.texts), self._prompt(request)
+        if prompt:
+            pairs = [(prompt + first, second) for first, second in pairs]
+        limit = self._lengths(least=self._pairs.num_special + 2).limit(request, self.card.tokenizer.truncate)
+        ids = self.backend.distinct(pairs)
+        return [self._pairs.seq(ids[first], ids[second], index, limit) for index, (first, second) in enumerate(pairs)]
+
+    def _form(self, request: Request) -> Form | None:
+        forms = self.card.forms
+        if forms and request.input_type not in forms:
+            raise InvalidRequest(
+                'this model treats queries and documents differently; say input_type="query" or "document".',
+                param="input_type",
+            )
+        return None if request.input_type is None else forms.get(request.input_type)
+
+    def _prompt(self, request: Request) -> str:
+        """The text put before each text."""
+        if has_ids(request):
+            if request.prompt is not None or request.prompt_name is not None:
+                raise InvalidRequest("a prompt cannot be put before token ids; send text.", param="prompt")
+            return ""
+        if request.prompt is not None:
+            return request.prompt
+        name = self.card.prompt_for(request.input_type) if request.prompt_name is None else request.prompt_name
+        return "" if name is None else self.card.prompt_text(name)
+
+    def _count_prompt_tokens(self, prompt: str) -> int:
+        """Sentence Transformers' count: the prompt alone, cut to the model's length, except a special token that closes it."""
+        (ids,) = self.backend.ids([""], prompt)
+        return min(ids.size, self._max_length) - min(1, self.special.after.size)
+
+    def _lengths(self, form: Form | None = None, *, least: int = 0) -> Lengths:
+        """Tokens that a text of a form may have, or a pair, which has `least`."""
+        return lengths(form, max(least, self.special.num_tokens + 1), self._max_length)
+
+    def _check_forms(self) -> None:
+        """Refuse a checkpoint whose texts cannot be of its own length, or have no place for their marker."""
+        forms = self.card.forms.values()
+        for found in map(self._lengths, (None, *forms)):
+            if found.usual < found.least:
+                raise CheckpointError(
+                    f"max length {found.usual} leaves no room: every text has {found.least} tokens or more.", file=_FILE
+                )
+        if self.special.before.size != 1 and any(form.marker_id is not None for form in forms):
+            raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)

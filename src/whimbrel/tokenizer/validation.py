@@ -1,0 +1,60 @@
+"""What the texts of a request may be: strings, pairs of strings or arrays of token ids, not mixed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from whimbrel.errors import InvalidRequest
+from whimbrel.types.arrays import Int32Array, Int64Array
+from whimbrel.types.request import Pair, Request
+
+
+def has_ids(request: Request) -> bool:
+    """Whether the texts of a request came as token ids."""
+    return len(request.texts) > 0 and isinstance(request.texts[0], np.ndarray)
+
+
+def check_texts(texts: Sequence[object]) -> list[str]:
+    """Strings, and nothing else. Raises InvalidRequest."""
+    if set(map(type, texts)) != {str}:
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=f"input[{index}]")
+    return cast(list[str], texts)
+
+
+def check_pairs(texts: Sequence[object]) -> list[Pair]:
+    """Pairs of strings, and nothing else. Raises InvalidRequest."""
+    for index, pair in enumerate(texts):
+        if not isinstance(pair, tuple):
+            said = "pairs and what is no pair cannot be mixed in one list." if index else "must be a pair of strings."
+            raise InvalidRequest(said, param=f"input[{index}]")
+        parts = cast(tuple[object, ...], pair)
+        if len(parts) != 2:
+            raise InvalidRequest(f"must be a pair of strings, has {len(parts)} parts.", param=f"input[{index}]")
+        for number, part in enumerate(parts):
+            if not isinstance(part, str):
+                kind = "an array" if isinstance(part, np.ndarray) else type(part).__name__
+                raise InvalidRequest(f"a pair is made of strings; this is {kind}.", param=f"input[{index}][{number}]")
+    return cast(list[Pair], list(texts))
+
+
+def check_ids(texts: Sequence[object], vocab_size: int) -> list[Int32Array]:
+    """Arrays of ids of the vocabulary, and nothing else. Raises InvalidRequest."""
+    for index, row in enumerate(texts):
+        if not isinstance(row, np.ndarray):
+            raise InvalidRequest("texts and token ids cannot be mixed in one list.", param=f"input[{index}]")
+        ids = cast(Int64Array, row)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise InvalidRequest("must be a text, or an array of token ids of one dimension.", param=f"input[{index}]")
+        wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+        if wrong.size:
+            raise InvalidRequest(
+                f"token id {ids[wrong[0]]:,} is outside the vocabulary of {vocab_size:,}. Were these ids made by "
+                "another model's tokenizer? Send text (LangChain: check_embedding_ctx_length=False).",
+                param=f"input[{index}][{wrong[0]}]",
+            )
+    return [ids.astype(np.int32) for ids in cast(Sequence[Int64Array], texts)]

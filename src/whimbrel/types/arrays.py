@@ -1,0 +1,25 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32Array: TypeAlias = NDArray[np.float32]
+
+Int32Array: TypeAlias = NDArray[np.int32]
+
+Int64Array: TypeAlias = NDArray[np.int64]
+
+
+def offsets_of(counts: NDArray[np.integer | np.bool_]) -> Int64Array:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+
+
+def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> Int64Array:
+    """The numbers of several ranges, one after another."""
+    counts = ends - starts
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - before, counts)
