@@ -28,11 +28,11 @@ from common import default_plan, note, print_setting, print_table
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.engine import AsyncEngine
 from whimbrel.server.app.served_models import AsyncEmbedder
-from whimbrel.server.processes.channel import Line, pair
+from whimbrel.server.processes.channel import Channel, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
 from whimbrel.server.processes.messages import Attach, Load, Planned, Ready, ReportEngine
 from whimbrel.server.processes.remote_engine import RemoteEngine
-from whimbrel.server.processes.shared_memory import Board, map_memory
+from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.plan import Options
 from whimbrel.types.request import Request
@@ -46,9 +46,9 @@ class EngineProcess:
     """An engine process, and this end of the line to it."""
 
     process: subprocess.Popen[bytes]
-    control: Line[ReportEngine]
+    control: Channel[ReportEngine]
     planned: Planned
-    board: Board
+    board: StatusBoard
     sock: socket.socket
 
 
@@ -59,14 +59,14 @@ def start(options: Options) -> EngineProcess:
     environment = os.environ | {CONTROL_FD: str(theirs.fileno())}
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()
-    control = Line[ReportEngine](ours, ReportEngine)
+    control = Channel[ReportEngine](ours, ReportEngine)
     control.send(Load(None, None, options, "engine-0-0", LogOptions()))
     planned: Planned | None = None
     for message in control:
         if isinstance(message, Planned):
             planned = message
         elif isinstance(message, Ready) and planned is not None:
-            board = Board(map_memory(control.take_fd(), message.board_bytes))
+            board = StatusBoard(map_memory(control.take_fd(), message.board_bytes))
             near, far = pair()
             control.send(Attach(0), [far.detach()])
             return EngineProcess(process, control, planned, board, near)

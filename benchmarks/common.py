@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.checkpoint.locate import find_checkpoint
+from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.model.runner import probe
 from whimbrel.tokenizer.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ from whimbrel.types.request import Request
 
 T = TypeVar("T")
 
-FOLDER: Final = find_checkpoint(None).folder
+FOLDER: Final = resolve_checkpoint(None).folder
 NUM_CORES: Final = len(os.sched_getaffinity(0))
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 

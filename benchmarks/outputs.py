@@ -34,11 +34,11 @@ from safetensors.torch import save_file
 
 from whimbrel import Engine
 from whimbrel.checkpoint.locate import Checkpoint
-from whimbrel.model.pooling import Rows
+from whimbrel.model.pooling import DeviceRowSelection
 from whimbrel.model.runner import Runner
-from whimbrel.outputs.layout import place
-from whimbrel.outputs.requested import Ask
-from whimbrel.outputs.rows import wanted
+from whimbrel.outputs.layout import plan_layout
+from whimbrel.outputs.requested import OutputSpec
+from whimbrel.outputs.rows import select_rows
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch import pack
 from whimbrel.types.card import Card
@@ -116,17 +116,17 @@ def row(name: str, fast: Sequence[float], slow: Sequence[float]) -> list[str]:
 def projector(engine: Engine, card: Card, rounds: int) -> list[str]:
     """The first comparison."""
     runner = Runner(Checkpoint(engine.folder, card.name), card, engine.plan)
-    runner.enter_lane()
+    runner.init_thread()
     texts = [SENTENCE * number for number in SENTENCES]
     seqs = [Seq(ids, i) for i, ids in enumerate(ids_of(engine, texts))]
     batch = pack(seqs)
     lengths = np.diff(batch.cu_seqlens)
-    ask = Ask("multi_vector", card.outputs["multi_vector"].width // 2, True)
+    ask = OutputSpec("multi_vector", card.outputs["multi_vector"].width // 2, True)
     hidden_TD = torch.randn(batch.num_tokens, card.encoder.hidden_size, device=engine.plan.device)
 
-    def rows(part: Sequence[Seq]) -> Rows:
+    def rows(part: Sequence[Seq]) -> DeviceRowSelection:
         packed = pack(part)
-        return runner._rows(wanted(card, packed, [place(card, part, [ask])] * len(part))["multi_vector"])
+        return runner._rows(select_rows(card, packed, [plan_layout(card, part, [ask])] * len(part))["multi_vector"])
 
     together = rows(seqs)
     alone = [rows([seqs[i]]) for i in batch.order_B.tolist()]
@@ -153,7 +153,7 @@ def projector(engine: Engine, card: Card, rounds: int) -> list[str]:
 
 def ids_of(engine: Engine, texts: Sequence[str]) -> list[Any]:
     """Their tokens."""
-    return [seq.ids for seq in engine.frontend.prepare(Request(texts)).seqs]
+    return [seq.ids for seq in engine.preprocessor.preprocess(Request(texts)).seqs]
 
 
 def mixed(engine: Engine, card: Card, texts: list[Int64Array], rounds: int) -> list[list[str]]:

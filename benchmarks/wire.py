@@ -45,7 +45,7 @@ from wire_servers import DIMENSION, ROWS
 
 from whimbrel import AsyncClient
 from whimbrel.dialects import openai
-from whimbrel.engine.malloc import keep_freed_memory
+from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.result import Outputs, Result, Timings
 
@@ -70,7 +70,7 @@ def make_cases(vectors_ND: Float32Array) -> Mapping[str, Callable[[], object]]:
     def answer(form: Any) -> int:
         sent = openai.EmbeddingsRequest(input="", encoding_format=form)
         written = openai.write_result(sent, result, model)
-        return len(written) if isinstance(written, bytes) else sum(map(len, written.pieces))
+        return len(written) if isinstance(written, bytes) else sum(map(len, written.chunks))
 
     return {
         CONSTRUCTION: partial(answer, "float"),
@@ -107,7 +107,7 @@ def seconds_of(name: str, function: Callable[[], object]) -> float:
 
 def measure_printing(rounds: int) -> None:
     """Part 1."""
-    keep_freed_memory()  # as a worker does
+    tune_glibc_malloc()  # as a worker does
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((NUM_ROWS, dimension), np.float32) for dimension in DIMENSIONS]
     cases = [make_cases(array / np.linalg.norm(array, axis=1, keepdims=True)) for array in arrays]

@@ -60,17 +60,17 @@ def serve_whimbrel(listener: socket.socket) -> None:
     """Ours."""
     import uvloop
 
-    from whimbrel.engine.malloc import keep_freed_memory
+    from whimbrel.engine.malloc import tune_glibc_malloc
     from whimbrel.server.app.app import create_app
     from whimbrel.server.app.limits import DEFAULTS
-    from whimbrel.server.app.served_models import Served
+    from whimbrel.server.app.served_models import ModelRegistry
     from whimbrel.server.http.listener import Server
 
-    keep_freed_memory()  # as a worker does
+    tune_glibc_malloc()  # as a worker does
 
     async def serve() -> None:
         embedder: Any = ReadyEmbedder()
-        await Server(create_app(Served(embedder)), listener.fileno(), DEFAULTS).serve()
+        await Server(create_app(ModelRegistry(embedder)), listener.fileno(), DEFAULTS).serve()
 
     uvloop.run(serve())
 

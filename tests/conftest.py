@@ -18,8 +18,8 @@ from needs import lacks_bfloat16
 from parity import WRITTEN, Parity
 from texts import TEXTS
 from whimbrel import Engine
-from whimbrel.checkpoint.locate import find_checkpoint
-from whimbrel.checkpoint.proven import read_proofs
+from whimbrel.checkpoint.locate import resolve_checkpoint
+from whimbrel.checkpoint.proven import read_results
 from whimbrel.telemetry import trace
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,7 +43,7 @@ def _products(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The folder of the packaged all-MiniLM-L6-v2."""
-    return find_checkpoint(None).folder
+    return resolve_checkpoint(None).folder
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +94,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
         if WRITTEN in pyfuncitem.config.stash:
             pyfuncitem.config.stash[WRITTEN].extend(parity.proofs)
         else:
-            parity.check(read_proofs())
+            parity.check(read_results())
     return result
 
 

@@ -35,7 +35,7 @@ CARD = Card(
     name="fake",
     path="",
     encoder=Encoder("bert", 100, 4, 8, (), 1, 256, 1e-12, "gelu"),
-    outputs={"dense": Output(4, modes=("mean",), finish="normalize")},
+    outputs={"dense": Output(4, modes=("mean",), activation="normalize")},
     max_length=256,
     tokenizer=cast(Any, None),
 )
@@ -144,16 +144,16 @@ class FakeServer:
 def main() -> None:
     from whimbrel.cli.serve import limit_silence, listen
     from whimbrel.server.app.app import create_app
-    from whimbrel.server.app.limits import GuardOptions
-    from whimbrel.server.app.served_models import Served
+    from whimbrel.server.app.limits import ServerLimits
+    from whimbrel.server.app.served_models import ModelRegistry
     from whimbrel.server.http.listener import Server
 
-    guards = replace(GuardOptions(), **orjson.loads(sys.argv[1]))
+    guards = replace(ServerLimits(), **orjson.loads(sys.argv[1]))
     with listen("127.0.0.1", 0) as listener:
         limit_silence(listener, guards.write_pause)
 
         async def serve() -> None:
-            served = Served(cast(AsyncEmbedder, FakeEmbedder()))
+            served = ModelRegistry(cast(AsyncEmbedder, FakeEmbedder()))
             server = Server(create_app(served, guards=guards), listener.fileno(), guards)
             print(listener.getsockname()[1], flush=True)  # noqa: T201
             await server.serve()

@@ -15,10 +15,10 @@ import pytest
 import whimbrel.model.runner
 from whimbrel import Engine
 from whimbrel.engine.job import Job
-from whimbrel.engine.prepared import Prepared
-from whimbrel.outputs.layout import place
-from whimbrel.outputs.requested import Ask
-from whimbrel.outputs.rows import wanted
+from whimbrel.engine.prepared import EngineRequest
+from whimbrel.outputs.layout import plan_layout
+from whimbrel.outputs.requested import OutputSpec
+from whimbrel.outputs.rows import select_rows
 from whimbrel.types.batch import Batch
 from whimbrel.types.card import Output
 from whimbrel.types.request import Request
@@ -42,7 +42,7 @@ class FakeRunner:
 
     def __init__(self, *_: Any) -> None: ...
 
-    def enter_lane(self) -> None: ...
+    def init_thread(self) -> None: ...
 
     def launch(self, batch: Batch, wanted: Any, between_layers: Callable[[], None] | None = None) -> np.ndarray:
         assert wanted["dense"].finished_P.size == batch.num_seqs
@@ -79,10 +79,10 @@ def vectors_of(batch: Batch, *, infinity: int | None = None) -> np.ndarray:
 
 def dense_job(seqs: Sequence[Seq], width: int = 384, *, fill: float = 0.0, **fields: Any) -> Job:
     """A request for the dense vectors of MiniLM; `fields` are those of Prepared."""
-    card: Any = SimpleNamespace(all_outputs={"dense": Output(384, modes=("mean",), finish="normalize")})
-    places = place(card, seqs, [Ask("dense", width, True)])
+    card: Any = SimpleNamespace(all_outputs={"dense": Output(384, modes=("mean",), activation="normalize")})
+    places = plan_layout(card, seqs, [OutputSpec("dense", width, True)])
     num_tokens = sum(seq.ids.size for seq in seqs)
-    prepared = Prepared(seqs, places, num_tokens, 0, time.perf_counter(), 0.0, **fields)
+    prepared = EngineRequest(seqs, places, num_tokens, 0, time.perf_counter(), 0.0, **fields)
     memory = np.empty(places.num_bytes, np.uint8)
     memory.view(np.float32).fill(fill)
     return Job(Future(), prepared, memory)
@@ -90,8 +90,8 @@ def dense_job(seqs: Sequence[Seq], width: int = 384, *, fill: float = 0.0, **fie
 
 def dense_wanted(batch: Batch) -> dict[Any, Any]:
     """The dense vectors of all seqs of a batch."""
-    card: Any = SimpleNamespace(all_outputs={"dense": Output(384, modes=("mean",), finish="normalize")})
-    return wanted(card, batch, [place(card, [], [Ask("dense", 384, True)])] * batch.num_seqs)
+    card: Any = SimpleNamespace(all_outputs={"dense": Output(384, modes=("mean",), activation="normalize")})
+    return select_rows(card, batch, [plan_layout(card, [], [OutputSpec("dense", 384, True)])] * batch.num_seqs)
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeRunner]:

@@ -32,13 +32,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whimbrel.checkpoint.proven import Output, Proof
+from whimbrel.checkpoint.proven import Output, ParityResult
 
 TOLERANCE = 1e-4
 """The largest difference that anything may have, relative to the scale of the reference."""
 OTHER_FAMILIES = ("static", "fallback")
 """Models that are no transformer of ours."""
-WRITTEN: pytest.StashKey[list[Proof]] = pytest.StashKey()
+WRITTEN: pytest.StashKey[list[ParityResult]] = pytest.StashKey()
 """Where models_page.py wants what was measured, instead of a check."""
 
 
@@ -71,7 +71,7 @@ class Parity:
 
     def __init__(self, test: str) -> None:
         self.test = test.removeprefix("tests/")
-        self._proofs: dict[str, Proof] = {}
+        self._proofs: dict[str, ParityResult] = {}
 
     def __call__(
         self,
@@ -88,16 +88,16 @@ class Parity:
         found = difference(got, expected)
         assert found <= tolerance, f"differs by {found:.2g} of the largest number"
         for model in models:
-            before = self._proofs.get(model, Proof(model, family, (), self.test, 0.0))
+            before = self._proofs.get(model, ParityResult(model, family, (), self.test, 0.0))
             assert before.family == family
-            largest = max(before.difference, rounded_up(found))
-            self._proofs[model] = Proof(model, family, tuple(dict.fromkeys((*before.tasks, *tasks))), self.test, largest)
+            largest = max(before.max_difference, rounded_up(found))
+            self._proofs[model] = ParityResult(model, family, tuple(dict.fromkeys((*before.tasks, *tasks))), self.test, largest)
 
     @property
-    def proofs(self) -> list[Proof]:
+    def proofs(self) -> list[ParityResult]:
         return list(self._proofs.values())
 
-    def check(self, listed: Iterable[Proof]) -> None:
+    def check(self, listed: Iterable[ParityResult]) -> None:
         """Fail if what this test has declared is not what is `listed` for it."""
         own = {_declared(proof) for proof in listed if proof.test == self.test}
         found = {_declared(proof) for proof in self.proofs}
@@ -105,5 +105,5 @@ class Parity:
         assert found == own, f"models.json has {own or 'nothing'} of this test; run: python tests/models_page.py {where}"
 
 
-def _declared(proof: Proof) -> tuple[str, str, tuple[str, ...]]:
+def _declared(proof: ParityResult) -> tuple[str, str, tuple[str, ...]]:
     return proof.model, proof.family, proof.tasks

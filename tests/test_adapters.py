@@ -19,7 +19,7 @@ from jina_v3 import INSTRUCTIONS, LAYOUTS, TASKS, WIDTH, merged, write
 from test_models import assert_close, hidden
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine.prepare import Frontend
+from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.model.load import load_model
 from whimbrel.model.runner import probe
@@ -224,6 +224,8 @@ def test_a_fine_tuned_checkpoint_names_the_class_of_the_code(stacked: Path) -> N
 
 def test_requests_take_their_adapter_to_another_process(converted: Path) -> None:
     card = read_card(converted, "m")
-    prepared = Frontend(converted, card, make_plan(Options(), card, probe())).prepare(Request(TEXTS, prompt_name="separation"))
+    prepared = Preprocessor(converted, card, make_plan(Options(), card, probe())).preprocess(
+        Request(TEXTS, prompt_name="separation")
+    )
     received = unpack_seqs(memoryview(pack_seqs(prepared.seqs)), len(TEXTS), prepared.num_tokens, 0)
     assert [seq.adapter for seq in received] == [TASKS.index("separation")] * len(TEXTS)

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine.admission import Queue, Rate, check
+from whimbrel.engine.admission import QueueState, ThroughputEstimate, admit
 from whimbrel.errors import Overloaded
 from whimbrel.server.processes.remote_engine import RemoteEngine
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, Plan, make_plan
 from whimbrel.types.request import Request
 
-EMPTY = Queue(tokens=0, ahead=10**9, num_bytes=10**9, rate=1.0)
-SOME = Queue(tokens=600, ahead=500, num_bytes=5000, rate=100.0)
+EMPTY = QueueState(tokens=0, ahead=10**9, num_bytes=10**9, rate=1.0)
+SOME = QueueState(tokens=600, ahead=500, num_bytes=5000, rate=100.0)
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,10 @@ def plan(minilm: Path) -> Plan:
 
 
 def refused(
-    plan: Plan, queue: Queue, *, tokens: int = 10, num_bytes: int = 10, small: bool = False, chance: float = 0.0
+    plan: Plan, queue: QueueState, *, tokens: int = 10, num_bytes: int = 10, small: bool = False, chance: float = 0.0
 ) -> str:
     try:
-        check(plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, chance=chance)
+        admit(plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, chance=chance)
     except Overloaded as error:
         return str(error)
     return ""
@@ -50,7 +50,7 @@ def test_every_bound_is_kept(plan: Plan) -> None:
 
 
 def test_what_a_request_takes_itself_is_no_wait(plan: Plan) -> None:
-    few = Queue(tokens=5, ahead=990, num_bytes=0, rate=10.0)
+    few = QueueState(tokens=5, ahead=990, num_bytes=0, rate=10.0)
     assert not refused(plan, few, tokens=985)
     assert "wait for about 34 s" in refused(plan, replace(few, ahead=990), tokens=650)
 
@@ -63,14 +63,14 @@ def test_where_nothing_waits_everything_is_admitted(plan: Plan) -> None:
 def test_retry_after_is_the_expected_wait_within_reason(ahead: int, rate: float, chance: float) -> None:
     plan = Plan("m", (), "cpu", "float32", 1, 512, 256, 1, 1.0, 1, 1, matryoshka=False, document_cache_bytes=0)
     with pytest.raises(Overloaded) as caught:
-        check(plan, replace(SOME, ahead=ahead + 1, rate=rate), tokens=1, num_bytes=0, small=False, chance=chance)
+        admit(plan, replace(SOME, ahead=ahead + 1, rate=rate), tokens=1, num_bytes=0, small=False, chance=chance)
     wait = min(40.0, max(1.0, (ahead + 1) / (rate or 10_000)))
     assert caught.value.retry_after == pytest.approx(wait * (1 + chance / 2))
     assert 1 <= caught.value.retry_after <= 60
 
 
 def test_the_rate_is_that_of_the_whole_engine_while_it_is_busy() -> None:
-    rate = Rate()
+    rate = ThroughputEstimate()
     assert rate.value == 0
     rate.begin(10.0)
     rate.begin(10.5)  # two lanes
@@ -83,12 +83,12 @@ def test_the_rate_is_that_of_the_whole_engine_while_it_is_busy() -> None:
     rate.begin(1001.0)
     rate.end(1002.0, 0)  # a batch that failed
     assert rate.value == pytest.approx(75, rel=0.02)
-    rate.forget()
+    rate.reset()
     assert rate.value == 0
 
 
 def test_half_of_the_rate_is_from_the_last_64_batches() -> None:
-    rate, now = Rate(), 0.0
+    rate, now = ThroughputEstimate(), 0.0
     for tokens in [100] * 1000 + [300] * 64:
         rate.begin(now)
         now += 1.0

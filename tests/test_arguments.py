@@ -165,7 +165,7 @@ def test_a_misspelt_option_is_refused(verb: Verb, models: Models) -> None:
     ("fields", "param"),
     [
         ({"deadline": float("nan")}, "deadline"), ({"priority": 2**31}, "priority"), ({"priority": True}, "priority"),
-        ({"owner": ["me"]}, "owner"), ({"owner": None}, "owner"), ({"priority": "high"}, "priority"),
+        ({"tenant": ["me"]}, "tenant"), ({"tenant": None}, "tenant"), ({"priority": "high"}, "priority"),
     ],
 )  # fmt: skip
 def test_what_the_queue_cannot_compare_is_refused(fields: dict[str, Any], param: str) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
-from whimbrel.types.batch import pack, runs
+from whimbrel.types.batch import equal_length_groups, pack
 from whimbrel.types.seq import Seq
 
 IDS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=9), min_size=1, max_size=12)
@@ -43,7 +43,7 @@ def test_roberta_positions_are_those_of_transformers(ids: list[list[int]], pad_i
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=12))
 def test_runs_cover_the_batch(lengths: list[int]) -> None:
     lengths = sorted(lengths, reverse=True)
-    found = [run[:3] for run in runs(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))]
+    found = [run[:3] for run in equal_length_groups(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))]
     assert [length for _, count, length in found for _ in range(count)] == lengths
     assert [start for start, _, _ in found] == [0, *np.cumsum([count * length for _, count, length in found])[:-1]]
     assert len({length for _, _, length in found}) == len(found)

@@ -21,9 +21,9 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.server.processes import channel, replica
 from whimbrel.server.processes.channel import pair
-from whimbrel.server.processes.engine_process import WorkerLine
+from whimbrel.server.processes.engine_process import WorkerChannel
 from whimbrel.server.processes.remote_engine import RemoteEngine
-from whimbrel.server.processes.shared_memory import Board
+from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Outputs
 
@@ -183,13 +183,13 @@ async def through_a_line(engine: Engine, requests: list[Request]) -> list[Output
         num_replicas=1, max_segments=8, on_quarantine=lambda _: None, broken=broken.append,
     )  # fmt: skip
     near, far = pair()
-    WorkerLine(engine, 0, far)
-    board, _, _ = Board.create(4, 4)
+    WorkerChannel(engine, 0, far)
+    board, _, _ = StatusBoard.create(4, 4)
     remote.attach(0, near, board)
     try:
         results = await asyncio.gather(*(remote.run(request) for request in requests))
     finally:
-        remote._replicas[0].cut()
+        remote._replicas[0].disconnect()
     assert not broken
     return [result.outputs for result in results]
 

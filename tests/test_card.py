@@ -31,7 +31,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 def test_the_card_of_minilm(minilm: Path) -> None:
     card = read_card(minilm, "minilm")
-    assert (card.dense.width, card.max_length, card.dense.finished, card.dense.head) == (384, 256, True, ())
+    assert (card.dense.width, card.max_length, card.dense.activated, card.dense.head) == (384, 256, True, ())
     assert card.dense.modes == ("mean",)
     assert (card.encoder.max_positions, card.encoder.position_offset) == (512, 0)
     assert (card.prompts, card.default_prompt_name, card.matryoshka) == ({}, None, False)
@@ -43,7 +43,7 @@ def test_both_layouts_say_the_same(new: bool, tmp_path: Path) -> None:
     sentence_layout(tmp_path, modes=("cls", "mean"), new=new, heads=("Normalize",), prompts={"query": "q: "})
     card = read_card(tmp_path, "m")
     assert card.dense.modes == ("cls", "mean")
-    assert (card.dense.width, card.max_length, card.dense.finished, card.dense.head) == (96, 40, True, ())
+    assert (card.dense.width, card.max_length, card.dense.activated, card.dense.head) == (96, 40, True, ())
     assert card.prompts == {"query": "q: "}
 
 
@@ -52,7 +52,7 @@ def test_a_normalize_before_the_end_is_part_of_the_head(tmp_path: Path) -> None:
     sentence_layout(tmp_path, heads=("Normalize", "LayerNorm"))
     card = read_card(tmp_path, "m")
     assert card.dense.head[0] == Normalize()
-    assert not card.dense.finished
+    assert not card.dense.activated
 
 
 @pytest.mark.parametrize(

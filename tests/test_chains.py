@@ -135,7 +135,7 @@ def test_a_cross_encoder_of_a_decoder_without_its_head(activation: Any, parity: 
         for prompt in (None, "web"):
             for pair in LONG_PAIRS[:5]:
                 features = reference.preprocess([pair], prompt=None if prompt is None else "Judge.")
-                ids = engine.frontend.prepare(Request([pair], prompt_name=prompt)).seqs[0].ids
+                ids = engine.preprocessor.preprocess(Request([pair], prompt_name=prompt)).seqs[0].ids
                 assert ids.tolist() == features["input_ids"][0].tolist()
             found = engine.score(*map(list, zip(*LONG_PAIRS[:5], strict=True)), prompt=prompt)
             parity(found, reference.predict(LONG_PAIRS[:5], prompt_name=prompt), tolerance=5e-5)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from whimbrel import AsyncClient, Client, errors
-from whimbrel.client.endpoints import Servers
+from whimbrel.client.endpoints import Endpoints
 from whimbrel.client.settings import DEFAULT_URL
 
 ROW = base64.b64encode(np.ones(3, np.float32).tobytes()).decode()
@@ -366,19 +366,19 @@ def test_another_server_is_asked_at_once(servers: list[Scripted]) -> None:
 
 def test_the_least_busy_server_is_asked() -> None:
     now = 0.0
-    servers = Servers(["http://a", "http://b/"], lambda: now)
-    with servers.next() as first, servers.next() as second, servers.next() as third:
+    servers = Endpoints(["http://a", "http://b/"], lambda: now)
+    with servers.acquire() as first, servers.acquire() as second, servers.acquire() as third:
         assert [first, second, third] == ["http://a", "http://b", "http://a"]
     assert servers.failed("http://a", 1)
-    with servers.next() as url:
+    with servers.acquire() as url:
         assert url == "http://b"
     assert not servers.failed("http://b", 20)
-    with servers.next() as url:
+    with servers.acquire() as url:
         assert url == "http://a"  # the first that will be up again
     now = 6.0
     assert servers.failed("http://b", 0)
     servers.answered("http://b")
-    with servers.next() as first, servers.next() as second:
+    with servers.acquire() as first, servers.acquire() as second:
         assert [first, second] == ["http://a", "http://b"]
 
 

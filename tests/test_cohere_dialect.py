@@ -25,8 +25,8 @@ from whimbrel.dialects.cohere import embed as dialect
 from whimbrel.dialects.cohere import rerank
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.limits import GuardOptions
-from whimbrel.server.app.served_models import AsyncEmbedder, Served
+from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
 from whimbrel.types.card import Output
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
@@ -351,8 +351,8 @@ def test_bad_bodies(small: Small, body: bytes, status: int, words: str) -> None:
 @pytest.mark.parametrize("path", ["/v2/embed", "/v2/rerank"])
 def test_errors_before_the_body(path: str) -> None:
     async def main() -> None:
-        served = Served(cast(AsyncEmbedder, FakeEmbedder()))
-        app = create_app(served, guards=GuardOptions(api_keys=("key",)))
+        served = ModelRegistry(cast(AsyncEmbedder, FakeEmbedder()))
+        app = create_app(served, guards=ServerLimits(api_keys=("key",)))
         key = {"authorization": "Bearer key"}
         for headers, status in (({}, 401), (key | {"content_type": "text/plain"}, 415)):
             told = await call(app, "POST", path, body=b"{}", headers=headers)

@@ -28,11 +28,11 @@ from test_sparse import splade_layout, write_splade
 from whimbrel import AsyncEngine, Engine
 from whimbrel.engine.job import Job
 from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong
-from whimbrel.model.maxsim_scorer import Matcher
+from whimbrel.model.maxsim_scorer import MaxSimScorer
 from whimbrel.model.ops.maxsim import maxsim
 from whimbrel.model.ops.token_vectors import TokenVectors
-from whimbrel.outputs.pair_scoring import Comparison
-from whimbrel.outputs.rows import Resident
+from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.outputs.rows import DeviceRows
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Ragged
@@ -157,7 +157,7 @@ def test_scores_have_the_same_bits_alone_and_in_any_mix(checkpoint: Callable[[st
 
 def test_each_text_is_encoded_once(checkpoint: Callable[[str], Path]) -> None:
     with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
-        prepared = engine.frontend.prepare(Request([(q, d) for q in QUERIES * 2 for d in DOCUMENTS * 3], ("scores",)))
+        prepared = engine.preprocessor.preprocess(Request([(q, d) for q in QUERIES * 2 for d in DOCUMENTS * 3], ("scores",)))
         assert len(prepared.seqs) == len(QUERIES) + len(DOCUMENTS)
         assert [seq.index for seq in prepared.seqs] == list(range(len(prepared.seqs)))
         assert [seq.is_query for seq in prepared.seqs] == [True] * len(QUERIES) + [False] * len(DOCUMENTS)
@@ -172,7 +172,7 @@ def test_texts_may_be_computed_in_any_order(seed: int) -> None:
     rows = rng.standard_normal((offsets[-1], 16)).astype(np.float32)
     query_P, document_P = rng.integers(0, 10, 80).astype(np.int32), rng.integers(10, 30, 80).astype(np.int32)
     vectors = TokenVectors.from_array(rows, offsets[:-1], offsets[1:])
-    matcher = Matcher(Comparison("multi_vector", "maxsim", query_P, document_P), 30)
+    matcher = MaxSimScorer(PairScoring("multi_vector", "maxsim", query_P, document_P), 30)
     order = np.array([seq for seq in rng.permutation(30) if seq in query_P or seq in document_P])
     for seqs in np.array_split(order, rng.integers(1, 12)):
         matcher.add(rows, seqs, offsets[seqs], offsets[seqs + 1])
@@ -199,24 +199,26 @@ def test_late_interaction_sets_no_memory_aside(checkpoint: Callable[[str], Path]
     with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
         job = _job(engine, DOCUMENTS)
         assert job.arrays == {}
-        assert job.num_bytes == 4 * (job.prepared.num_tokens + len(DOCUMENTS))
+        assert job.num_bytes == 4 * (job.request.num_tokens + len(DOCUMENTS))
 
 
 def test_a_score_that_is_not_finite_is_an_error(checkpoint: Callable[[str], Path]) -> None:
     """The product of finite vectors may not be; JSON would say null."""
     with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
         job = _job(engine, DOCUMENTS)
-    assert job.matcher is not None
-    job.matcher.scores[:] = (*np.zeros(len(DOCUMENTS) - 1), np.inf)
+    assert job.scorer is not None
+    job.scorer.scores[:] = (*np.zeros(len(DOCUMENTS) - 1), np.inf)
     job.resolve()
     with pytest.raises(NonFinite, match=rf"input\[{len(DOCUMENTS) - 1}\]\[1\]: a score is NaN or infinite"):
         job.future.result()
 
 
 def _job(engine: Engine, documents: Sequence[str]) -> Job:
-    prepared = engine.frontend.prepare(Request([("far", text) for text in documents], ("scores",)))
-    assert prepared.comparison is not None
-    return Job(Future(), prepared, np.empty(4 * len(documents), np.uint8), Matcher(prepared.comparison, len(prepared.seqs)))
+    prepared = engine.preprocessor.preprocess(Request([("far", text) for text in documents], ("scores",)))
+    assert prepared.pair_scoring is not None
+    return Job(
+        Future(), prepared, np.empty(4 * len(documents), np.uint8), MaxSimScorer(prepared.pair_scoring, len(prepared.seqs))
+    )
 
 
 def test_rows_that_stay_on_the_device(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +243,7 @@ def test_rows_that_stay_on_the_device(checkpoint: Callable[[str], Path], monkeyp
         for _ in range(2):  # the second time out of the cache
             assert engine.score(QUERIES[0], DOCUMENTS).tolist() == expected.tolist()
         assert engine.score(QUERIES[: len(DOCUMENTS)], DOCUMENTS).tolist() == pairs.tolist()
-        assert set(seen) == {Resident}
+        assert set(seen) == {DeviceRows}
         assert engine.score(QUERIES[0], [DOCUMENTS[0], vectors[1]]).tolist() == expected[:2].tolist()
         assert engine.score(vectors[0], DOCUMENTS).tolist() == plain_scores(vectors[0], vectors)
         seen.clear()
@@ -339,7 +341,7 @@ def test_the_memory_of_a_comparison_is_free_once_it_is_answered(
 
     def made(*args: Any) -> Job:
         job = Job(*args)
-        jobs.extend((weakref.ref(job), weakref.ref(cast(Any, job.matcher))))
+        jobs.extend((weakref.ref(job), weakref.ref(cast(Any, job.scorer))))
         return job
 
     with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:

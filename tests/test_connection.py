@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import uvloop
 
-from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.http.connection import Connection
-from whimbrel.server.http.exchange import Exchange, Gone
+from whimbrel.server.http.exchange import ClientDisconnected, RequestResponseCycle
 from whimbrel.server.http.listener import Server
 
 MIB = 2**20
@@ -44,7 +44,7 @@ def run(request: pytest.FixtureRequest) -> Any:
 async def serving(app: App, **limits: Any) -> AsyncIterator[tuple[Server, Callable[[], Awaitable[Streams]]]]:
     """A server, and how to connect to it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Server(app, listener.fileno(), replace(GuardOptions(), **limits))
+        server = Server(app, listener.fileno(), replace(ServerLimits(), **limits))
         task = asyncio.ensure_future(server.serve())
         writers: list[asyncio.StreamWriter] = []
 
@@ -234,7 +234,7 @@ def test_an_app_learns_that_its_client_left(reset: bool, run: Any) -> None:
         assert (await receive())["type"] == "http.request"
         heard.append((await receive())["type"])
         await asyncio.sleep(0.05)
-        with pytest.raises(Gone):
+        with pytest.raises(ClientDisconnected):
             await answering(b"abc")(scope, receive, send)
         heard.append("sent to nobody")
         done.set()
@@ -339,7 +339,7 @@ def test_only_so_many_requests_may_wait_on_a_connection(request_: bytes, run: An
             reader, writer = await connect()
             writer.write(request_ * 3000)
             await asyncio.sleep(0.2)
-            assert sum(type(thing) is Exchange for thing in gc.get_objects()) <= 257
+            assert sum(type(thing) is RequestResponseCycle for thing in gc.get_objects()) <= 257
             go.set()
             answers = await reader.read()
             assert answers.count(b" 200 OK") <= 257
@@ -444,7 +444,7 @@ def test_a_connection_leaves_no_garbage() -> None:
                 writer.close()
                 await writer.wait_closed()
             await asyncio.sleep(0.05)
-            assert not [thing for thing in gc.get_objects() if type(thing) in (Connection, Exchange)]
+            assert not [thing for thing in gc.get_objects() if type(thing) in (Connection, RequestResponseCycle)]
 
     gc.collect()
     gc.disable()

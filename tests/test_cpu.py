@@ -13,7 +13,7 @@ import pytest
 
 from cpus import LEVELS, reachable
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.serve import _described
+from whimbrel.cli.serve import _summary
 from whimbrel.model.ops.cpu import cpu, find_cpu
 from whimbrel.types.hardware import CPU_LEVELS, Cpu, Hardware
 from whimbrel.types.plan import Options, make_plan
@@ -86,7 +86,7 @@ def test_a_line_for_people_names_what_holds_back() -> None:
 def test_the_banner_shows_the_processor_and_what_is_not_promised(unstable: list[str], line: str | None, minilm: Path) -> None:
     card = read_card(minilm, "m")
     plan = make_plan(Options(), card, Hardware(2, find(LAPTOP, ONEDNN_MAX_CPU_ISA="AVX2"))).with_same_bits(unstable)
-    described = _described(card, plan)
+    described = _summary(card, plan)
     assert described["CPU"] == "Laptop (AVX2; ONEDNN_MAX_CPU_ISA=AVX2)"
     assert described.get("same bits") == line
 

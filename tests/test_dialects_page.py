@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from whimbrel.dialects import PAGES
-from whimbrel.server.app.routing import WAYS
+from whimbrel.dialects import GET_ROUTES
+from whimbrel.server.app.routing import ROUTES_BY_PATH
 
 PAGE = Path(__file__).parents[1] / "docs/dialects.md"
 START, END = "<!-- routes -->\n", "<!-- end -->"
@@ -14,12 +14,12 @@ START, END = "<!-- routes -->\n", "<!-- end -->"
 def table() -> str:
     """A line for each route."""
     lines = ["| path | a body with | is for |", "|---|---|---|"]
-    for path, ways in WAYS.items():
+    for path, ways in ROUTES_BY_PATH.items():
         for route in ways.routes:
             last = route is ways.default and len(ways.routes) > 1
-            marks = "anything else" if last else " or ".join(f"`{mark}`" for mark in sorted(route.marks)) or "anything"
+            marks = "anything else" if last else " or ".join(f"`{mark}`" for mark in sorted(route.discriminators)) or "anything"
             lines.append(f"| `POST {path}` | {marks} | {route.summary} |")
-    lines += [f"| `GET {page.path}` | | {page.summary} |" for page in PAGES]
+    lines += [f"| `GET {page.path}` | | {page.summary} |" for page in GET_ROUTES]
     return "\n".join(lines) + "\n"
 
 

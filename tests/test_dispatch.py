@@ -16,12 +16,12 @@ import pytest
 
 from fakes import dense_job
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine.dispatcher import Dispatch
+from whimbrel.engine.dispatcher import Dispatcher
 from whimbrel.engine.job import Job
-from whimbrel.engine.prepared import Prepared
+from whimbrel.engine.prepared import EngineRequest
 from whimbrel.errors import ComputeError, DeadlineExceeded
-from whimbrel.outputs.layout import Places
-from whimbrel.outputs.pair_scoring import Comparison, Part
+from whimbrel.outputs.layout import ResultLayout
+from whimbrel.outputs.pair_scoring import PairScoring, Part
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
@@ -29,9 +29,9 @@ from whimbrel.types.seq import Seq
 
 
 @pytest.fixture
-def dispatch(minilm: Path) -> Dispatch:
+def dispatch(minilm: Path) -> Dispatcher:
     card = read_card(minilm, "minilm")
-    return Dispatch(make_plan(Options(), card, Hardware(num_cores=1)), lambda: None)
+    return Dispatcher(make_plan(Options(), card, Hardware(num_cores=1)), lambda: None)
 
 
 def job(num_seqs: int, suspects: Sequence[int] = ()) -> Job:
@@ -41,18 +41,18 @@ def job(num_seqs: int, suspects: Sequence[int] = ()) -> Job:
 
 @pytest.mark.parametrize("lane_comes_first", [False, True])
 def test_what_waits_for_suspects_that_are_answered_meanwhile_is_not_forgotten(
-    lane_comes_first: bool, dispatch: Dispatch
+    lane_comes_first: bool, dispatch: Dispatcher
 ) -> None:
     again = job(1)
     dispatch.add(again)
-    dispatch.done(dispatch.take(), 5)  # pyright: ignore[reportArgumentType]
+    dispatch.batch_done(dispatch.take(), 5)  # pyright: ignore[reportArgumentType]
     suspects = job(2, suspects=[0, 1])
     dispatch.add(suspects)
     both = dispatch.take()
     assert both is not None
     assert both.kind == "suspect"
-    dispatch.put_back(both, out_of_memory=False)
-    dispatch.done(both, 0)
+    dispatch.requeue(both, out_of_memory=False)
+    dispatch.batch_done(both, 0)
     half = dispatch.take()
     assert half is not None
     turn: list[bool] = []
@@ -63,12 +63,12 @@ def test_what_waits_for_suspects_that_are_answered_meanwhile_is_not_forgotten(
     if lane_comes_first:
         lane.start()
     assert dispatch.claim(suspects)
-    dispatch.done(half, 0)
+    dispatch.batch_done(half, 0)
     if not lane_comes_first:
         lane.start()
     beside.join(10)
     assert turn == [True]
-    dispatch.abandon()
+    dispatch.fail_all()
     lane.join(10)
 
 
@@ -92,12 +92,14 @@ class Pairs:
 
 
 def pairs_job(matcher: Pairs, deadline: float = inf) -> Job:
-    comparison = Comparison("multi_vector", "maxsim", np.zeros(1, np.int32), np.ones(1, np.int32))
-    prepared = Prepared([], Places({}, 0), 0, 0, time.perf_counter(), 0.0, deadline=deadline, comparison=comparison)
+    comparison = PairScoring("multi_vector", "maxsim", np.zeros(1, np.int32), np.ones(1, np.int32))
+    prepared = EngineRequest(
+        [], ResultLayout({}, 0), 0, 0, time.perf_counter(), 0.0, deadline=deadline, pair_scoring=comparison
+    )
     return Job(Future(), prepared, np.empty(4, np.uint8), matcher)
 
 
-def test_a_matcher_is_asked_for_parts_before_a_lane_may_add_to_it(dispatch: Dispatch) -> None:
+def test_a_matcher_is_asked_for_parts_before_a_lane_may_add_to_it(dispatch: Dispatcher) -> None:
     """Afterwards it may have handed them out already, and they would run twice."""
     order: list[str] = []
     known = dispatch._scheduler.add
@@ -110,7 +112,7 @@ def test_a_matcher_is_asked_for_parts_before_a_lane_may_add_to_it(dispatch: Disp
     dispatch.join()
 
 
-def test_the_last_answer_is_given_though_the_engine_closes_meanwhile(dispatch: Dispatch) -> None:
+def test_the_last_answer_is_given_though_the_engine_closes_meanwhile(dispatch: Dispatcher) -> None:
     claim = dispatch.claim
     closing = threading.Thread(target=lambda: (dispatch.close(), dispatch.join()))
 
@@ -129,7 +131,7 @@ def test_the_last_answer_is_given_though_the_engine_closes_meanwhile(dispatch: D
     assert not closing.is_alive()
 
 
-def test_what_is_late_is_not_compared(dispatch: Dispatch) -> None:
+def test_what_is_late_is_not_compared(dispatch: Dispatcher) -> None:
     gate, ran = threading.Event(), list[str]()
     first = pairs_job(Pairs(lambda: gate.wait(10) and ran.append("first")))  # pyright: ignore[reportArgumentType]
     late = pairs_job(Pairs(lambda: ran.append("late")), deadline=time.perf_counter() + 0.1)
@@ -143,7 +145,7 @@ def test_what_is_late_is_not_compared(dispatch: Dispatch) -> None:
     assert ran == ["first"]
 
 
-def test_a_bug_in_what_becomes_of_scores_is_told_and_logged(dispatch: Dispatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_what_becomes_of_scores_is_told_and_logged(dispatch: Dispatcher, caplog: pytest.LogCaptureFixture) -> None:
     compared = pairs_job(Pairs(lambda: None, scores=np.ones(3, np.float32)))  # for one pair
     dispatch.add(compared)
     with pytest.raises(ComputeError, match="could not be put together"):
@@ -153,7 +155,7 @@ def test_a_bug_in_what_becomes_of_scores_is_told_and_logged(dispatch: Dispatch, 
     assert "This is a bug" in caplog.text
 
 
-def test_comparisons_of_several_requests_take_turns(dispatch: Dispatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparisons_of_several_requests_take_turns(dispatch: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one does not wait until all parts of a large one have run."""
     ran: list[str] = []
     first, may_go_on = threading.Event(), threading.Event()

@@ -15,10 +15,10 @@ from late_models import write_stanford
 from serving import Server
 from test_multi_vector import DOCUMENTS, QUERIES
 from whimbrel import Engine
-from whimbrel.engine.document_cache import DocumentCache, key_of
+from whimbrel.engine.document_cache import DocumentCache, cache_key
 from whimbrel.errors import SetupError
-from whimbrel.outputs.requested import Ask
-from whimbrel.telemetry.trace import Observed, subscribe
+from whimbrel.outputs.requested import OutputSpec
+from whimbrel.telemetry.trace import HistogramEvent, subscribe
 from whimbrel.types.options import text_request
 from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq
@@ -36,11 +36,11 @@ def computed() -> Iterator[list[int]]:
     """The tokens of every batch that runs from now on."""
     tokens: list[int] = []
 
-    def note(event: Observed) -> None:
+    def note(event: HistogramEvent) -> None:
         if event.name == "batch_tokens":
             tokens.append(int(event.value))
 
-    end = subscribe(Observed, note)
+    end = subscribe(HistogramEvent, note)
     yield tokens
     end()
 
@@ -56,7 +56,7 @@ def test_documents_are_computed_once(folder: Path, computed: list[int]) -> None:
         computed.clear()
         for query in QUERIES:
             assert engine.score(query, documents).tolist() == expected[query].tolist()
-        queries = sum(len(seq.ids) for query in QUERIES for seq in engine.frontend.prepare(_request(engine, query)).seqs)
+        queries = sum(len(seq.ids) for query in QUERIES for seq in engine.preprocessor.preprocess(_request(engine, query)).seqs)
         assert sum(computed) == queries
         mixed = [documents[0], "a new one", documents[1], engine.multi_vector(documents[2], input_type="document")[0]]
         plainly = plain.score(QUERIES[0], mixed)
@@ -87,15 +87,15 @@ def test_what_changes_vectors_is_another_document(folder: Path) -> None:
 
 def test_keys() -> None:
     """Each field that goes into vectors changes the key; where a document stands in its request does not."""
-    seq, ask = Seq(np.array([1, 2, 3], np.int32), 0), Ask("multi_vector", 16, True)
+    seq, ask = Seq(np.array([1, 2, 3], np.int32), 0), OutputSpec("multi_vector", 16, True)
     others = {
-        "ids": np.array([1, 2, 4], np.int32), "prompt_tokens": 1, "type_id": 1, "second": 2, "num_keys": 2, "is_query": True,
+        "ids": np.array([1, 2, 4], np.int32), "prompt_tokens": 1, "type_id": 1, "second_text_start": 2, "num_attended": 2, "is_query": True,
         "adapter": 0, "tower": 1,
     }  # fmt: skip
-    keys = {key_of(replace(seq, **{name: value}), ask) for name, value in others.items()}  # pyright: ignore[reportArgumentType]
-    keys |= {key_of(seq, replace(ask, width=8)), key_of(seq, replace(ask, finished=False)), key_of(seq, ask)}
+    keys = {cache_key(replace(seq, **{name: value}), ask) for name, value in others.items()}  # pyright: ignore[reportArgumentType]
+    keys |= {cache_key(seq, replace(ask, width=8)), cache_key(seq, replace(ask, finished=False)), cache_key(seq, ask)}
     assert len(keys) == len(others) + 3
-    assert key_of(replace(seq, index=7, truncated=True), ask) == key_of(seq, ask)
+    assert cache_key(replace(seq, index=7, truncated=True), ask) == cache_key(seq, ask)
     known = {"index", "truncated", "spans_S2"}
     assert {*others, *known} == set(Seq.__slots__), "a new field of Seq: does it change a document's vectors?"
 

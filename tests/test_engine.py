@@ -72,13 +72,13 @@ def test_a_request_that_fails_in_two_lanes_at_once_is_answered_once(runner: type
         assert engine.run(ids(77)).dense[0, 0] == 77
 
 
-@pytest.mark.parametrize("where", ["enter_lane", "collector"])
+@pytest.mark.parametrize("where", ["init_thread", "collector"])
 def test_a_thread_that_dies_takes_the_engine_with_it(
     where: str, runner: type[FakeRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug in a thread leaves nobody waiting."""
-    if where == "enter_lane":
-        monkeypatch.setattr(runner, "enter_lane", lambda _: 1 / 0)
+    if where == "init_thread":
+        monkeypatch.setattr(runner, "init_thread", lambda _: 1 / 0)
         with pytest.raises(Unavailable):
             Engine()
         return

@@ -21,7 +21,7 @@ from whimbrel import Engine
 from whimbrel.errors import InvalidRequest
 from whimbrel.model.ops.maxsim import best_matches
 from whimbrel.model.ops.token_vectors import EMPTY
-from whimbrel.outputs.layout import answer_places
+from whimbrel.outputs.layout import response_layout
 from whimbrel.types.request import Request
 
 QUERY = QUERIES[0]
@@ -90,8 +90,8 @@ def test_nothing_is_written_once_a_caller_has_left(engine: Engine, monkeypatch: 
         return found
 
     monkeypatch.setattr(whimbrel.model.maxsim_scorer, "best_matches", slowly)
-    prepared = engine.frontend.prepare(Request([(QUERY, DOCUMENTS[0])], ("scores",), explain=True))
-    memory = np.full(answer_places(prepared.places, prepared.comparison).num_bytes, 7, np.uint8)
+    prepared = engine.preprocessor.preprocess(Request([(QUERY, DOCUMENTS[0])], ("scores",), explain=True))
+    memory = np.full(response_layout(prepared.layout, prepared.pair_scoring).num_bytes, 7, np.uint8)
     future = engine.submit_prepared(prepared, out=memory)
     assert entered.wait(10)
     assert future.cancel()

@@ -20,7 +20,7 @@ from whimbrel import Engine
 from whimbrel.errors import NonFinite
 from whimbrel.model.heads import load_head
 from whimbrel.model.ops.ragged import normalize
-from whimbrel.model.pooling import FINISHES
+from whimbrel.model.pooling import ACTIVATIONS
 from whimbrel.model.weights import Weights
 from whimbrel.types.heads import Activation, Dense
 from whimbrel.types.request import OutputName, Request
@@ -35,7 +35,7 @@ def test_an_activation_of_scores_shows_what_is_not_finite(finish: Any) -> None:
     for bad in BAD:
         spoilt = scores.clone()
         spoilt[2, 1] = bad
-        found = FINISHES[finish](spoilt)
+        found = ACTIVATIONS[finish](spoilt)
         assert not found[2].isfinite().all()
         assert torch.equal(found[[0, 1, 3, 4]], plain[[0, 1, 3, 4]])
 
@@ -72,7 +72,7 @@ def test_a_logit_that_overflows_fails_its_text_alone(tmp_path: Path) -> None:
     """Its sigmoid would be 1."""
     model = write_classifier(tmp_path, "distilbert", num_labels=1)
     with Engine(str(tmp_path), dtype="float32") as engine:
-        ids = [seq.ids for seq in engine.frontend.prepare(Request(WORDS)).seqs]
+        ids = [seq.ids for seq in engine.preprocessor.preprocess(Request(WORDS)).seqs]
     rows = [*ids, *(np.zeros(size, np.int32) for size in (1, 16, 40))]  # these it is warmed up with
     with torch.no_grad():
         hidden = torch.stack([model.distilbert(torch.from_numpy(row[None].astype(np.int64)))[0][0, 0] for row in rows])

@@ -23,12 +23,12 @@ from asgi import Answer, ask
 from fake import FakeEmbedder, FakeModel
 from whimbrel import wire
 from whimbrel.dialects import openai
-from whimbrel.dialects.common.responses import ARROW, NPY, OCTETS, accepted
+from whimbrel.dialects.common.responses import ARROW, NPY, OCTETS, accepted_media_type
 from whimbrel.dialects.native import embed
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.openapi import docs_page, openapi_document
-from whimbrel.server.app.served_models import Served
+from whimbrel.server.app.served_models import ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
 
@@ -51,7 +51,7 @@ class Embedder(FakeEmbedder):
 
 def post(path: str, accept: str = "*/*", **fields: Any) -> Answer:
     body = orjson.dumps({"input": ["a", "b", "c"]} | fields)
-    app = create_app(Served(Embedder()))
+    app = create_app(ModelRegistry(Embedder()))
     return asyncio.run(ask(app, path, method="POST", headers={"content-type": "application/json", "accept": accept}, body=body))
 
 
@@ -61,7 +61,7 @@ SMALL = ["int8", "uint8", "binary", "ubinary"]
 
 
 def numbers(array: np.ndarray, dtype: Any) -> np.ndarray:
-    return wire.Typed(array, dtype).numbers()
+    return wire.EncodedArray(array, dtype).numbers()
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -142,12 +142,12 @@ def test_json_is_the_default(path: str, accept: str) -> None:
     ],
 )  # fmt: skip
 def test_accept(accept: str, chosen: str) -> None:
-    assert accepted(accept, [OCTETS, NPY, ARROW]) == chosen
+    assert accepted_media_type(accept, [OCTETS, NPY, ARROW]) == chosen
 
 
 @given(st.text(max_size=40))
 def test_any_accept_is_taken(accept: str) -> None:
-    assert accepted(accept, [OCTETS, NPY]) in ("application/json", OCTETS, NPY)
+    assert accepted_media_type(accept, [OCTETS, NPY]) in ("application/json", OCTETS, NPY)
 
 
 def test_base64_in_other_types() -> None:
@@ -156,7 +156,7 @@ def test_base64_in_other_types() -> None:
         ("/v1/embed", lambda body: body["outputs"]["dense"]),
     ):
         body = orjson.loads(post(path, encoding_format="base64", embed_dtype="bfloat16", endianness="big").body)
-        assert rows(body) == wire.to_base64(wire.Typed(DENSE, "bfloat16", "big"))
+        assert rows(body) == wire.to_base64(wire.EncodedArray(DENSE, "bfloat16", "big"))
 
 
 @pytest.mark.parametrize("dtype", ["float16", *SMALL])
@@ -244,7 +244,7 @@ def test_arrow_pieces_are_the_arrays() -> None:
     sent, _ = embed.read_request(b'{"input": "a", "encoding_format": "arrow"}')
     answer = embed.write_result(sent, Result(ALL, 1, 0, Timings()), FakeModel.named("m"))
     assert not isinstance(answer, bytes)
-    pieces = list(answer.pieces)
+    pieces = list(answer.chunks)
     assert sum(map(len, pieces)) == answer.size
     for array in (DENSE, TOKENS.rows_XD, SPARSE.ids_X):
         assert any(np.shares_memory(np.frombuffer(piece, np.uint8), array) for piece in pieces if len(piece))

@@ -107,7 +107,7 @@ def test_the_instruction_is_found_in_the_text(parity: Parity, saved: Path) -> No
         parity(found, expected, "GritLM/GritLM-7B", family="llama", tasks=["dense"])
         assert np.array_equal(found, [engine.embed(text) for text in TEXTS])  # ragged equals alone
         assert np.array_equal(found, engine.embed(titles, prompt=TASK))
-        ids = [np.array(row.ids, np.int64) for row in engine.frontend._tokenizers[0].encode(Request(TEXTS))]
+        ids = [np.array(row.ids, np.int64) for row in engine.preprocessor._tokenizers[0].encode(Request(TEXTS))]
         assert np.array_equal(found, engine.run(Request(ids, ("dense",))).dense)
 
 
@@ -131,8 +131,8 @@ def test_only_a_mark_before_the_text_counts(saved: Path) -> None:
         assert_parity(engine.embed(texts), encode(saved, texts))
         twice = TASK + "again <|embed|>\n twice\n<|embed|>\n."
         assert_parity(engine.embed([twice]), encode(saved, [twice.removeprefix(TASK)], TASK))
-        bare = engine.frontend._tokenizers[0].backend.raw.encode(TASK + "bird", add_special_tokens=False).ids
-        (seq,) = engine.frontend._tokenizers[0].encode(Request([np.array(bare)]))
+        bare = engine.preprocessor._tokenizers[0].backend.raw.encode(TASK + "bird", add_special_tokens=False).ids
+        (seq,) = engine.preprocessor._tokenizers[0].encode(Request([np.array(bare)]))
         assert seq.prompt_tokens == 0
 
 

@@ -20,10 +20,10 @@ from fake import FakeEmbedder, call
 from whimbrel.errors import SetupError
 from whimbrel.server.app import access
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.guards import Edge
-from whimbrel.server.app.limits import GuardOptions, read_guard_options
-from whimbrel.server.app.request_log import Ledger, shown
-from whimbrel.server.app.served_models import Served
+from whimbrel.server.app.guards import HeadLimitsMiddleware
+from whimbrel.server.app.limits import ServerLimits, read_server_limits
+from whimbrel.server.app.request_log import RequestLogMiddleware, sanitize
+from whimbrel.server.app.served_models import ModelRegistry
 from whimbrel.server.http import sockets
 
 JSON = {"content_type": "application/json"}
@@ -44,23 +44,23 @@ HOSTS = [
 ]
 
 
-def read(**given: Any) -> GuardOptions:
-    return read_guard_options(**({"address": "127.0.0.1", "environ": {}} | given))
+def read(**given: Any) -> ServerLimits:
+    return read_server_limits(**({"address": "127.0.0.1", "environ": {}} | given))
 
 
 # Options
 
 
 def test_the_defaults_ask_for_nothing_and_answer_on_loopback() -> None:
-    assert read() == GuardOptions()
-    assert (GuardOptions().api_keys, GuardOptions().hosts, GuardOptions().origins) == ((), (), ())
+    assert read() == ServerLimits()
+    assert (ServerLimits().api_keys, ServerLimits().hosts, ServerLimits().origins) == ((), (), ())
 
 
 def test_options_travel_as_json() -> None:
     options = read(api_keys=["k"], allowed_hosts=["a.example"], cors_origins=["https://b.example"], public_metrics=True)
-    assert msgspec.json.decode(msgspec.json.encode(options), type=GuardOptions) == options
+    assert msgspec.json.decode(msgspec.json.encode(options), type=ServerLimits) == options
     anywhere = read(address="0.0.0.0")
-    assert msgspec.json.decode(msgspec.json.encode(anywhere), type=GuardOptions) == anywhere
+    assert msgspec.json.decode(msgspec.json.encode(anywhere), type=ServerLimits) == anywhere
 
 
 def test_keys_do_not_show_in_a_repr() -> None:
@@ -185,7 +185,7 @@ def test_host_names(header: str, name: str | None) -> None:
 
 def test_the_address_that_was_called_is_an_allowed_host() -> None:
     """So probes that know only the address get through where names are given."""
-    app = create_app(Served(FakeEmbedder()), guards=GuardOptions(hosts=("a.example",)))
+    app = create_app(ModelRegistry(FakeEmbedder()), guards=ServerLimits(hosts=("a.example",)))
 
     async def status(host: str, server: str) -> int:
         async def at(scope: Any, receive: Any, send: Any) -> None:
@@ -208,34 +208,34 @@ def test_a_host_that_was_right_lets_no_other_in(asked: list[tuple[str, str | Non
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body"})
 
-    options = GuardOptions(hosts=("a.example",))
-    shared = Edge(app, options)
+    options = ServerLimits(hosts=("a.example",))
+    shared = HeadLimitsMiddleware(app, options)
 
-    async def status(edge: Edge, host: str, server: str | None) -> int:
+    async def status(edge: HeadLimitsMiddleware, host: str, server: str | None) -> int:
         async def at(scope: Any, receive: Any, send: Any) -> None:
             await edge(scope | {"server": server and (server, 8000)}, receive, send)
 
-        return (await call(Ledger(at, []), headers={"host": host})).status
+        return (await call(RequestLogMiddleware(at, []), headers={"host": host})).status
 
     for each in asked:
-        assert asyncio.run(status(shared, *each)) == asyncio.run(status(Edge(app, options), *each))
+        assert asyncio.run(status(shared, *each)) == asyncio.run(status(HeadLimitsMiddleware(app, options), *each))
 
 
 def test_any_host_where_none_is_given() -> None:
-    app = create_app(Served(FakeEmbedder()), guards=GuardOptions(hosts=None))
+    app = create_app(ModelRegistry(FakeEmbedder()), guards=ServerLimits(hosts=None))
     assert asyncio.run(call(app, path="/health", headers={"host": "any.example"})).status == 200
     assert asyncio.run(call(app, path="/health", headers={"host": "a/?x="})).status == 400
 
 
 def test_the_engine_learns_whose_request_it_is_and_not_the_key() -> None:
-    async def main(options: GuardOptions, sent: list[dict[str, str]]) -> list[str]:
+    async def main(options: ServerLimits, sent: list[dict[str, str]]) -> list[str]:
         embedder = FakeEmbedder()
-        app = create_app(Served(embedder), guards=options)
+        app = create_app(ModelRegistry(embedder), guards=options)
         for headers in sent:
             assert (await call(app, "POST", PATH, body=b'{"input":"a"}', headers=JSON | headers)).status == 200
-        return [request.owner for request in embedder.requests]
+        return [request.tenant for request in embedder.requests]
 
-    keys = GuardOptions(api_keys=("s3cret-1", "s3cret-2"))
+    keys = ServerLimits(api_keys=("s3cret-1", "s3cret-2"))
     sent = [
         {"authorization": "Bearer s3cret-2"},
         {"api_key": "s3cret-2"},
@@ -243,7 +243,7 @@ def test_the_engine_learns_whose_request_it_is_and_not_the_key() -> None:
         {"api_key": "wrong", "x_api_key": "s3cret-1"},
     ]
     assert asyncio.run(main(keys, sent)) == ["key2", "key2", "key1", "key1"]
-    assert asyncio.run(main(GuardOptions(), [{}, {"authorization": "Bearer any"}])) == ["", ""]
+    assert asyncio.run(main(ServerLimits(), [{}, {"authorization": "Bearer any"}])) == ["", ""]
 
 
 # Every answer
@@ -260,27 +260,27 @@ def test_the_engine_learns_whose_request_it_is_and_not_the_key() -> None:
     ids=str,
 )  # fmt: skip
 def test_every_answer_has_an_id_and_is_what_it_says_it_is(method: str, path: str, headers: dict[str, str], status: int) -> None:
-    guards = GuardOptions(api_keys=("k",), origins=("https://a.example",))
+    guards = ServerLimits(api_keys=("k",), origins=("https://a.example",))
     headers = {"api_key": "k", "x_request_id": "id-1"} | headers
     told = asyncio.run(
-        call(create_app(Served(FakeEmbedder()), guards=guards), method, path, body=b'{"input":"a"}', headers=headers)
+        call(create_app(ModelRegistry(FakeEmbedder()), guards=guards), method, path, body=b'{"input":"a"}', headers=headers)
     )
     assert told.status == status
     assert told.headers["x-request-id"] == "id-1"
     assert told.headers["x-content-type-options"] == "nosniff"
     headers["x_request_id"] = "not one\x1b"
     told = asyncio.run(
-        call(create_app(Served(FakeEmbedder()), guards=guards), method, path, body=b'{"input":"a"}', headers=headers)
+        call(create_app(ModelRegistry(FakeEmbedder()), guards=guards), method, path, body=b'{"input":"a"}', headers=headers)
     )
     assert len(told.headers["x-request-id"]) == 32
 
 
 def test_what_is_shown_of_what_a_client_sent() -> None:
-    assert shown("/v1/ü") == "/v1/ü"
-    assert shown("a\r\nb\x1b[31m") == r"'a\r\nb\x1b[31m'"
-    assert shown("\u2028\u202e") == r"'\u2028\u202e'"
-    assert len(shown("x" * 10**6)) < 110
-    assert all(shown(chr(code) * 3).isprintable() for code in range(0x3000))
+    assert sanitize("/v1/ü") == "/v1/ü"
+    assert sanitize("a\r\nb\x1b[31m") == r"'a\r\nb\x1b[31m'"
+    assert sanitize("\u2028\u202e") == r"'\u2028\u202e'"
+    assert len(sanitize("x" * 10**6)) < 110
+    assert all(sanitize(chr(code) * 3).isprintable() for code in range(0x3000))
 
 
 # Bodies and answers
@@ -290,7 +290,7 @@ def test_a_body_in_any_pieces_is_the_same() -> None:
     body = b'{"input": ["a", "b"], "dimensions": 3}'
 
     async def main() -> list[bytes]:
-        app = create_app(Served(FakeEmbedder()))
+        app = create_app(ModelRegistry(FakeEmbedder()))
         splits = [[body], [body[:1], body[1:]], [bytes([byte]) for byte in body], [b"", body, b""]]
         return [(await call(app, "POST", "/v1/embed", body=split, headers=JSON)).body for split in splits]
 
@@ -301,12 +301,12 @@ def test_a_body_in_any_pieces_is_the_same() -> None:
 
 def test_bodies_in_memory_are_limited() -> None:
     """Over the limit a body is refused unread, until an answer frees what it held."""
-    options = GuardOptions(max_body_bytes=1000, max_held_bytes=2500)
+    options = ServerLimits(max_body_bytes=1000, max_held_bytes=2500)
     body = b'{"input": "a", "user": "%b"}' % (b"x" * 900)
 
     async def main() -> None:
         embedder = FakeEmbedder()
-        app = create_app(Served(embedder), guards=options)
+        app = create_app(ModelRegistry(embedder), guards=options)
         embedder.go.clear()
         waiting = [asyncio.create_task(call(app, "POST", PATH, body=body, headers=JSON)) for _ in range(2)]
         while len(embedder.requests) < 2:
@@ -326,7 +326,7 @@ def test_bodies_in_memory_are_limited() -> None:
 @pytest.mark.parametrize("body", [b"{", b'{"input": 3}', b'{"input": "a"}' + b" " * 2000])
 def test_a_body_that_was_refused_holds_nothing(body: bytes) -> None:
     async def main() -> None:
-        app = create_app(Served(FakeEmbedder()), guards=GuardOptions(max_body_bytes=1000, max_held_bytes=1000))
+        app = create_app(ModelRegistry(FakeEmbedder()), guards=ServerLimits(max_body_bytes=1000, max_held_bytes=1000))
         for _ in range(200):
             assert (await call(app, "POST", PATH, body=[body], headers=JSON)).status in (400, 413)
         assert (await call(app, "POST", PATH, body=b'{"input": "a"}', headers=JSON)).status == 200
@@ -337,7 +337,7 @@ def test_a_body_that_was_refused_holds_nothing(body: bytes) -> None:
 @pytest.mark.parametrize(("rows", "whole"), [(10, True), (400, False)])
 def test_a_large_answer_goes_out_in_pieces(rows: int, whole: bool) -> None:
     body = b'{"input": ["a"%b], "dimensions": 1024}' % (b', "a"' * (rows - 1))
-    told = asyncio.run(call(create_app(Served(FakeEmbedder())), "POST", PATH, body=body, headers=JSON))
+    told = asyncio.run(call(create_app(ModelRegistry(FakeEmbedder())), "POST", PATH, body=body, headers=JSON))
     assert told.status == 200
     assert (len(told.pieces) == 1) == whole
     assert told.headers.get("content-length") == (str(len(told.body)) if whole else None)  # it is printed while it is sent
@@ -356,7 +356,7 @@ def test_what_other_servers_ask_beside_requests_is_answered() -> None:
     async def send(message: Any) -> None:
         told.append(message["type"])
 
-    asyncio.run(create_app(Served(FakeEmbedder()))({"type": "lifespan"}, receive, send))
+    asyncio.run(create_app(ModelRegistry(FakeEmbedder()))({"type": "lifespan"}, receive, send))
     assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
@@ -402,12 +402,12 @@ def test_only_the_listener_at_the_port_gets_a_limit_of_silence() -> None:
     ],
 )
 def test_what_is_refused_unread_is_refused_in_the_words_of_its_dialect(path: str, body: Any, fields: set[str]) -> None:
-    sent, served = orjson.dumps(body), Served(FakeEmbedder())
+    sent, served = orjson.dumps(body), ModelRegistry(FakeEmbedder())
     headers = JSON | {"content_length": str(len(sent))}
-    draining = Served(FakeEmbedder())
+    draining = ModelRegistry(FakeEmbedder())
     draining.draining = True
     refusals = [
-        (create_app(served, guards=GuardOptions(api_keys=("k",))), headers, 401),
+        (create_app(served, guards=ServerLimits(api_keys=("k",))), headers, 401),
         (create_app(served), headers | {"origin": "https://evil.com"}, 403),
         (create_app(draining), headers, 503),
         (create_app(served), headers | {"x_request_timeout": "soon"}, 422 if "error_type" in fields else 400),

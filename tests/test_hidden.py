@@ -30,10 +30,10 @@ from test_router import save as save_router
 from test_sparse import write_splade
 from test_static import write_static
 from whimbrel import AsyncEngine, Client, Engine
-from whimbrel.engine.prepare import Frontend
+from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.served_models import AsyncEmbedder, Served
+from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
 from whimbrel.types.card import Card
 from whimbrel.types.request import Request
 from whimbrel.types.result import Ragged
@@ -270,7 +270,7 @@ def test_models_without_dense_vectors_have_none(tmp_path: Path) -> None:
 
 
 def told(engine: Engine, path: str, **body: Any) -> Told:
-    app = create_app(Served(cast(AsyncEmbedder, AsyncEngine(engine))))
+    app = create_app(ModelRegistry(cast(AsyncEmbedder, AsyncEngine(engine))))
     return asyncio.run(call(app, "POST", path, body=orjson.dumps(body), headers={"content_type": "application/json"}))
 
 
@@ -357,13 +357,13 @@ def test_our_own_route(engine32: Engine) -> None:
 def test_an_answer_that_is_too_large_is_refused(engine32: Engine) -> None:
     """Before anything is computed, or memory is taken for it."""
     limit = 4 * 384 * 100
-    frontend = Frontend(engine32.folder, engine32.card, replace(engine32.plan, max_queue_bytes=limit))
-    assert frontend.prepare(Request(["a"] * 33, ("hidden",))).places.num_bytes == limit - 4 * 384
+    frontend = Preprocessor(engine32.folder, engine32.card, replace(engine32.plan, max_queue_bytes=limit))
+    assert frontend.preprocess(Request(["a"] * 33, ("hidden",))).layout.num_bytes == limit - 4 * 384
     for output in ("hidden", "token_dense"):
         with pytest.raises(TooLarge, match="the answer would take 156,672 bytes; the limit is 153,600") as caught:
-            frontend.prepare(Request(["a"] * 34, (output,)))
+            frontend.preprocess(Request(["a"] * 34, (output,)))
         assert caught.value.param == "input"
-    assert frontend.prepare(Request(["a"] * 34)).num_tokens == 102
+    assert frontend.preprocess(Request(["a"] * 34)).num_tokens == 102
 
 
 def test_what_is_too_large_in_each_dialect(minilm: Path) -> None:

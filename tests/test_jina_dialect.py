@@ -18,7 +18,7 @@ from test_cohere_dialect import QUERY, TEXTS, as_floats, model, result
 from vectors import is_read_back, vectors
 from whimbrel.dialects import jina, openai
 from whimbrel.errors import InvalidRequest
-from whimbrel.server.app.routing import WAYS
+from whimbrel.server.app.routing import ROUTES_BY_PATH
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Timings
 
@@ -109,7 +109,7 @@ def test_token_vectors_read_back(rows: np.ndarray, kind: str, several: bool) -> 
 
 
 def test_which_bodies_are_jina_s() -> None:
-    ways = WAYS["/v1/embeddings"]
+    ways = ROUTES_BY_PATH["/v1/embeddings"]
     for field in ("task", "embedding_type", "encoding_type", "normalized", "return_multivector"):
         assert ways.choose(orjson.dumps({"input": "a", field: None})).request_type is jina.JinaEmbeddingsRequest
     assert ways.choose(b'{"input": "task", "late_chunking": true}') is ways.default, "which does it as well"

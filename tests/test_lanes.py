@@ -20,9 +20,9 @@ import torch
 from fakes import dense_job, dense_wanted, vectors_of
 from texts import TEXTS
 from whimbrel import Engine
-from whimbrel.checkpoint.locate import find_checkpoint
+from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine.job import Job, Work
+from whimbrel.engine.job import BatchItems, Job
 from whimbrel.engine.lanes import Lanes
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory, Overloaded, Unavailable
 from whimbrel.model.runner import Runner, probe
@@ -71,7 +71,7 @@ class StepRunner:
         self.collect_gate = threading.Event()
         self.collect_gate.set()
 
-    def enter_lane(self) -> None: ...
+    def init_thread(self) -> None: ...
 
     def launch(self, batch: Batch, wanted: Any, between_layers: Callable[[], None] | None = None) -> np.ndarray:
         launch = Launch(batch, between_layers)
@@ -109,7 +109,7 @@ class Recorder:
         self.history: list[list[int]] = []
         self._lock = threading.Lock()
 
-    def started(self, work: Work) -> int:
+    def started(self, work: BatchItems) -> int:
         with self._lock:
             slot = len(self.history)
             self.history.append([int(seq.ids[1]) for _, seq in work])
@@ -351,8 +351,8 @@ def test_a_query_that_fails_between_layers_leaves_bulk_alone(runner: StepRunner,
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
 def test_what_runs_between_layers_changes_no_bits(card: Card, dtype: str) -> None:
     plan = make_plan(Options(dtype=dtype), card, replace(probe(), num_cores=1, gpus=()))
-    model = Runner(find_checkpoint(None), card, plan)
-    model.enter_lane()
+    model = Runner(resolve_checkpoint(None), card, plan)
+    model.init_thread()
     random = np.random.default_rng(5)
 
     def batch_of(*lengths: int) -> Batch:
@@ -396,7 +396,7 @@ class NestingRecorder:
         self._number = 0
         self._lock = threading.Lock()
 
-    def started(self, work: Work) -> int:
+    def started(self, work: BatchItems) -> int:
         with self._lock:
             self._number += 1
             bulk = {slot for slot, thread in self._threads.items() if thread == threading.get_ident()}
@@ -642,7 +642,7 @@ def test_a_request_that_would_wait_too_long_is_refused(runner: StepRunner, start
     lanes.add(query := job(2000))
     launch.finish()
     finish_all(runner, [running, waiting, query])
-    lanes.forget_rate()
+    lanes.reset_throughput()
     assert lanes.rate == 0
 
 
@@ -835,11 +835,11 @@ def test_a_row_that_is_not_finite_in_float32_either_is_an_error_for_its_owner(ru
     assert (answer(good), answer(first)) == ([2000], [3000])
 
 
-@pytest.mark.parametrize("where", ["load", "enter_lane", "launch"])
+@pytest.mark.parametrize("where", ["load", "init_thread", "launch"])
 def test_a_second_runner_that_fails_is_an_error_for_the_owner_only(where: str, runner: StepRunner, start: Start) -> None:
     class Broken(StepRunner):
-        def enter_lane(self) -> None:
-            if where == "enter_lane":
+        def init_thread(self) -> None:
+            if where == "init_thread":
                 raise MemoryError
 
         def launch(self, *_: Any) -> np.ndarray:
@@ -958,7 +958,7 @@ def allocate_too_much(*_: Any) -> Any:
     ],
 )
 def test_whatever_a_device_says_out_of_memory_is_one_error(model: Any, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = Runner(find_checkpoint(None), card, make_plan(Options(device="cpu"), card, Hardware(1)))
+    loaded = Runner(resolve_checkpoint(None), card, make_plan(Options(device="cpu"), card, Hardware(1)))
     batch = pack([Seq(np.array([101, 1000, 102], np.int32), 0)])
     arguments = batch, dense_wanted(batch)
     emptied: list[bool] = []

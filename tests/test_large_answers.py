@@ -12,12 +12,12 @@ import pytest
 
 from fake import FakeModel
 from vectors import body_of
-from whimbrel.dialects import ROUTES, Answer
+from whimbrel.dialects import ROUTES, Response
 from whimbrel.dialects.common import responses
 from whimbrel.dialects.tei import tokens
 from whimbrel.types.card import Output
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
-from whimbrel.types.seq import Tokens
+from whimbrel.types.seq import TokenInfo
 
 RANDOM = np.random.default_rng(3)
 COUNT, WIDTH = 600, 256
@@ -80,17 +80,17 @@ def test_large_answers_come_in_pieces(
     card = SimpleNamespace(labels=LABELS, outputs={"dense": output}, prompts={}, forms=None, output=lambda _: output)
     model: Any = FakeModel.named("m", card)
     (route,) = (route for route in ROUTES if (route.path, route.request_type.__name__) == (path, kind))
-    result = Result(Outputs(**outputs), 7, 0, Timings(), tokens=[(("q",), ("a",))] * COUNT)
-    sent, _ = route.read_request(orjson.dumps(body))
-    answer = route.write_result(sent, result, model)
-    assert isinstance(answer, Answer)
-    pieces = list(answer.pieces)
+    result = Result(Outputs(**outputs), 7, 0, Timings(), pair_tokens=[(("q",), ("a",))] * COUNT)
+    sent, _ = route.parse_request(orjson.dumps(body))
+    answer = route.render_response(sent, result, model)
+    assert isinstance(answer, Response)
+    pieces = list(answer.chunks)
     assert len(pieces) > 1
     assert max(map(len, pieces)) < 2**20
-    monkeypatch.setattr(responses, "LARGE", 10**9)
-    whole = route.write_result(sent, result, model)
-    assert isinstance(whole, bytes) or len(list(whole.pieces)) == 1
-    assert without_stamps(b"".join(pieces)) == without_stamps(body_of(route.write_result(sent, result, model)))
+    monkeypatch.setattr(responses, "STREAM_ABOVE", 10**9)
+    whole = route.render_response(sent, result, model)
+    assert isinstance(whole, bytes) or len(list(whole.chunks)) == 1
+    assert without_stamps(b"".join(pieces)) == without_stamps(body_of(route.render_response(sent, result, model)))
 
 
 def without_stamps(body: bytes) -> bytes:
@@ -101,12 +101,12 @@ def test_tokens_of_a_long_text_come_in_pieces() -> None:
     count = 50_000
     text = "a " * count
     chars = np.arange(0, 2 * count, 2, dtype=np.int32)
-    found = Tokens(np.ones(count, np.int32), ("a",) * count, np.zeros(count, bool), np.stack([chars, chars + 1], 1))
+    found = TokenInfo(np.ones(count, np.int32), ("a",) * count, np.zeros(count, bool), np.stack([chars, chars + 1], 1))
     sent, _ = tokens.read_tokenize(orjson.dumps({"inputs": [text, "a"]}))
-    few = Tokens(found.ids_T[:1], ("a",), found.special_T[:1], found.chars_T2[:1])
+    few = TokenInfo(found.ids_T[:1], ("a",), found.special_T[:1], found.chars_T2[:1])
     answer = tokens.write_tokens(sent, [found, few], FakeModel.named("m"))
-    assert isinstance(answer, Answer)
-    pieces = list(answer.pieces)
+    assert isinstance(answer, Response)
+    pieces = list(answer.chunks)
     assert max(map(len, pieces)) < 100_000
     rows = orjson.loads(b"".join(pieces))
     assert [len(row) for row in rows] == [count, 1]

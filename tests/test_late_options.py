@@ -32,7 +32,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.dialects import rerank
 from whimbrel.dialects.native import embed
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge, WhimbrelError
-from whimbrel.outputs.muvera import Muvera, muvera_of
+from whimbrel.outputs.muvera import Muvera, make_muvera
 from whimbrel.outputs.token_pooling import pool_tokens
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling
 from whimbrel.types.request import InputType, Request
@@ -299,8 +299,8 @@ def test_async(engine: Callable[[str], Engine]) -> None:
 
 
 def test_draws_are_kept_but_few() -> None:
-    assert muvera_of.cache_info().maxsize == 4
-    assert muvera_of(48, MuveraParameters(seed=3)) is muvera_of(48, MuveraParameters(seed=3))
+    assert make_muvera.cache_info().maxsize == 4
+    assert make_muvera(48, MuveraParameters(seed=3)) is make_muvera(48, MuveraParameters(seed=3))
 
 
 # What is wrong

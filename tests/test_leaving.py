@@ -19,11 +19,11 @@ from fake import FakeEmbedder
 from raw import post
 from whimbrel.errors import Overloaded
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.limits import GuardOptions
-from whimbrel.server.app.served_models import Served
+from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.served_models import ModelRegistry
 from whimbrel.server.http.listener import Server
 from whimbrel.telemetry import trace
-from whimbrel.telemetry.trace import Finished
+from whimbrel.telemetry.trace import RequestFinished
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
@@ -45,13 +45,13 @@ class Embedder(FakeEmbedder):
 class World:
     """A server in this loop, and what became of its requests."""
 
-    def __init__(self, listener: socket.socket, options: GuardOptions) -> None:
+    def __init__(self, listener: socket.socket, options: ServerLimits) -> None:
         self.address = listener.getsockname()
         self.embedder: Any = Embedder()
-        self.served = Served(self.embedder)
+        self.served = ModelRegistry(self.embedder)
         self.app: Any = create_app(self.served, guards=options)
         self.server: Any = Server(self.app, listener.fileno(), options)
-        self.finished: list[Finished] = []
+        self.finished: list[RequestFinished] = []
 
     @property
     def held(self) -> int:
@@ -82,8 +82,8 @@ async def serving(**limits: Any) -> AsyncIterator[World]:
     wrong: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: wrong.append(context))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        world = World(listener, replace(GuardOptions(), **limits))
-        end = trace.subscribe(Finished, world.finished.append)
+        world = World(listener, replace(ServerLimits(), **limits))
+        end = trace.subscribe(RequestFinished, world.finished.append)
         task = asyncio.ensure_future(world.server.serve())
         try:
             yield world
@@ -160,7 +160,7 @@ def test_requests_whose_clients_leave_at_any_moment_end_once(loop: str) -> None:
 
     async def main() -> None:
         received: list[Any] = []
-        end = trace.subscribe(trace.Received, received.append)
+        end = trace.subscribe(trace.RequestStarted, received.append)
         async with serving() as world:
             world.embedder.before = lambda: act(chance)
             for _ in range(15):

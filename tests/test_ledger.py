@@ -11,12 +11,12 @@ import pytest
 from starlette.routing import Route
 
 from asgi import Answer, ask
-from whimbrel.dialects import Answer as Made
-from whimbrel.server.app.request_log import Ledger
-from whimbrel.server.app.request_record import notes_of
+from whimbrel.dialects import Response as Made
+from whimbrel.server.app.request_log import RequestLogMiddleware
+from whimbrel.server.app.request_record import context_of
 from whimbrel.server.app.transfer import send_answer
 from whimbrel.telemetry import trace
-from whimbrel.telemetry.trace import Finished, Received
+from whimbrel.telemetry.trace import RequestFinished, RequestStarted
 from whimbrel.types.result import Result, Timings
 
 
@@ -25,10 +25,10 @@ class Heard:
 
     def __init__(self) -> None:
         self.received: list[str] = []
-        self.finished: list[Finished] = []
+        self.finished: list[RequestFinished] = []
 
     @property
-    def only(self) -> Finished:
+    def only(self) -> RequestFinished:
         assert len(self.finished) == 1
         assert self.received == [self.finished[0].route]
         return self.finished[0]
@@ -38,8 +38,8 @@ class Heard:
 def heard() -> Iterator[Heard]:
     heard = Heard()
     ends = [
-        trace.subscribe(Received, lambda event: heard.received.append(event.route)),
-        trace.subscribe(Finished, heard.finished.append),
+        trace.subscribe(RequestStarted, lambda event: heard.received.append(event.route)),
+        trace.subscribe(RequestFinished, heard.finished.append),
     ]
     yield heard
     for end in ends:
@@ -54,7 +54,7 @@ ROUTES = [Route("/v1/embeddings", nothing, methods=["POST"]), Route("/v1/models/
 
 
 def run(app: Any, path: str = "/v1/embeddings", **options: Any) -> Answer:
-    return asyncio.run(ask(Ledger(app, ROUTES), path, **options))
+    return asyncio.run(ask(RequestLogMiddleware(app, ROUTES), path, **options))
 
 
 def answering(status: int) -> Any:
@@ -81,9 +81,9 @@ def test_an_answer_s_status_is_its_outcome(status: int, outcome: str, heard: Hea
 
 def test_what_handlers_note_is_in_the_record_and_in_the_headers(heard: Heard) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        notes = notes_of(scope)
+        notes = context_of(scope)
         assert scope["state"]["request_id"] == notes.request_id
-        with trace.trace("read", into=notes.stages):
+        with trace.Timer("read", into=notes.stages):
             pass
         notes.model, notes.num_texts = "m", 2
         notes.note_result(Result(None, 7, 1, Timings(0.1, 0.2, 0.3, 0.6)))  # pyright: ignore[reportArgumentType]
@@ -253,7 +253,7 @@ def test_a_server_that_stops_loses_its_requests(heard: Heard) -> None:
         await asyncio.sleep(60)
 
     async def main() -> None:
-        task = asyncio.ensure_future(ask(Ledger(app, ROUTES)))
+        task = asyncio.ensure_future(ask(RequestLogMiddleware(app, ROUTES)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

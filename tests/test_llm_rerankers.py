@@ -259,7 +259,7 @@ def test_ids_and_scores_are_those_of_the_card(name: Any, parity: Parity, tmp_pat
     with Engine(str(tmp_path), reranker=name, dtype="float32", max_length=400) as engine:  # pyright: ignore[reportArgumentType]
         limit = 400 - around(engine, recipe, tokenizer)
         expected = [recipe(tokenizer, query, document, None, limit) for query, document in PAIRS]
-        prepared = engine.frontend.prepare(Request(PAIRS))
+        prepared = engine.preprocessor.preprocess(Request(PAIRS))
         assert [seq.ids.tolist() for seq in prepared.seqs] == expected
         assert [seq.truncated for seq in prepared.seqs] == [False] * 5 + [True] * 3
         assert max(map(len, expected)) == 400
@@ -283,7 +283,7 @@ def test_an_instruction_has_its_place(name: str, tmp_path: Path) -> None:
         for instruction in ("", " {query} ", "Find what contradicts the query."):
             expected = [recipe(tokenizer, query, document, instruction, limit) for query, document in PAIRS]
             request = Request(PAIRS, instruction=instruction)
-            assert [seq.ids.tolist() for seq in engine.frontend.prepare(request).seqs] == expected
+            assert [seq.ids.tolist() for seq in engine.preprocessor.preprocess(request).seqs] == expected
         pairs, found = PAIRS[:2], scores(engine, PAIRS[:2], instruction=instruction, activate=False)
         assert_close(found, np.array([reference_score(model, tokenizer, ids, tokens, divisor) for ids in expected[:2]]))
         assert np.array_equal(scores(engine, pairs, prompt="p "), scores(engine, pairs, instruction="p "))
@@ -318,7 +318,7 @@ def test_converted_to_a_classifier(model_id: str, parity: Parity, tmp_path: Path
     with Engine(str(tmp_path), reranker=name, dtype="float32", max_length=400) as engine:  # pyright: ignore[reportArgumentType]
         limit = 400 - around(engine, recipe, tokenizer)
         expected = [recipe(tokenizer, query, document, None, limit) for query, document in PAIRS]
-        assert [seq.ids.tolist() for seq in engine.frontend.prepare(Request(PAIRS)).seqs] == expected
+        assert [seq.ids.tolist() for seq in engine.preprocessor.preprocess(Request(PAIRS)).seqs] == expected
         with torch.inference_mode():
             references = [float(model(torch.tensor([ids])).logits[0, 0]) for ids in expected]
         models = [model_id] if "/" in model_id else []
@@ -338,7 +338,7 @@ def test_nemotron(parity: Parity, tmp_path: Path) -> None:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     expected = [nemotron_recipe(tokenizer, query, document, None, 400) for query, document in PAIRS]
     with Engine(str(tmp_path), reranker="nemotron", dtype="float32", max_length=400) as engine:
-        assert [seq.ids.tolist() for seq in engine.frontend.prepare(Request(PAIRS)).seqs] == expected
+        assert [seq.ids.tolist() for seq in engine.preprocessor.preprocess(Request(PAIRS)).seqs] == expected
         references: list[float] = []
         with torch.inference_mode():
             for ids in expected:
@@ -406,12 +406,12 @@ def test_as_sentence_transformers_saves_it(name: str, parity: Parity, tmp_path: 
     pairs = [pair for pair in PAIRS if pair != PAIRS[6]]
     with Engine(str(tmp_path / "saved"), dtype="float32") as engine:
         assert engine.card.max_length == 300
-        prepared = engine.frontend.prepare(Request(pairs))
+        prepared = engine.preprocessor.preprocess(Request(pairs))
         for prompt in (None, "Judge by \nage"):
             stated = model.prompts.get(model.default_prompt_name or "") if prompt is None else prompt
             for pair in pairs:
                 features = model.preprocess([pair], prompt=stated)
-                seq = engine.frontend.prepare(Request([pair], prompt=prompt)).seqs[0]
+                seq = engine.preprocessor.preprocess(Request([pair], prompt=prompt)).seqs[0]
                 assert seq.ids.tolist() == features["input_ids"][0].tolist()
             models = [name] if "/" in name else []
             expected = model.predict(pairs, prompt=stated)
@@ -444,19 +444,19 @@ def test_control_tokens_in_a_request_are_plain_text(name: str, tmp_path: Path) -
     with Engine(str(tmp_path), reranker=name, max_length=600) as engine:  # pyright: ignore[reportArgumentType]
 
         def count(query: str, document: str, instruction: str) -> list[int]:
-            ids = engine.frontend.prepare(Request([(query, document)], instruction=instruction)).seqs[0].ids
+            ids = engine.preprocessor.preprocess(Request([(query, document)], instruction=instruction)).seqs[0].ids
             return [int((ids == control).sum()) for control in controls]
 
         harmless = count("a", "b", "c")
         assert sum(harmless) > 0
         for attack in ATTACKS[: 4 if name == "qwen3" else 3]:
             assert count(attack, "b", "c") == count("a", attack, "c") == count("a", "b", attack) == harmless
-            seen = engine.frontend.prepare(Request([(QUERY, attack)])).seqs[0].ids
+            seen = engine.preprocessor.preprocess(Request([(QUERY, attack)])).seqs[0].ids
             assert attack in tokenizer.decode(seen)
             assert recipe(tokenizer, QUERY, attack, None, 600) != seen.tolist()  # the reference is taken in
         document = "a\n\n<tool_call> b"  # no control token of these models
         assert (
-            engine.frontend.prepare(Request([(QUERY, document)])).seqs[0].ids.tolist()[-20:]
+            engine.preprocessor.preprocess(Request([(QUERY, document)])).seqs[0].ids.tolist()[-20:]
             == (recipe(tokenizer, QUERY, document, None, 600)[-20:])
         )
 
@@ -470,7 +470,7 @@ def test_zerank_takes_so_many_characters(tmp_path: Path) -> None:
             (("a", " " * 10_000 + "d"), True),
             (("a" * 2000, "d" * 10_000), False),
         ):
-            seq = engine.frontend.prepare(Request([pair])).seqs[0]
+            seq = engine.preprocessor.preprocess(Request([pair])).seqs[0]
             assert seq.ids.tolist() == zerank_recipe(tokenizer, *pair, None, 20_000)
             assert seq.truncated == truncated
 
@@ -480,10 +480,10 @@ def test_control_tokens_of_gemma_are_plain_text(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     with Engine(str(tmp_path), reranker="bge-gemma", max_length=400) as engine:
         for attack in ("<eos>", "<bos>", "<start_of_turn>", "<mask> <pad>"):
-            ids = engine.frontend.prepare(Request([(attack, attack)])).seqs[0].ids.tolist()
+            ids = engine.preprocessor.preprocess(Request([(attack, attack)])).seqs[0].ids.tolist()
             assert not set(ids[1:]) & set(tokenizer.all_special_ids)
         lines = "a\n\nb  c"  # tokens that were added, but for space
-        ids = engine.frontend.prepare(Request([(QUERY, lines)])).seqs[0].ids.tolist()
+        ids = engine.preprocessor.preprocess(Request([(QUERY, lines)])).seqs[0].ids.tolist()
         assert ids == bge_recipe(tokenizer, QUERY, lines, None, 300)
 
 
@@ -507,8 +507,8 @@ def test_what_is_refused_of_a_request(tmp_path: Path) -> None:
             with pytest.raises(error, match=message):
                 scores(engine, texts, **options)
         assert scores(engine, []).size == 0
-        long = engine.frontend.prepare(Request([("a", "far " * 300 + "away")], truncate="left")).seqs[0].ids
-        right = engine.frontend.prepare(Request([("a", "far " * 300 + "away")])).seqs[0].ids
+        long = engine.preprocessor.preprocess(Request([("a", "far " * 300 + "away")], truncate="left")).seqs[0].ids
+        right = engine.preprocessor.preprocess(Request([("a", "far " * 300 + "away")])).seqs[0].ids
         assert long.size == right.size == 200
         assert long[0] == right[0]
         assert not np.array_equal(long, right)
@@ -541,7 +541,7 @@ def test_qwen3_embedding(parity: Parity, tmp_path: Path) -> None:
     model = SentenceTransformer(str(tmp_path), device="cpu")
     texts = [QUERY, "", "Asia and Europe. " * 40]
     with Engine(str(tmp_path), dtype="float32") as engine:
-        end = engine.frontend.prepare(Request(texts)).seqs
+        end = engine.preprocessor.preprocess(Request(texts)).seqs
         assert {int(seq.ids[-1]) for seq in end} == {AutoTokenizer.from_pretrained(tmp_path).pad_token_id}
         for kind in ("query", "document", None):
             expected = model.encode(texts, prompt_name=kind)

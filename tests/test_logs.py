@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel.telemetry import logs, trace
-from whimbrel.telemetry.logs import LogOptions, Sink, Storm
-from whimbrel.telemetry.trace import Finished
+from whimbrel.telemetry.logs import LogOptions, LogThrottle, NonBlockingStream
+from whimbrel.telemetry.trace import RequestFinished
 
 log = logging.getLogger("whimbrel")
 
@@ -47,9 +47,9 @@ def start() -> Iterator[Start]:
         end()
 
 
-def request(**fields: Any) -> Finished:
+def request(**fields: Any) -> RequestFinished:
     known: dict[str, Any] = {"request_id": "id-1", "method": "POST", "route": "/x", "path": "/x", "client": "10.0.0.1"}
-    return Finished(**{**known, "status": 200, "outcome": "ok", **fields})
+    return RequestFinished(**{**known, "status": 200, "outcome": "ok", **fields})
 
 
 def test_a_plain_line(start: Start) -> None:
@@ -93,8 +93,8 @@ def test_the_level(log_format: str, start: Start) -> None:
 def test_requests_are_logged_where_asked_for(start: Start) -> None:
     lines = start("json", "error", access=True)
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    trace.finished(request(model="m", num_texts=2, num_tokens=9, seconds=0.0123, traceparent=parent))
-    trace.finished(request(status=0, outcome="lost", error="lost"))
+    trace.request_finished(request(model="m", num_texts=2, num_tokens=9, seconds=0.0123, traceparent=parent))
+    trace.request_finished(request(status=0, outcome="lost", error="lost"))
     first, second = map(json.loads, lines())
     first.pop("time")
     assert first == {
@@ -107,9 +107,9 @@ def test_requests_are_logged_where_asked_for(start: Start) -> None:
 def test_only_our_failures_are_logged_else(start: Start) -> None:
     lines = start()
     for status, outcome in ((200, "ok"), (400, "invalid"), (429, "overloaded"), (499, "client_gone")):
-        trace.finished(request(status=status, outcome=outcome))
-    trace.finished(request(status=500, outcome="error", error="engine_crash"))
-    trace.finished(request(status=200, outcome="error", error="internal_error"))
+        trace.request_finished(request(status=status, outcome=outcome))
+    trace.request_finished(request(status=500, outcome="error", error="engine_crash"))
+    trace.request_finished(request(status=200, outcome="error", error="internal_error"))
     first, second = lines()
     assert "WARNING answered 500 (engine_crash) method=POST path=/x status=500" in first
     assert "answered 200 (internal_error)" in second
@@ -125,7 +125,7 @@ NASTY = "a\r\n2026-01-01 INFO forged\x1b[31m\x00\x7f\x9b\u2028\u202e\ud800\ufeff
 @pytest.mark.parametrize("access", [False, True])
 def test_H4_clients_cannot_forge_lines(log_format: str, access: bool, start: Start) -> None:
     lines = start(log_format, access=access)
-    trace.finished(request(path=NASTY, model=NASTY, request_id=NASTY, status=500, outcome="error", error=NASTY))
+    trace.request_finished(request(path=NASTY, model=NASTY, request_id=NASTY, status=500, outcome="error", error=NASTY))
     log.info("got %s", NASTY)
     found = lines()
     assert len(found) == 2
@@ -161,7 +161,7 @@ def assert_printable(lines: list[str]) -> None:
 @pytest.mark.parametrize("log_format", ["plain", "json"])
 def test_H3_keys_are_blotted_out(log_format: str, start: Start) -> None:
     lines = start(log_format, access=True, secrets=['s3cret"key', "other-key"])
-    trace.finished(request(path='/s3cret"key', request_id="other-key", model='s3cret"key'))
+    trace.request_finished(request(path='/s3cret"key', request_id="other-key", model='s3cret"key'))
     log.error("the key is %s", 's3cret"key')
     try:
         raise ValueError("other-key")
@@ -181,7 +181,7 @@ def test_K7_a_storm_is_cut_short(start: Start) -> None:
     for number in range(1239):
         log.error("engine %d failed", number)
         log.info("all of these are written")
-    trace.finished(request(status=500, outcome="error", error="engine_crash"))
+    trace.request_finished(request(status=500, outcome="error", error="engine_crash"))
     found = lines()
     assert sum("all of these" in line for line in found) == 1239
     assert [line.split("ERROR   ")[1] for line in found if "ERROR" in line] == [
@@ -194,12 +194,12 @@ def test_K7_a_storm_is_cut_short(start: Start) -> None:
 def test_K7_a_line_per_request_means_all_of_them(start: Start) -> None:
     lines = start(access=True)
     for _ in range(100):
-        trace.finished(request(status=500, outcome="error", error="engine_crash"))
+        trace.request_finished(request(status=500, outcome="error", error="engine_crash"))
     assert len(lines()) == 100
 
 
 def test_K7_the_summary_comes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "Storm", lambda: Storm(window=0.2))
+    monkeypatch.setattr(logs, "LogThrottle", lambda: LogThrottle(window=0.2))
     stream = io.StringIO()
     end = logs.configure(LogOptions(), stream=stream)
     for _ in range(9):
@@ -216,30 +216,30 @@ def test_K7_the_summary_comes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 5)), max_size=200), st.integers(1, 4), st.integers(1, 6))
 def test_a_storm_loses_count_of_nothing(events: list[tuple[str, float]], first: int, max_kinds: int) -> None:
-    storm = Storm(first=first, window=10.0, max_kinds=max_kinds)
+    storm = LogThrottle(first=first, window=10.0, max_kinds=max_kinds)
     now, admitted, left_out = 0.0, 0, 0
     for kind, pause in events:
         now += pause
-        left_out += sum(number for _, number in storm.over(now))
+        left_out += sum(number for _, number in storm.flush_windows(now))
         admitted += storm.admits(kind, now)
-    assert storm.holds_back == (len(events) > admitted + left_out)
-    left_out += sum(number for _, number in storm.over(float("inf")))
+    assert storm.is_suppressing == (len(events) > admitted + left_out)
+    left_out += sum(number for _, number in storm.flush_windows(float("inf")))
     assert admitted + left_out == len(events)
-    assert not storm.holds_back
+    assert not storm.is_suppressing
 
 
 def test_a_storm_admits_the_first_of_each_window() -> None:
-    storm = Storm(first=2, window=10.0)
+    storm = LogThrottle(first=2, window=10.0)
     assert [storm.admits("a", now) for now in (0.0, 1.0, 2.0, 9.9)] == [True, True, False, False]
-    assert storm.over(9.9) == []
-    assert storm.over(10.0) == [("a", 2)]
+    assert storm.flush_windows(9.9) == []
+    assert storm.flush_windows(10.0) == [("a", 2)]
     assert [storm.admits("a", 10.0), storm.admits("b", 10.0)] == [True, True]
 
 
 def test_a_storm_remembers_few_kinds() -> None:
-    storm = Storm(first=1, max_kinds=3)
+    storm = LogThrottle(first=1, max_kinds=3)
     assert [storm.admits(str(kind), 0.0) for kind in range(9)] == [True] * 4 + [False] * 5
-    assert storm.over(10.0) == [("", 5)]
+    assert storm.flush_windows(10.0) == [("", 5)]
 
 
 # A reader who does not read
@@ -259,7 +259,7 @@ class Stuck(io.StringIO):
 
 def test_nobody_waits_for_a_reader_and_what_is_lost_is_told() -> None:
     stream = Stuck()
-    sink = Sink(stream, lambda lost: f"{lost} lost", max_lines=10)
+    sink = NonBlockingStream(stream, lambda lost: f"{lost} lost", max_lines=10)
     for number in range(100):
         sink.write(f"{number}\n")
     started = time.monotonic()
@@ -281,7 +281,7 @@ def test_a_reader_who_has_left_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with suppress(BrokenPipeError), open(writing, "w") as stream:
-        sink = Sink(stream, str)
+        sink = NonBlockingStream(stream, str)
         sink.write("a\n")
         sink.write("b\n")
         sink.wait(10)

@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from whimbrel.errors import SetupError
 from whimbrel.telemetry import metrics, trace
-from whimbrel.telemetry.trace import Finished
+from whimbrel.telemetry.trace import RequestFinished
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
-RECORD = Finished("id", "POST", "/x", "/x", "", 200, "ok", model="m", num_texts=2, num_tokens=5, seconds=0.5)
+RECORD = RequestFinished("id", "POST", "/x", "/x", "", 200, "ok", model="m", num_texts=2, num_tokens=5, seconds=0.5)
 PROCESS = """
 import os, signal, sys
 from pathlib import Path
@@ -173,22 +173,22 @@ def test_a_place_that_cannot_be_written_is_a_setup_error(tmp_path: Path, monkeyp
 def test_a_server_of_one_process() -> None:
     page = metrics.Metrics(["m"])
     assert not page.shared
-    trace.received("/x")
-    trace.finished(RECORD)
+    trace.request_started("/x")
+    trace.request_finished(RECORD)
     found = samples(page.render()[0].decode())
     assert value(found, "whimbrel_requests_received_total", route="/x") == 1
     assert value(found, "whimbrel_tokens_total", model="m") == 5
     assert (value(found, "process_resident_memory_bytes", process="server") or 0) > 10e6
     page.close()
-    trace.received("/x")
+    trace.request_started("/x")
     assert value(samples(page.render()[0].decode()), "whimbrel_requests_received_total", route="/x") == 1
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/plain", "application/openmetrics-text; version=1.0.0; q=0.9, text/plain"])
 def test_the_page_comes_in_the_form_that_is_asked_for(accept: str) -> None:
     page = metrics.Metrics(["m"])
-    trace.received("/x")
-    trace.finished(RECORD)
+    trace.request_started("/x")
+    trace.request_finished(RECORD)
     trace.observe("batch_seqs", 3, model="m")
     content, content_type = page.render(accept)
     page.close()
@@ -216,8 +216,8 @@ def test_every_event_has_a_metric() -> None:
         trace.observe(name, 1, model="m")
     for name in get_args(trace.Count):
         trace.count(name, model="m")
-    for name in get_args(trace.LevelName):
-        trace.level(name, 1, model="m")
+    for name in get_args(trace.GaugeName):
+        trace.gauge(name, 1, model="m")
     text = page.render()[0].decode()
     page.close()
     assert text.count("_total{") == len(get_args(trace.Count)) + 1  # and process_cpu_seconds_total

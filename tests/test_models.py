@@ -20,9 +20,9 @@ from checkpoints import bert_tokenizer, edit_json, write_json
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.model.load import load_model
-from whimbrel.model.ops.attention import Layout
-from whimbrel.model.ops.row_blocks import round_rows
-from whimbrel.types.batch import pack, runs
+from whimbrel.model.ops.attention import AttentionLayout
+from whimbrel.model.ops.row_blocks import round_up_rows
+from whimbrel.types.batch import equal_length_groups, pack
 from whimbrel.types.seq import Seq
 
 VOCABULARY = 400
@@ -142,8 +142,13 @@ def hidden(
         pad_id=card.encoder.pad_id,
     )
     lengths = np.diff(batch.cu_seqlens)
-    layout = Layout(torch.from_numpy(batch.cu_seqlens).to(device), runs(batch.cu_seqlens), batch.num_tokens, int(lengths.max()))
-    num_rows = round_rows(batch.num_tokens)
+    layout = AttentionLayout(
+        torch.from_numpy(batch.cu_seqlens).to(device),
+        equal_length_groups(batch.cu_seqlens),
+        batch.num_tokens,
+        int(lengths.max()),
+    )
+    num_rows = round_up_rows(batch.num_tokens)
 
     def filled(values: NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(np.pad(values, (0, num_rows - values.size))).to(device)

@@ -39,12 +39,12 @@ from parity import Parity
 from test_hub_models import jina_bert, jina_roberta
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine.prepare import Frontend
+from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
-from whimbrel.server.processes.channel import Line, pair
+from whimbrel.server.processes.channel import Channel, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
 from whimbrel.server.processes.codec import pack_seqs
-from whimbrel.server.processes.messages import Answer, Attach, FromEngine, Load, Ready, ReportEngine, Submit
+from whimbrel.server.processes.messages import Attach, EngineAnswer, FromEngine, Load, Ready, ReportEngine, Submit
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
@@ -372,7 +372,7 @@ def test_token_ids_are_taken_as_they_are(checkpoint: Callable[[str], Path]) -> N
     """Neither marked nor filled up; but some are skipped in documents."""
     folder = checkpoint("stanford")
     model = engine(folder)
-    seqs = model.frontend.prepare(Request(DOCUMENTS, input_type="document")).seqs
+    seqs = model.preprocessor.preprocess(Request(DOCUMENTS, input_type="document")).seqs
     ids = [seq.ids.astype(np.int64) for seq in seqs]
     found = [model.run(Request(ids, input_type=kind)).outputs.multi_vector for kind in KINDS]
     assert found[0] is not None
@@ -395,7 +395,9 @@ def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint("stanford")
     options = Options(dtype="float32")
     card = read_card(folder, "m")
-    prepared = Frontend(folder, card, make_plan(options, card, Hardware(1))).prepare(Request(QUERIES, input_type="query"))
+    prepared = Preprocessor(folder, card, make_plan(options, card, Hardware(1))).preprocess(
+        Request(QUERIES, input_type="query")
+    )
     ours, theirs = pair()
     with theirs:
         process = subprocess.Popen(
@@ -403,17 +405,17 @@ def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
             pass_fds=[theirs.fileno()],
             env=os.environ | {CONTROL_FD: str(theirs.fileno())},
         )
-    control = Line[ReportEngine](ours, ReportEngine)
+    control = Channel[ReportEngine](ours, ReportEngine)
     control.send(Load(str(folder), None, options, "engine-0-0", LogOptions()))
     next(message for message in control if isinstance(message, Ready))
     near, far = pair()
     control.send(Attach(0), [far.detach()])
-    line = Line[FromEngine](near, FromEngine)
+    line = Channel[FromEngine](near, FromEngine)
     line.send(
         Submit(
             uid=1, segment=0, segment_bytes=0, arrays=pack_seqs(prepared.seqs).data.cast("B"), num_seqs=len(QUERIES), num_spans=0,
-            asks=[("multi_vector", 16, True, 0, False)], num_tokens=prepared.num_tokens, num_truncated=0, received=perf_counter(),
-            tokenize=0.0, priority=0, deadline=float("inf"), owner="", suspects={}, admitted=True,
+            specs=[("multi_vector", 16, True, 0, False)], num_tokens=prepared.num_tokens, num_truncated=0, received=perf_counter(),
+            tokenize=0.0, priority=0, deadline=float("inf"), tenant="", suspects={}, admitted=True,
         )
     )  # fmt: skip
     answer = next(iter(line))
@@ -421,8 +423,8 @@ def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
     process.wait()
     control.close()
     line.close()
-    assert isinstance(answer, Answer)
-    rows = prepared.places.arrays(np.frombuffer(answer.memory, np.uint8))["multi_vector"]
+    assert isinstance(answer, EngineAnswer)
+    rows = prepared.layout.arrays(np.frombuffer(answer.memory, np.uint8))["multi_vector"]
     compare(np.split(rows, len(QUERIES)), expected(folder, "query"))
 
 

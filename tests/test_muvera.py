@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import whimbrel.outputs.muvera
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs.muvera import Muvera
-from whimbrel.types.late_interaction import MAX_NUMBERS
+from whimbrel.types.late_interaction import MAX_DIMS
 from whimbrel.types.request import InputType
 from whimbrel.types.result import Ragged
 
@@ -87,7 +87,7 @@ def test_more_buckets_than_16_bits_number(input_type: InputType) -> None:
 
 def test_defaults_are_fastembeds() -> None:
     assert repr(Muvera(128)) == "Muvera(width=128, k_sim=5, dim_proj=16, r_reps=20, seed=42)"
-    assert Muvera(128).num_numbers == 10_240
+    assert Muvera(128).num_dims == 10_240
 
 
 @pytest.mark.parametrize("fixed", [1, -1])
@@ -177,5 +177,5 @@ def test_bad_parameters(options: dict[str, Any], param: str, said: str) -> None:
 
 def test_largest_parameters() -> None:
     largest = Muvera(16, k_sim=17, dim_proj=1, r_reps=1)
-    assert largest.num_numbers == MAX_NUMBERS
+    assert largest.num_dims == MAX_DIMS
     assert np.isfinite(largest.encode(ragged(random_texts(16)), "document")).all()

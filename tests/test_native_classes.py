@@ -17,7 +17,7 @@ from whimbrel.dialects.native import classify
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Timings
-from whimbrel.types.seq import TokenSpans
+from whimbrel.types.seq import TokenOffsets
 
 READ = {"classify": classify.read_classify, "token_classify": classify.read_token_classify}
 
@@ -43,7 +43,9 @@ def test_every_field() -> None:
     assert request("classify", input="a", **options) == expected
     assert request("classify", input=[["a", "b"]]).texts == [("a", "b")]
     found = request("token_classify", input=["a", "b"], aggregation="max", **options)
-    assert found == Request(["a", "b"], ("token_scores",), prompt_name="query", activate=False, truncate="left", locate=True)
+    assert found == Request(
+        ["a", "b"], ("token_scores",), prompt_name="query", activate=False, truncate="left", return_offsets=True
+    )
 
 
 @pytest.mark.parametrize("verb", READ)
@@ -74,7 +76,7 @@ def test_the_answers() -> None:
     }  # fmt: skip
     tagged, _ = classify.read_token_classify(b'{"input": "a wader"}')
     scores = Ragged(np.array([[0.9, 0.1], [0.25, 0.75]], np.float32), np.array([0, 2]))
-    spans = TokenSpans(np.array([[0, 1], [2, 7]], np.int32), np.zeros(2, bool), np.zeros(2, bool))
+    spans = TokenOffsets(np.array([[0, 1], [2, 7]], np.int32), np.zeros(2, bool), np.zeros(2, bool))
     result = Result(Outputs(token_scores=scores), 2, 0, Timings(), [spans])
     entities = orjson.loads(classify.write_token_classify(tagged, result, MODEL))["entities"]
     assert entities == [[{"label": "BIRD", "score": 0.75, "start": 2, "end": 7, "text": "wader"}]]
@@ -90,5 +92,5 @@ def test_scores_read_back(scores: np.ndarray) -> None:
 def test_the_examples_can_be_read() -> None:
     for route in ROUTES:
         if "classify" in route.path:
-            _, ask = route.read_request(route.example.encode())
+            _, ask = route.parse_request(route.example.encode())
             assert callable(ask) or isinstance(ask, Request)

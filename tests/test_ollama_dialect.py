@@ -28,9 +28,9 @@ from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import ollama
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.openapi import openapi_document
-from whimbrel.server.app.served_models import Served
+from whimbrel.server.app.served_models import ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
 
@@ -142,7 +142,9 @@ def test_all_are_in_the_description() -> None:
 def ask(engine: Engine, path: str, **body: Any) -> Told:
     """As `curl -d` sends it."""
     headers = {"content_type": "application/x-www-form-urlencoded"}
-    return asyncio.run(call(create_app(Served(AsyncEngine(engine))), "POST", path, body=orjson.dumps(body), headers=headers))
+    return asyncio.run(
+        call(create_app(ModelRegistry(AsyncEngine(engine))), "POST", path, body=orjson.dumps(body), headers=headers)
+    )
 
 
 def test_a_model_that_is_not_normalised(tmp_path: Path) -> None:
@@ -191,9 +193,9 @@ def test_a_model_without_vectors(tmp_path: Path) -> None:
 
 def test_bodies_that_are_none_and_what_comes_before_them() -> None:
     app = create_app(
-        Served(cast(Any, FakeEmbedder())), guards=GuardOptions(api_keys=("a-s3cret-key-of-ours",), max_body_bytes=1000)
+        ModelRegistry(cast(Any, FakeEmbedder())), guards=ServerLimits(api_keys=("a-s3cret-key-of-ours",), max_body_bytes=1000)
     )
-    draining = Served(cast(Any, FakeEmbedder()))
+    draining = ModelRegistry(cast(Any, FakeEmbedder()))
     draining.draining = True
     key = {"authorization": "Bearer a-s3cret-key-of-ours"}
     for path in ("/api/embed", "/api/embeddings", "/api/show"):

@@ -22,7 +22,7 @@ from whimbrel.dialects.common import decode as read_module
 from whimbrel.dialects.native import embed
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.served_models import AsyncEmbedder, Served
+from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
 
@@ -198,14 +198,14 @@ def test_errors_name_fields_that_the_route_has(route: Route) -> None:
     """Where a field of Request has another name in an API, its errors have that name."""
     fields = {field.name for field in msgspec.structs.fields(route.request_type)}
     for name in SHARED:
-        detail = orjson.loads(route.write_error(InvalidRequest("is wrong.", param=name)))["error"]
+        detail = orjson.loads(route.render_error(InvalidRequest("is wrong.", param=name)))["error"]
         assert detail["param"] in fields
         assert detail["message"] == f"{detail['param']}: is wrong."
 
 
 def test_without_v1(engine: Engine) -> None:
     """As clients ask whose base URL does not end in /v1."""
-    app = create_app(Served(cast(AsyncEmbedder, AsyncEngine(engine))))
+    app = create_app(ModelRegistry(cast(AsyncEmbedder, AsyncEngine(engine))))
     body, headers = {"input": ["a", "b"], "request_id": "r"}, {"content_type": "application/json"}
 
     def told(path: str, body: Any, **more: str) -> Told:

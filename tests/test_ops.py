@@ -14,22 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel.model.ops import attention
-from whimbrel.model.ops.attention import Layout, Scores, attend, attend_reference
+from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, attend_reference
 from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank
-from whimbrel.model.ops.ragged import cut, neighbours_max, normalize, segment_reduce
-from whimbrel.model.ops.row_blocks import FINE_SIZES, round_rows
-from whimbrel.types.batch import runs
+from whimbrel.model.ops.ragged import adjacent_max, normalize, segment_reduce, truncate_columns
+from whimbrel.model.ops.row_blocks import FINE_SIZES, round_up_rows
+from whimbrel.types.batch import equal_length_groups
 from whimbrel.types.heads import Activation
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def make_layout(lengths: list[int], device: str = "cpu", num_keys: list[int] | None = None) -> Layout:
+def make_layout(lengths: list[int], device: str = "cpu", num_keys: list[int] | None = None) -> AttentionLayout:
     offsets = np.concatenate(([0], np.cumsum(sorted(lengths, reverse=True)))).astype(np.int32)
     keys = None if num_keys is None else torch.tensor(num_keys, dtype=torch.int32)
-    found = runs(offsets, None if keys is None else keys.numpy())
+    found = equal_length_groups(offsets, None if keys is None else keys.numpy())
     keys = None if keys is None else keys.to(device)
-    return Layout(torch.from_numpy(offsets).to(device), found, int(offsets[-1]), max(lengths), keys)
+    return AttentionLayout(torch.from_numpy(offsets).to(device), found, int(offsets[-1]), max(lengths), keys)
 
 
 def _bias(first: int, last: int, length: int) -> torch.Tensor:
@@ -55,7 +55,7 @@ SCORES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("lengths", [[1], [7, 7, 7], [300, 64, 64, 33, 5, 1, 1], [17] * 40, [129, 129, 97, 96], [600, 511]])
 @pytest.mark.parametrize("width", [8, 32, 64])
 def test_attention(lengths: list[int], width: int, dtype: torch.dtype, tolerance: float, device: str) -> None:
-    check_attention(lengths, 4, Scores(width**-0.5), width, dtype, tolerance, device)
+    check_attention(lengths, 4, ScoreOptions(width**-0.5), width, dtype, tolerance, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -67,7 +67,7 @@ def test_attention_with_what_decoders_need(
 ) -> None:
     if device == "cuda" and "bias" in SCORES[what]:
         pytest.skip("the bias of this test is on the host")
-    check_attention([40, 40, 33, 17, 2, 1], num_kv_heads, Scores(0.3, **SCORES[what]), 16, dtype, tolerance, device)
+    check_attention([40, 40, 33, 17, 2, 1], num_kv_heads, ScoreOptions(0.3, **SCORES[what]), 16, dtype, tolerance, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -78,18 +78,18 @@ def test_attention_to_the_first_tokens_alone(what: str, dtype: torch.dtype, devi
     if device == "cuda" and "bias" in SCORES[what]:
         pytest.skip("the bias of this test is on the host")
     lengths, num_keys = [200, 32, 32, 32, 9, 1], [200, 5, 5, 32, 1, 1]
-    check_attention(lengths, 4, Scores(0.3, **SCORES[what]), 16, dtype, 2e-2, device, num_keys)
+    check_attention(lengths, 4, ScoreOptions(0.3, **SCORES[what]), 16, dtype, 2e-2, device, num_keys)
 
 
 def test_a_bias_over_a_long_text() -> None:
     """Some hundred queries at a time."""
-    check_attention([520, 520, 513, 512], 4, Scores(0.3, bias=_bias), 16, torch.float32, 3e-6, "cpu")
+    check_attention([520, 520, 513, 512], 4, ScoreOptions(0.3, bias=_bias), 16, torch.float32, 3e-6, "cpu")
 
 
 def check_attention(
     lengths: list[int],
     num_kv_heads: int,
-    scores: Scores,
+    scores: ScoreOptions,
     width: int,
     dtype: torch.dtype,
     tolerance: float,
@@ -97,7 +97,7 @@ def check_attention(
     num_keys: list[int] | None = None,
 ) -> None:
     layout = make_layout(lengths, device, num_keys)
-    rows = round_rows(layout.num_tokens) + 16
+    rows = round_up_rows(layout.num_tokens) + 16
     x = torch.randn(rows, 4 + 2 * num_kv_heads, width, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     qkv = x.split((4, num_kv_heads, num_kv_heads), dim=1)
     out = attend(*qkv, layout, scores).cpu()
@@ -112,7 +112,7 @@ def check_attention(
 @pytest.mark.parametrize("what", SCORES)
 def test_attention_of_a_seq_does_not_depend_on_its_batch(what: str, dtype: torch.dtype) -> None:
     lengths = [513, 513, 511, 200, 200, 200, 112, 97, 64, 64, 64, 33, 33, 12, 7, 7, 7, 1]
-    layout, scores = make_layout(lengths), Scores(32**-0.5, **SCORES[what])
+    layout, scores = make_layout(lengths), ScoreOptions(32**-0.5, **SCORES[what])
     qkv = torch.randn(layout.num_tokens, 12, 32).to(dtype).split((4, 4, 4), dim=1)
     out = attend(*qkv, layout, scores)
     offsets = layout.cu_seqlens.tolist()
@@ -150,10 +150,10 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(inner: int, outer: int, d
 
 @given(st.integers(1, 100_000))
 def test_round_rows_makes_few_sizes_and_little_waste(rows: int) -> None:
-    rounded = round_rows(rows)
+    rounded = round_up_rows(rows)
     assert rows <= rounded <= rows + (15 if rows <= 256 else 31)
     assert rounded in FINE_SIZES if rounded <= 512 else rounded % 32 == 0
-    assert round_rows(rounded) == rounded
+    assert round_up_rows(rounded) == rounded
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -162,7 +162,7 @@ def test_neighbours_max(dtype: torch.dtype, device: str) -> None:
     lengths = [7, 7, 7, 1, 1, 0, 12, 7]
     x = torch.randn(50, 33, generator=torch.Generator().manual_seed(1)).to(dtype)
     x[3, 5] = torch.nan
-    out = neighbours_max(x.to(device), torch.tensor(lengths, device=device)).cpu()
+    out = adjacent_max(x.to(device), torch.tensor(lengths, device=device)).cpu()
     assert out.dtype == dtype
     for row, part in zip(out, x[: sum(lengths)].split(lengths), strict=True):
         expected = part.amax(0) if len(part) else torch.full((33,), -torch.inf, dtype=dtype)
@@ -183,7 +183,7 @@ def test_segment_reduce(device: str) -> None:
 
 def test_cut_and_normalize_mix_widths() -> None:
     x = torch.randn(3, 10)
-    out = normalize(cut(x, torch.tensor([10, 4, 1], dtype=torch.int32)))
+    out = normalize(truncate_columns(x, torch.tensor([10, 4, 1], dtype=torch.int32)))
     for row, width in enumerate((10, 4, 1)):
         assert torch.allclose(out[row, :width], x[row, :width] / x[row, :width].norm())
         assert not out[row, width:].any()
@@ -197,8 +197,8 @@ def test_layers_that_mask_alike_share_masks(what: str, monkeypatch: pytest.Monke
     make = attention._mask
     monkeypatch.setattr(attention, "_mask", lambda *args: made.append(1) or make(*args))
     lengths = [520, 40, 40, 17]
-    qkv = torch.randn(round_rows(sum(lengths)), 12, 16).split((4, 4, 4), dim=1)
-    layout, scores = make_layout(lengths), [Scores(0.3, **SCORES[what]) for _ in range(3)]
+    qkv = torch.randn(round_up_rows(sum(lengths)), 12, 16).split((4, 4, 4), dim=1)
+    layout, scores = make_layout(lengths), [ScoreOptions(0.3, **SCORES[what]) for _ in range(3)]
     found = [attend(*qkv, layout, each) for each in scores]
     num_masks = len(made)
     assert num_masks == len(layout.masks) < 3 * num_masks

@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from whimbrel.errors import SetupError
 from whimbrel.telemetry import otel, trace
-from whimbrel.telemetry.trace import Finished
+from whimbrel.telemetry.trace import RequestFinished
 
 
 @pytest.fixture
@@ -31,7 +31,9 @@ def finish(**fields: Any) -> None:
         "route": "/v1/embeddings",
         "path": "/v1/embeddings?key=s3cret",
     }
-    trace.finished(Finished(**{**known, "client": "10.0.0.1", "status": 200, "outcome": "ok", "received": 1e9, **fields}))
+    trace.request_finished(
+        RequestFinished(**{**known, "client": "10.0.0.1", "status": 200, "outcome": "ok", "received": 1e9, **fields})
+    )
 
 
 def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:

@@ -10,19 +10,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel.engine.job import Collection, Job
-from whimbrel.engine.prepared import Prepared
-from whimbrel.outputs.layout import Places, joined, largest, place
-from whimbrel.outputs.requested import Ask
-from whimbrel.outputs.rows import collected, finite_seqs, wanted
+from whimbrel.engine.job import BatchOutput, Job
+from whimbrel.engine.prepared import EngineRequest
+from whimbrel.outputs.layout import ResultLayout, concat_sparse, plan_layout, top_k_entries
+from whimbrel.outputs.requested import OutputSpec
+from whimbrel.outputs.rows import finite_seqs, select_rows, to_host
 from whimbrel.types.batch import pack
 from whimbrel.types.card import Output
 from whimbrel.types.result import Sparse
 from whimbrel.types.seq import Seq
 
 OUTPUTS = {
-    "dense": Output(6, modes=("mean",), include_prompt=False, finish="normalize"),
-    "multi_vector": Output(4, rows="token", skip_ids=(3, 4), skip_in_queries=False, skip_first=1, finish="normalize"),
+    "dense": Output(6, modes=("mean",), include_prompt=False, activation="normalize"),
+    "multi_vector": Output(4, rows="token", skip_ids=(3, 4), skip_in_queries=False, skip_first=1, activation="normalize"),
     "sparse": Output(1, rows="entry", skip_ids=(0, 2)),
     "scores": Output(3, modes=("lasttoken",), padding_id=3),
     "token_scores": Output(2, rows="token", keep_ids=(2, 5)),
@@ -32,9 +32,9 @@ CARD: Any = SimpleNamespace(all_outputs=OUTPUTS)
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[list[Seq], list[Ask]]:
+def requests(draw: st.DrawFn) -> tuple[list[Seq], list[OutputSpec]]:
     names = draw(st.lists(st.sampled_from(list(OUTPUTS)), min_size=1, unique=True))
-    asks = [Ask(name, draw(st.integers(1, OUTPUTS[name].width)), draw(st.booleans())) for name in names]  # pyright: ignore[reportArgumentType]
+    asks = [OutputSpec(name, draw(st.integers(1, OUTPUTS[name].width)), draw(st.booleans())) for name in names]  # pyright: ignore[reportArgumentType]
     seqs: list[Seq] = []
     for index, ids in enumerate(draw(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=9), min_size=1, max_size=4))):
         ends = sorted(draw(st.lists(st.integers(1, len(ids)), min_size=1, max_size=3, unique=True)))
@@ -69,21 +69,23 @@ def expected_rows(name: str, seq: Seq) -> list[float]:
 
 
 @given(st.lists(requests(), min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_every_row_of_a_mixed_batch_lands_where_it_belongs(asked: list[tuple[list[Seq], list[Ask]]], random: Any) -> None:
-    jobs = [job(seqs, place(CARD, seqs, asks)) for seqs, asks in asked]
-    work = [(one, seq) for one in jobs for seq in one.prepared.seqs]
+def test_every_row_of_a_mixed_batch_lands_where_it_belongs(
+    asked: list[tuple[list[Seq], list[OutputSpec]]], random: Any
+) -> None:
+    jobs = [job(seqs, plan_layout(CARD, seqs, asks)) for seqs, asks in asked]
+    work = [(one, seq) for one in jobs for seq in one.request.seqs]
     random.shuffle(work)
     batch = pack([seq for _, seq in work])
     order: list[int] = batch.order_B.tolist()
-    wants = wanted(CARD, batch, [work[i][0].prepared.places for i in order])
+    wants = select_rows(CARD, batch, [work[i][0].request.layout for i in order])
     given_rows: dict[Any, Any] = {}
     for name, each in wants.items():
         rows = np.array(
             [value(name, batch.ids_T[start:end].tolist()) for start, end in zip(each.starts_P, each.ends_P, strict=True)]
         )
         full = np.repeat(rows.reshape(-1, 1), OUTPUTS[name].width, axis=1).astype(np.float32)
-        given_rows[name] = collected(OUTPUTS[name], each, full)
-    collection = Collection(wants, given_rows)
+        given_rows[name] = to_host(OUTPUTS[name], each, full)
+    collection = BatchOutput(wants, given_rows)
     for one in jobs:
         rows = np.array([row for row, i in enumerate(order) if work[i][0] is one])
         one.write(collection, rows, np.array([work[order[row]][1].index for row in rows]))
@@ -92,24 +94,27 @@ def test_every_row_of_a_mixed_batch_lands_where_it_belongs(asked: list[tuple[lis
             found = one.arrays[ask.name]
             assert found.shape[1] == ask.width
             assert found[:, 0].tolist() == [row for seq in seqs for row in expected_rows(ask.name, seq)]
-            offsets = one.prepared.places.by_name[ask.name].offsets_N1
+            offsets = one.request.layout.by_name[ask.name].offsets_N1
             assert np.diff(offsets).tolist() == [len(expected_rows(ask.name, seq)) for seq in seqs]
 
 
-def job(seqs: list[Seq], places: Places) -> Job:
-    prepared = Prepared(seqs, places, 1, 0, 0.0, 0.0)
+def job(seqs: list[Seq], places: ResultLayout) -> Job:
+    prepared = EngineRequest(seqs, places, 1, 0, 0.0, 0.0)
     return Job(Future(), prepared, np.full(places.num_bytes, 255, np.uint8))
 
 
 def test_each_row_knows_how_it_is_finished_and_cut() -> None:
     seqs = [Seq(np.array([1, 5, 5, 6], np.int32), 0), Seq(np.array([1, 5], np.int32), 1)]
-    one, other = place(CARD, seqs, [Ask("multi_vector", 4, True)]), place(CARD, seqs, [Ask("multi_vector", 2, False)])
-    each = wanted(CARD, pack(seqs), [one, other])["multi_vector"]
-    assert each.finished_P.tolist() == [True] * 3 + [False]
+    one, other = (
+        plan_layout(CARD, seqs, [OutputSpec("multi_vector", 4, True)]),
+        plan_layout(CARD, seqs, [OutputSpec("multi_vector", 2, False)]),
+    )
+    each = select_rows(CARD, pack(seqs), [one, other])["multi_vector"]
+    assert each.activated_P.tolist() == [True] * 3 + [False]
     assert each.widths_P is not None
     assert each.widths_P.tolist() == [4, 4, 4, 2]
-    assert wanted(CARD, pack(seqs), [one, one])["multi_vector"].widths_P is None
-    nothing = wanted(CARD, pack(seqs), [place(CARD, seqs, [Ask("dense", 6, True)])] * 2)
+    assert select_rows(CARD, pack(seqs), [one, one])["multi_vector"].widths_P is None
+    nothing = select_rows(CARD, pack(seqs), [plan_layout(CARD, seqs, [OutputSpec("dense", 6, True)])] * 2)
     assert list(nothing) == ["dense"]
 
 
@@ -117,14 +122,14 @@ def test_weights_over_the_vocabulary_become_entries() -> None:
     output = Output(5, rows="vocabulary", modes=("max",))
     card: Any = SimpleNamespace(all_outputs={"sparse": output})
     seqs = [Seq(np.array([1, 2], np.int32), 0), Seq(np.array([3], np.int32), 1), Seq(np.array([4], np.int32), 2)]
-    places = place(card, seqs, [Ask("sparse", 5, True)])
+    places = plan_layout(card, seqs, [OutputSpec("sparse", 5, True)])
     assert places.num_bytes == 0
     one = job(seqs, places)
-    wants = wanted(card, pack(seqs), [places] * 3)
+    wants = select_rows(card, pack(seqs), [places] * 3)
     rows = np.array([[0, 1, 0, 0.5, 0], [0, 0, 0, 0, 0], [0, 0, np.inf, 0, 3]], np.float32)
-    given_rows = collected(output, wants["sparse"], rows)
+    given_rows = to_host(output, wants["sparse"], rows)
     assert finite_seqs(given_rows, wants["sparse"].offsets_B1).tolist() == [True, True, False]
-    one.write(Collection(wants, {"sparse": given_rows}), np.array([0, 1, 2]), np.array([0, 1, 2]))
+    one.write(BatchOutput(wants, {"sparse": given_rows}), np.array([0, 1, 2]), np.array([0, 1, 2]))
     one.resolve()
     sparse = one.future.result().outputs.sparse
     assert isinstance(sparse, Sparse)
@@ -139,7 +144,7 @@ def test_weights_over_the_vocabulary_become_entries() -> None:
 @given(st.lists(st.lists(st.sampled_from([-2.0, -1.0, 0.5, 1.0, 2.0]), max_size=6), max_size=5), st.integers(1, 7))
 def test_the_largest_entries(texts: list[list[float]], max_entries: int) -> None:
     pieces = {i: (np.arange(len(text), dtype=np.int32) * 3, np.array(text, np.float32)) for i, text in enumerate(texts)}
-    found = largest(joined(pieces), max_entries)
+    found = top_k_entries(concat_sparse(pieces), max_entries)
     assert len(found) == len(texts)
     for text, (ids, weights) in zip(texts, found, strict=True):
         kept = sorted(sorted(range(len(text)), key=lambda i: -abs(text[i]))[:max_entries])
@@ -149,7 +154,7 @@ def test_the_largest_entries(texts: list[list[float]], max_entries: int) -> None
 
 def test_entries_without_weight_are_left_out() -> None:
     seqs = [Seq(np.array([5, 1, 5], np.int32), 0), Seq(np.array([0, 2], np.int32), 1), Seq(np.array([6], np.int32), 2)]
-    places = place(CARD, seqs, [Ask("sparse", 1, True)])
+    places = plan_layout(CARD, seqs, [OutputSpec("sparse", 1, True)])
     one = job(seqs, places)
     one.arrays["sparse"][:, 0] = [0, 2, 3]
     one.resolve()

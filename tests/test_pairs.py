@@ -58,7 +58,7 @@ def classifier(folder: Path, family: str, **changes: Any) -> Tokenizer:
 
 
 def types_of(seq: Seq) -> list[int]:
-    second = seq.second or seq.ids.size
+    second = seq.second_text_start or seq.ids.size
     return [seq.type_id] * second + [seq.type_id + 1] * (seq.ids.size - second)
 
 
@@ -79,22 +79,22 @@ def test_pairs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
         assert [seq.index for seq in seqs] == list(range(len(pairs)))
         if family in ("bert", "electra", "nomic_bert"):
             assert [types_of(seq) for seq in seqs] == expected["token_type_ids"]
-            assert any(seq.second for seq in seqs)
+            assert any(seq.second_text_start for seq in seqs)
         else:
-            assert not any(seq.second for seq in seqs)
+            assert not any(seq.second_text_start for seq in seqs)
 
 
 def test_a_tokenizer_that_gives_no_types_gives_a_pair_none(tmp_path: Path) -> None:
     tokenizer = classifier(tmp_path, "bert", config={"model_input_names": ["input_ids", "attention_mask"]})
     assert "token_type_ids" not in AutoTokenizer.from_pretrained(str(tmp_path))("a", "b")
-    assert tokenizer.encode(Request([("a", "b")]))[0].second == 0
+    assert tokenizer.encode(Request([("a", "b")]))[0].second_text_start == 0
 
 
 def test_a_class_that_says_nothing_of_types_gives_a_pair_none(tmp_path: Path) -> None:
     """Of transformers' classes only BERT's gives them unasked, whatever the post-processor says."""
     tokenizer = classifier(tmp_path, "bert", config={"tokenizer_class": "PreTrainedTokenizerFast"})
     assert "token_type_ids" not in AutoTokenizer.from_pretrained(str(tmp_path))("a", "b")
-    assert tokenizer.encode(Request([("a", "b")]))[0].second == 0
+    assert tokenizer.encode(Request([("a", "b")]))[0].second_text_start == 0
 
 
 @cache
@@ -177,13 +177,13 @@ def test_a_pair_that_is_too_long_may_be_refused(bert: Tokenizer) -> None:
 
 def test_a_text_in_many_pairs_is_tokenised_once(bert: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    encodings = bert.backend.encodings
+    encodings = bert.backend.encode_batches
 
     def spy(texts: Any, *rest: Any, **options: Any) -> Any:
         seen.extend(texts)
         return encodings(texts, *rest, **options)
 
-    monkeypatch.setattr(bert.backend, "encodings", spy)
+    monkeypatch.setattr(bert.backend, "encode_batches", spy)
     bert.encode(Request([("a query", f"document {i % 7}") for i in range(100)]))
     assert len(seen) == 8
 
@@ -191,7 +191,7 @@ def test_a_text_in_many_pairs_is_tokenised_once(bert: Tokenizer, monkeypatch: py
 def test_a_prompt_goes_before_the_first_text(bert: Tokenizer) -> None:
     prompted, plain = bert.encode(Request([("a", "b")], prompt="c "))[0], bert.encode(Request([("c a", "b")]))[0]
     assert prompted.ids.tolist() == plain.ids.tolist()
-    assert prompted.second == plain.second
+    assert prompted.second_text_start == plain.second_text_start
 
 
 def test_a_model_without_scores_takes_no_pairs(tmp_path: Path) -> None:

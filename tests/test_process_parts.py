@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from whimbrel import errors
 from whimbrel.server.processes.backoff import Backoff
-from whimbrel.server.processes.channel import MAX_MESSAGE, AsyncLine, BrokenLine, Line, pair
-from whimbrel.server.processes.child_process import CONTROL_FD, LINE_BROKEN
+from whimbrel.server.processes.channel import MAX_MESSAGE, AsyncChannel, Channel, ProtocolError, pair
+from whimbrel.server.processes.child_process import CHANNEL_BROKEN, CONTROL_FD
 from whimbrel.server.processes.codec import count_spans, num_ints, pack_entries, pack_seqs, unpack_entries, unpack_seqs
 from whimbrel.server.processes.messages import (
     Attach,
@@ -33,8 +33,8 @@ from whimbrel.server.processes.messages import (
     error_of,
     failed,
 )
-from whimbrel.server.processes.quarantine import Suspicion
-from whimbrel.server.processes.shared_memory import Board, SegmentPool, align, anonymous, map_memory
+from whimbrel.server.processes.quarantine import QuarantineList
+from whimbrel.server.processes.shared_memory import SegmentPool, StatusBoard, align, anonymous, map_memory
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.plan import Options
 from whimbrel.types.result import Sparse
@@ -54,7 +54,7 @@ def test_messages_survive_any_cut(numbers: list[int], data: st.DataObject) -> No
     stream = b"".join(packed(Cancel(number)) for number in numbers)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
     near, far = pair()
-    line = Line[ToEngine](far, ToEngine)
+    line = Channel[ToEngine](far, ToEngine)
     with near:
         for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
             near.sendall(stream[start:end])
@@ -68,17 +68,17 @@ def test_messages_survive_any_cut(numbers: list[int], data: st.DataObject) -> No
 )  # fmt: skip
 def test_what_is_no_message_breaks_the_line(garbage: bytes) -> None:
     near, far = pair()
-    line = Line[ToEngine](far, ToEngine)
+    line = Channel[ToEngine](far, ToEngine)
     with near:
         near.sendall(packed(Cancel(1)) + garbage)
-    with pytest.raises(BrokenLine):
+    with pytest.raises(ProtocolError):
         list(line)
     line.close()
 
 
 def test_descriptors_arrive_with_their_messages() -> None:
     near, far = pair()
-    sender, receiver = Line[ToEngine](near, ToEngine), Line[ToEngine](far, ToEngine)
+    sender, receiver = Channel[ToEngine](near, ToEngine), Channel[ToEngine](far, ToEngine)
     for number in range(50):
         fd = anonymous(4)
         os.pwrite(fd, number.to_bytes(4, "little"), 0)
@@ -92,7 +92,7 @@ def test_descriptors_arrive_with_their_messages() -> None:
             got.append(int.from_bytes(os.pread(fd, 4, 0), "little"))
             os.close(fd)
     assert got == list(range(50))
-    with pytest.raises(BrokenLine, match="descriptor is missing"):
+    with pytest.raises(ProtocolError, match="descriptor is missing"):
         receiver.take_fd()
     receiver.close()
 
@@ -101,9 +101,9 @@ def test_an_async_line_sends_what_does_not_fit_at_once() -> None:
     async def main() -> None:
         near, far = pair()
         got: list[FromEngine] = []
-        ended: asyncio.Future[BrokenLine | None] = asyncio.get_running_loop().create_future()
-        sender = AsyncLine[ToEngine](near, ToEngine, on_message=lambda _: None, on_end=lambda _: None)
-        receiver = AsyncLine[FromEngine](far, FromEngine, on_message=got.append, on_end=ended.set_result)
+        ended: asyncio.Future[ProtocolError | None] = asyncio.get_running_loop().create_future()
+        sender = AsyncChannel[ToEngine](near, ToEngine, on_message=lambda _: None, on_end=lambda _: None)
+        receiver = AsyncChannel[FromEngine](far, FromEngine, on_message=got.append, on_end=ended.set_result)
         messages = [Failed(i, "c", "x" * 300_000, None, 0.0) for i in range(20)]
         for message in messages:
             sender.send(message)
@@ -137,7 +137,7 @@ def test_a_segment_comes_back_when_the_last_view_is_gone() -> None:
     pool = SegmentPool(64)
     segment = pool.take(10_000)
     assert segment is not None
-    vectors = pool.lend(segment, 64, 3 * 5 * 4).view(np.float32).reshape(3, 5)
+    vectors = pool.borrow(segment, 64, 3 * 5 * 4).view(np.float32).reshape(3, 5)
     vectors[:] = 7
     row = vectors[1]
     del vectors
@@ -187,8 +187,8 @@ def test_two_processes_see_the_same_memory() -> None:
 
 
 def test_the_board_tells_what_is_on_the_device() -> None:
-    board, fd, size = Board.create(4, 10)
-    reader = Board(map_memory(fd, size))
+    board, fd, size = StatusBoard.create(4, 10)
+    reader = StatusBoard(map_memory(fd, size))
     assert reader.flights() == []
     board.beat(5.0, queued=100, small=10, rate=1e4)
     assert (reader.last_beat, reader.queued_tokens, reader.small_tokens, reader.rate) == (5.0, 100, 10, 1e4)
@@ -206,7 +206,7 @@ def test_the_board_tells_what_is_on_the_device() -> None:
 
 
 @pytest.fixture
-def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], Line[ReportEngine]]]:
+def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], Channel[ReportEngine]]]:
     ours, theirs = pair()
     with theirs:
         process = subprocess.Popen(
@@ -214,7 +214,7 @@ def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], Line[ReportEngin
             pass_fds=[theirs.fileno()],
             env=os.environ | {CONTROL_FD: str(theirs.fileno())},
         )
-    control = Line[ReportEngine](ours, ReportEngine)
+    control = Channel[ReportEngine](ours, ReportEngine)
     control.send(Load(None, None, Options(), "engine-0-0", LogOptions()))
     next(message for message in control if isinstance(message, Ready))
     yield process, control
@@ -223,17 +223,17 @@ def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], Line[ReportEngin
     control.close()
 
 
-def test_F8_an_engine_that_is_sent_nonsense_ends(engine_process: tuple[subprocess.Popen[bytes], Line[ReportEngine]]) -> None:
+def test_F8_an_engine_that_is_sent_nonsense_ends(engine_process: tuple[subprocess.Popen[bytes], Channel[ReportEngine]]) -> None:
     process, control = engine_process
     near, far = pair()
     control.send(Attach(0), [far.detach()])
     with near:
         near.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert process.wait(30) == LINE_BROKEN
+        assert process.wait(30) == CHANNEL_BROKEN
 
 
 def test_an_engine_survives_a_worker_that_is_cut_off(
-    engine_process: tuple[subprocess.Popen[bytes], Line[ReportEngine]],
+    engine_process: tuple[subprocess.Popen[bytes], Channel[ReportEngine]],
 ) -> None:
     process, control = engine_process
     for _ in range(3):
@@ -267,46 +267,46 @@ def text(*ids: int) -> Seq:
 
 
 def test_two_crashes_alone_condemn_a_text_and_kills_from_outside_count_less() -> None:
-    suspicion = Suspicion()
-    assert suspicion.judge([text(1)], 0.0) == (None, [])
-    assert suspicion.blame(text(1), 1.0, 0.0) is None
-    assert suspicion.judge([text(1), text(2)], 1.0) == (None, [3])
-    assert suspicion.blame(text(1), 1.0, 1.0) is not None
-    assert suspicion.judge([text(1)], 2.0) == (3, [])
-    assert suspicion.judge([text(2)], 2.0) == (None, [])
-    assert [suspicion.blame(text(2), 0.25, 0.0) is None for _ in range(8)] == [True] * 7 + [False]
+    suspicion = QuarantineList()
+    assert suspicion.check([text(1)], 0.0) == (None, [])
+    assert suspicion.record_crash(text(1), 1.0, 0.0) is None
+    assert suspicion.check([text(1), text(2)], 1.0) == (None, [3])
+    assert suspicion.record_crash(text(1), 1.0, 1.0) is not None
+    assert suspicion.check([text(1)], 2.0) == (3, [])
+    assert suspicion.check([text(2)], 2.0) == (None, [])
+    assert [suspicion.record_crash(text(2), 0.25, 0.0) is None for _ in range(8)] == [True] * 7 + [False]
 
 
 def test_suspicion_ends_with_success_and_with_time() -> None:
-    suspicion = Suspicion()
-    suspicion.blame(text(1), 1.0, 0.0)
+    suspicion = QuarantineList()
+    suspicion.record_crash(text(1), 1.0, 0.0)
     suspicion.clear(text(1))
-    assert suspicion.judge([text(1)], 0.0) == (None, [])
-    assert suspicion.blame(text(1), 1.0, 0.0) is None
-    assert suspicion.blame(text(1), 1.0, 601.0) is None
-    other = Suspicion()
-    other.condemn(suspicion.blame(text(1), 1.0, 602.0) or b"", 602.0)
-    assert other.judge([text(1)], 700.0)[0] == 3
-    assert other.judge([text(1)], 1300.0) == (None, [])
+    assert suspicion.check([text(1)], 0.0) == (None, [])
+    assert suspicion.record_crash(text(1), 1.0, 0.0) is None
+    assert suspicion.record_crash(text(1), 1.0, 601.0) is None
+    other = QuarantineList()
+    other.add(suspicion.record_crash(text(1), 1.0, 602.0) or b"", 602.0)
+    assert other.check([text(1)], 700.0)[0] == 3
+    assert other.check([text(1)], 1300.0) == (None, [])
 
 
 def test_what_is_over_is_forgotten() -> None:
-    suspicion = Suspicion()
+    suspicion = QuarantineList()
     text = Seq(np.arange(5, dtype=np.int32), 0)
-    suspicion.condemn(suspicion.blame(text, 2.0, 0.0) or b"", 0.0)
-    suspicion.blame(Seq(np.arange(6, dtype=np.int32), 0), 1.0, 0.0)
-    assert suspicion.judge([text], 10.0) == (0, [])
-    assert suspicion.judge([text], 601.0) == (None, [])
+    suspicion.add(suspicion.record_crash(text, 2.0, 0.0) or b"", 0.0)
+    suspicion.record_crash(Seq(np.arange(6, dtype=np.int32), 0), 1.0, 0.0)
+    assert suspicion.check([text], 10.0) == (0, [])
+    assert suspicion.check([text], 601.0) == (None, [])
     assert not suspicion._guilty
     assert not suspicion._blame
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    suspicion = Suspicion()
+    suspicion = QuarantineList()
     for number in range(3000):
-        suspicion.blame(text(number), 1.0, 0.0)
-        suspicion.condemn(number.to_bytes(16, "little"), 0.0)
-    assert len(suspicion.judge([text(number) for number in range(3000)], 1.0)[1]) == 1024
+        suspicion.record_crash(text(number), 1.0, 0.0)
+        suspicion.add(number.to_bytes(16, "little"), 0.0)
+    assert len(suspicion.check([text(number) for number in range(3000)], 1.0)[1]) == 1024
 
 
 # Backoff
@@ -360,8 +360,8 @@ def test_listening_is_exclusive() -> None:
 def test_seqs_arrive_as_they_were_sent() -> None:
     given = [
         Seq(np.array([1, 2, 3], np.int32), 0, prompt_tokens=2, type_id=1, tower=1),
-        Seq(np.array([4], np.int32), 1, num_keys=1, is_query=True, spans_S2=np.array([[0, 1]], np.int32)),
-        Seq(np.array([5, 6, 7, 8], np.int32), 2, second=2, spans_S2=np.empty((0, 2), np.int32)),
+        Seq(np.array([4], np.int32), 1, num_attended=1, is_query=True, spans_S2=np.array([[0, 1]], np.int32)),
+        Seq(np.array([5, 6, 7, 8], np.int32), 2, second_text_start=2, spans_S2=np.empty((0, 2), np.int32)),
         Seq(np.array([9, 9], np.int32), 3, spans_S2=np.array([[0, 1], [1, 2]], np.int32)),
     ]
     num_spans = count_spans(given)

@@ -15,7 +15,7 @@ import pytest
 from checkpoints import OLD, write_json
 from tokenizer_files import FAMILIES, qwen
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.types.card import StatedPooling
+from whimbrel.types.card import PoolingOption
 
 JSON = dict[str, Any]
 
@@ -131,7 +131,7 @@ class Files:
     tokenizer_config: JSON = field(default_factory=dict)
     transformer: JSON = field(default_factory=dict)
     files: JSON = field(default_factory=dict)
-    stated: StatedPooling | None = None
+    stated: PoolingOption | None = None
     """What the user has to say."""
 
 
@@ -195,7 +195,7 @@ def test_jina_reranker_v1_does_not_say_that_it_has_one_label(tmp_path: Path) -> 
     write_json(tmp_path / "tokenizer.json", content)
     write_json(tmp_path / "tokenizer_config.json", stated)
     card = read_card(tmp_path, "jinaai/jina-reranker-v1-turbo-en")
-    assert (card.labels, card.outputs["scores"].finish) == (("LABEL_0",), "sigmoid")
+    assert (card.labels, card.outputs["scores"].activation) == (("LABEL_0",), "sigmoid")
 
 
 def write_modules(folder: Path, made: Files, pooling: str) -> None:

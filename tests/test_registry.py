@@ -10,11 +10,11 @@ import pytest
 
 from models_page import DATA, PAGE, data, page, steady
 from parity import OTHER_FAMILIES, TOLERANCE, Parity, difference, rounded_up
-from whimbrel.checkpoint.proven import OUTPUTS, Proof, read_proofs, rows
+from whimbrel.checkpoint.proven import OUTPUTS, ParityResult, read_results, rows
 from whimbrel.model.families import FAMILIES
 from whimbrel.types.request import OutputName
 
-PROOFS = read_proofs()
+PROOFS = read_results()
 
 
 def test_the_files_are_as_the_generator_writes_them() -> None:
@@ -30,8 +30,8 @@ def test_every_row_is_of_a_family_and_near_enough() -> None:
     for proof in PROOFS:
         assert proof.family in (*FAMILIES, *OTHER_FAMILIES)
         assert proof.model.count("/") == 1
-        assert 0 <= proof.difference <= TOLERANCE
-        assert rounded_up(proof.difference) == proof.difference
+        assert 0 <= proof.max_difference <= TOLERANCE
+        assert rounded_up(proof.max_difference) == proof.max_difference
     assert len({(proof.model, proof.test) for proof in PROOFS}) == len(PROOFS)
 
 
@@ -52,18 +52,18 @@ def test_every_row_s_test_exists_and_compares(pytestconfig: pytest.Config) -> No
 
 def test_a_row_adds_up_what_its_tests_prove() -> None:
     proofs = [
-        Proof("b/B", "bert", ("sparse",), "test_b.py::test_2", 2e-6),
-        Proof("a/C", "llama", ("dense",), "test_a.py::test_1", 0.0),
-        Proof("b/B", "bert", ("dense",), "test_a.py::test_1", 3e-7),
-        Proof("a/a", "bert", ("dense",), "test_a.py::test_1", 3e-7),
+        ParityResult("b/B", "bert", ("sparse",), "test_b.py::test_2", 2e-6),
+        ParityResult("a/C", "llama", ("dense",), "test_a.py::test_1", 0.0),
+        ParityResult("b/B", "bert", ("dense",), "test_a.py::test_1", 3e-7),
+        ParityResult("a/a", "bert", ("dense",), "test_a.py::test_1", 3e-7),
     ]
     table = rows(proofs)
     assert [row.model for row in table] == ["a/a", "b/B", "a/C"]
     assert (table[1].tasks, table[1].difference) == (("dense", "sparse"), 2e-6)
     assert table[1].tests == ("test_a.py::test_1", "test_b.py::test_2")
-    assert rows(msgspec.json.decode(data(proofs), type=list[Proof])) == table
+    assert rows(msgspec.json.decode(data(proofs), type=list[ParityResult])) == table
     with pytest.raises(ValueError, match="two families"):
-        rows([*proofs, Proof("b/B", "llama", ("dense",), "test_c.py::test_3", 0.0)])
+        rows([*proofs, ParityResult("b/B", "llama", ("dense",), "test_c.py::test_3", 0.0)])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_differences_are_rounded_up(value: float, expected: float) -> None:
     [(None, 3e-7, 3e-7), (5e-7, 3e-7, 5e-7), (5e-7, 6e-7, 6e-7), (5e-6, 3e-7, 3e-7), (1e-7, 0.0, 0.0)],
 )
 def test_a_difference_that_wavers_is_left(before: float | None, now: float, kept: float) -> None:
-    assert steady(Proof("a/b", "bert", ("dense",), "test_a.py::test_1", now), before).difference == kept
+    assert steady(ParityResult("a/b", "bert", ("dense",), "test_a.py::test_1", now), before).max_difference == kept
 
 
 def test_a_difference_is_relative_to_the_largest_number() -> None:
@@ -106,11 +106,11 @@ def test_what_a_test_declares_is_checked() -> None:
     parity(np.ones(2), np.ones(2), "a/b", family="bert", tasks=["sparse"])
     parity(np.ones(2), np.ones(2))
     expected = [
-        Proof("a/b", "bert", ("dense", "sparse"), "test_x.py::test_y", 5e-7),
-        Proof("a/c", "bert", ("dense",), "test_x.py::test_y", 5e-7),
+        ParityResult("a/b", "bert", ("dense", "sparse"), "test_x.py::test_y", 5e-7),
+        ParityResult("a/c", "bert", ("dense",), "test_x.py::test_y", 5e-7),
     ]
     assert parity.proofs == expected
-    parity.check([*expected, Proof("a/d", "bert", ("dense",), "test_x.py::test_other", 0.0)])
-    for listed in ([], expected[:1], [*expected, Proof("a/d", "bert", ("dense",), "test_x.py::test_y", 0.0)]):
+    parity.check([*expected, ParityResult("a/d", "bert", ("dense",), "test_x.py::test_other", 0.0)])
+    for listed in ([], expected[:1], [*expected, ParityResult("a/d", "bert", ("dense",), "test_x.py::test_y", 0.0)]):
         with pytest.raises(AssertionError, match=r"run: python tests/models_page\.py tests/test_x\.py"):
             parity.check(listed)

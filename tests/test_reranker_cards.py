@@ -19,7 +19,7 @@ from test_llm_rerankers import CHAT, JSON, LONG_QUERY, gemma, mxbai_recipe, qwen
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.checkpoint.scores.conventions import CONVENTIONS
-from whimbrel.engine.prepare import Frontend
+from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError
 from whimbrel.model.runner import probe
 from whimbrel.types.plan import Options, make_plan
@@ -46,9 +46,9 @@ def test_the_longest_text_of_a_convention(tmp_path: Path) -> None:
     card = read_card(tmp_path, "m", reranker="mxbai-v2")
     assert 8192 < card.max_length < 9000
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    frontend = Frontend(tmp_path, card, make_plan(Options(), card, probe()))
+    frontend = Preprocessor(tmp_path, card, make_plan(Options(), card, probe()))
     pair = (LONG_QUERY * 10, "Asia and Europe. " * 4000)
-    assert frontend.prepare(Request([pair])).seqs[0].ids.tolist() == mxbai_recipe(tokenizer, *pair, None, 8192)
+    assert frontend.preprocess(Request([pair])).seqs[0].ids.tolist() == mxbai_recipe(tokenizer, *pair, None, 8192)
 
 
 BAD: list[tuple[str, JSON, str]] = [
@@ -188,7 +188,7 @@ def test_templates_are_data(saved: Path) -> None:
     template = read_card(saved, "m").template
     assert template is not None
     conventional = CONVENTIONS["qwen3"].template
-    assert (template.texts, template.instructed) == (conventional.texts, conventional.instructed)
+    assert (template.texts, template.texts_with_instruction) == (conventional.texts, conventional.texts_with_instruction)
     assert template.parts(" a ", "b") == (" a ", "b")
 
 

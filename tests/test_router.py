@@ -121,14 +121,16 @@ def test_a_batch_of_both_is_launched_at_once(saved: Callable[[str], Path], monke
     with Engine(str(saved("table and model")), dtype="float32") as engine:
         lanes = engine._lanes
         prepared = [
-            engine.frontend.prepare(Request([f"{way} {i}"], input_type=way)) for i in range(3) for way in ("query", "document")
+            engine.preprocessor.preprocess(Request([f"{way} {i}"], input_type=way))
+            for i in range(3)
+            for way in ("query", "document")
         ]
         monkeypatch.setattr(Runner, "launch", spied)
         with lanes._dispatch._lock:  # nobody takes until all have come
-            jobs = [Job(Future(), one, np.empty(one.places.num_bytes, np.uint8)) for one in prepared]
+            jobs = [Job(Future(), one, np.empty(one.layout.num_bytes, np.uint8)) for one in prepared]
             for job in jobs:
                 lanes._dispatch._jobs.add(job)
-                lanes._dispatch._scheduler.add(job, job.prepared.seqs)
+                lanes._dispatch._scheduler.add(job, job.request.seqs)
             lanes._dispatch._changed.notify_all()
         for job in jobs:
             assert job.future.result(30).dense.shape == (1, 48)

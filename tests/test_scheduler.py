@@ -12,8 +12,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel.engine.fair_queue import Round
-from whimbrel.engine.scheduler import Scheduler, Taken
+from whimbrel.engine.fair_queue import FairQueue
+from whimbrel.engine.scheduler import ScheduledBatch, Scheduler
 from whimbrel.types.seq import Seq
 
 LENGTHS = st.lists(st.integers(1, 700), min_size=1, max_size=30)
@@ -25,7 +25,7 @@ class Asked:
 
     lengths: list[int]
     priority: int = 0
-    owner: str = ""
+    tenant: str = ""
     deadline: float = inf
     suspects: dict[int, int] = field(default_factory=dict)
 
@@ -38,11 +38,11 @@ ANY = st.builds(
     Asked,
     LENGTHS | st.lists(st.integers(1, 20), min_size=1, max_size=5),
     priority=st.integers(-1, 2),
-    owner=st.sampled_from("abc"),
+    tenant=st.sampled_from("abc"),
     deadline=st.sampled_from([inf, inf, 5.0, 10.0]),
     suspects=st.dictionaries(st.integers(0, 35), st.integers(1, 4), max_size=3),
 )
-EQUAL = st.builds(Asked, LENGTHS, owner=st.sampled_from("abc"))
+EQUAL = st.builds(Asked, LENGTHS, tenant=st.sampled_from("abc"))
 
 
 def seqs(lengths: list[int]) -> list[Seq]:
@@ -55,7 +55,7 @@ def add(scheduler: Scheduler[int], job: int, asked: Asked) -> None:
         seqs(asked.lengths),
         priority=asked.priority,
         deadline=asked.deadline,
-        owner=asked.owner,
+        tenant=asked.tenant,
         suspects=asked.suspects,
     )
 
@@ -67,15 +67,15 @@ def filled(budget: int, requests: list[Asked]) -> Scheduler[int]:
     return scheduler
 
 
-def drain(scheduler: Scheduler[int], idle_lanes: int = 1, now: float = 0.0) -> list[Taken[int]]:
-    batches: list[Taken[int]] = []
+def drain(scheduler: Scheduler[int], idle_lanes: int = 1, now: float = 0.0) -> list[ScheduledBatch[int]]:
+    batches: list[ScheduledBatch[int]] = []
     while batch := scheduler.take(now, idle_lanes):
         batches.append(batch)
     return batches
 
 
-def seqs_of(batches: list[Taken[int]]) -> Counter[tuple[int, int]]:
-    return Counter((job, seq.index) for batch in batches for job, seq in batch.work)
+def seqs_of(batches: list[ScheduledBatch[int]]) -> Counter[tuple[int, int]]:
+    return Counter((job, seq.index) for batch in batches for job, seq in batch.items)
 
 
 @given(st.lists(ANY, max_size=8), st.integers(1, 1000), st.integers(1, 8))
@@ -87,8 +87,8 @@ def test_every_seq_is_taken_once_and_batches_keep_the_budget(requests: list[Aske
     assert seqs_of(batches) == Counter(
         (job, index) for job, asked in enumerate(requests) for index in range(len(asked.lengths))
     )
-    assert all(len(batch.work) == 1 or sum(seq.ids.size for _, seq in batch.work) <= budget for batch in batches)
-    assert scheduler.queued_tokens == scheduler.small_tokens == scheduler.ahead(0) == 0
+    assert all(len(batch.items) == 1 or sum(seq.ids.size for _, seq in batch.items) <= budget for batch in batches)
+    assert scheduler.queued_tokens == scheduler.small_tokens == scheduler.tokens_ahead(0) == 0
     assert scheduler.wake_at == inf
 
 
@@ -100,7 +100,7 @@ def test_cancelled_seqs_are_never_taken(requests: list[Asked], gone: set[int], t
     for job in gone:
         scheduler.cancel(job)
         scheduler.cancel(job)
-    assert {job for batch in drain(scheduler) for job, _ in batch.work} <= set(range(len(requests))) - gone
+    assert {job for batch in drain(scheduler) for job, _ in batch.items} <= set(range(len(requests))) - gone
     assert scheduler.queued_tokens == scheduler.small_tokens == 0
 
 
@@ -110,7 +110,7 @@ def test_expired_work_is_never_taken_and_is_named_once(requests: list[Asked], no
     assert scheduler.wake_at == min((asked.deadline for asked in requests), default=inf)
     late = {job for job, asked in enumerate(requests) if asked.deadline <= now}
     named = scheduler.expire(now) if ask_first else []
-    taken = {job for batch in drain(scheduler, now=now) for job, _ in batch.work}
+    taken = {job for batch in drain(scheduler, now=now) for job, _ in batch.items}
     named += scheduler.expire(now)
     assert (taken, sorted(named)) == (set(range(len(requests))) - late, sorted(late))
     assert scheduler.expire(inf) == []
@@ -136,14 +136,14 @@ def test_deadlines_of_jobs_that_are_gone_are_not_kept() -> None:
 def test_a_more_urgent_priority_runs_first(requests: list[Asked]) -> None:
     batches = drain(filled(512, requests))
     assert [batch.priority for batch in batches] == sorted(batch.priority for batch in batches)
-    assert all(requests[job].priority == batch.priority for batch in batches for job, _ in batch.work)
+    assert all(requests[job].priority == batch.priority for batch in batches for job, _ in batch.items)
 
 
 @given(st.lists(ANY, max_size=8), st.integers(4, 1000))
 def test_a_batch_holds_small_jobs_or_bulk_and_they_alternate(requests: list[Asked], budget: int) -> None:
     batches = drain(filled(budget, requests), idle_lanes=3)
     for batch in batches:
-        for job, seq in batch.work:
+        for job, seq in batch.items:
             assert (batch.kind == "suspect") == (seq.index in requests[job].suspects)
             if batch.kind != "suspect":
                 assert batch.kind == ("small" if requests[job].tokens <= budget // 4 else "bulk")
@@ -159,7 +159,7 @@ def test_suspects_run_first_and_in_batches_of_at_most_their_least_limit(requests
     batches = drain(filled(512, requests))
     for batch in batches:
         if batch.kind == "suspect":
-            assert len(batch.work) <= min(requests[job].suspects[seq.index] for job, seq in batch.work)
+            assert len(batch.items) <= min(requests[job].suspects[seq.index] for job, seq in batch.items)
     for priority in {batch.priority for batch in batches}:
         kinds = [batch.kind == "suspect" for batch in batches if batch.priority == priority]
         assert kinds == sorted(kinds, reverse=True)
@@ -173,13 +173,13 @@ def test_suspects_are_told_of_before_they_are_taken() -> None:
     assert scheduler.take_small(0.0) is None
     taken = scheduler.take(0.0)
     assert taken is not None
-    assert (taken.kind, [seq.index for _, seq in taken.work]) == ("suspect", [1, 2])
+    assert (taken.kind, [seq.index for _, seq in taken.items]) == ("suspect", [1, 2])
     assert not scheduler.suspects_are_next
 
 
 @given(st.lists(EQUAL, min_size=1, max_size=6), st.lists(EQUAL, max_size=6))
 def test_between_two_turns_everybody_who_waits_has_one(early: list[Asked], late: list[Asked]) -> None:
-    """Owners among owners, and jobs among their owner's, also while more arrive: nobody starves."""
+    """Owners among tenants, and jobs among their tenant's, also while more arrive: nobody starves."""
     scheduler = Scheduler[int](700)
     requests: list[Asked] = []
     left: dict[int, int] = {}
@@ -193,10 +193,10 @@ def test_between_two_turns_everybody_who_waits_has_one(early: list[Asked], late:
     for asked in early:
         arrive(asked)
     while (batch := scheduler.take(0.0)) or late:
-        for job, _ in batch.work if batch else ():
+        for job, _ in batch.items if batch else ():
             same = {other for other in left if _is_small(requests[other]) == _is_small(requests[job])}
-            owners = {requests[other].owner for other in same}
-            turns[batch.kind if batch else ""].append((requests[job].owner, owners))
+            tenants = {requests[other].tenant for other in same}
+            turns[batch.kind if batch else ""].append((requests[job].tenant, tenants))
             left[job] -= 1
             if not left[job]:
                 del left[job]
@@ -224,7 +224,7 @@ def _check_turns(history: list[tuple[Any, set[Any]]]) -> None:
 @given(st.lists(st.tuples(st.lists(st.integers(1, 700), min_size=1, max_size=20), st.integers(0, 3)), min_size=1, max_size=12))
 def test_no_job_of_an_owner_is_done_later_than_under_even_shares(arrivals: list[tuple[list[int], int]]) -> None:
     """Jobs come one after another, each after so many seqs have been served; times are in tokens served."""
-    waiting = Round[int]()
+    waiting = FairQueue[int]()
     left: dict[int, float] = {}  # under even shares
     served, done, even = 0.0, dict[int, float](), dict[int, float]()
 
@@ -257,7 +257,7 @@ def test_no_job_of_an_owner_is_done_later_than_under_even_shares(arrivals: list[
 
 
 def test_jobs_that_are_cancelled_hold_up_nobody() -> None:
-    """One owner that is never idle, most of whose clients give up while they wait."""
+    """One tenant that is never idle, most of whose clients give up while they wait."""
     scheduler = Scheduler[Any](512)
     scheduler.add("large", seqs([200] * 40))
     left = batch = 0
@@ -269,24 +269,24 @@ def test_jobs_that_are_cancelled_hold_up_nobody() -> None:
             scheduler.cancel(("gone", batch, number))
         taken = scheduler.take(0.0)
         assert taken is not None
-        left += sum(job == "large" for job, _ in taken.work)
+        left += sum(job == "large" for job, _ in taken.items)
         assert batch < 2000
 
 
 def test_jobs_that_are_cancelled_leave_nothing_behind() -> None:
-    waiting = Round[int]()
+    waiting = FairQueue[int]()
     waiting.add(-1, "", seqs([200]))
     for job in range(10_000):
         waiting.add(job, "", seqs([200]))
         waiting.discard(job, "")
-    owner = waiting._owners[""]
-    assert max(len(owner.heap), len(owner.shared)) < 100
-    assert owner.num_sharing == len(owner.lines) == 1
+    tenant = waiting._tenants[""]
+    assert max(len(tenant.heap), len(tenant.virtual_work)) < 100
+    assert tenant.num_active == len(tenant.queues) == 1
 
 
 def test_equal_jobs_are_done_in_the_order_in_which_they_came() -> None:
     scheduler = filled(512, [Asked([135] * 8)] * 100)
-    last = {job: place for place, batch in enumerate(drain(scheduler)) for job, _ in batch.work}
+    last = {job: place for place, batch in enumerate(drain(scheduler)) for job, _ in batch.items}
     assert [last[job] for job in range(100)] == sorted(last.values())
     assert last[0] <= 3
 
@@ -297,7 +297,7 @@ def test_a_query_beside_a_large_request_is_in_the_next_batch() -> None:
     add(scheduler, 1, Asked([10]))
     batch = scheduler.take(0.0)
     assert batch is not None
-    assert [job for job, _ in batch.work] == [1]
+    assert [job for job, _ in batch.items] == [1]
 
 
 def test_small_jobs_may_be_taken_between_the_layers_of_what_is_less_urgent_or_equally_so() -> None:
@@ -306,7 +306,7 @@ def test_small_jobs_may_be_taken_between_the_layers_of_what_is_less_urgent_or_eq
     assert scheduler.take_small(0.0, 0) is None
     batch = scheduler.take_small(0.0, 1)
     assert batch is not None
-    assert (batch.kind, len(batch.work)) == ("small", 25)
+    assert (batch.kind, len(batch.items)) == ("small", 25)
     add(scheduler, 99, Asked([100] * 9))
     assert scheduler.take_small(0.0, 1) is None
     assert scheduler.take_small(0.0, 0) is None
@@ -315,25 +315,25 @@ def test_small_jobs_may_be_taken_between_the_layers_of_what_is_less_urgent_or_eq
 def test_little_work_is_shared_between_idle_lanes() -> None:
     scheduler = filled(512, [Asked([50] * 8)])
     taken = (scheduler.take(0.0, 2), scheduler.take(0.0, 1))
-    assert [len(batch.work) for batch in taken if batch] == [4, 4]
+    assert [len(batch.items) for batch in taken if batch] == [4, 4]
 
 
 def test_a_text_longer_than_the_budget_runs_alone() -> None:
     batches = drain(filled(512, [Asked([5, 8000, 5])]))
-    assert [[seq.index for _, seq in batch.work] for batch in batches] == [[1], [0, 2]]
+    assert [[seq.index for _, seq in batch.items] for batch in batches] == [[1], [0, 2]]
 
 
 @given(st.lists(ANY, max_size=8), st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(-1, 2))
 def test_what_is_ahead_is_never_wildly_off(requests: list[Asked], lengths: list[int], priority: int) -> None:
-    new = Asked(lengths, priority=priority, owner="b")
+    new = Asked(lengths, priority=priority, tenant="b")
     scheduler = filled(512, requests)
     waiting = scheduler.queued_tokens
-    ahead = scheduler.ahead(new.tokens, priority, owner="b")
+    ahead = scheduler.tokens_ahead(new.tokens, priority, tenant="b")
     add(scheduler, 99, new)
     before = left = 0
     for batch in drain(scheduler):
-        before += sum(seq.ids.size for _, seq in batch.work)
-        left += sum(job == 99 for job, _ in batch.work)
+        before += sum(seq.ids.size for _, seq in batch.items)
+        left += sum(job == 99 for job, _ in batch.items)
         if left == len(lengths):
             break
     assert new.tokens <= ahead <= waiting + new.tokens
@@ -345,17 +345,17 @@ def test_what_is_ahead_is_never_wildly_off(requests: list[Asked], lengths: list[
 
 
 def test_what_is_ahead_follows_the_policy() -> None:
-    bulk = filled(512, [Asked([100] * 2048, owner="a"), Asked([100] * 2048, owner="b")])
-    assert bulk.ahead(15) == 15 + 15 + 512  # a query: a batch of bulk, not all of it
-    assert bulk.ahead(204_800, owner="c") == 3 * 204_800
-    assert bulk.ahead(1000, owner="c") == 3 * 1000
-    assert bulk.ahead(1000, owner="a") == 1000 + 1000 + 2000
-    assert bulk.ahead(1000, -1) == 1000
-    assert bulk.ahead(1000, 1) == 1000 + 2 * 204_800
-    queries = filled(512, [Asked([10], owner="a")] * 10_000)
-    assert queries.ahead(10, owner="a") == 100_010
-    assert queries.ahead(10, owner="b") == 20
-    assert queries.ahead(200, owner="b") == 200 + 712
+    bulk = filled(512, [Asked([100] * 2048, tenant="a"), Asked([100] * 2048, tenant="b")])
+    assert bulk.tokens_ahead(15) == 15 + 15 + 512  # a query: a batch of bulk, not all of it
+    assert bulk.tokens_ahead(204_800, tenant="c") == 3 * 204_800
+    assert bulk.tokens_ahead(1000, tenant="c") == 3 * 1000
+    assert bulk.tokens_ahead(1000, tenant="a") == 1000 + 1000 + 2000
+    assert bulk.tokens_ahead(1000, -1) == 1000
+    assert bulk.tokens_ahead(1000, 1) == 1000 + 2 * 204_800
+    queries = filled(512, [Asked([10], tenant="a")] * 10_000)
+    assert queries.tokens_ahead(10, tenant="a") == 100_010
+    assert queries.tokens_ahead(10, tenant="b") == 20
+    assert queries.tokens_ahead(200, tenant="b") == 200 + 712
 
 
 def test_out_of_memory_halves_the_budget_and_good_batches_raise_it() -> None:
@@ -366,7 +366,7 @@ def test_out_of_memory_halves_the_budget_and_good_batches_raise_it() -> None:
     scheduler.out_of_memory(256)  # the other half of the same batch
     assert scheduler.token_budget == 128
     add(scheduler, 0, Asked([20] * 30))
-    assert [len(batch.work) for batch in drain(scheduler)] == [6] * 5
+    assert [len(batch.items) for batch in drain(scheduler)] == [6] * 5
     for _ in range(31):
         scheduler.succeeded()
     assert scheduler.token_budget == 128
@@ -383,4 +383,4 @@ def test_out_of_memory_halves_the_budget_and_good_batches_raise_it() -> None:
 def test_within_a_job_the_longest_run_first_but_for_those_that_others_wait_for() -> None:
     scheduler = Scheduler[int](10)
     scheduler.add(0, seqs([3, 5, 9, 7]), first={0, 1})
-    assert [seq.index for batch in drain(scheduler) for _, seq in batch.work] == [1, 0, 2, 3]
+    assert [seq.index for batch in drain(scheduler) for _, seq in batch.items] == [1, 0, 2, 3]

@@ -192,7 +192,7 @@ def test_a_decoders_score_comes_from_the_last_token_that_is_no_padding(
     with torch.no_grad():
         expected = [model(torch.tensor([row])).logits.numpy()[0] for row in rows]
     with Engine(str(tmp_path), dtype="float32") as engine:
-        assert engine.card.output("scores").finished is False  # a reward
+        assert engine.card.output("scores").activated is False  # a reward
         got = engine.run(Request([np.array(row) for row in rows])).outputs.scores
         activated = engine.run(Request([np.array(row) for row in rows], activate=True)).outputs.scores
     parity(got, np.array(expected), *models, family=family, tasks=["scores"])

@@ -22,10 +22,10 @@ from serving import Server
 from test_bge_m3 import write_m3
 from test_multi_vector import DOCUMENTS, QUERIES
 from whimbrel import Engine
-from whimbrel.engine.prepared import Prepared
+from whimbrel.engine.prepared import EngineRequest
 from whimbrel.errors import ComputeError
-from whimbrel.outputs.merge import merged
-from whimbrel.server.processes.sharding import joined_shares, shares
+from whimbrel.outputs.merge import merge_chunks
+from whimbrel.server.processes.sharding import merge_shards, split_into_shards
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs
 
@@ -45,7 +45,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield engine
 
 
-def run(engine: Engine, prepared: Prepared) -> Outputs:
+def run(engine: Engine, prepared: EngineRequest) -> Outputs:
     return engine.submit_prepared(prepared).result().outputs
 
 
@@ -65,38 +65,38 @@ def pairs(engine: Engine) -> list[tuple[Any, Any]]:
 @pytest.mark.parametrize("num_engines", [2, 3, 7])
 def test_shares_make_the_whole(num_engines: int, fixed: bool, engine: Engine) -> None:
     explain = "scores" not in engine.card.outputs and "dense" not in engine.card.outputs
-    prepared = engine.frontend.prepare(Request(pairs(engine), ("scores",), explain=explain))
-    found = shares(prepared, engine.card, num_engines, least_tokens=10, fixed=fixed)
-    late = prepared.comparison is not None and prepared.comparison.output == "multi_vector"
+    prepared = engine.preprocessor.preprocess(Request(pairs(engine), ("scores",), explain=explain))
+    found = split_into_shards(prepared, engine.card, num_engines, least_tokens=10, fixed=fixed)
+    late = prepared.pair_scoring is not None and prepared.pair_scoring.output == "multi_vector"
     assert len(found) == num_engines
     if not fixed:
-        tokens = [share.prepared.num_tokens for share in found]
+        tokens = [share.request.num_tokens for share in found]
         assert max(tokens) < 2.5 * min(tokens)
     assert [share.engine for share in found] == (list(range(num_engines)) if fixed and late else [None] * num_engines)
     expected = run(engine, prepared)
-    outputs = merged(joined_shares([run(engine, share.prepared) for share in found], found), prepared.merge)
+    outputs = merge_chunks(merge_shards([run(engine, share.request) for share in found], found), prepared.merge)
     np.testing.assert_array_equal(outputs.scores, expected.scores)
-    assert (outputs.matches is None) == (expected.matches is None)
-    if outputs.matches is not None and expected.matches is not None:
-        np.testing.assert_array_equal(outputs.matches.rows_XD, expected.matches.rows_XD)
-        np.testing.assert_array_equal(outputs.matches.offsets_N1, expected.matches.offsets_N1)
+    assert (outputs.token_matches is None) == (expected.token_matches is None)
+    if outputs.token_matches is not None and expected.token_matches is not None:
+        np.testing.assert_array_equal(outputs.token_matches.rows_XD, expected.token_matches.rows_XD)
+        np.testing.assert_array_equal(outputs.token_matches.offsets_N1, expected.token_matches.offsets_N1)
     for share in found:
-        assert [seq.index for seq in share.prepared.seqs] == list(range(len(share.prepared.seqs)))
+        assert [seq.index for seq in share.request.seqs] == list(range(len(share.request.seqs)))
         pair = int(share.pairs_S[-1])
-        error = share.located(ComputeError("broke.", param=f"input[{share.pairs_S.size - 1}][1]"))
+        error = share.map_error_location(ComputeError("broke.", param=f"input[{share.pairs_S.size - 1}][1]"))
         assert error.param == f"input[{pair}][1]"
 
 
 def test_what_is_not_shared(engine: Engine) -> None:
     def count(request: Request, num_engines: int = 4, *, least_tokens: int = 10, fixed: bool = False) -> int:
-        prepared = engine.frontend.prepare(request)
-        return len(shares(prepared, engine.card, num_engines, least_tokens=least_tokens, fixed=fixed))
+        prepared = engine.preprocessor.preprocess(request)
+        return len(split_into_shards(prepared, engine.card, num_engines, least_tokens=least_tokens, fixed=fixed))
 
     many = Request([(QUERIES[0], text) for text in TEXTS], ("scores",))
     assert count(many) == 4
     assert count(many, 1) == 0
     assert count(many, least_tokens=10**6) == 0
-    total = engine.frontend.prepare(many).num_tokens
+    total = engine.preprocessor.preprocess(many).num_tokens
     assert count(many, least_tokens=total // 2 - total // 10) == 2
     assert count(replace(many, texts=[])) == 0
     if "dense" in engine.card.outputs:
@@ -108,8 +108,8 @@ def test_a_document_always_has_the_same_engine(tmp_path: Path) -> None:
     with Engine(str(tmp_path), dtype="float32") as engine:
         homes: dict[str, int | None] = {}
         for some in (TEXTS, TEXTS[::-1], TEXTS[40:60], TEXTS[:1]):
-            prepared = engine.frontend.prepare(Request([(QUERIES[0], text) for text in some], ("scores",)))
-            for share in shares(prepared, engine.card, 3, least_tokens=10**9, fixed=True):
+            prepared = engine.preprocessor.preprocess(Request([(QUERIES[0], text) for text in some], ("scores",)))
+            for share in split_into_shards(prepared, engine.card, 3, least_tokens=10**9, fixed=True):
                 for pair in share.pairs_S.tolist():
                     assert homes.setdefault(some[pair], share.engine) == share.engine
         assert set(homes.values()) == {0, 1, 2}
@@ -172,11 +172,11 @@ def test_pairs_that_are_alike_run_once(tmp_path: Path) -> None:
     write_classifier(tmp_path, "bert", num_labels=1)
     with Engine(str(tmp_path), dtype="float32") as engine:
         documents = [*DOCUMENTS, *DOCUMENTS[::-1], DOCUMENTS[0]]
-        prepared = engine.frontend.prepare(Request([(QUERIES[0], text) for text in documents], ("scores",)))
+        prepared = engine.preprocessor.preprocess(Request([(QUERIES[0], text) for text in documents], ("scores",)))
         assert len(prepared.seqs) == len(set(documents))
         expected = [engine.score(QUERIES[0], text)[0] for text in documents]
         assert engine.score(QUERIES[0], documents).tolist() == expected
-        found = shares(prepared, engine.card, 2, least_tokens=10, fixed=False)
+        found = split_into_shards(prepared, engine.card, 2, least_tokens=10, fixed=False)
         assert len(found) == 2
         with pytest.raises(ValueError, match=r"documents\[3\]: .*string"):
             engine.score(QUERIES[0], ["a", "b", "a", 7])  # pyright: ignore[reportArgumentType]

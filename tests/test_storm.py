@@ -16,7 +16,7 @@ import pytest
 
 from fakes import dense_job, vectors_of
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine.job import Job, Work
+from whimbrel.engine.job import BatchItems, Job
 from whimbrel.engine.lanes import Lanes
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory
 from whimbrel.types.batch import Batch
@@ -38,7 +38,7 @@ class StormRunner:
         self._random = random.Random(seed)
         self._exact = exact
 
-    def enter_lane(self) -> None: ...
+    def init_thread(self) -> None: ...
 
     def launch(self, batch: Batch, wanted: Any, between_layers: Callable[[], None] | None = None) -> np.ndarray:
         words = batch.ids_T[batch.cu_seqlens[:-1] + 1]
@@ -64,18 +64,18 @@ class Watch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.on_device: dict[int, Work] = {}
+        self.on_device: dict[int, BatchItems] = {}
         self.wrong: list[str] = []
         self._slots = 0
 
-    def started(self, work: Work) -> int:
+    def started(self, work: BatchItems) -> int:
         with self._lock:
             self._slots += 1
             self.on_device[self._slots] = work
             among = [any(_suspect(one) for one in others) for others in self.on_device.values()]
             if any(among) and len(among) > 1:
                 self.wrong.append("suspects are not alone")
-            if any(_suspect(one) and len(work) > one[0].prepared.suspects[one[1].index] for one in work):
+            if any(_suspect(one) and len(work) > one[0].request.suspects[one[1].index] for one in work):
                 self.wrong.append("suspects are too many")
             return self._slots
 
@@ -102,11 +102,11 @@ def any_job(choose: random.Random) -> Job:
     seqs = [Seq(np.array([101, word, *[102] * choose.randint(0, 20)], np.int32), index) for index, word in enumerate(words)]
     deadline = time.perf_counter() + choose.choice([0.001, 0.02, 60, 60, 60, 60])
     urgency = choose.choice([0, 0, 0, 1])
-    return dense_job(seqs, priority=urgency, deadline=deadline, owner=choose.choice("abc"), suspects=suspects)
+    return dense_job(seqs, priority=urgency, deadline=deadline, tenant=choose.choice("abc"), suspects=suspects)
 
 
 def reuse_memory(job: Job, future: Future[Result]) -> None:
-    """As an owner of shared memory may, once a request without an answer is over."""
+    """As a tenant of shared memory may, once a request without an answer is over."""
     if future.cancelled() or future.exception():
         job.arrays["dense"].fill(-7)
 
@@ -116,15 +116,15 @@ def check(job: Job) -> str:
     if job.future.cancelled():
         return "cancelled"
     error = job.future.exception(120)
-    words = [int(seq.ids[1]) for seq in job.prepared.seqs]
+    words = [int(seq.ids[1]) for seq in job.request.seqs]
     if error is None:
         vectors = job.future.result().dense
         assert vectors[:, 0].tolist() == words
-        assert vectors[:, 1].tolist() == [seq.ids.size for seq in job.prepared.seqs]
+        assert vectors[:, 1].tolist() == [seq.ids.size for seq in job.request.seqs]
         assert not set(words) & set(ERRORS)
         return "answered"
     if isinstance(error, DeadlineExceeded):
-        assert job.prepared.deadline <= time.perf_counter()
+        assert job.request.deadline <= time.perf_counter()
         return "late"
     (culprit,) = set(words) & set(ERRORS)
     assert type(error) is ERRORS[culprit]

@@ -32,17 +32,17 @@ from test_bge_m3 import write_m3
 from test_sparse import write_splade
 from vectors import EVERY_FLOAT, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
-from whimbrel.dialects.common.decode import Unreadable
+from whimbrel.dialects.common.decode import MalformedBody
 from whimbrel.dialects.tei import ROUTES, answers, describe, embed, root, scores, tokens, vertex
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.openapi import openapi_document
-from whimbrel.server.app.served_models import Served
+from whimbrel.server.app.served_models import ModelRegistry
 from whimbrel.types.card import Output
-from whimbrel.types.request import Decode, Request, Tokenize
+from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
-from whimbrel.types.seq import Tokens
+from whimbrel.types.seq import TokenInfo
 
 JSON = {"content_type": "application/json"}
 QUERY = "what is a whimbrel?"
@@ -117,7 +117,7 @@ def test_similarity_and_its_parameters() -> None:
     ],
 )
 def test_what_predict_takes(inputs: Any, texts: Any) -> None:
-    ranker = model(scores=Output(2, finish="softmax"))
+    ranker = model(scores=Output(2, activation="softmax"))
     asked = scores.read_predict(encoded(inputs=inputs, truncate=False))[1](ranker)
     assert asked == Request(texts, ("scores",), activate=True, truncate="never")
     assert cast(Any, root.read_root(encoded(inputs=inputs, truncate=False))[1])(ranker) == asked
@@ -128,7 +128,7 @@ def test_every_field_of_rerank(raw: bool) -> None:
     body = encoded(query="q", texts=["a", "b"], raw_scores=raw, return_text=True, truncation_direction="left")
     sent, request = scores.read_rerank(body)
     assert sent.return_text
-    asked = request(model(scores=Output(1, finish="sigmoid")))
+    asked = request(model(scores=Output(1, activation="sigmoid")))
     assert asked == Request([("q", "a"), ("q", "b")], ("scores",), activate=not raw, truncate="left")
     assert request(model(dense=Output(4))).activate is None, "similarities have no activation"
     with pytest.raises(InvalidRequest) as caught:
@@ -137,11 +137,13 @@ def test_every_field_of_rerank(raw: bool) -> None:
 
 
 def test_tokenize_and_decode() -> None:
-    assert tokens.read_tokenize(encoded(inputs="a"))[1] == Tokenize(["a"])
+    assert tokens.read_tokenize(encoded(inputs="a"))[1] == TokenizeRequest(["a"])
     asked = tokens.read_tokenize(encoded(inputs=["a", "b"], add_special_tokens=False, prompt_name="q"))[1]
-    assert asked == Tokenize(["a", "b"], special=False, prompt_name="q")
-    assert tokens.read_decode(encoded(ids=[1, 2]))[1] == Decode([[1, 2]], special=False)
-    assert tokens.read_decode(encoded(ids=[[1], [2]], skip_special_tokens=False))[1] == Decode([[1], [2]], special=True)
+    assert asked == TokenizeRequest(["a", "b"], special=False, prompt_name="q")
+    assert tokens.read_decode(encoded(ids=[1, 2]))[1] == DetokenizeRequest([[1, 2]], special=False)
+    assert tokens.read_decode(encoded(ids=[[1], [2]], skip_special_tokens=False))[1] == DetokenizeRequest(
+        [[1], [2]], special=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_tokenize_and_decode() -> None:
 def test_the_root_is_what_the_model_is_made_for(output: str, expected: Request) -> None:
     request = cast(Any, root.read_root(encoded(inputs="a"))[1])
     assert (
-        request(model(**{output: Output(1, finish="sigmoid"), "scores" if output == "dense" else "dense": Output(1)}))
+        request(model(**{output: Output(1, activation="sigmoid"), "scores" if output == "dense" else "dense": Output(1)}))
         == expected
     )
     with pytest.raises(InvalidRequest) as caught:
@@ -205,12 +207,12 @@ def test_what_is_wrong_is_named(read: Callable[[bytes], Any], body: Any, param: 
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
     [
-        (Unreadable("no JSON."), 400, "Validation"), (TooLarge("too many bytes."), 413, "Validation"),
+        (MalformedBody("no JSON."), 400, "Validation"), (TooLarge("too many bytes."), 413, "Validation"),
         (errors.ModelNotFound("no.", param="model"), 404, "Validation"), (errors.TooLong("long.", param="input[0]"), 422, "Validation"),
         (errors.Overloaded("full.", retry_after=1), 429, "Overloaded"), (errors.Unavailable("draining."), 503, "Unhealthy"),
         (errors.NonFinite("NaN.", param="input[0]"), 424, "Backend"), (errors.OutOfMemory("large."), 424, "Backend"),
         (errors.DeadlineExceeded("late."), 504, "Backend"), (errors.UnsupportedMediaType("text."), 415, "Validation"),
-        (answers.not_this_kind("this model ranks nothing."), 424, "Backend"),
+        (answers.wrong_model_type("this model ranks nothing."), 424, "Backend"),
     ],
 )  # fmt: skip
 def test_errors(error: errors.WhimbrelError, status: int, kind: str) -> None:
@@ -224,7 +226,7 @@ def test_errors_name_what_was_sent() -> None:
         ("/similarity", "input[0]", "inputs.source_sentence"), ("/similarity", "input[2]", "inputs.sentences[1]"),
         ("/decode", "input[1][2]", "ids[1][2]"), ("/predict", "input[1][0]", "inputs[1][0]"),
     ):  # fmt: skip
-        written = orjson.loads(by_path[path].write_error(InvalidRequest("is wrong.", param=param)))
+        written = orjson.loads(by_path[path].render_error(InvalidRequest("is wrong.", param=param)))
         assert written == {"error": f"{expected}: is wrong.", "error_type": "Validation"}
 
 
@@ -300,7 +302,7 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
         {"index": 2, "score": 0.5, "text": "c"},
     ]
     bare = scores.read_rerank(encoded(query="q", texts=["a", "b", "c"]))[0]
-    ranked = told(scores.write_rerank(bare, result(scores=logits), model(scores=Output(1, finish="sigmoid"))))
+    ranked = told(scores.write_rerank(bare, result(scores=logits), model(scores=Output(1, activation="sigmoid"))))
     assert ranked[0] == {"index": 1, "score": 2.0}, "the model has applied it"
     similarities = told(scores.write_rerank(bare, result(scores=logits), model(dense=Output(4))))
     assert similarities[0] == {"index": 1, "score": 2.0}
@@ -325,7 +327,7 @@ def test_where_the_checkpoint_has_no_activation_there_is_that_of_tei() -> None:
 def test_parameters_of_the_client(function: str | None, inputs: Any) -> None:
     body = encoded(inputs=inputs, parameters={"function_to_apply": function, "top_k": 2})
     sent, request = scores.read_predict(body)
-    classifier = model(scores=Output(3, finish="softmax"))
+    classifier = model(scores=Output(3, activation="softmax"))
     assert request(classifier).activate == (function is None)
     logits = np.array([[1, 3, 2]], np.float32)
     ((first, second),) = told(scores.write_predict(sent, result(scores=logits), classifier))
@@ -336,7 +338,7 @@ def test_parameters_of_the_client(function: str | None, inputs: Any) -> None:
 
 def test_tokens_are_pieces_of_prompt_and_text() -> None:
     found = [
-        Tokens(
+        TokenInfo(
             np.array([2, 5, 6]),
             ("[CLS]", "find", "##ü"),
             np.array([True, False, False]),
@@ -376,7 +378,7 @@ def test_all_are_in_the_description() -> None:
 
 
 def ask(engine: Engine, path: str, **body: Any) -> Told:
-    app = create_app(Served(AsyncEngine(engine)))
+    app = create_app(ModelRegistry(AsyncEngine(engine)))
     return asyncio.run(call(app, "POST", path, body=encoded(**body), headers=JSON))
 
 
@@ -537,7 +539,7 @@ def test_instances_that_are_refused(engine32: Engine) -> None:
         (encoded(instances="a"), 422, "Validation", "instances: "),
         (encoded(instances=[one], model="nobody"), 404, "Validation", "model: "),
     ):
-        app = create_app(Served(AsyncEngine(engine32)))
+        app = create_app(ModelRegistry(AsyncEngine(engine32)))
         told = asyncio.run(call(app, "POST", "/vertex", body=body, headers=JSON))
         error = orjson.loads(told.body)
         assert (told.status, error["error_type"]) == (status, kind), error
@@ -575,9 +577,9 @@ def test_instances_read_back(rows: np.ndarray, counts: list[int]) -> None:
 
 def test_bodies_that_are_none_and_what_comes_before_them() -> None:
     app = create_app(
-        Served(cast(Any, FakeEmbedder())), guards=GuardOptions(api_keys=("a-s3cret-key-of-ours",), max_body_bytes=1000)
+        ModelRegistry(cast(Any, FakeEmbedder())), guards=ServerLimits(api_keys=("a-s3cret-key-of-ours",), max_body_bytes=1000)
     )
-    draining = Served(cast(Any, FakeEmbedder()))
+    draining = ModelRegistry(cast(Any, FakeEmbedder()))
     draining.draining = True
     key = JSON | {"authorization": "Bearer a-s3cret-key-of-ours"}
     for path in ("/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode", "/", "/vertex"):

@@ -16,7 +16,7 @@ from sentence_transformers.multi_vector_encoder.modules.token_pooling import Hie
 import whimbrel.outputs.token_pooling
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs.token_pooling import pool_tokens
-from whimbrel.outputs.ward import ward_tree
+from whimbrel.outputs.ward import ward_linkage
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.result import Ragged
 
@@ -89,13 +89,13 @@ def test_clusters_of_what_is_long_are_scipys(num_rows: int) -> None:
         np.ones((num_rows, 4)),
     ):
         distances = squareform(np.clip(1 - rows @ rows.T, 0, 2).astype(np.float32), checks=False)
-        np.testing.assert_array_equal(ward_tree(squareform(distances).astype(np.float64)), linkage(distances, method="ward"))
+        np.testing.assert_array_equal(ward_linkage(squareform(distances).astype(np.float64)), linkage(distances, method="ward"))
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_distances_that_are_not_finite_are_refused(number: float) -> None:
     with pytest.raises(ValueError, match="finite"):
-        ward_tree(np.array([[0, number], [number, 0]]))
+        ward_linkage(np.array([[0, number], [number, 0]]))
 
 
 def test_what_is_long_has_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_other_threads_run_meanwhile() -> None:
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()
     try:
-        ward_tree(distances)
+        ward_linkage(distances)
     finally:
         done.set()
     thread.join()

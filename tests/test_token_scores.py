@@ -29,7 +29,7 @@ from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.outputs.entities import AGGREGATIONS, find_entities
 from whimbrel.types.request import Request
 from whimbrel.types.result import Entity
-from whimbrel.types.seq import TokenSpans
+from whimbrel.types.seq import TokenOffsets
 
 LABELS = dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "OTHER", "X-OTHER"]))
 TEXTS = [
@@ -167,7 +167,7 @@ def test_the_same_verb_for_asyncio(folder: Path, bert: Engine) -> None:
 
 def test_words_of_equally_sure_tokens_go_by_the_first_of_them() -> None:
     scores = np.array([[0.1, 0.9, 0], [0.9, 0.1, 0], [0, 0.2, 0.8], [0.1, 0.1, 0.8]], np.float32)
-    spans = TokenSpans(
+    spans = TokenOffsets(
         np.array([[0, 2], [2, 4], [5, 7], [7, 9]], np.int32), np.zeros(4, np.bool_), np.array([False, True, False, True])
     )
     labels = ["O", "B-X", "I-X"]

@@ -7,26 +7,26 @@ import logging
 import pytest
 
 from whimbrel.telemetry import trace
-from whimbrel.telemetry.trace import Counted, Finished, Level, Observed, Received
+from whimbrel.telemetry.trace import CounterEvent, GaugeEvent, HistogramEvent, RequestFinished, RequestStarted
 
 
 def test_each_kind_of_event_reaches_its_subscribers() -> None:
     heard: list[object] = []
-    kinds = (Observed, Counted, Level, Received, Finished)
+    kinds = (HistogramEvent, CounterEvent, GaugeEvent, RequestStarted, RequestFinished)
     ends = [trace.subscribe(kind, heard.append) for kind in kinds]
-    record = Finished("id", "GET", "/x", "/x", "", 200, "ok")
+    record = RequestFinished("id", "GET", "/x", "/x", "", 200, "ok")
     trace.observe("queue", 0.5)
     trace.observe("batch_tokens", 12, model="m")
     trace.count("retries", 2, model="m")
-    trace.level("queue_tokens", 7)
-    trace.received("/x")
-    trace.finished(record)
+    trace.gauge("queue_tokens", 7)
+    trace.request_started("/x")
+    trace.request_finished(record)
     assert heard == [
-        Observed("queue", 0.5),
-        Observed("batch_tokens", 12, "m"),
-        Counted("retries", 2, "m"),
-        Level("queue_tokens", 7),
-        Received("/x"),
+        HistogramEvent("queue", 0.5),
+        HistogramEvent("batch_tokens", 12, "m"),
+        CounterEvent("retries", 2, "m"),
+        GaugeEvent("queue_tokens", 7),
+        RequestStarted("/x"),
         record,
     ]
     for end in ends:
@@ -36,12 +36,12 @@ def test_each_kind_of_event_reaches_its_subscribers() -> None:
 
 
 def test_a_stage_is_timed_and_told_of_also_when_it_fails() -> None:
-    heard: list[Observed] = []
-    end = trace.subscribe(Observed, heard.append)
+    heard: list[HistogramEvent] = []
+    end = trace.subscribe(HistogramEvent, heard.append)
     stages: dict[trace.Stage, float] = {}
-    with pytest.raises(KeyError), trace.trace("pack") as timed:
+    with pytest.raises(KeyError), trace.Timer("pack") as timed:
         raise KeyError
-    with pytest.raises(KeyError), trace.trace("read", into=stages) as noted:  # its request tells of it
+    with pytest.raises(KeyError), trace.Timer("read", into=stages) as noted:  # its request tells of it
         raise KeyError
     end()
     assert [(event.name, event.value) for event in heard] == [("pack", timed.seconds)]
@@ -50,12 +50,12 @@ def test_a_stage_is_timed_and_told_of_also_when_it_fails() -> None:
 
 
 def test_a_subscriber_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    heard: list[Counted] = []
+    heard: list[CounterEvent] = []
 
-    def fail(event: Counted) -> None:
+    def fail(event: CounterEvent) -> None:
         raise ValueError("scripted")
 
-    ends = trace.subscribe(Counted, fail), trace.subscribe(Counted, heard.append)
+    ends = trace.subscribe(CounterEvent, fail), trace.subscribe(CounterEvent, heard.append)
     with caplog.at_level(logging.ERROR, "whimbrel"):
         trace.count("halvings")
     for end in ends:
@@ -66,6 +66,6 @@ def test_a_subscriber_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) 
 
 def test_events_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        Finished("id", "GET", "/x", "/x", "", 200, "ok").status = 500  # pyright: ignore[reportAttributeAccessIssue]
+        RequestFinished("id", "GET", "/x", "/x", "", 200, "ok").status = 500  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError):
-        Counted("retries").amount = 3  # pyright: ignore[reportAttributeAccessIssue]
+        CounterEvent("retries").amount = 3  # pyright: ignore[reportAttributeAccessIssue]

@@ -35,12 +35,12 @@ from whimbrel.dialects import openai, rerank
 from whimbrel.dialects.vllm import pooling, tokens
 from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.openapi import openapi_document
-from whimbrel.server.app.served_models import AsyncEmbedder, Served
-from whimbrel.types.request import Decode, Request, Tokenize
+from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
+from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Timings
-from whimbrel.types.seq import Tokens
+from whimbrel.types.seq import TokenInfo
 
 GOLDEN = Path(__file__).parent / "golden/vllm"
 DENSE = np.random.default_rng(3).standard_normal((3, 8)).astype(np.float32)
@@ -263,9 +263,9 @@ def test_chats_are_refused(read: Callable[[bytes], Any]) -> None:
 
 def test_tokenize_and_detokenize_are_read() -> None:
     sent, asked = tokens.read_tokenize(b'{"prompt": "a", "return_token_strs": true, "model": "m"}')
-    assert (sent.model, asked) == ("m", Tokenize(["a"]))
-    assert tokens.read_tokenize(b'{"prompt": "", "add_special_tokens": false}')[1] == Tokenize([""], special=False)
-    assert tokens.read_detokenize(b'{"tokens": [1, 2]}')[1] == Decode([[1, 2]])
+    assert (sent.model, asked) == ("m", TokenizeRequest(["a"]))
+    assert tokens.read_tokenize(b'{"prompt": "", "add_special_tokens": false}')[1] == TokenizeRequest([""], special=False)
+    assert tokens.read_detokenize(b'{"tokens": [1, 2]}')[1] == DetokenizeRequest([[1, 2]])
     for read, body, param in (
         (tokens.read_tokenize, b"{}", None),
         (tokens.read_tokenize, b'{"prompt": ["a"]}', "prompt"),
@@ -407,7 +407,7 @@ def test_classes_without_names() -> None:
 
 
 def test_tokens_are_written() -> None:
-    tokens = Tokens(np.array([5, 6], np.int32), ("a", "##b"), np.zeros(2, np.bool_), np.zeros((2, 2), np.int32))
+    tokens = TokenInfo(np.array([5, 6], np.int32), ("a", "##b"), np.zeros(2, np.bool_), np.zeros((2, 2), np.int32))
     for more, names in (({}, None), ({"return_token_strs": True}, ["a", "##b"])):
         sent, _ = tokens.read_tokenize(orjson.dumps({"prompt": "ab"} | more))
         assert orjson.loads(tokens.write_tokenize(sent, [tokens], FakeModel.named("m"))) == {
@@ -447,10 +447,10 @@ class Asker:
 
     def __init__(self, engine: Engine, **guards: Any) -> None:
         self._embedder = cast(AsyncEmbedder, AsyncEngine(engine))
-        self._guards = GuardOptions(**guards)
+        self._guards = ServerLimits(**guards)
 
     def told(self, path: str, body: Any = None, **headers: str) -> Any:
-        app = create_app(Served(self._embedder), guards=self._guards)
+        app = create_app(ModelRegistry(self._embedder), guards=self._guards)
         content = body if isinstance(body, bytes) else b"" if body is None else orjson.dumps(body)
         named = {"content_type": "application/json"} | headers
         return asyncio.run(call(app, "GET" if body is None else "POST", path, body=content, headers=named))
@@ -672,7 +672,7 @@ def test_errors_of_models_and_lengths(minilm_app: Asker) -> None:
 
 
 def test_a_server_that_is_about_to_stop() -> None:
-    served = Served(cast(AsyncEmbedder, FakeEmbedder()))
+    served = ModelRegistry(cast(AsyncEmbedder, FakeEmbedder()))
     served.draining = True
     told = asyncio.run(
         call(create_app(served), "POST", "/pooling", body=b'{"input": "a"}', headers={"content_type": "application/json"})

@@ -21,7 +21,7 @@ from test_cohere_dialect import QUERY, TEXTS, model, ranked, result
 from vectors import is_read_back, vectors
 from whimbrel.dialects import voyage
 from whimbrel.errors import InvalidRequest, TooLong
-from whimbrel.server.app.routing import WAYS
+from whimbrel.server.app.routing import ROUTES_BY_PATH
 from whimbrel.types.request import Request
 
 TYPES = ["float", "int8", "uint8", "binary", "ubinary"]
@@ -118,12 +118,14 @@ def test_errors_are_in_the_words_of_the_api() -> None:
 
 def test_which_bodies_are_voyage_s() -> None:
     for field in ("output_dtype", "output_dimension", "truncation"):
-        chosen = WAYS["/v1/embeddings"].choose(orjson.dumps({"input": "a", field: None}))
+        chosen = ROUTES_BY_PATH["/v1/embeddings"].choose(orjson.dumps({"input": "a", field: None}))
         assert chosen.request_type is voyage.VoyageEmbeddingsRequest
     for field in ("top_k", "truncation"):
-        chosen = WAYS["/v1/rerank"].choose(orjson.dumps({"query": "a", field: None}))
+        chosen = ROUTES_BY_PATH["/v1/rerank"].choose(orjson.dumps({"query": "a", field: None}))
         assert chosen.request_type is voyage.VoyageRerankRequest
-    assert WAYS["/v1/embeddings"].choose(b'{"input": "top_k", "model": "m"}') is WAYS["/v1/embeddings"].default
+    assert (
+        ROUTES_BY_PATH["/v1/embeddings"].choose(b'{"input": "top_k", "model": "m"}') is ROUTES_BY_PATH["/v1/embeddings"].default
+    )
 
 
 # A server

@@ -9,7 +9,7 @@ import pytest
 
 from whimbrel.server.processes import watchdog
 from whimbrel.server.processes.children import EngineChild, WorkerChild
-from whimbrel.server.processes.shared_memory import Board
+from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.server.processes.watchdog import TICK_SECONDS, Watchdog
 
 
@@ -27,7 +27,7 @@ class Clock:
             dog.tick()
             if isinstance(child, EngineChild) and child.board is not None and child.name == "beats":
                 child.board.beat(self.now, queued=0, small=0, rate=child.board.rate)
-            if why := dog.why(child):
+            if why := dog.hang_reason(child):
                 return why
         return None
 
@@ -41,7 +41,7 @@ def engine(clock: Clock, *, rate: float = 0.0, num_lanes: int = 1, name: str = "
     child = EngineChild(name)
     child.process = SimpleNamespace(returncode=None)  # pyright: ignore[reportAttributeAccessIssue]
     child.planned = SimpleNamespace(plan=SimpleNamespace(num_lanes=num_lanes))  # pyright: ignore[reportAttributeAccessIssue]
-    child.board, _, _ = Board.create(4, 16)
+    child.board, _, _ = StatusBoard.create(4, 16)
     child.board.beat(clock.now, queued=0, small=0, rate=rate)
     child.ready, child.ready_since = True, clock.now
     return child

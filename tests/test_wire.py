@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from whimbrel import wire
-from whimbrel.wire import Typed, base64_list, from_base64, json_base64, to_base64, to_json
+from whimbrel.wire import EncodedArray, base64_list, from_base64, json_base64, to_base64, to_json
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VECTORS = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=FINITE)
@@ -31,7 +31,7 @@ def test_json_floats_come_back_bit_for_bit(vectors: np.ndarray) -> None:
 @pytest.mark.parametrize("shape", [(0, 4), (1, 4), (16, 3), (17, 5), (101, 384), (1001, 2), (2500, 1), (130, 4100)])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "fp8_e4m3"])
 def test_a_list_of_base64_is_what_json_would_be(shape: tuple[int, int], dtype: wire.DType) -> None:
-    vectors = Typed(np.random.default_rng(0).standard_normal(shape, np.float32), dtype, "big")
+    vectors = EncodedArray(np.random.default_rng(0).standard_normal(shape, np.float32), dtype, "big")
     size, made = base64_list(b'{"head":1,"list":', vectors, b',"tail":2}', before=b'{"index":%d,"row":"', after=b'"}')
     pieces = list(made)
     expected = [{"index": i, "row": base64.b64encode(row).decode()} for i, row in enumerate(vectors.encoded())]
@@ -53,7 +53,7 @@ def test_a_list_of_base64_is_what_json_would_be(shape: tuple[int, int], dtype: w
 def test_a_list_of_base64_is_the_same_however_an_array_lies_and_is_cut_up(
     rows: int, width: int, lay: Any, dtype: wire.DType, order: wire.ByteOrder, at_once: int
 ) -> None:
-    vectors = Typed(lay(np.random.default_rng(0).standard_normal((rows, width), np.float32)), dtype, order)
+    vectors = EncodedArray(lay(np.random.default_rng(0).standard_normal((rows, width), np.float32)), dtype, order)
     expected = b",".join(b"<%d:%b>" % (index, base64.b64encode(row)) for index, row in enumerate(vectors.encoded()))
     with patch.object(json_base64, "_AT_ONCE", at_once):
         size, pieces = base64_list(b"", vectors, b"", before=b"<%d:", after=b">")

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from whimbrel import wire
 from whimbrel.errors import InvalidRequest
-from whimbrel.wire import Block, Typed, json_base64
+from whimbrel.wire import Block, EncodedArray, json_base64
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-400, max_value=400)
 VECTORS = arrays(np.float32, st.tuples(st.integers(1, 5), st.sampled_from([8, 16, 24])), elements=FINITE)
@@ -31,13 +31,13 @@ TORCH = {
 }
 
 
-def sent(array: Typed) -> bytes:
-    return b"".join(array.pieces())
+def sent(array: EncodedArray) -> bytes:
+    return b"".join(array.chunks())
 
 
 @given(VECTORS, st.sampled_from(EIGHTS), st.sampled_from(ORDERS))
 def test_what_is_written_reads_back(vectors: np.ndarray, dtype: wire.DType, order: wire.ByteOrder) -> None:
-    array = Typed(vectors, dtype, order)
+    array = EncodedArray(vectors, dtype, order)
     data = sent(array)
     assert len(data) == array.nbytes
     back = wire.from_bytes(data, dtype, array.shape, order)
@@ -48,7 +48,7 @@ def test_what_is_written_reads_back(vectors: np.ndarray, dtype: wire.DType, orde
 
 @given(VECTORS, st.sampled_from(EIGHTS[:5]), st.sampled_from(ORDERS))
 def test_base64_has_the_same_bytes(vectors: np.ndarray, dtype: wire.DType, order: wire.ByteOrder) -> None:
-    array = Typed(vectors, dtype, order)
+    array = EncodedArray(vectors, dtype, order)
     stand_ins = [wire.Base64(array[row : row + 1]) for row in range(len(vectors))]
     assert orjson.loads(wire.to_json(stand_ins)) == wire.to_base64(array) == wire.base64_rows(array)
     decoded = b"".join(base64.b64decode(each) for each in wire.to_base64(array))
@@ -66,25 +66,25 @@ def test_rounding_is_that_of_pytorch(dtype: wire.DType) -> None:
     middles = (exact[:-1].double() + exact[1:].double()).div(2).float()
     around = [torch.nextafter(middles, torch.tensor(limit)) for limit in (-1e9, 1e9)]
     numbers = torch.cat([random, exact, middles, -middles, *around])
-    assert np.array_equal(Typed(numbers.numpy(), dtype).numbers(), numbers.to(TORCH[dtype]).float().numpy())
+    assert np.array_equal(EncodedArray(numbers.numpy(), dtype).numbers(), numbers.to(TORCH[dtype]).float().numpy())
 
 
 @pytest.mark.parametrize(
     ("dtype", "largest"), [("float16", 65519), ("bfloat16", 3.39e38), ("fp8_e4m3", 463), ("fp8_e5m2", 61439)]
 )
 def test_what_a_type_cannot_hold_is_refused(dtype: wire.DType, largest: float) -> None:
-    kept = Typed(np.array([[1, -largest]], np.float32), dtype).numbers()
+    kept = EncodedArray(np.array([[1, -largest]], np.float32), dtype).numbers()
     assert np.isfinite(kept).all()
     with pytest.raises(InvalidRequest, match=f"dense has numbers up to .* {dtype} does not hold") as caught:
-        Typed(np.array([[1, -largest * 1.003]], np.float32), dtype, name="dense")
+        EncodedArray(np.array([[1, -largest * 1.003]], np.float32), dtype, name="dense")
     assert caught.value.param == "embed_dtype"
     with pytest.raises(InvalidRequest, match="9 columns; packed bits take a multiple of 8"):
-        Typed(np.ones((2, 9), np.float32), "ubinary")
+        EncodedArray(np.ones((2, 9), np.float32), "ubinary")
 
 
 def test_quantised_types_are_shifted_ones_of_each_other() -> None:
     vectors = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
-    numbers = {dtype: Typed(vectors, dtype).numbers().astype(int) for dtype in ("int8", "uint8", "binary", "ubinary")}
+    numbers = {dtype: EncodedArray(vectors, dtype).numbers().astype(int) for dtype in ("int8", "uint8", "binary", "ubinary")}
     assert np.array_equal(numbers["uint8"], numbers["int8"] + 128)
     assert np.array_equal(numbers["binary"], numbers["ubinary"] - 128)
     assert np.array_equal(numbers["int8"], wire.to_int8(vectors))
@@ -92,22 +92,22 @@ def test_quantised_types_are_shifted_ones_of_each_other() -> None:
 
 def test_nothing_is_copied_that_need_not_be() -> None:
     vectors = np.ones((300, 700), np.float32)
-    (piece,) = Typed(vectors).pieces()
+    (piece,) = EncodedArray(vectors).chunks()
     assert np.shares_memory(np.frombuffer(piece, np.uint8), vectors)
     back = wire.from_bytes(piece, "float32", vectors.shape)
     assert np.shares_memory(back, vectors)
-    assert max(map(len, Typed(vectors, "float16").pieces())) <= 2 * 2**16  # converted some rows at a time
-    assert sent(Typed(vectors[:, ::2])) == vectors[:, ::2].tobytes()
-    assert sent(Typed(vectors[:0])) == b""
+    assert max(map(len, EncodedArray(vectors, "float16").chunks())) <= 2 * 2**16  # converted some rows at a time
+    assert sent(EncodedArray(vectors[:, ::2])) == vectors[:, ::2].tobytes()
+    assert sent(EncodedArray(vectors[:0])) == b""
 
 
 @given(VECTORS, st.integers(0, 3), st.sampled_from(["float32", "bfloat16", "int8", "ubinary"]), st.sampled_from(ORDERS))
 def test_blocks_read_back(vectors: np.ndarray, number: int, dtype: wire.DType, order: wire.ByteOrder) -> None:
     arrays = {
-        "a": Typed(vectors[:, :8], dtype, order),
-        "ids": Typed(np.arange(number, dtype=np.int32), "int32", order),
-        "offsets": Typed(np.array([0, number]), "int64", order),
-        "b": Typed(vectors, dtype, order),
+        "a": EncodedArray(vectors[:, :8], dtype, order),
+        "ids": EncodedArray(np.arange(number, dtype=np.int32), "int32", order),
+        "offsets": EncodedArray(np.array([0, number]), "int64", order),
+        "b": EncodedArray(vectors, dtype, order),
     }
     blocks, size, pieces = wire.join_blocks(arrays)
     body = b"".join(pieces)
@@ -121,8 +121,8 @@ def test_blocks_read_back(vectors: np.ndarray, number: int, dtype: wire.DType, o
 
 @given(VECTORS, st.sampled_from(EIGHTS), st.sampled_from(ORDERS))
 def test_npy_is_what_numpy_loads(vectors: np.ndarray, dtype: wire.DType, order: wire.ByteOrder) -> None:
-    array = Typed(vectors, dtype, order)
-    size, pieces = wire.npy_pieces(array)
+    array = EncodedArray(vectors, dtype, order)
+    size, pieces = wire.npy_chunks(array)
     data = b"".join(pieces)
     assert len(data) == size
     loaded = np.load(io.BytesIO(data))
@@ -150,9 +150,9 @@ VALUES = st.recursive(
 
 MADE = (
     st.lists(st.integers(0, 5), min_size=1, max_size=3).map(
-        lambda shape: Typed(np.ones(shape, np.float32)[::-1], "bfloat16", "big")
+        lambda shape: EncodedArray(np.ones(shape, np.float32)[::-1], "bfloat16", "big")
     )
-    | st.integers(0, 30).map(lambda width: wire.Base64(Typed(np.ones((2, width), np.float32))))
+    | st.integers(0, 30).map(lambda width: wire.Base64(EncodedArray(np.ones((2, width), np.float32))))
     | st.integers(0, 30).map(lambda size: np.arange(size, dtype=np.float32)[::2])
     | st.text(max_size=200)
     | st.none()
@@ -160,7 +160,7 @@ MADE = (
 NESTED = st.recursive(
     MADE,
     lambda inner: (
-        st.lists(inner, max_size=6) | st.lists(inner, max_size=6).map(wire.Lazily) | st.dictionaries(st.text(), inner)
+        st.lists(inner, max_size=6) | st.lists(inner, max_size=6).map(wire.LazyList) | st.dictionaries(st.text(), inner)
     ),
     max_leaves=20,
 )
@@ -168,13 +168,13 @@ NESTED = st.recursive(
 
 @given(VALUES)
 def test_pieces_are_the_same_json(value: object) -> None:
-    assert b"".join(wire.json_pieces(value)) == wire.to_json(value)
+    assert b"".join(wire.json_chunks(value)) == wire.to_json(value)
 
 
 @given(NESTED, st.sampled_from([0, 1, 6, 20]), st.sampled_from([1, 10, 100]))
 def test_pieces_of_any_size_are_the_same_json(value: object, at_once: int, least: int) -> None:
-    with patch.object(json_base64, "_PIECE", at_once), patch.object(json_base64, "_LEAST", least):
-        pieces = list(wire.json_pieces(value))
+    with patch.object(json_base64, "_CHUNK_ITEMS", at_once), patch.object(json_base64, "_LEAST", least):
+        pieces = list(wire.json_chunks(value))
     assert b"".join(pieces) == wire.to_json(value)
     assert all(len(piece) >= least for piece in pieces[:-1])
 
@@ -189,13 +189,13 @@ def test_pieces_of_any_size_are_the_same_json(value: object, at_once: int, least
         },
         np.random.default_rng(0).random((4000, 100), np.float32),
         [np.random.default_rng(0).random((size, 64), np.float32) for size in (0, 4000, 1, 9)],
-        {"a": Typed(np.random.default_rng(0).random((2000, 128), np.float32), "int8")},
-        [wire.Base64(Typed(np.random.default_rng(0).random((50, 1024), np.float32), "bfloat16")) for _ in range(30)],
+        {"a": EncodedArray(np.random.default_rng(0).random((2000, 128), np.float32), "int8")},
+        [wire.Base64(EncodedArray(np.random.default_rng(0).random((50, 1024), np.float32), "bfloat16")) for _ in range(30)],
     ],
     ids=["rows", "array", "ragged", "int8", "base64"],
 )
 def test_no_piece_is_large(value: object) -> None:
-    pieces = list(wire.json_pieces(value))
+    pieces = list(wire.json_chunks(value))
     assert b"".join(pieces) == wire.to_json(value)
     assert len(pieces) > 2
     assert max(map(len, pieces)) < 2**20

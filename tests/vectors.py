@@ -9,7 +9,7 @@ import orjson
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from whimbrel.dialects import Answer
+from whimbrel.dialects import Response
 
 EVERY_FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)
 """With those next to 0, -0.0 and the largest."""
@@ -19,11 +19,11 @@ def vectors(count: int, width: int) -> st.SearchStrategy[np.ndarray]:
     return arrays(np.float32, (count, width), elements=EVERY_FLOAT)
 
 
-def body_of(answer: bytes | Answer) -> bytes:
-    return answer if isinstance(answer, bytes) else b"".join(answer.pieces)
+def body_of(answer: bytes | Response) -> bytes:
+    return answer if isinstance(answer, bytes) else b"".join(answer.chunks)
 
 
-def told(answer: bytes | Answer) -> Any:
+def told(answer: bytes | Response) -> Any:
     """What an answer in JSON says."""
     return orjson.loads(body_of(answer))
 

@@ -25,7 +25,7 @@ from fake import call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.dialects import ROUTES
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.served_models import Served
+from whimbrel.server.app.served_models import ModelRegistry
 
 T = "A whimbrel is a wader."
 LONG = "a bird " * 300
@@ -145,7 +145,7 @@ class Asker:
     def __init__(self, engines: list[Engine]) -> None:
         embedders: list[Any] = [AsyncEngine(engine) for engine in engines]
         self.models: dict[str, Any] = {each.plan.served_name: each for each in embedders}
-        self._app = create_app(Served(*embedders))
+        self._app = create_app(ModelRegistry(*embedders))
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
         content = body if isinstance(body, bytes) else orjson.dumps(body)
@@ -203,8 +203,8 @@ def test_every_route_is_here() -> None:
 def route_of(way: Way, body: dict[str, Any] | None = None) -> str:
     """The name of the struct of the route that a body is for."""
     routes = [route for route in ROUTES if route.path == way.path]
-    marked = [route for route in routes if not route.marks.isdisjoint(way.body() if body is None else body)]
-    return [*marked, *sorted(routes, key=lambda route: not route.marks)[-1:]][0].request_type.__name__
+    marked = [route for route in routes if not route.discriminators.isdisjoint(way.body() if body is None else body)]
+    return [*marked, *sorted(routes, key=lambda route: not route.discriminators)[-1:]][0].request_type.__name__
 
 
 @EVERY
@@ -319,7 +319,7 @@ def test_C4_any_texts_are_read_as_they_are(way: Way, asker: Asker, texts: list[s
     if way.inputs != (T,):
         return
     (route,) = (each for each in ROUTES if (each.path, each.request_type.__name__) == (way.path, route_of(way)))
-    _, asked = route.read_request(orjson.dumps(way.body(texts)))
+    _, asked = route.parse_request(orjson.dumps(way.body(texts)))
     asked = asked(asker.models[way.model]) if callable(asked) else asked
     assert asked is not None
     pairs = way.most == 10_000

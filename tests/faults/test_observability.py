@@ -36,7 +36,7 @@ from texts import TEXTS
 from waiting import wait_for
 from whimbrel import Client, Engine
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.served_models import AsyncEmbedder, Served
+from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
 from whimbrel.telemetry import logs
 from whimbrel.telemetry.logs import LogOptions
 
@@ -430,7 +430,7 @@ class Failing:
 
 @pytest.mark.parametrize("log_format", ["plain", "json"])
 def test_K7_a_storm_of_errors_is_a_few_lines(log_format: Any) -> None:
-    app = create_app(Served(cast(AsyncEmbedder, Failing())))
+    app = create_app(ModelRegistry(cast(AsyncEmbedder, Failing())))
     stream = io.StringIO()
     end = logs.configure(LogOptions(log_format), stream=stream)
 
@@ -455,7 +455,7 @@ def test_the_log_costs_nothing_where_nobody_asks_for_it() -> None:
     """Without --access-log, a request that succeeds makes no record."""
     made: list[Any] = []
     end = logs.configure(LogOptions(), stream=io.StringIO())
-    app = create_app(Served(cast(AsyncEmbedder, Failing())))
+    app = create_app(ModelRegistry(cast(AsyncEmbedder, Failing())))
     factory = logging.getLogRecordFactory()
     logging.setLogRecordFactory(lambda *args, **kwargs: made.append(args) or factory(*args, **kwargs))
     try:

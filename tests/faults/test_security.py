@@ -29,12 +29,12 @@ from whimbrel import Client, Engine, errors
 from whimbrel.server.app import access
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.guards import OPEN_PATHS
-from whimbrel.server.app.limits import GuardOptions
-from whimbrel.server.app.served_models import Served
+from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.served_models import ModelRegistry
 
 GOLDEN = "A whimbrel is a wader."
 FIRST, SECOND, THIRD = "first-s3cret-key", "second-s3cret-key", "third-s3cret-key"
-KEYS = GuardOptions(api_keys=(FIRST, SECOND))
+KEYS = ServerLimits(api_keys=(FIRST, SECOND))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def assert_well(server: Server, engine: Engine) -> None:
 
 def routes() -> list[tuple[str, str]]:
     """(method, path) of every route of the app, as it stands."""
-    app = create_app(Served(FakeEmbedder()))
+    app = create_app(ModelRegistry(FakeEmbedder()))
     assert all(isinstance(route, Route) for route in app.routes), "a new kind of route needs a new kind of test"
     return [
         (method, route.path.replace("{model:path}", "fake"))
@@ -91,7 +91,7 @@ def routes() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("method", "path"), [*routes(), ("GET", "/nope"), ("DELETE", "/info"), ("OPTIONS", "/v1/embeddings")])
 def test_H1_every_route_but_the_health_checks_asks_for_a_key(method: str, path: str) -> None:
-    app = create_app(Served(FakeEmbedder()), guards=KEYS)
+    app = create_app(ModelRegistry(FakeEmbedder()), guards=KEYS)
     told = asyncio.run(call(app, method, path, body=b'{"input":"a"}', headers={"content_type": "application/json"}))
     assert told.status == (200 if path in OPEN_PATHS else 401)
     assert ("www-authenticate" in told.headers) == (told.status == 401)
@@ -101,7 +101,7 @@ def test_H1_every_route_but_the_health_checks_asks_for_a_key(method: str, path: 
 
 @pytest.mark.parametrize(("method", "path"), routes())
 def test_H1_with_a_key_every_route_answers(method: str, path: str) -> None:
-    app = create_app(Served(FakeEmbedder()), guards=KEYS)
+    app = create_app(ModelRegistry(FakeEmbedder()), guards=KEYS)
     headers = {"content_type": "application/json", "authorization": f"Bearer {FIRST}"}
     answer = asyncio.run(call(app, method, path, body=b"{}", headers=headers))
     # A body without its fields is none of any route, but of Ollama's, where it asks for nothing.
@@ -114,7 +114,7 @@ def test_H1_the_open_routes_are_these() -> None:
 
 @pytest.mark.parametrize("public", [False, True])
 def test_H1_metrics_are_open_where_asked_for(public: bool) -> None:
-    app = create_app(Served(FakeEmbedder()), guards=GuardOptions(api_keys=(FIRST,), public_metrics=public))
+    app = create_app(ModelRegistry(FakeEmbedder()), guards=ServerLimits(api_keys=(FIRST,), public_metrics=public))
     assert asyncio.run(call(app, path="/metrics")).status == (200 if public else 401)
     assert asyncio.run(call(app, path="/info")).status == 401
 
@@ -169,9 +169,9 @@ def test_H2_a_key_is_compared_with_all_in_constant_time(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
     keys = access.Keys(["a", "b" * 100, "c"])
-    for given, owner in ((b"a", "key1"), (b"c", "key3"), (b"b", None), (b"", None)):
+    for given, tenant in ((b"a", "key1"), (b"c", "key3"), (b"b", None), (b"", None)):
         compared.clear()
-        assert keys.owner([(b"x-api-key", given)]) == owner
+        assert keys.tenant([(b"x-api-key", given)]) == tenant
         assert compared == [(32, 32)] * 3  # digests: neither the number nor the lengths depend on what was given
 
 
@@ -231,7 +231,7 @@ def test_H4_a_bug_s_line_in_the_log_shows_the_path_on_one_line(caplog: pytest.Lo
     async def main() -> None:
         embedder = FakeEmbedder()
         embedder.plan = Broken()
-        told = await call(create_app(Served(embedder)), "GET", "/v1/models/evil\rERROR forged \x1b[31m\u2028")
+        told = await call(create_app(ModelRegistry(embedder)), "GET", "/v1/models/evil\rERROR forged \x1b[31m\u2028")
         assert told.status == 500
 
     asyncio.run(main())
@@ -263,7 +263,7 @@ def test_H5_an_error_tells_nothing_of_the_inside() -> None:
         async def run(self, request: Any) -> Any:
             raise RuntimeError(f"secret of {sys.prefix}")
 
-    app = create_app(Served(Failing()))
+    app = create_app(ModelRegistry(Failing()))
     told = asyncio.run(call(app, "POST", "/v1/embeddings", body=b'{"input":"a"}', headers={"content_type": "application/json"}))
     assert told.status == 500
     assert told.headers["x-request-id"]
@@ -359,7 +359,7 @@ def test_H6_a_page_of_this_server_may_post(server: Server) -> None:
 
 
 def test_H6_cors_is_off_by_default() -> None:
-    app = create_app(Served(FakeEmbedder()))
+    app = create_app(ModelRegistry(FakeEmbedder()))
     headers = {"origin": "https://app.example.com", "access_control_request_method": "POST"}
     told = asyncio.run(call(app, "OPTIONS", "/v1/embeddings", headers=headers))
     assert told.status == 405
@@ -370,7 +370,7 @@ def test_H6_cors_is_off_by_default() -> None:
 
 
 def test_H6_any_page_never_means_with_credentials() -> None:
-    app = create_app(Served(FakeEmbedder()), guards=GuardOptions(origins=("*",)))
+    app = create_app(ModelRegistry(FakeEmbedder()), guards=ServerLimits(origins=("*",)))
     headers = {"origin": "https://any.example.com", "content_type": "application/json", "cookie": "a=b"}
     told = asyncio.run(call(app, "POST", "/v1/embeddings", body=b'{"input":"a"}', headers=headers))
     assert told.status == 200
@@ -470,14 +470,14 @@ def offences(code: str) -> list[str]:
 def _calls(node: ast.Call) -> list[str]:
     said = {word.arg: word.value.value for word in node.keywords if isinstance(word.value, ast.Constant)}
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    owner = ast.unparse(node.func).rpartition(".")[0]
+    tenant = ast.unparse(node.func).rpartition(".")[0]
     wrong = {
-        name in NEVER_CALLED and not owner,
+        name in NEVER_CALLED and not tenant,
         name in NEVER_METHODS,
-        name == "load" and owner in ("torch", "np", "numpy") and said.get("weights_only") is not True,
+        name == "load" and tenant in ("torch", "np", "numpy") and said.get("weights_only") is not True,
         any(said.get(word) for word in ("trust_remote_code", "shell")),
     }
-    return [f"{owner}.{name}"] if True in wrong else []
+    return [f"{tenant}.{name}"] if True in wrong else []
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.relative_to(SOURCE).as_posix())

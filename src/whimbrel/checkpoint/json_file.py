@@ -110,17 +110,17 @@ class JsonFile:
         supported = shorten(", ".join(table), 800, placeholder=", ...")
         raise self.error(f"{_short(value)} is not supported; supported: {supported}.", key)
 
-    def refuse_unknown(self, *known: Collection[str]) -> None:
+    def reject_unknown_keys(self, *known: Collection[str]) -> None:
         """Refuse keys that are in none of `known`."""
         for key, value in self.data.items():
             if not any(key in keys for keys in known):
                 raise self.error(f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors.", key)
 
-    def refuse_unread(self, *known: Collection[str]) -> None:
+    def reject_unread_keys(self, *known: Collection[str]) -> None:
         """Refuse keys that nobody has read and that are in none of `known`."""
-        self.refuse_unknown(self._read, *known)
+        self.reject_unknown_keys(self._read, *known)
 
-    def refuse_other(self, fixed: Mapping[str, tuple[object, ...]]) -> None:
+    def require_values(self, fixed: Mapping[str, tuple[object, ...]]) -> None:
         """Refuse values other than those in `fixed`, of the keys in it."""
         self.ignore(*fixed)
         for key, allowed in fixed.items():

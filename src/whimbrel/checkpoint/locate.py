@@ -37,7 +37,7 @@ class Checkpoint:
     """What model.safetensors must hash to, where that is known."""
 
 
-def find_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint:
+def resolve_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint:
     """Find `model`: a folder, a hub id ("owner/name"), or None for the packaged all-MiniLM-L6-v2.
 
     Downloads from the hub what is not in its cache yet; without `weights`, only the small files that make the card.

@@ -21,7 +21,7 @@ FILE: Final = "models.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class ParityResult:
     """One test about one model."""
 
     model: str
@@ -31,7 +31,7 @@ class Proof:
     tasks: tuple[Output, ...]
     test: str
     """pytest's id, without "tests/"."""
-    difference: float
+    max_difference: float
     """The largest difference from the reference, divided by the largest number in it; one digit, rounded up."""
 
 
@@ -46,15 +46,15 @@ class Row:
     difference: float
 
 
-def read_proofs() -> list[Proof]:
+def read_results() -> list[ParityResult]:
     """What models.json holds, in its order."""
-    return msgspec.json.decode(files("whimbrel").joinpath(FILE).read_bytes(), type=list[Proof])
+    return msgspec.json.decode(files("whimbrel").joinpath(FILE).read_bytes(), type=list[ParityResult])
 
 
-def rows(proofs: Iterable[Proof]) -> list[Row]:
+def rows(proofs: Iterable[ParityResult]) -> list[Row]:
     """One row per model, families together. Raises ValueError for a model of two families."""
 
-    def key(proof: Proof) -> tuple[str, str]:
+    def key(proof: ParityResult) -> tuple[str, str]:
         return proof.family, proof.model.lower()
 
     table = [_row(list(group)) for _, group in groupby(sorted(proofs, key=key), key)]
@@ -63,17 +63,17 @@ def rows(proofs: Iterable[Proof]) -> list[Row]:
     return table
 
 
-def shown(difference: float) -> str:
+def format_difference(difference: float) -> str:
     """In the fewest characters: 3e-7."""
     return f"{difference:.0e}".replace("e-0", "e-") if difference else "0"
 
 
-def _row(proofs: list[Proof]) -> Row:
+def _row(proofs: list[ParityResult]) -> Row:
     stated = {task for proof in proofs for task in proof.tasks}
     return Row(
         model=proofs[0].model,
         family=proofs[0].family,
         tasks=tuple(task for task in OUTPUTS if task in stated),
         tests=tuple(sorted({proof.test for proof in proofs})),
-        difference=max(proof.difference for proof in proofs),
+        difference=max(proof.max_difference for proof in proofs),
     )

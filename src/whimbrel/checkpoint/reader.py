@@ -13,26 +13,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from whimbrel.checkpoint.config.decoders import stated_pooling
+from whimbrel.checkpoint.config.decoders import with_pooling_option
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder, names_classes
 from whimbrel.checkpoint.scores.llm_rerankers import is_reranker, read_reranker
-from whimbrel.checkpoint.scores.step_rewards import SHEPHERDS
+from whimbrel.checkpoint.scores.step_rewards import MATH_SHEPHERD_IDS
 from whimbrel.checkpoint.sentence_transformers.heads import CHAINED
 from whimbrel.checkpoint.sentence_transformers.modules import KINDS, MODULES, WITH_TASKS, Rows, has_modules, read_modules
 from whimbrel.checkpoint.sentence_transformers.router import read_router
 from whimbrel.checkpoint.sentence_transformers.static import is_model2vec, read_static_card
 from whimbrel.checkpoint.transformer import read_transformer_card
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, RerankerName, StatedPooling
+from whimbrel.types.card import Card, PoolingOption, RerankerName
 
 _TABLES: Final = ("StaticEmbedding", "SparseStaticEmbedding")
 _SPARSE_PIPELINES: Final = (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"], ["SparseStaticEmbedding"])
 _FIRST: Final = (["Transformer"], ["StaticEmbedding"])
 
 
-def read_card(folder: Path, name: str, *, pooling: StatedPooling | None = None, reranker: RerankerName | None = None) -> Card:
+def read_card(folder: Path, name: str, *, pooling: PoolingOption | None = None, reranker: RerankerName | None = None) -> Card:
     """Read the card of the checkpoint in `folder`. `name` is what the model is called.
 
     `pooling` is what the user says of a checkpoint without modules.json, whose pooling is not written anywhere; `reranker`, by
@@ -50,16 +50,16 @@ def read_card(folder: Path, name: str, *, pooling: StatedPooling | None = None, 
         if pooling is not None:
             raise CheckpointError("says how tokens are pooled; leave out --pooling.", file=MODULES)
         return _read_modules(folder, name)
-    pooling = _pooling(folder, "math-shepherd" if pooling is None and name in SHEPHERDS else pooling)
+    pooling = _pooling(folder, "math-shepherd" if pooling is None and name in MATH_SHEPHERD_IDS else pooling)
     if is_model2vec(folder):
         return read_static_card(folder, name, [("StaticEmbedding", "")])
     return read_transformer_card(folder, name, [("Transformer", "")], pooling)
 
 
-def _pooling(folder: Path, pooling: StatedPooling | None) -> StatedPooling | None:
+def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | None:
     """What config.json says of the pooling, else what the user says. None: there is none to be said."""
     config = JsonFile.read(folder, "config.json")
-    stated = stated_pooling(config)
+    stated = with_pooling_option(config)
     if stated is not None and pooling is not None:
         raise config.error("says how tokens are pooled; leave out --pooling.", "pooling")
     pooling = stated or pooling

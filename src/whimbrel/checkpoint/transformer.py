@@ -40,13 +40,13 @@ from whimbrel.checkpoint.sentence_transformers.modules import (
 from whimbrel.checkpoint.sentence_transformers.sparse import FILL_MASK, read_m3, read_splade
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Encoder, Instruction, Output, StatedPooling
+from whimbrel.types.card import Card, Encoder, Instruction, Output, PoolingOption
 from whimbrel.types.request import OutputName
 
 _GRITLM: Final = Instruction("<|user|>\n", "<|embed|>\n")
 
 
-def read_transformer_card(folder: Path, name: str, rows: Rows, pooling: StatedPooling | None) -> Card:
+def read_transformer_card(folder: Path, name: str, rows: Rows, pooling: PoolingOption | None) -> Card:
     """The card of `rows`, of which the first is a Transformer. Alone, and without a `pooling`, it gives classes; in a
     CrossEncoder, what comes after it does."""
     kind, path = rows[0]
@@ -74,7 +74,7 @@ def read_transformer_card(folder: Path, name: str, rows: Rows, pooling: StatedPo
         if (dense := outputs.get("dense")) is not None:
             outputs |= read_m3(root, encoder, tokenizer)
             if is_gritlm(config):  # its instruction gives no vectors, and its own code normalises
-                dense = replace(dense, include_prompt=False, finished=dense.finished or pooling is not None)
+                dense = replace(dense, include_prompt=False, finished=dense.activated or pooling is not None)
             outputs["dense"] = cut_output(dense, sentence)
     widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
     is_cut = sentence.data.get("truncate_dim") is not None
@@ -108,7 +108,7 @@ def _settings(root: Path, rows: Rows, *, cross_encoder: bool) -> JsonFile:
 
 
 def _pooled(
-    folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, *, pooling: StatedPooling | None, max_entries: int
+    folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, *, pooling: PoolingOption | None, max_entries: int
 ) -> dict[OutputName, Output]:
     """What comes after the Transformer. `max_entries` of a sparse vector; 0: not stated."""
     if pooling == "splade":
@@ -116,7 +116,7 @@ def _pooled(
     if pooling == "math-shepherd":
         return {"token_scores": read_step_rewards(folder, config, encoder)}
     if pooling is not None:
-        return {"dense": Output(encoder.hidden_size, modes=(pooling,), finish="normalize", finished=False)}
+        return {"dense": Output(encoder.hidden_size, modes=(pooling,), activation="normalize", activated=False)}
     if rows[1][0] == "SpladePooling":
         stated = JsonFile.read(folder, f"{rows[1][1]}/config.json")
         return {"sparse": read_splade(config, encoder, stated, max_entries)}

@@ -12,7 +12,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from whimbrel.engine.engine import Engine
-    from whimbrel.types.card import Card, StatedPooling
+    from whimbrel.types.card import Card, PoolingOption
     from whimbrel.types.plan import EngineOptions, Plan
 
 
@@ -28,7 +28,7 @@ def console() -> Console:
     return Lasting(stderr=True, highlight=False, soft_wrap=True)
 
 
-def load(console: Console, model: str | None, *, pooling: StatedPooling | None, **options: Unpack[EngineOptions]) -> Engine:
+def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[EngineOptions]) -> Engine:
     """Load an engine, saying each phase and how long it took."""
     from time import perf_counter
 
@@ -78,14 +78,16 @@ def print_card(card: Card, plan: Plan | None, *, as_json: bool) -> None:
 
 def print_models(*, as_json: bool) -> None:
     """The models that are proven."""
-    from whimbrel.checkpoint.proven import read_proofs, rows, shown
+    from whimbrel.checkpoint.proven import format_difference, read_results, rows
 
-    table = rows(read_proofs())
+    table = rows(read_results())
     if as_json:
         _print_json(table)
         return
     lines = [("MODEL", "FAMILY", "TASKS", "DIFFERENCE", "PARITY TEST")]
-    lines += [(row.model, row.family, ", ".join(row.tasks), shown(row.difference), ", ".join(row.tests)) for row in table]
+    lines += [
+        (row.model, row.family, ", ".join(row.tasks), format_difference(row.difference), ", ".join(row.tests)) for row in table
+    ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -20,7 +20,7 @@ import typer
 from whimbrel.errors import SetupError, WhimbrelError
 
 if TYPE_CHECKING:
-    from whimbrel.types.card import RerankerName, StatedPooling
+    from whimbrel.types.card import PoolingOption, RerankerName
     from whimbrel.types.plan import Plan
 
 Word = TypeVar("Word", bound=str)
@@ -53,7 +53,7 @@ MaxLength = Annotated[
     int | None, typer.Option(help="Tokens per text, up to the model's positions. [default: as the checkpoint says]")
 ]
 MaxBatchTokens = Annotated[int | None, typer.Option(help="Tokens in one batch. [default: 512 per core, 16384 on a GPU]")]
-PoolingOption = Annotated[
+PoolingArgument = Annotated[
     str | None,
     typer.Option(help="Only for a checkpoint without modules.json: mean, cls, lasttoken, max, ..., splade, math-shepherd."),
 ]
@@ -142,7 +142,7 @@ def serve(
     step_timeout: Annotated[
         float, typer.Option(min=0.1, callback=_finite, help="Seconds for one batch, before its engine is replaced.")
     ] = 60.0,
-    pooling: PoolingOption = None,
+    pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
     matryoshka: Matryoshka = False,
     log_format: Annotated[Literal["plain", "json"], typer.Option(help="Form of the log's lines.")] = "plain",
@@ -156,7 +156,7 @@ def serve(
     _need("httptools", "torch")
     from whimbrel.cli import console
     from whimbrel.cli.serve import listen, names_of_models, serve_until_stopped
-    from whimbrel.server.app.limits import read_guard_options
+    from whimbrel.server.app.limits import read_server_limits
     from whimbrel.server.processes.supervisor import ModelOptions, ServeOptions
     from whimbrel.telemetry import logs
     from whimbrel.telemetry import otel as spans
@@ -170,7 +170,7 @@ def serve(
         raise SetupError("a model is named twice.", hint="--replicas gives it several engines; --served-name tells them apart")
     names = names_of_models(served_name or [], num_models=len(wanted))
     listener = listen(host, port)
-    guards = read_guard_options(
+    guards = read_server_limits(
         address=listener.getsockname()[0],
         api_keys=api_key or (),
         api_key_file=api_key_file,
@@ -202,7 +202,7 @@ def serve(
             )
             for model, own in zip(wanted, names, strict=True)
         ),
-        guards=guards,
+        limits=guards,
         num_workers=workers or max(1, min(4, (os.cpu_count() or 1) // 8)),
         num_replicas=replicas,
         drain_seconds=drain_timeout,
@@ -231,7 +231,7 @@ def embed(
     device: Device = "auto",
     dtype: Dtype = "auto",
     max_length: MaxLength = None,
-    pooling: PoolingOption = None,
+    pooling: PoolingArgument = None,
     matryoshka: Matryoshka = False,
 ) -> None:
     """Embed texts without a server: one vector per TEXT, or per line of stdin."""
@@ -253,7 +253,7 @@ def embed(
         chunks = streams.chunks(texts or streams.read_lines(sys.stdin.buffer))
         vectors = ((chunk, engine.embed(chunk, prompt=prompt, dimensions=dimensions)) for chunk in chunks)
         dense = engine.card.dense
-        streams.write(out, vectors, dimension=dimensions or dense.usual_width or dense.width)
+        streams.write(out, vectors, dimension=dimensions or dense.default_width or dense.width)
 
 
 @app.command()
@@ -264,18 +264,18 @@ def show(
     dtype: Dtype = "auto",
     max_length: MaxLength = None,
     max_batch_tokens: MaxBatchTokens = None,
-    pooling: PoolingOption = None,
+    pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
     matryoshka: Matryoshka = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a checkpoint says (card) and how it would be run (plan). Loads no weights."""
-    from whimbrel.checkpoint.locate import find_checkpoint
+    from whimbrel.checkpoint.locate import resolve_checkpoint
     from whimbrel.checkpoint.reader import read_card
     from whimbrel.cli import console
     from whimbrel.types.plan import Options, make_plan
 
-    checkpoint = find_checkpoint(model, weights=False)
+    checkpoint = resolve_checkpoint(model, weights=False)
     card = read_card(checkpoint.folder, checkpoint.name, pooling=_pooling(pooling), reranker=_reranker(reranker))
     plan: Plan | None = None
     if _installed("torch"):
@@ -348,10 +348,10 @@ def _need(*packages: str) -> None:
         raise SetupError(f"this command needs {' and '.join(missing)}.", hint="pip install 'whimbrel[serve]'")
 
 
-def _pooling(name: str | None) -> StatedPooling | None:
-    from whimbrel.types.card import STATED_POOLINGS
+def _pooling(name: str | None) -> PoolingOption | None:
+    from whimbrel.types.card import POOLING_OPTIONS
 
-    return _one_of("pooling", name, STATED_POOLINGS)
+    return _one_of("pooling", name, POOLING_OPTIONS)
 
 
 def _reranker(name: str | None) -> RerankerName | None:

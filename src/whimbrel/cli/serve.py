@@ -43,8 +43,8 @@ def names_of_models(given: Sequence[str], *, num_models: int) -> list[tuple[str,
 def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, console: Console) -> int:
     """Load, say so and serve until a signal. Returns the exit code. Raises SetupError."""
     address, port = listener.getsockname()[:2]
-    limit_silence(listener, options.guards.write_pause)
-    shown = _Shown(console, [each.model or "the packaged model" for each in options.models])
+    limit_silence(listener, options.limits.write_pause)
+    shown = LoadProgress(console, [each.model or "the packaged model" for each in options.models])
 
     def ready(planned: list[Planned]) -> None:
         shown.ready()
@@ -53,7 +53,7 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
             for each, model in zip(planned, options.models, strict=True)
         ]
         _banner(console, models, options, f"http://{_url_host(address)}:{port}")
-        if not ip_address(address).is_loopback and not options.guards.api_keys:
+        if not ip_address(address).is_loopback and not options.limits.api_keys:
             console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
     async def run() -> int:
@@ -86,7 +86,7 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-class _Shown:
+class LoadProgress:
     """The phases of loading, each with the seconds it took."""
 
     def __init__(self, console: Console, models: list[str]) -> None:
@@ -129,10 +129,10 @@ def _url_host(address: str) -> str:
 
 def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOptions, url: str) -> None:
     """What is served and how to call it."""
-    has_key = bool(options.guards.api_keys)
+    has_key = bool(options.limits.api_keys)
     console.print()
     for card, plan in models:
-        for name, value in _described(card, plan).items():
+        for name, value in _summary(card, plan).items():
             console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
         if len(models) > 1:
             console.print()
@@ -160,16 +160,16 @@ def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOpt
 
 def _example(card: Card) -> tuple[str, Mapping[str, object]]:
     """Where and what to ask, to see an answer."""
-    if "dense" in card.outputs and not card.forms and (not card.towers or None in card.tower_of):
+    if "dense" in card.outputs and not card.text_formats and (not card.towers or None in card.tower_of):
         return _EMBEDDINGS, {"input": "Hello, whimbrel!"}
     scores_pairs = "scores" in card.outputs and (card.template is not None or len(card.labels) == 1)
-    if scores_pairs or (card.forms and "multi_vector" in card.outputs):
+    if scores_pairs or (card.text_formats and "multi_vector" in card.outputs):
         documents = ["On coasts of Africa.", "In a sandwich."]
         return "/v1/rerank", {"query": "Where do whimbrels winter?", "documents": documents}
     return "/v1/embed", {"input": "Hello, whimbrel!"} | ({"input_type": "query"} if card.towers else {})
 
 
-def _described(card: Card, plan: Plan) -> dict[str, str]:
+def _summary(card: Card, plan: Plan) -> dict[str, str]:
     return {
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
@@ -186,18 +186,18 @@ def _about_cpu(plan: Plan) -> dict[str, str]:
 
 def _usual_lengths(card: Card, plan: Plan) -> str:
     """Of queries and documents, where a request that says nothing has less than the most."""
-    return "".join(f"{min(form.max_length, plan.max_length):,} of a {kind}, " for kind, form in card.forms.items())
+    return "".join(f"{min(form.max_length, plan.max_length):,} of a {kind}, " for kind, form in card.text_formats.items())
 
 
 def _shape(output: Output, plan: Plan) -> str:
     if output.rows == "entry":
         return "by token id"
-    usual = f"{output.usual_width} of " if 0 < output.usual_width < output.width else ""
-    parts = [f"{usual}{output.width}{' or fewer' if plan.matryoshka and output.finish == 'normalize' else ''}"]
+    usual = f"{output.default_width} of " if 0 < output.default_width < output.width else ""
+    parts = [f"{usual}{output.width}{' or fewer' if plan.matryoshka and output.activation == 'normalize' else ''}"]
     if output.modes:
         parts.append(" + ".join(output.modes))
-    if output.finished and output.finish != "identity":
-        parts.append({"normalize": "normalised"}.get(output.finish, output.finish))
+    if output.activated and output.activation != "identity":
+        parts.append({"normalize": "normalised"}.get(output.activation, output.activation))
     return ", ".join(parts)
 
 

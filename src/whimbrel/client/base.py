@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from whimbrel.client.dialect import DialectName, encode_of
-from whimbrel.client.endpoints import Servers
-from whimbrel.client.error_mapping import error_of
+from whimbrel.client.endpoints import Endpoints
+from whimbrel.client.error_mapping import to_error
 from whimbrel.client.settings import DEFAULT_URL, Settings, checked_urls
 from whimbrel.client.task import Reply
 from whimbrel.client.verbs import Target
@@ -44,9 +44,9 @@ class BaseClient:
         """Make ready to ask."""
 
 
-def outcome(servers: Servers, url: str, status: int, headers: Mapping[str, str], content: bytes) -> Reply | WhimbrelError:
+def outcome(servers: Endpoints, url: str, status: int, headers: Mapping[str, str], content: bytes) -> Reply | WhimbrelError:
     """What an answer of the server at `url` is."""
     if status != 200:
-        return error_of(url, status, headers, content)
+        return to_error(url, status, headers, content)
     servers.answered(url)
     return Reply(content, headers)

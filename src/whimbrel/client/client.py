@@ -17,11 +17,11 @@ import httpx2
 
 from whimbrel.client import verbs
 from whimbrel.client.base import BaseClient, outcome
-from whimbrel.client.endpoints import Servers
-from whimbrel.client.error_mapping import closed, failure_of
+from whimbrel.client.endpoints import Endpoints
+from whimbrel.client.error_mapping import closed, to_failure
 from whimbrel.client.progress import Advance, progress_bar
-from whimbrel.client.responses import chained
-from whimbrel.client.retries import Tries
+from whimbrel.client.responses import flatten
+from whimbrel.client.retries import RetryPolicy
 from whimbrel.client.settings import Settings, address
 from whimbrel.client.task import Reply, Task
 from whimbrel.client.verbs import Target
@@ -31,13 +31,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _now(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Concatenate[Client, P], R]:
+def _sync_method(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Concatenate[Client, P], R]:
     """The method that asks what a verb asks, and returns the answer."""
 
     def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
         return self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
 
-    verbs.dress(method, verb)
+    verbs.copy_signature(method, verb)
     return method
 
 
@@ -48,16 +48,16 @@ class Client(BaseClient):
     whimbrel.errors as the server means them; Unavailable if it cannot be reached.
     """
 
-    embed = _now(verbs.embed)
-    sparse = _now(verbs.sparse)
-    multi_vector = _now(verbs.multi_vector)
-    muvera = _now(verbs.muvera)
-    encode = _now(verbs.encode)
-    score = _now(verbs.score)
-    rerank = _now(verbs.rerank)
-    explain = _now(verbs.explain)
-    classify = _now(verbs.classify)
-    token_classify = _now(verbs.token_classify)
+    embed = _sync_method(verbs.embed)
+    sparse = _sync_method(verbs.sparse)
+    multi_vector = _sync_method(verbs.multi_vector)
+    muvera = _sync_method(verbs.muvera)
+    encode = _sync_method(verbs.encode)
+    score = _sync_method(verbs.score)
+    rerank = _sync_method(verbs.rerank)
+    explain = _sync_method(verbs.explain)
+    classify = _sync_method(verbs.classify)
+    token_classify = _sync_method(verbs.token_classify)
 
     def close(self) -> None:
         """Ask nothing more, and close the connections; those that wait for an answer as soon as it is there."""
@@ -72,32 +72,32 @@ class Client(BaseClient):
         self.close()
 
     def _start(self) -> None:
-        self._line: _Line | None = _Line(self._settings)
+        self._line: _Connections | None = _Connections(self._settings)
 
     def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> R:
         line = self._line
         if line is None:
             raise closed()
         if line.pid != os.getpid():  # after a fork: connections and locks are those of the parent
-            line = self._line = _Line(self._settings)
+            line = self._line = _Connections(self._settings)
         task = verb(self._target, *args, **options)
         spans = list(task.spans(self._settings.max_items))
         with (
             line.under_way() as ended,
             progress_bar(self._settings.progress, len(task.items), len(spans)) as advance,
         ):
-            run = _Run(task, line, advance, ended)
-            parts = run.ask_all(spans) if len(spans) > 1 else chained([run.ask(*span) for span in spans])
-        return task.whole_of(parts)
+            run = _Fanout(task, line, advance, ended)
+            parts = run.ask_all(spans) if len(spans) > 1 else flatten([run.ask(*span) for span in spans])
+        return task.combine(parts)
 
 
-class _Line:
+class _Connections:
     """A process's connections to the servers. They are closed when nobody has them: neither the client nor a request."""
 
     def __init__(self, settings: Settings) -> None:
         self.pid = os.getpid()
         self.settings = settings
-        self.servers = Servers(settings.urls)
+        self.servers = Endpoints(settings.urls)
         self.http = settings.connections(httpx2.Client)
         self.room = Semaphore(settings.max_in_flight)
         """For parts of long lists; other requests have a thread of their caller's."""
@@ -144,11 +144,11 @@ class _Line:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Run:
+class _Fanout:
     """A task on its way."""
 
     task: Task[Any]
-    line: _Line
+    line: _Connections
     advance: Advance
     ended: Event
 
@@ -165,7 +165,7 @@ class _Run:
         for future in futures:
             if future in done and (error := future.exception()):
                 raise error
-        return chained([future.result() for future in futures])
+        return flatten([future.result() for future in futures])
 
     def _work(self, waiting: deque[tuple[Future[list[Any]], tuple[int, int]]]) -> None:
         while True:
@@ -184,20 +184,20 @@ class _Run:
         try:
             reply = self._send(self.task.write(self.task.items[start:stop]))
         except WhimbrelError as error:
-            return chained([self.ask(*half) for half in self.task.halves(error, start, stop)])
+            return flatten([self.ask(*half) for half in self.task.split(error, start, stop)])
         part = self.task.part(reply, stop - start)
         self.advance(stop - start)
         return [part]
 
     def _send(self, body: bytes) -> Reply:
         """Ask one server or another until there is an answer."""
-        tries = Tries(self.line.servers, self.line.settings.max_retries)
+        tries = RetryPolicy(self.line.servers, self.line.settings.max_retries)
         while not self.ended.is_set():
-            with self.line.servers.next() as url:
+            with self.line.servers.acquire() as url:
                 found = self._try(url, body)
             if isinstance(found, Reply):
                 return found
-            self.ended.wait(tries.pause(url, found))
+            self.ended.wait(tries.next_delay(url, found))
         raise closed()
 
     def _try(self, url: str, body: bytes) -> Reply | WhimbrelError:
@@ -211,5 +211,5 @@ class _Run:
                     if monotonic() > until:
                         raise TimeoutError
         except (httpx2.RequestError, TimeoutError) as error:
-            return failure_of(url, error, seconds)
+            return to_failure(url, error, seconds)
         return outcome(self.line.servers, url, response.status_code, response.headers, b"".join(pieces))

@@ -9,7 +9,7 @@ from threading import Lock
 from time import monotonic
 from typing import Final
 
-_REST: Final = 5.0
+_COOLDOWN_SECONDS: Final = 5.0
 """Seconds for which a server that failed is asked only if all do."""
 
 
@@ -21,7 +21,7 @@ class _Server:
     has_answered: bool = False
 
 
-class Servers:
+class Endpoints:
     """The base URLs of a client. Safe to use from many threads."""
 
     def __init__(self, urls: Sequence[str], clock: Callable[[], float] = monotonic) -> None:
@@ -33,7 +33,7 @@ class Servers:
         return len(self._servers)
 
     @contextmanager
-    def next(self) -> Generator[str]:
+    def acquire(self) -> Generator[str]:
         """The one that has the fewest requests of ours, of those that did not fail of late; of equals the first."""
         with self._lock:
             now = self._clock()
@@ -49,7 +49,7 @@ class Servers:
         """It is left alone for `seconds`, or a while. Says whether another is up, so that there is no need to wait."""
         with self._lock:
             now = self._clock()
-            self._of(url).rests_until = now + max(seconds, _REST)
+            self._of(url).rests_until = now + max(seconds, _COOLDOWN_SECONDS)
             return any(server.rests_until <= now for server in self._servers)
 
     def answered(self, url: str) -> None:

@@ -54,7 +54,7 @@ _PREFIX: Final = re.compile(r"((?:inputs?|texts|queries|query|documents)(?:\[\d+
 """How a message begins that names a place."""
 
 
-def error_of(url: str, status: int, headers: Mapping[str, str], content: bytes) -> WhimbrelError:
+def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) -> WhimbrelError:
     """What the status and, if it can be read, the body say; `url` was asked."""
     message, param, code = _details(content)
     message = message or _without_words(url, status, headers, content)
@@ -75,7 +75,7 @@ def error_of(url: str, status: int, headers: Mapping[str, str], content: bytes) 
     return error
 
 
-def failure_of(url: str, error: Exception, seconds: float) -> Unavailable:
+def to_failure(url: str, error: Exception, seconds: float) -> Unavailable:
     """There was no answer, or half of one, in so many seconds."""
     url, reason = without_password(url), str(error).rstrip(".") or type(error).__name__
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest
-from whimbrel.outputs.stored_vectors import listed_vectors
-from whimbrel.types.options import ScoreOptions, TextOptions, check_options, listed
+from whimbrel.outputs.stored_vectors import as_vector_list
+from whimbrel.types.options import ScoreOptions, TextOptions, as_list, check_options
 from whimbrel.types.request import OutputName
 from whimbrel.wire import to_json
 
@@ -68,14 +68,14 @@ def _is_unicode(item: object) -> bool:
     return True
 
 
-def listed_texts(texts: str | Iterable[Any]) -> list[Any]:
+def text_list(texts: str | Iterable[Any]) -> list[Any]:
     """Texts, pairs, or token ids, as they are sent. Raises InvalidRequest."""
-    items = [each.tolist() if isinstance(each, np.ndarray) else each for each in listed(texts)]
+    items = [each.tolist() if isinstance(each, np.ndarray) else each for each in as_list(texts)]
     _check_texts(items)
     return items
 
 
-def chosen_output(outputs: OutputName | Sequence[OutputName]) -> OutputName:
+def choose_output(outputs: OutputName | Sequence[OutputName]) -> OutputName:
     """The one that is asked for; dense if none is."""
     names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     if len(names) > 1:
@@ -83,7 +83,7 @@ def chosen_output(outputs: OutputName | Sequence[OutputName]) -> OutputName:
     return names[0] if names else "dense"
 
 
-def refuse_options(
+def reject_options(
     dialect: str,
     outputs: OutputName | Sequence[OutputName],
     known_outputs: Sequence[str],
@@ -92,7 +92,7 @@ def refuse_options(
 ) -> None:
     """Of another server's dialect: what it cannot say. Raises InvalidRequest."""
     check_options(options, TextOptions)
-    output = chosen_output(outputs)
+    output = choose_output(outputs)
     if output not in known_outputs:
         raise InvalidRequest(f"the dialect {dialect} has no {output!r}; it has {', '.join(known_outputs)}.", param="outputs")
     for name, value in options.items():
@@ -154,9 +154,9 @@ def _side(given: object, name: str, output: OutputName) -> tuple[list[Any], bool
         return [given], True
     if name == "query" and isinstance(given, np.ndarray | tuple):
         return [_vectors(cast(object, given), name)], True
-    vectors = listed_vectors(given, "sparse" if isinstance(given, tuple) else output)
+    vectors = as_vector_list(given, "sparse" if isinstance(given, tuple) else output)
     alone = vectors is not None and len(vectors) == 1 and vectors[0] is given
-    found = list[Any](listed(cast(Any, given), name)) if vectors is None else vectors
+    found = list[Any](as_list(cast(Any, given), name)) if vectors is None else vectors
     return [each if isinstance(each, str) else _vectors(each, f"{name}[{i}]") for i, each in enumerate(found)], alone
 
 

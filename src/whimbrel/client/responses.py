@@ -200,12 +200,12 @@ def read_entities(reply: Reply, count: int) -> list[list[Entity]]:
     return found
 
 
-def chained(parts: list[list[Any]]) -> list[Any]:
+def flatten(parts: list[list[Any]]) -> list[Any]:
     """One list after another."""
     return [each for part in parts for each in part]
 
 
-def ends_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+def offsets_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """Where lists of so many begin and end, one after another."""
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
@@ -232,7 +232,7 @@ def _joined(parts: list[Any]) -> Any:
         return None
     if isinstance(first, np.ndarray):
         return np.concatenate(parts)
-    ends = ends_of(np.concatenate([np.diff(part.offsets_N1) for part in parts]))
+    ends = offsets_of(np.concatenate([np.diff(part.offsets_N1) for part in parts]))
     if isinstance(first, Ragged):
         return Ragged(np.concatenate([part.rows_XD for part in parts]), ends)
     return Sparse(np.concatenate([part.ids_X for part in parts]), np.concatenate([part.weights_X for part in parts]), ends)

@@ -72,7 +72,7 @@ class Task(Generic[R]):
         if self.items or not self.may_be_empty:
             yield start, len(self.items)
 
-    def halves(self, error: WhimbrelError, start: int, stop: int) -> list[tuple[int, int]]:
+    def split(self, error: WhimbrelError, start: int, stop: int) -> list[tuple[int, int]]:
         """Of a part that the server does not take, if it may be halved; else raises the error, of a place in the whole."""
         if not isinstance(error, TooLarge) or stop - start < 2 or self.whole:
             raise self._placed(error, start, stop) from error.__cause__
@@ -86,7 +86,7 @@ class Task(Generic[R]):
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             raise _unreadable(f"the server's answer cannot be read: {error} ({_begin(reply)}).") from None
 
-    def whole_of(self, parts: list[Any]) -> R:
+    def combine(self, parts: list[Any]) -> R:
         """As `join`. Raises WhimbrelError."""
         try:
             return self.join(parts)

@@ -14,7 +14,7 @@ from whimbrel.client.request_bodies import check_count
 from whimbrel.client.task import Task
 from whimbrel.outputs.entities import Aggregation
 from whimbrel.types.arrays import Float32Array
-from whimbrel.types.options import ScoreOptions, TextOptions, asked, refuse_muvera, with_muvera
+from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Sparse
 
@@ -27,7 +27,7 @@ class Target:
     model: str | None
 
 
-def dress(method: Callable[..., Any], verb: Callable[..., Any]) -> None:
+def copy_signature(method: Callable[..., Any], verb: Callable[..., Any]) -> None:
     """Give a client's method the name, the words and the signature of the verb that it asks, as `help` shows them."""
     update_wrapper(method, verb)
     found = signature(verb)
@@ -39,24 +39,24 @@ def dress(method: Callable[..., Any], verb: Callable[..., Any]) -> None:
 
 def embed(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Float32Array]:
     """Dense vectors of `texts`: float32, (N, D), or (D,) for a single string."""
-    vectors = encode(to, texts, "dense", **options).then(lambda outputs: asked(outputs.dense))
+    vectors = encode(to, texts, "dense", **options).then(lambda outputs: require(outputs.dense))
     return vectors.then(_only) if isinstance(texts, str) else vectors
 
 
 def sparse(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Sparse]:
     """Weights of vocabulary entries, for each of `texts`."""
-    return encode(to, texts, "sparse", **options).then(lambda outputs: asked(outputs.sparse))
+    return encode(to, texts, "sparse", **options).then(lambda outputs: require(outputs.sparse))
 
 
 def multi_vector(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Ragged]:
     """A vector for each token that counts, for each of `texts`."""
-    refuse_muvera(options)
-    return encode(to, texts, "multi_vector", **options).then(lambda outputs: asked(outputs.multi_vector))
+    reject_muvera(options)
+    return encode(to, texts, "multi_vector", **options).then(lambda outputs: require(outputs.multi_vector))
 
 
 def muvera(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Float32Array]:
     """A vector in place of token vectors: float32, (N, E), or (E,) for a single string. `input_type` must be given."""
-    vectors = encode(to, texts, "multi_vector", **with_muvera(options)).then(lambda outputs: asked(outputs.muvera))
+    vectors = encode(to, texts, "multi_vector", **require_muvera(options)).then(lambda outputs: require(outputs.muvera))
     return vectors.then(_only) if isinstance(texts, str) else vectors
 
 

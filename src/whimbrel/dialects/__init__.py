@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from whimbrel.dialects import cohere, jina, native, ollama, openai, rerank, tei, vllm, voyage
-from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Answer, Page, Route, ServedModel
+from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, GetRoute, Response, Route, ServedModel
 
-__all__ = ["JSON", "MESSAGE_PACK", "PAGES", "ROUTES", "Answer", "Page", "Route", "ServedModel"]
+__all__ = ["GET_ROUTES", "JSON", "MESSAGE_PACK", "ROUTES", "GetRoute", "Response", "Route", "ServedModel"]
 
 ROUTES: Final[tuple[Route, ...]] = (
     *openai.ROUTES,
@@ -25,5 +25,5 @@ ROUTES: Final[tuple[Route, ...]] = (
 )
 """Every POST route; all are served alike."""
 
-PAGES: Final[tuple[Page, ...]] = (*ollama.PAGES, *vllm.PAGES)
+GET_ROUTES: Final[tuple[GetRoute, ...]] = (*ollama.GET_ROUTES, *vllm.GET_ROUTES)
 """Every GET route that belongs to a dialect."""

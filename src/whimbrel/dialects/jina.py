@@ -16,16 +16,16 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import CUT, purpose, worded
+from whimbrel.dialects.common.fields import HINT_TRUNCATE, prompt_for_task, translate_hints
 from whimbrel.dialects.common.hosted import ServiceFields, render_detail, service_request, status
-from whimbrel.dialects.common.quantized import check_bits, typed
+from whimbrel.dialects.common.quantized import check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.openai import Usage
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types.request import InputType, OutputName, Request
 from whimbrel.types.result import Result
-from whimbrel.wire import Lazily, Typed, base64_rows, number_rows, to_base64
+from whimbrel.wire import EncodedArray, LazyList, base64_rows, number_rows, to_base64
 
 JinaType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 
@@ -120,21 +120,21 @@ def _kinds(sent: JinaEmbeddingsRequest) -> Sequence[str]:
 
 def _for_task(task: str, asked: Request, model: ServedModel) -> Request:
     """The request, of a task; a prompt that it names itself comes first. Raises InvalidRequest for a word that is no task."""
-    said = purpose(model.card, task, asked.input_type)
+    said = prompt_for_task(model.card, task, asked.input_type)
     if said["prompt_name"] is None and task not in _TASKS and task.rpartition(".")[2] not in _PARTS:
         names = ", ".join(dict.fromkeys((*model.card.prompts, "retrieval.query", "retrieval.passage", *_TASKS)))
         raise InvalidRequest(f"{task[:40]!r} is no prompt of this model, and no task; it takes: {names}.", param="task")
     return asked if asked.prompt is not None or asked.prompt_name is not None else dataclasses.replace(asked, **said)
 
 
-def write_embeddings(sent: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_embeddings(sent: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer; numbers are printed from arrays' memory."""
     texts_N, kinds = result.outputs.multi_vector, _kinds(sent)
     name = "embedding" if texts_N is None else "embeddings"
     columns: dict[str, Any] = {
-        kind: _vectors(typed(result.dense, kind), kind)
+        kind: _vectors(quantize(result.dense, kind), kind)
         if texts_N is None
-        else [_token_vectors(typed(rows_TD, kind), kind) for rows_TD in texts_N]
+        else [_token_vectors(quantize(rows_TD, kind), kind) for rows_TD in texts_N]
         for kind in kinds
     }
     values = columns[kinds[0]]
@@ -149,21 +149,21 @@ def write_embeddings(sent: JinaEmbeddingsRequest, result: Result, model: ServedM
     return json_answer(body, result, as_text=texts_N is None and kinds == ("base64",), times=len(kinds))
 
 
-def _vectors(vectors_ND: Typed, kind: str) -> Any:
+def _vectors(vectors_ND: EncodedArray, kind: str) -> Any:
     return base64_rows(vectors_ND) if kind == "base64" else number_rows(vectors_ND)
 
 
-def _token_vectors(rows_TD: Typed, kind: str) -> Any:
-    return Lazily(_base64(rows_TD)) if kind == "base64" else rows_TD
+def _token_vectors(rows_TD: EncodedArray, kind: str) -> Any:
+    return LazyList(_base64(rows_TD)) if kind == "base64" else rows_TD
 
 
-def _base64(rows_TD: Typed) -> Iterator[str]:
+def _base64(rows_TD: EncodedArray) -> Iterator[str]:
     yield from to_base64(rows_TD)  # not before they are printed
 
 
 def write_error(error: WhimbrelError) -> bytes:
     """An error over a body of this API."""
-    return render_detail(worded(error, {CUT: "truncate=true"}))
+    return render_detail(translate_hints(error, {HINT_TRUNCATE: "truncate=true"}))
 
 
 _EXAMPLE: Final = '"input": ["A whimbrel is a wader."]'
@@ -172,21 +172,21 @@ ROUTES: Final = (
     Route(
         path="/v1/embeddings",
         summary="A body with `task`, `embedding_type`, `normalized` or `return_multivector`: Jina's.",
-        read_request=read_embeddings,
-        write_result=write_embeddings,
-        write_error=write_error,
+        parse_request=read_embeddings,
+        render_response=write_embeddings,
+        render_error=write_error,
         request_type=JinaEmbeddingsRequest,
         response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "task": "retrieval.passage", "embedding_type": "ubinary"}}',
-        marks=frozenset(("task", "embedding_type", "encoding_type", "normalized", "return_multivector")),
+        discriminators=frozenset(("task", "embedding_type", "encoding_type", "normalized", "return_multivector")),
         status=status,
     ),
     Route(
         path="/v1/multi-vector",
         summary="A vector for each token of texts (Jina).",
-        read_request=read_multi_vector,
-        write_result=write_embeddings,
-        write_error=write_error,
+        parse_request=read_multi_vector,
+        render_response=write_embeddings,
+        render_error=write_error,
         request_type=JinaEmbeddingsRequest,
         response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "input_type": "document"}}',

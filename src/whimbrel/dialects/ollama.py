@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import CUT, worded
+from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
 from whimbrel.dialects.common.inputs import MAX_INPUTS
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import ANY, Answer, Page, Route, ServedModel
+from whimbrel.dialects.common.route import ANY, GetRoute, Response, Route, ServedModel
 from whimbrel.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError, relocated
 from whimbrel.types.card import Card
 from whimbrel.types.request import Request, Truncate
@@ -189,7 +189,7 @@ def read_show(body: bytes) -> tuple[ShowRequest, None]:
     return ShowRequest(model=sent.model or sent.name), None
 
 
-def write_embed(sent: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes | Answer:
+def write_embed(sent: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes | Response:
     """The answer; its floats are printed from the array's memory."""
     body: dict[str, Any] = {
         "model": sent.model or model.plan.served_name,
@@ -213,7 +213,7 @@ def write_show(sent: ShowRequest, result: None, model: ServedModel) -> bytes:
     said |= {f"{family}.context_length": model.plan.max_length, f"{family}.block_count": len(card.encoder.layers)}
     capabilities: list[str] = []
     if "dense" in card.outputs:
-        said[f"{family}.embedding_length"] = card.dense.usual_width or card.dense.width
+        said[f"{family}.embedding_length"] = card.dense.default_width or card.dense.width
         capabilities.append("embedding")
     return msgspec.json.encode(ShowResponse(_details(model), said, capabilities))
 
@@ -253,7 +253,7 @@ def _details(model: ServedModel) -> ModelDetails:
 def write_error(error: WhimbrelError) -> bytes:
     """An error in Ollama's shape, with the words that its clients look for."""
     error = error.renamed(_NAMES)
-    text = str(worded(error, {CUT: "truncate: true"}))
+    text = str(translate_hints(error, {HINT_TRUNCATE: "truncate: true"}))
     if isinstance(error, ModelNotFound):
         text = f"model not found: {error.message}"
     elif isinstance(error, TooLong):
@@ -265,8 +265,8 @@ def write_error(error: WhimbrelError) -> bytes:
 
 def write_prompt_error(error: WhimbrelError) -> bytes:
     """The same of a body with one text."""
-    hint = f" Pass {CUT} to cut it."  # which /api/embed alone can do
-    return write_error(relocated(worded(error, {hint: ""}), lambda *_: "prompt"))
+    hint = f" Pass {HINT_TRUNCATE} to cut it."  # which /api/embed alone can do
+    return write_error(relocated(translate_hints(error, {hint: ""}), lambda *_: "prompt"))
 
 
 def status(error: WhimbrelError) -> int:
@@ -281,9 +281,9 @@ ROUTES: Final = (
     Route(
         path="/api/embed",
         summary="Dense vectors of texts, of length 1 (Ollama).",
-        read_request=read_embed,
-        write_result=write_embed,
-        write_error=write_error,
+        parse_request=read_embed,
+        render_response=write_embed,
+        render_error=write_error,
         request_type=OllamaEmbedRequest,
         response_type=OllamaEmbedResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
@@ -293,9 +293,9 @@ ROUTES: Final = (
     Route(
         path="/api/embeddings",
         summary="The dense vector of a text (Ollama, before /api/embed).",
-        read_request=read_embeddings,
-        write_result=write_embeddings,
-        write_error=write_prompt_error,
+        parse_request=read_embeddings,
+        render_response=write_embeddings,
+        render_error=write_prompt_error,
         request_type=OllamaEmbeddingsRequest,
         response_type=OllamaEmbeddingsResponse,
         example='{"prompt": "A whimbrel is a wader."}',
@@ -305,9 +305,9 @@ ROUTES: Final = (
     Route(
         path="/api/show",
         summary="What kind of model it is (Ollama).",
-        read_request=read_show,
-        write_result=write_show,
-        write_error=write_error,
+        parse_request=read_show,
+        render_response=write_show,
+        render_error=write_error,
         request_type=ShowRequest,
         response_type=ShowResponse,
         example="{}",
@@ -316,8 +316,10 @@ ROUTES: Final = (
     ),
 )
 
-PAGES: Final = (
-    Page("/api/tags", "The models that are served (Ollama).", write_tags, write_error, ListResponse),
-    Page("/api/ps", "The same, with how long texts may be (Ollama).", write_running, write_error, ProcessResponse),
-    Page("/api/version", "The version of Ollama's API that is spoken (Ollama).", write_version, write_error, VersionResponse),
+GET_ROUTES: Final = (
+    GetRoute("/api/tags", "The models that are served (Ollama).", write_tags, write_error, ListResponse),
+    GetRoute("/api/ps", "The same, with how long texts may be (Ollama).", write_running, write_error, ProcessResponse),
+    GetRoute(
+        "/api/version", "The version of Ollama's API that is spoken (Ollama).", write_version, write_error, VersionResponse
+    ),
 )

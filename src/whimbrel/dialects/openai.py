@@ -29,12 +29,18 @@ from whimbrel.dialects.common.responses import (
     npy_answer,
     usage,
 )
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
-from whimbrel.dialects.common.vllm_fields import OF_TEXTS, VLLMTextFields, read_normalize, refuse_unsupported, vllm_text_request
+from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.vllm_fields import (
+    UNSUPPORTED_TEXT_FIELDS,
+    VLLMTextFields,
+    read_normalize,
+    reject_unsupported,
+    vllm_text_request,
+)
 from whimbrel.errors import TooLarge, WhimbrelError
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
-from whimbrel.wire import Typed, base64_list, to_json
+from whimbrel.wire import EncodedArray, base64_list, to_json
 
 _BEFORE: Final = b'{"object":"embedding","index":%d,"embedding":"'
 """What stands before the letters of a vector."""
@@ -131,7 +137,7 @@ def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[Embedd
 
     Raises InvalidRequest or TooLarge.
     """
-    refuse_unsupported(body, OF_TEXTS)
+    reject_unsupported(body, UNSUPPORTED_TEXT_FIELDS)
     sent = decode(EmbeddingsRequest, body)
     if sent.encoding_format is None:
         sent = msgspec.structs.replace(sent, encoding_format=default)
@@ -146,12 +152,12 @@ def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[Embedd
     return sent, request
 
 
-def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, made of the array's memory."""
     if sent.encoding_format in (None, "float"):
         data = [{"object": "embedding", "index": index, "embedding": row_D} for index, row_D in enumerate(result.dense)]
         return json_answer({**_about(sent, result, model), "data": data}, result)
-    dense = Typed(result.dense, sent.embed_dtype or "float32", sent.endianness or "native", "dense")
+    dense = EncodedArray(result.dense, sent.embed_dtype or "float32", sent.endianness or "native", "dense")
     match sent.encoding_format:
         case "bytes":
             return _bytes_answer(sent, dense, result, model)
@@ -164,7 +170,7 @@ def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) ->
         case "base64":
             head = to_json(_about(sent, result, model))[:-1] + b',"data":'
             size, pieces = base64_list(head, dense, b"}", before=_BEFORE, after=b'"}')
-            return Answer(pieces, size=size)
+            return Response(pieces, size=size)
 
 
 def _about(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
@@ -178,10 +184,10 @@ def _about(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[
     }
 
 
-def _bytes_answer(sent: EmbeddingsRequest, vectors_ND: Typed, result: Result, model: ServedModel) -> Answer:
+def _bytes_answer(sent: EmbeddingsRequest, vectors_ND: EncodedArray, result: Result, model: ServedModel) -> Response:
     """vLLM's: its header has an entry for each vector."""
     count, width = vectors_ND.shape
-    size = width * vectors_ND.stored.itemsize
+    size = width * vectors_ND.storage_dtype.itemsize
     about = {
         "id": new_id("embd", sent.request_id),
         "created": created(),
@@ -199,7 +205,7 @@ def _bytes_answer(sent: EmbeddingsRequest, vectors_ND: Typed, result: Result, mo
         ],
         "usage": usage(result),
     }
-    return Answer(vectors_ND.pieces(), OCTETS, {METADATA: header(about)}, vectors_ND.nbytes)
+    return Response(vectors_ND.chunks(), OCTETS, {METADATA: header(about)}, vectors_ND.nbytes)
 
 
 def write_models(models: Sequence[Model]) -> bytes:
@@ -229,9 +235,9 @@ ROUTES: Final = (
     Route(
         path="/v1/embeddings",
         summary="Dense vectors of texts (OpenAI).",
-        read_request=read_request,
-        write_result=write_result,
-        write_error=write_error,
+        parse_request=read_request,
+        render_response=write_result,
+        render_error=write_error,
         request_type=EmbeddingsRequest,
         response_type=EmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',

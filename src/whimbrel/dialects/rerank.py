@@ -20,13 +20,13 @@ from whimbrel.dialects.common.decode import decode, is_packed
 from whimbrel.dialects.common.ids import created, new_id
 from whimbrel.dialects.common.pair_inputs import Text, Texts, read_part, read_parts, text_of
 from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Answer, Route, ServedModel
-from whimbrel.dialects.common.vllm_fields import OF_PAIRS, read_cut, refuse_unsupported
+from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Response, Route, ServedModel
+from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, read_truncation, reject_unsupported
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError, relocated
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import TokenPooling, read_token_pooling
-from whimbrel.types.request import Compared, Request
+from whimbrel.types.request import PairInput, Request
 from whimbrel.types.result import Result
 
 MAX_PAIRS: Final = 10_000
@@ -171,7 +171,7 @@ class ScoreResponse(msgspec.Struct):
 
 def read_rerank(body: bytes) -> tuple[RerankRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    refuse_unsupported(body, OF_PAIRS, text=None)
+    reject_unsupported(body, UNSUPPORTED_PAIR_FIELDS, text=None)
     sent = decode(RerankRequest, body, packed=is_packed(body))
     return sent, request_of(sent)
 
@@ -189,7 +189,7 @@ _FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "dat
 
 def read_score(body: bytes) -> tuple[ScoreRequest, Request]:
     """The same of /v1/score."""
-    refuse_unsupported(body, OF_PAIRS, text=None)
+    reject_unsupported(body, UNSUPPORTED_PAIR_FIELDS, text=None)
     sent = decode(ScoreRequest, body, packed=is_packed(body))
     begun = [form for form in _FORMS if any(getattr(sent, name) is not None for name in form)] or _FORMS[-1:]
     names = next((form for form in begun if all(getattr(sent, name) is not None for name in form)), begun[0])
@@ -206,7 +206,7 @@ def read_score(body: bytes) -> tuple[ScoreRequest, Request]:
     return sent, _request(sent, list(zip(queries, documents, strict=True)), names)
 
 
-def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) -> Request:
+def _request(sent: PairFields, pairs: list[PairInput], names: tuple[str, str]) -> Request:
     if not pairs:
         raise InvalidRequest("is empty; give at least one text.", param=names[1])
     if len(pairs) > MAX_PAIRS:
@@ -214,7 +214,7 @@ def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) ->
     for index, (query, _) in enumerate(pairs):
         if isinstance(query, str) and not query:
             raise InvalidRequest("is empty.", param=names[0] if names[0] == "query" else f"{names[0]}[{index}]")
-    truncate, limit = read_cut(sent, usual=False)
+    truncate, limit = read_truncation(sent, usual=False)
     return Request(
         pairs,
         ("scores",),
@@ -234,7 +234,7 @@ def _request(sent: PairFields, pairs: list[Compared], names: tuple[str, str]) ->
     )
 
 
-def write_rerank(sent: RerankRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_rerank(sent: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, the best first."""
     results = rank(sent, result, documents=sent.return_documents is not False)
     name = new_id("rerank", sent.request_id)
@@ -257,7 +257,7 @@ def rank(sent: RerankRequest, result: Result, *, documents: bool) -> list[dict[s
     return results
 
 
-def write_score(sent: ScoreRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_score(sent: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, in the order of the pairs."""
     scores_P = _scores(result)
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
@@ -312,7 +312,7 @@ def _scores(result: Result) -> Float32Array:
 
 
 def _explained(result: Result, index: int) -> dict[str, Any]:
-    matches, tokens = result.outputs.matches, result.tokens
+    matches, tokens = result.outputs.token_matches, result.pair_tokens
     assert matches is not None
     assert tokens is not None
     maxima, places = np.ascontiguousarray(matches[index].T)
@@ -323,9 +323,9 @@ ROUTES: Final = (
     Route(
         path="/v1/rerank",
         summary="Documents in the order in which they answer a query (Jina, vLLM).",
-        read_request=read_rerank,
-        write_result=write_rerank,
-        write_error=write_rerank_error,
+        parse_request=read_rerank,
+        render_response=write_rerank,
+        render_error=write_rerank_error,
         request_type=RerankRequest,
         response_type=RerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
@@ -334,9 +334,9 @@ ROUTES: Final = (
     Route(
         path="/v1/score",
         summary="The scores of pairs of texts (vLLM).",
-        read_request=read_score,
-        write_result=write_score,
-        write_error=write_score_error,
+        parse_request=read_score,
+        render_response=write_score,
+        render_error=write_score_error,
         request_type=ScoreRequest,
         response_type=ScoreResponse,
         example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',

@@ -14,11 +14,11 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.decode import decode, is_packed
-from whimbrel.dialects.common.fields import CUT, worded
+from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
 from whimbrel.dialects.common.hosted import ServiceFields, render_detail, service_request, status
-from whimbrel.dialects.common.quantized import NumberType, check_bits, typed
+from whimbrel.dialects.common.quantized import NumberType, check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.rerank import RerankRequest, named_of_rerank, rank, request_of
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types.request import Request
@@ -118,9 +118,9 @@ def _cuts(sent: VoyageEmbeddingsRequest | VoyageRerankRequest) -> Any:
     return sent.truncation is not False if sent.truncation is not None or sent.truncate is None else sent.truncate
 
 
-def write_embeddings(sent: VoyageEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_embeddings(sent: VoyageEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer; numbers are printed from arrays' memory."""
-    vectors_ND = typed(result.dense, sent.output_dtype or "float")
+    vectors_ND = quantize(result.dense, sent.output_dtype or "float")
     vectors = base64_rows(vectors_ND) if sent.encoding_format == "base64" else number_rows(vectors_ND)
     data = [{"object": "embedding", "embedding": vector, "index": index} for index, vector in enumerate(vectors)]
     return _write(data, result, model, as_text=sent.encoding_format == "base64")
@@ -133,7 +133,7 @@ def read_rerank(body: bytes) -> tuple[VoyageRerankRequest, Request]:
     return sent, request_of(replace(sent, truncate=_cuts(sent)))
 
 
-def write_rerank(sent: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_rerank(sent: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, the best first."""
     data = rank(sent, result, documents=sent.return_documents is True)
     for each in data:
@@ -142,48 +142,48 @@ def write_rerank(sent: VoyageRerankRequest, result: Result, model: ServedModel) 
     return _write(data, result, model)
 
 
-def _write(data: list[dict[str, Any]], result: Result, model: ServedModel, *, as_text: bool = False) -> bytes | Answer:
+def _write(data: list[dict[str, Any]], result: Result, model: ServedModel, *, as_text: bool = False) -> bytes | Response:
     usage = {"total_tokens": result.num_tokens}
     body = {"object": "list", "data": data, "model": model.plan.served_name, "usage": usage}
     return json_answer(body, result, as_text=as_text)
 
 
-_WORDS: Final = {CUT: "truncation=true"}
+_WORDS: Final = {HINT_TRUNCATE: "truncation=true"}
 
 
 def write_embeddings_error(error: WhimbrelError) -> bytes:
     """An error over a body of /v1/embeddings."""
-    return render_detail(worded(error, _WORDS), dimensions="output_dimension")
+    return render_detail(translate_hints(error, _WORDS), dimensions="output_dimension")
 
 
 def write_rerank_error(error: WhimbrelError) -> bytes:
     """An error that names the query, or a document by its place."""
-    return render_detail(named_of_rerank(worded(error, _WORDS)))
+    return render_detail(named_of_rerank(translate_hints(error, _WORDS)))
 
 
 ROUTES: Final = (
     Route(
         path="/v1/embeddings",
         summary="A body with `output_dtype`, `output_dimension` or `truncation`: Voyage's.",
-        read_request=read_embeddings,
-        write_result=write_embeddings,
-        write_error=write_embeddings_error,
+        parse_request=read_embeddings,
+        render_response=write_embeddings,
+        render_error=write_embeddings_error,
         request_type=VoyageEmbeddingsRequest,
         response_type=VoyageEmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader."], "input_type": "document", "output_dtype": "int8"}',
-        marks=frozenset(("output_dtype", "output_dimension", "truncation")),
+        discriminators=frozenset(("output_dtype", "output_dimension", "truncation")),
         status=status,
     ),
     Route(
         path="/v1/rerank",
         summary="A body with `top_k` or `truncation`: Voyage's.",
-        read_request=read_rerank,
-        write_result=write_rerank,
-        write_error=write_rerank_error,
+        parse_request=read_rerank,
+        render_response=write_rerank,
+        render_error=write_rerank_error,
         request_type=VoyageRerankRequest,
         response_type=VoyageRerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."], "top_k": 1}',
-        marks=frozenset(("top_k", "truncation")),
+        discriminators=frozenset(("top_k", "truncation")),
         status=status,
     ),
 )

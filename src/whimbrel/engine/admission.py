@@ -14,11 +14,11 @@ _UNKNOWN_RATE: Final = 10_000.0
 _MIN_WAIT: Final = 1.0
 _MAX_WAIT: Final = 40.0
 """With what chance adds a minute: clients take a longer Retry-After for a reason not to retry."""
-_HARD: Final = 2
+_HARD_LIMIT_FACTOR: Final = 2
 """So many times the bounds are never exceeded, whoever asks."""
 
 
-class Rate:
+class ThroughputEstimate:
     """Tokens per second of the whole engine while it has work; what is long past counts less and less."""
 
     def __init__(self) -> None:
@@ -45,13 +45,13 @@ class Rate:
         self._seconds = self._seconds * _KEEP + now - self._since
         self._since = now
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew: what ran until now says nothing."""
         self._tokens = self._seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueueState:
     """What waits when a request comes."""
 
     tokens: int
@@ -62,13 +62,13 @@ class Queue:
     rate: float
 
 
-def check_bound(plan: Plan, queued: int, *, tokens: int, rate: float, chance: float) -> None:
+def admit_any(plan: Plan, queued: int, *, tokens: int, rate: float, chance: float) -> None:
     """Raise Overloaded only where nobody would be admitted, however little of what is queued is the caller's."""
-    if queued and queued + tokens > _HARD * plan.max_queue_tokens:
-        raise _overloaded(f"the queue takes {plan.max_queue_tokens:,}", Queue(queued, queued, 0, rate), chance)
+    if queued and queued + tokens > _HARD_LIMIT_FACTOR * plan.max_queue_tokens:
+        raise _overloaded(f"the queue takes {plan.max_queue_tokens:,}", QueueState(queued, queued, 0, rate), chance)
 
 
-def check(plan: Plan, queue: Queue, *, tokens: int, num_bytes: int, small: bool, chance: float) -> None:
+def admit(plan: Plan, queue: QueueState, *, tokens: int, num_bytes: int, small: bool, chance: float) -> None:
     """Raise Overloaded if a request of so many tokens and bytes must not wait too. `chance` is from 0 to 1.
 
     Where nothing waits everything is admitted. A small request (`small`) is measured by what runs before it, which is little
@@ -81,16 +81,16 @@ def check(plan: Plan, queue: Queue, *, tokens: int, num_bytes: int, small: bool,
         raise _overloaded(full, queue, chance)
 
 
-def _overloaded(full: str, queue: Queue, chance: float) -> Overloaded:
+def _overloaded(full: str, queue: QueueState, chance: float) -> Overloaded:
     wait = min(max(queue.ahead / (queue.rate or _UNKNOWN_RATE), _MIN_WAIT), _MAX_WAIT)
     return Overloaded(f"{queue.tokens:,} tokens wait already; {full}. Try again later.", retry_after=wait * (1 + chance / 2))
 
 
-def _full(plan: Plan, queue: Queue, tokens: int, num_bytes: int, *, small: bool) -> str | None:
-    if queue.ahead > plan.max_queue_tokens or queue.tokens + tokens > _HARD * plan.max_queue_tokens:
+def _full(plan: Plan, queue: QueueState, tokens: int, num_bytes: int, *, small: bool) -> str | None:
+    if queue.ahead > plan.max_queue_tokens or queue.tokens + tokens > _HARD_LIMIT_FACTOR * plan.max_queue_tokens:
         return f"the queue takes {plan.max_queue_tokens:,}"
     if queue.rate and (seconds := (queue.ahead - tokens) / queue.rate) > plan.max_queue_seconds:
         return f"this would wait for about {seconds:,.0f} s, the limit is {plan.max_queue_seconds:g} s"
-    if queue.num_bytes + num_bytes > plan.max_queue_bytes * (_HARD if small else 1):
+    if queue.num_bytes + num_bytes > plan.max_queue_bytes * (_HARD_LIMIT_FACTOR if small else 1):
         return f"the requests hold {queue.num_bytes:,} bytes, the limit is {plan.max_queue_bytes:,}"
     return None

@@ -8,20 +8,20 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
-from whimbrel.engine.engine import Engine, Progress, say_nothing
-from whimbrel.engine.prepare import AsyncFrontend
-from whimbrel.engine.prepared import Prepared
+from whimbrel.engine.engine import Engine, ProgressCallback, ignore_progress
+from whimbrel.engine.prepare import AsyncPreprocessor
+from whimbrel.engine.prepared import EngineRequest
 from whimbrel.errors import relocating
 from whimbrel.outputs import scoring
 from whimbrel.outputs.entities import Aggregation
-from whimbrel.outputs.scoring import Question, Texts
+from whimbrel.outputs.scoring import Operation, Texts
 from whimbrel.types.arrays import Float32Array
-from whimbrel.types.card import Card, RerankerName, StatedPooling
-from whimbrel.types.options import ScoreOptions, TextOptions, asked, refuse_muvera, text_request, with_muvera
+from whimbrel.types.card import Card, PoolingOption, RerankerName
+from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera, text_request
 from whimbrel.types.plan import EngineOptions, Plan
-from whimbrel.types.request import Decode, OutputName, Pair, Request, Tokenize, Vectors
+from whimbrel.types.request import DetokenizeRequest, OutputName, Pair, Request, TokenizeRequest, VectorInput
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Result, Sparse
-from whimbrel.types.seq import Tokens
+from whimbrel.types.seq import TokenInfo
 
 T = TypeVar("T")
 
@@ -36,15 +36,15 @@ class AsyncEngine:
         self,
         model: str | Engine | None = None,
         *,
-        pooling: StatedPooling | None = None,
+        pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
-        progress: Progress = say_nothing,
+        progress: ProgressCallback = ignore_progress,
         **options: Unpack[EngineOptions],
     ) -> None:
         """`model` as for Engine, or an Engine that is loaded already, which is then closed with this one."""
         loaded = isinstance(model, Engine)
         self._engine = model if loaded else Engine(model, pooling=pooling, reranker=reranker, progress=progress, **options)
-        self._frontend = AsyncFrontend(self._engine.frontend)
+        self._frontend = AsyncPreprocessor(self._engine.preprocessor)
 
     @property
     def card(self) -> Card:
@@ -74,16 +74,16 @@ class AsyncEngine:
 
     async def sparse(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Sparse:
         """As Engine.sparse."""
-        return asked((await self.encode(texts, ("sparse",), **options)).sparse)
+        return require((await self.encode(texts, ("sparse",), **options)).sparse)
 
     async def multi_vector(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Ragged:
         """As Engine.multi_vector."""
-        refuse_muvera(options)
-        return asked((await self.encode(texts, ("multi_vector",), **options)).multi_vector)
+        reject_muvera(options)
+        return require((await self.encode(texts, ("multi_vector",), **options)).multi_vector)
 
     async def muvera(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
         """As Engine.muvera."""
-        vectors = asked((await self.encode(texts, ("multi_vector",), **with_muvera(options))).muvera)
+        vectors = require((await self.encode(texts, ("multi_vector",), **require_muvera(options))).muvera)
         return vectors[0] if isinstance(texts, str) else vectors
 
     async def encode(
@@ -97,12 +97,12 @@ class AsyncEngine:
         return await self._answer(scoring.score(self.card, queries, documents, **options))
 
     async def rerank(
-        self, query: str | Vectors, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+        self, query: str | VectorInput, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
     ) -> list[Ranked]:
         """As Engine.rerank."""
         return await self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))
 
-    async def explain(self, query: str | Vectors, documents: Texts, **options: Unpack[ScoreOptions]) -> list[Explanation]:
+    async def explain(self, query: str | VectorInput, documents: Texts, **options: Unpack[ScoreOptions]) -> list[Explanation]:
         """As Engine.explain."""
         return await self._answer(scoring.explain(self.card, query, documents, **options))
 
@@ -116,26 +116,26 @@ class AsyncEngine:
         """As Engine.token_classify."""
         return await self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
 
-    async def _answer(self, question: Question[T]) -> T:
-        with relocating(question.name):
-            return question.answer(await self.run(question.request))
+    async def _answer(self, question: Operation[T]) -> T:
+        with relocating(question.locate):
+            return question.postprocess(await self.run(question.request))
 
     async def run(self, request: Request) -> Result:
         """Answer one request. Cancelling it drops what has not been computed yet."""
         self._engine.check(request)
-        prepared = await self._frontend.prepare(request)
+        prepared = await self._frontend.preprocess(request)
         return await asyncio.wrap_future(await self._submit(prepared))
 
-    async def tokenize(self, asked: Tokenize) -> list[Tokens]:
+    async def tokenize(self, asked: TokenizeRequest) -> list[TokenInfo]:
         """The tokens of each text. Raises InvalidRequest and TooLarge."""
         return await self._frontend.tokenize(asked)
 
-    async def decode(self, asked: Decode) -> list[str]:
+    async def decode(self, asked: DetokenizeRequest) -> list[str]:
         """The text of each row of ids. Raises InvalidRequest."""
         return await self._frontend.decode(asked)
 
-    async def _submit(self, prepared: Prepared) -> Future[Result]:
-        if prepared.comparison is None or prepared.comparison.num_pairs <= _MANY_PAIRS:
+    async def _submit(self, prepared: EngineRequest) -> Future[Result]:
+        if prepared.pair_scoring is None or prepared.pair_scoring.num_pairs <= _MANY_PAIRS:
             return self._engine.submit_prepared(prepared)
         submitting = asyncio.ensure_future(asyncio.to_thread(self._engine.submit_prepared, prepared))
         try:

@@ -29,9 +29,9 @@ from weakref import ref
 
 import numpy as np
 
-from whimbrel.engine.admission import Queue, Rate, check
-from whimbrel.engine.job import Collection, Job
-from whimbrel.engine.scheduler import Scheduler, Taken
+from whimbrel.engine.admission import QueueState, ThroughputEstimate, admit
+from whimbrel.engine.job import BatchOutput, Job
+from whimbrel.engine.scheduler import ScheduledBatch, Scheduler
 from whimbrel.errors import ComputeError, DeadlineExceeded, OutOfMemory, Unavailable
 from whimbrel.outputs.pair_scoring import Part
 from whimbrel.telemetry.trace import count, observe
@@ -44,25 +44,25 @@ _UNCOMPARED_PER_LANE: Final = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Picked:
+class _Selection:
     """What a look at the queue gave: a batch, those of its jobs of which it is the first, and jobs that expired."""
 
-    taken: Taken[Job] | None
-    fresh: list[Job]
-    late: list[Job]
+    batch: ScheduledBatch[Job] | None
+    started: list[Job]
+    expired: list[Job]
 
 
-class Dispatch:
+class Dispatcher:
     """The queue of one engine and its bookkeeping. Safe to use from many threads."""
 
     def __init__(self, plan: Plan, enter_thread: Callable[[], None]) -> None:
         """`enter_thread` is called once by each thread that compares, before anything else."""
         self._plan = plan
         self._scheduler = Scheduler[Job](plan.max_batch_tokens)
-        self._rate = Rate()
+        self._rate = ThroughputEstimate()
         self._jobs: set[Job] = set()
         self._num_bytes = 0
-        self._retries: deque[Taken[Job]] = deque()
+        self._retries: deque[ScheduledBatch[Job]] = deque()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # lanes wait here, and what runs beside them
         self._writing = threading.Lock()
@@ -71,7 +71,7 @@ class Dispatch:
         self._process = os.getpid()
         self._idle = 0
         self._in_flight = 0
-        self._alone = False
+        self._exclusive = False
         self._closed = False
         self._broken = False
 
@@ -95,11 +95,11 @@ class Dispatch:
 
     def add(self, job: Job, *, admitted: bool = False) -> None:
         """Queue a job. Raises Unavailable, DeadlineExceeded, and Overloaded unless it was `admitted` elsewhere."""
-        prepared = job.prepared
+        prepared = job.request
         parts: Sequence[Part] = ()
-        if job.matcher is not None:
-            parts = job.matcher.take_parts()  # before a lane may add to it, so that each part runs once
-        is_complete, first = not job.waiting, job.first
+        if job.scorer is not None:
+            parts = job.scorer.take_parts()  # before a lane may add to it, so that each part runs once
+        is_complete, first = not job.num_pending, job.run_first
         self._check_process()
         with self._lock:
             if self._closed:
@@ -107,7 +107,7 @@ class Dispatch:
             if prepared.deadline <= perf_counter():
                 raise _too_late()
             if not admitted:
-                self._check(job.num_tokens, prepared.priority, prepared.owner, num_bytes=job.num_bytes)
+                self._check(job.num_tokens, prepared.priority, prepared.tenant, num_bytes=job.num_bytes)
             self._jobs.add(job)
             self._num_bytes += job.num_bytes
             self._scheduler.add(
@@ -115,7 +115,7 @@ class Dispatch:
                 job.seqs,
                 priority=prepared.priority,
                 deadline=prepared.deadline,
-                owner=prepared.owner,
+                tenant=prepared.tenant,
                 suspects=prepared.suspects,
                 first=first,
             )
@@ -124,25 +124,25 @@ class Dispatch:
         if is_complete:
             self._complete(job)
         held = ref(job)  # loosely: the Future must not keep the memory of the job that keeps the Future
-        job.future.add_done_callback(lambda future: self._left(held()) if future.cancelled() else None)
+        job.future.add_done_callback(lambda future: self._on_cancel(held()) if future.cancelled() else None)
 
-    def check(self, num_seqs: int, priority: int, owner: str) -> None:
+    def check(self, num_seqs: int, priority: int, tenant: str) -> None:
         """Raise Overloaded if a request of so many texts will be refused, so that nothing more is done for it."""
         self._check_process()
         with self._lock:
-            self._check(num_seqs, priority, owner)
+            self._check(num_seqs, priority, tenant)
 
     def _check_process(self) -> None:
         """Before the lock is taken: in a forked child nobody may be there to release it."""
         if os.getpid() != self._process:
             raise Unavailable("the engine was loaded before a fork, and its threads stayed behind; load it afterwards.")
 
-    def _check(self, tokens: int, priority: int, owner: str, *, num_bytes: int = 0) -> None:
+    def _check(self, tokens: int, priority: int, tenant: str, *, num_bytes: int = 0) -> None:
         scheduler = self._scheduler
-        ahead = scheduler.ahead(tokens, priority, owner=owner)
-        queue = Queue(scheduler.queued_tokens, ahead, self._num_bytes, self._rate.value)
+        ahead = scheduler.tokens_ahead(tokens, priority, tenant=tenant)
+        queue = QueueState(scheduler.queued_tokens, ahead, self._num_bytes, self._rate.value)
         small = scheduler.is_small(tokens)
-        check(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, chance=random.random())  # noqa: S311
+        admit(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, chance=random.random())  # noqa: S311
 
     def close(self) -> None:
         """Let nothing more in."""
@@ -157,99 +157,99 @@ class Dispatch:
                 self._changed.wait()
         self._comparing.shutdown()
 
-    def abandon(self) -> None:
+    def fail_all(self) -> None:
         """Answer everything with an error, and let nothing more in or out."""
         with self._lock:
             self._closed = self._broken = True
             jobs = [job for job in list(self._jobs) if self._forget(job)]
             self._changed.notify_all()
-        self._pass_writers()
+        self._wait_for_writers()
         for job in jobs:
             job.fail(Unavailable("the engine has stopped."))
 
     # What goes
 
-    def take(self) -> Taken[Job] | None:
+    def take(self) -> ScheduledBatch[Job] | None:
         """Wait for a batch; None when this is closed and nothing is left or can come back."""
         while True:
             with self._lock:
                 self._idle += 1
                 picked = self._wait()
                 self._idle -= 1
-            self._tell(picked)
-            if picked.taken or not picked.late:
-                return picked.taken
+            self._emit(picked)
+            if picked.batch or not picked.expired:
+                return picked.batch
 
-    def take_small(self, priority: int) -> Taken[Job] | None:
+    def take_small(self, priority: int) -> ScheduledBatch[Job] | None:
         """Small jobs that may run in the midst of a batch of this priority; does not wait."""
         with self._lock:
             picked = self._pick(lambda now: self._scheduler.take_small(now, priority))
-        self._tell(picked)
-        return picked.taken
+        self._emit(picked)
+        return picked.batch
 
-    def _wait(self) -> _Picked:
+    def _wait(self) -> _Selection:
         while True:
             picked = self._pick(self._next)
-            if picked.taken or picked.late or self._broken or (self._closed and not self._in_flight):
+            if picked.batch or picked.expired or self._broken or (self._closed and not self._in_flight):
                 return picked
             wake_at = self._scheduler.wake_at
             self._changed.wait(None if wake_at == inf else min(max(0.0, wake_at - perf_counter()), threading.TIMEOUT_MAX))
 
-    def _next(self, now: float) -> Taken[Job] | None:
+    def _next(self, now: float) -> ScheduledBatch[Job] | None:
         suspects = self._suspects_are_next()
-        if self._alone or (self._in_flight and suspects):
+        if self._exclusive or (self._in_flight and suspects):
             return None
         if not self._retries:
             return self._scheduler.take(now, self._idle)
         taken = self._retries.popleft()
-        return replace(taken, work=[(job, seq) for job, seq in taken.work if job in self._jobs])
+        return replace(taken, work=[(job, seq) for job, seq in taken.items if job in self._jobs])
 
     def _suspects_are_next(self) -> bool:
-        while self._retries and not any(job in self._jobs for job, _ in self._retries[0].work):
+        while self._retries and not any(job in self._jobs for job, _ in self._retries[0].items):
             self._retries.popleft()  # answered meanwhile
         return self._retries[0].kind == "suspect" if self._retries else self._scheduler.suspects_are_next
 
-    def _pick(self, choose: Callable[[float], Taken[Job] | None]) -> _Picked:
+    def _pick(self, choose: Callable[[float], ScheduledBatch[Job] | None]) -> _Selection:
         """Take out the jobs that expired, then a batch, and account for both."""
         now = perf_counter()
-        retried = [job for again in self._retries for job, _ in again.work if job.prepared.deadline <= now]
+        retried = [job for again in self._retries for job, _ in again.items if job.request.deadline <= now]
         late = [job for job in (*self._scheduler.expire(now), *retried) if self._forget(job)]
         if late:
             self._changed.notify_all()  # suspects among them may have been what others waited for
         taken = choose(now)
-        fresh = {job for job, _ in taken.work if job.queue < 0} if taken else ()
+        fresh = {job for job, _ in taken.items if job.queue < 0} if taken else ()
         for job in fresh:
-            job.queue = now - job.prepared.received - job.prepared.tokenize
+            job.queue = now - job.request.received - job.request.tokenize
         if taken:
             self._in_flight += 1
-            self._alone = taken.kind == "suspect"
+            self._exclusive = taken.kind == "suspect"
             self._rate.begin(now)
-        return _Picked(taken, list(fresh), late)
+        return _Selection(taken, list(fresh), late)
 
-    def _tell(self, picked: _Picked) -> None:
-        for job in picked.late:
+    def _emit(self, picked: _Selection) -> None:
+        for job in picked.expired:
             self._fail_late(job)
-        for job in picked.fresh:
+        for job in picked.started:
             observe("queue", job.queue)
 
     # What comes back
 
-    def done(self, taken: Taken[Job], num_tokens: int) -> None:
+    def batch_done(self, taken: ScheduledBatch[Job], num_tokens: int) -> None:
         """A batch was collected and has computed so many tokens, or it has failed (0)."""
         with self._lock:
             self._rate.end(perf_counter(), num_tokens)
             if num_tokens:
                 self._scheduler.succeeded()
-            self._landed()
+            self._batch_finished()
 
-    def put_back(self, taken: Taken[Job], *, out_of_memory: bool) -> None:
+    def requeue(self, taken: ScheduledBatch[Job], *, out_of_memory: bool) -> None:
         """Run a batch that failed again, in halves; a lone text alone on the device. Call it before `done`."""
-        middle = len(taken.work) // 2
+        middle = len(taken.items) // 2
         with self._lock:
             if out_of_memory:
-                self._scheduler.out_of_memory(sum(seq.ids.size for _, seq in taken.work))
+                self._scheduler.out_of_memory(sum(seq.ids.size for _, seq in taken.items))
             if middle:
-                self._retries += [replace(taken, work=half) for half in (taken.work[:middle], taken.work[middle:])]
+                self._retries += [replace(taken, work=half) for half in (taken.items[:middle], taken.items[middle:])]
             else:
                 self._retries.append(replace(taken, kind="suspect"))
             self._changed.notify_all()
@@ -257,9 +257,9 @@ class Dispatch:
     def begin_beside(self, job: Job) -> bool:
         """Wait until a text of the job may run beside the lanes; False if there is no need any more. `end_beside` follows."""
         with self._lock:
-            while not self._broken and (self._alone or self._suspects_are_next()):
+            while not self._broken and (self._exclusive or self._suspects_are_next()):
                 self._changed.wait()
-            late = job.prepared.deadline <= perf_counter() and self._forget(job)
+            late = job.request.deadline <= perf_counter() and self._forget(job)
             wanted = job in self._jobs
             self._in_flight += wanted
         if late:
@@ -269,12 +269,12 @@ class Dispatch:
     def end_beside(self) -> None:
         """What `begin_beside` began is over."""
         with self._lock:
-            self._landed()
+            self._batch_finished()
 
-    def deliver(self, job: Job, batch: Collection, rows: list[int], indexes: list[int]) -> None:
+    def deliver(self, job: Job, batch: BatchOutput, rows: list[int], indexes: list[int]) -> None:
         """Take over what a batch gave for its seqs `rows`, which are the job's seqs `indexes`; the last of a job answer it."""
-        if job.matcher is not None:
-            part = partial(job.match, batch, np.array(rows), np.array(indexes))
+        if job.scorer is not None:
+            part = partial(job.add_to_scorer, batch, np.array(rows), np.array(indexes))
             self._room.acquire()
             self._beside(partial(self._compare_batch, job, part, len(indexes)))
             return
@@ -305,7 +305,7 @@ class Dispatch:
         """The job waits for `count` less afterwards."""
         if job not in self._jobs:
             return
-        if job.prepared.deadline <= perf_counter():
+        if job.request.deadline <= perf_counter():
             if self.claim(job):
                 self._fail_late(job)
             return
@@ -323,12 +323,12 @@ class Dispatch:
         with self._writing:
             if job not in self._jobs:
                 return False
-            job.waiting -= count
-            return not job.waiting
+            job.num_pending -= count
+            return not job.num_pending
 
     def _complete(self, job: Job) -> None:
         """All that a job waited for is there: answer it, where nobody waits if that takes long."""
-        if job.prepared.comparison is None and job.prepared.condense is None:
+        if job.request.pair_scoring is None and job.request.reduction is None:
             self._answer(job)
         else:
             self._beside(partial(self._answer_beside, job))
@@ -358,13 +358,13 @@ class Dispatch:
         with self._lock:
             found = self._forget(job)
             self._changed.notify_all()  # suspects of this job may have been what others waited for
-        self._pass_writers()
+        self._wait_for_writers()
         return found
 
-    def forget_rate(self) -> None:
+    def reset_throughput(self) -> None:
         """Measure the rate anew."""
         with self._lock:
-            self._rate.forget()
+            self._rate.reset()
 
     def _forget(self, job: Job) -> bool:
         self._scheduler.cancel(job)
@@ -374,7 +374,7 @@ class Dispatch:
             self._num_bytes -= job.num_bytes
         return found
 
-    def _left(self, job: Job | None) -> None:
+    def _on_cancel(self, job: Job | None) -> None:
         """The caller of a job, if that is still there, has left."""
         if job is not None and self.claim(job):
             count("dropped", model=self._plan.served_name)
@@ -382,16 +382,16 @@ class Dispatch:
     def _fail_late(self, job: Job) -> None:
         """Answer a job that was taken out because its time is over."""
         count("dropped", model=self._plan.served_name)
-        self._pass_writers()
+        self._wait_for_writers()
         job.fail(_too_late())
 
-    def _landed(self) -> None:
+    def _batch_finished(self) -> None:
         """Something is not on its way any more."""
-        self._alone = False
+        self._exclusive = False
         self._in_flight -= 1
         self._changed.notify_all()
 
-    def _pass_writers(self) -> None:
+    def _wait_for_writers(self) -> None:
         """Wait until what was being written is written; what comes later sees that the job is gone."""
         with self._writing:
             pass

@@ -14,7 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from whimbrel.outputs.requested import Ask
+from whimbrel.outputs.requested import OutputSpec
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.seq import Seq
 
@@ -22,14 +22,14 @@ _ENTRY_BYTES: Final = 400
 """Of an entry beside its vectors, about."""
 
 
-class Rows(Protocol):
+class HasNbytes(Protocol):
     """An array or a tensor."""
 
     @property
     def nbytes(self) -> int: ...
 
 
-T = TypeVar("T", bound=Rows)
+T = TypeVar("T", bound=HasNbytes)
 
 
 class DocumentCache(Generic[T]):
@@ -67,18 +67,18 @@ class DocumentCache(Generic[T]):
                 self._num_bytes -= oldest.nbytes + _ENTRY_BYTES
 
 
-def key_of(seq: Seq, ask: Ask, pooling: TokenPooling | None = None) -> bytes:
+def cache_key(seq: Seq, ask: OutputSpec, pooling: TokenPooling | None = None) -> bytes:
     """What a document's vectors depend on, model and device apart."""
     kind = (
         seq.prompt_tokens,
         seq.type_id,
-        seq.second,
-        seq.num_keys,
+        seq.second_text_start,
+        seq.num_attended,
         seq.is_query,
         seq.adapter,
         seq.tower,
         ask.width,
-        ask.finished,
+        ask.activated,
     )
     digest = blake2b(np.array(kind, np.int64).tobytes(), digest_size=32)
     digest.update(repr(pooling).encode())

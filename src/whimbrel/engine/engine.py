@@ -17,40 +17,40 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.checkpoint.locate import Checkpoint, find_checkpoint
+from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine import fault_injection
-from whimbrel.engine.document_cache import DocumentCache, key_of
-from whimbrel.engine.job import AnyRunner, Job, Recorder
+from whimbrel.engine.document_cache import DocumentCache, cache_key
+from whimbrel.engine.job import BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.lanes import Lanes
-from whimbrel.engine.malloc import keep_freed_memory
-from whimbrel.engine.prepare import Frontend
-from whimbrel.engine.prepared import Prepared
+from whimbrel.engine.malloc import tune_glibc_malloc
+from whimbrel.engine.prepare import Preprocessor
+from whimbrel.engine.prepared import EngineRequest
 from whimbrel.errors import CheckpointError, NonFinite, relocating
 from whimbrel.outputs import scoring
 from whimbrel.outputs.entities import Aggregation
-from whimbrel.outputs.layout import answer_places, place
-from whimbrel.outputs.requested import Ask
-from whimbrel.outputs.scoring import Question, Texts
+from whimbrel.outputs.layout import plan_layout, response_layout
+from whimbrel.outputs.requested import OutputSpec
+from whimbrel.outputs.scoring import Operation, Texts
 from whimbrel.telemetry.trace import count
 from whimbrel.types.arrays import Float32Array
-from whimbrel.types.card import Card, RerankerName, StatedPooling
-from whimbrel.types.options import ScoreOptions, TextOptions, asked, refuse_muvera, text_request, with_muvera
-from whimbrel.types.plan import EngineOptions, Options, Plan, length_for, make_plan
-from whimbrel.types.request import OutputName, Pair, Request, Vectors
+from whimbrel.types.card import Card, PoolingOption, RerankerName
+from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera, text_request
+from whimbrel.types.plan import EngineOptions, Options, Plan, make_plan, max_length_for
+from whimbrel.types.request import OutputName, Pair, Request, VectorInput
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Result, Sparse
 from whimbrel.types.seq import Seq
 
 if TYPE_CHECKING:
-    from whimbrel.model.maxsim_scorer import Matcher
+    from whimbrel.model.maxsim_scorer import MaxSimScorer
 
 T = TypeVar("T")
 
-Progress: TypeAlias = Callable[[str], None]
+ProgressCallback: TypeAlias = Callable[[str], None]
 """Called with the name of each phase of loading as it begins."""
 
 
-def say_nothing(_: str) -> None:
+def ignore_progress(_: str) -> None:
     """Progress that nobody hears of."""
 
 
@@ -68,15 +68,15 @@ class Engine:
         self,
         model: str | None = None,
         *,
-        pooling: StatedPooling | None = None,
+        pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
-        progress: Progress = say_nothing,
-        recorder: Callable[[Engine], Recorder] | None = None,
+        progress: ProgressCallback = ignore_progress,
+        recorder: Callable[[Engine], BatchObserver] | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
         """`recorder` is called once the plan is made, and what it returns is told what is on the device."""
         progress("finding the checkpoint")
-        checkpoint = find_checkpoint(model)
+        checkpoint = resolve_checkpoint(model)
         progress("reading the card")
         self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling, reranker=reranker)
         progress("importing PyTorch")  # not before: what is wrong with a model's name or its files is said in no time
@@ -85,14 +85,14 @@ class Engine:
         self.plan: Plan = make_plan(Options(**options), self.card, probe())
         self.folder = checkpoint.folder
         self._document_cache = DocumentCache[Any](self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
-        self.frontend = Frontend(checkpoint.folder, self.card, self.plan)
+        self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)
         recording = None if recorder is None else recorder(self)
         progress("loading the weights")
         load = partial(load_runner, checkpoint, self.card, faulty=fault_injection.switched_on())
         exact = replace(self.plan, device="cpu", dtype="float32")
         load_second = None if exact == self.plan else partial(load, exact)
         if self.plan.device == "cpu":
-            keep_freed_memory()
+            tune_glibc_malloc()
         runner = load(self.plan)
         self.plan = self.plan.with_same_bits(runner.unstable)
         self._lanes = Lanes(runner, self.card, self.plan, load_second=load_second, recorder=recording)
@@ -113,18 +113,18 @@ class Engine:
 
     def sparse(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Sparse:
         """Weights of vocabulary entries, for each of `texts`. The options are those of TextOptions."""
-        return asked(self.encode(texts, ("sparse",), **options).sparse)
+        return require(self.encode(texts, ("sparse",), **options).sparse)
 
     def multi_vector(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Ragged:
         """A vector for each token that counts, for each of `texts`. The options are those of TextOptions, but for `muvera`."""
-        refuse_muvera(options)
-        return asked(self.encode(texts, ("multi_vector",), **options).multi_vector)
+        reject_muvera(options)
+        return require(self.encode(texts, ("multi_vector",), **options).multi_vector)
 
     def muvera(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
         """A vector in place of token vectors (see whimbrel.outputs.muvera): float32, (N, E), or (E,) for a single string.
 
         The options are those of TextOptions; `input_type` must be given, and `muvera` may give parameters."""
-        vectors = asked(self.encode(texts, ("multi_vector",), **with_muvera(options)).muvera)
+        vectors = require(self.encode(texts, ("multi_vector",), **require_muvera(options)).muvera)
         return vectors[0] if isinstance(texts, str) else vectors
 
     def encode(
@@ -145,12 +145,12 @@ class Engine:
         return self._answer(scoring.score(self.card, queries, documents, **options))
 
     def rerank(
-        self, query: str | Vectors, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+        self, query: str | VectorInput, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
     ) -> list[Ranked]:
         """The places of documents and their scores, the best first. The options are those of ScoreOptions."""
         return self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))
 
-    def explain(self, query: str | Vectors, documents: Texts, **options: Unpack[ScoreOptions]) -> list[Explanation]:
+    def explain(self, query: str | VectorInput, documents: Texts, **options: Unpack[ScoreOptions]) -> list[Explanation]:
         """Of late-interaction models: what each token of the query found in each document, in their order."""
         return self._answer(scoring.explain(self.card, query, documents, **options))
 
@@ -164,9 +164,9 @@ class Engine:
         """The entities in each of `texts`; a single string is a list of one. The options are those of ScoreOptions."""
         return self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
 
-    def _answer(self, question: Question[T]) -> T:
-        with relocating(question.name):
-            return question.answer(self.run(question.request))
+    def _answer(self, question: Operation[T]) -> T:
+        with relocating(question.locate):
+            return question.postprocess(self.run(question.request))
 
     def run(self, request: Request) -> Result:
         """Answer one request; blocks. Interrupted, it drops what has not run yet."""
@@ -184,47 +184,47 @@ class Engine:
         TooLarge, Overloaded, Unavailable, DeadlineExceeded.
         """
         self.check(request)
-        return self.submit_prepared(self.frontend.prepare(request, received=received))
+        return self.submit_prepared(self.preprocessor.preprocess(request, received=received))
 
     def check(self, request: Request) -> None:
         """Raise Overloaded if a request will be refused, before anything is done for it."""
-        self._lanes.check(len(request.texts), priority=request.priority, owner=request.owner)
+        self._lanes.check(len(request.texts), priority=request.priority, tenant=request.tenant)
 
     def submit_prepared(
-        self, prepared: Prepared, *, out: NDArray[np.uint8] | None = None, tag: object = None, admitted: bool = False
+        self, prepared: EngineRequest, *, out: NDArray[np.uint8] | None = None, tag: object = None, admitted: bool = False
     ) -> Future[Result]:
         """Queue a request that is tokenised already; its outputs are written into `out` if that is given.
 
         `tag` is what a recorder knows it by. `admitted`: another engine had admitted it, so it is not refused for overload.
         Raises Overloaded, Unavailable, DeadlineExceeded.
         """
-        memory = np.empty(answer_places(prepared.places, prepared.comparison).num_bytes, np.uint8) if out is None else out
+        memory = np.empty(response_layout(prepared.layout, prepared.pair_scoring).num_bytes, np.uint8) if out is None else out
         job = Job(Future(), prepared, memory, self._matcher(prepared), tag)
-        if prepared.seqs or prepared.comparison is not None:
+        if prepared.seqs or prepared.pair_scoring is not None:
             self._lanes.add(job, admitted=admitted)
         else:
             job.resolve()
         return job.future
 
-    def _matcher(self, prepared: Prepared) -> Matcher | None:
+    def _matcher(self, prepared: EngineRequest) -> MaxSimScorer | None:
         """Of pairs that are compared by token vectors, some of which may be known from before."""
-        comparison = prepared.comparison
+        comparison = prepared.pair_scoring
         if comparison is None or comparison.output != "multi_vector":
             return None
-        from whimbrel.model.maxsim_scorer import Matcher
+        from whimbrel.model.maxsim_scorer import MaxSimScorer
 
-        num_seqs, places = len(prepared.seqs), answer_places(prepared.places, prepared.comparison)
-        matches = places.explained(np.empty(places.num_bytes, np.uint8))
+        num_seqs, places = len(prepared.seqs), response_layout(prepared.layout, prepared.pair_scoring)
+        matches = places.token_matches_in(np.empty(places.num_bytes, np.uint8))
         if (cache := self._document_cache) is None:
-            return Matcher(comparison, num_seqs, matches=matches)
-        ask = prepared.places.by_name["multi_vector"].ask
+            return MaxSimScorer(comparison, num_seqs, matches=matches)
+        ask = prepared.layout.by_name["multi_vector"].spec
         numbers: list[int] = np.setdiff1d(comparison.documents_P, comparison.queries_P).tolist()
-        keys = {number: key_of(prepared.seqs[number], ask, prepared.pooling) for number in numbers if number < num_seqs}
+        keys = {number: cache_key(prepared.seqs[number], ask, prepared.pooling) for number in numbers if number < num_seqs}
         found = zip(keys, cache.find(list(keys.values())), strict=True)
         kept = {number: rows for number, rows in found if rows is not None}
         count("document_cache_hits", len(kept), model=self.plan.served_name)
         count("document_cache_misses", len(keys) - len(kept), model=self.plan.served_name)
-        return Matcher(comparison, num_seqs, kept, lambda number, rows: cache.add(keys[number], rows), matches)
+        return MaxSimScorer(comparison, num_seqs, kept, lambda number, rows: cache.add(keys[number], rows), matches)
 
     # Lifecycle
 
@@ -262,25 +262,25 @@ class Engine:
     def _warm_up(self) -> None:
         """A short and a long text on every lane, so that the first caller does not pay for first-time work."""
         for number, tower in enumerate(self.card.towers or (self.card,)):
-            longest = min(length_for(self.plan, self.card, tower), self.plan.max_batch_tokens)
+            longest = min(max_length_for(self.plan, self.card, tower), self.plan.max_batch_tokens)
             ids = np.full(longest, tower.encoder.pad_id, np.int32)
-            asks = [Ask(name, output.width, True) for name, output in tower.outputs.items()]
+            asks = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items()]
             ways = len(tower.encoder.adapters) + 1
             for size in (1, 16, longest):
                 seqs = [
                     Seq(ids[:size], index, adapter=index % ways - 1, tower=number)
                     for index in range(max(self.plan.num_lanes, ways))
                 ]
-                prepared = Prepared(seqs, place(tower, seqs, asks), size * len(seqs), 0, perf_counter(), 0.0)
+                prepared = EngineRequest(seqs, plan_layout(tower, seqs, asks), size * len(seqs), 0, perf_counter(), 0.0)
                 try:
                     self.submit_prepared(prepared, admitted=True).result()
                 except NonFinite:
                     file = f"{tower.path}/config.json".lstrip("/")
                     raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None
-        self._lanes.forget_rate()
+        self._lanes.reset_throughput()
 
 
-def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, faulty: bool) -> AnyRunner:
+def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, faulty: bool) -> RunnerProtocol:
     """The one place that chooses a runner."""
     from whimbrel.model.runner import Runner
 

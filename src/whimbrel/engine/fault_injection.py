@@ -29,8 +29,8 @@ from typing import Any, Final, cast
 import numpy as np
 import tokenizers
 
-from whimbrel.engine.job import AnyRunner
-from whimbrel.outputs.rows import Collected, Resident, Wanted
+from whimbrel.engine.job import RunnerProtocol
+from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.batch import Batch
 from whimbrel.types.plan import Dtype
@@ -53,26 +53,26 @@ def switched_on() -> bool:
 @dataclass(frozen=True, slots=True)
 class _Pending:
     pending: Any
-    wanted: Mapping[OutputName, Wanted]
+    wanted: Mapping[OutputName, RowSelection]
     words_B: list[list[str]]
 
 
 class FaultyRunner:
     """A runner around another; `dtype` is what that one computes in."""
 
-    def __init__(self, runner: AnyRunner, tokenizer_json: Path, *, dtype: Dtype) -> None:
+    def __init__(self, runner: RunnerProtocol, tokenizer_json: Path, *, dtype: Dtype) -> None:
         _log.warning("%s=1: texts can break this engine. It is made for tests.", SWITCH)
         self._runner = runner
         self.unstable = runner.unstable
         self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_json))
         self._not_finite = {"nan"} if dtype == "float32" else {"nan", "nan-low"}
 
-    def enter_lane(self) -> None:
+    def init_thread(self) -> None:
         """As the other."""
-        self._runner.enter_lane()
+        self._runner.init_thread()
 
     def launch(
-        self, batch: Batch, wanted: Mapping[OutputName, Wanted], between_layers: Callable[[], None] | None = None
+        self, batch: Batch, wanted: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
     ) -> _Pending:
         """As the other, after what the texts say was done."""
         words_B = [self._words(batch.ids_T[start:end].tolist()) for start, end in pairwise(batch.cu_seqlens)]
@@ -81,14 +81,14 @@ class FaultyRunner:
                 _obey(word, batch.num_seqs)
         return _Pending(self._runner.launch(batch, wanted, between_layers), wanted, words_B)
 
-    def collect(self, pending: _Pending) -> dict[OutputName, Collected]:
+    def collect(self, pending: _Pending) -> dict[OutputName, OutputRows]:
         """What the other gives, every output spoilt as the texts say."""
         given = self._runner.collect(pending.pending)
         return {name: self._spoilt(rows, pending.wanted[name].offsets_B1, pending.words_B) for name, rows in given.items()}
 
-    def _spoilt(self, rows: Collected, offsets_B1: Int64Array, words_B: Sequence[list[str]]) -> Collected:
+    def _spoilt(self, rows: OutputRows, offsets_B1: Int64Array, words_B: Sequence[list[str]]) -> OutputRows:
         said = {word for words in words_B for word in words}
-        if isinstance(rows, Resident):
+        if isinstance(rows, DeviceRows):
             return self._spoilt(cast(Float32Array, rows.rows_PD.cpu().numpy()), offsets_B1, words_B)
         if isinstance(rows, Sparse):
             values, offsets = rows.weights_X.copy(), rows.offsets_N1[offsets_B1]

@@ -12,19 +12,21 @@ from collections.abc import Callable
 from threading import Lock, Thread
 from typing import TypeAlias
 
-from whimbrel.engine.job import AnyRunner, Job
+from whimbrel.engine.job import Job, RunnerProtocol
 from whimbrel.types.seq import Seq
 
 _log = logging.getLogger("whimbrel")
 
-Run: TypeAlias = Callable[[Job, Seq, AnyRunner | None], None]
+Run: TypeAlias = Callable[[Job, Seq, RunnerProtocol | None], None]
 """Runs a text with the second runner and answers; without one if it could not be loaded. Must not raise."""
 
 
 class SecondOpinion:
     """The queue of such texts, and the thread that works on it."""
 
-    def __init__(self, load: Callable[[], AnyRunner], run: Run, thread: Callable[[str, Callable[[], None]], Thread]) -> None:
+    def __init__(
+        self, load: Callable[[], RunnerProtocol], run: Run, thread: Callable[[str, Callable[[], None]], Thread]
+    ) -> None:
         """`thread` makes a thread of a name and a body."""
         self._load = load
         self._run = run
@@ -58,10 +60,10 @@ class SecondOpinion:
             self._thread = None
             return None
 
-    def _loaded(self) -> AnyRunner | None:
+    def _loaded(self) -> RunnerProtocol | None:
         try:
             runner = self._load()
-            runner.enter_lane()
+            runner.init_thread()
         except BaseException as error:  # whatever it is, the texts get an answer
             _log.error("the second runner, for texts whose vector is not finite, could not be loaded", exc_info=error)
             return None

@@ -26,13 +26,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.engine.dispatcher import Dispatch
+from whimbrel.engine.dispatcher import Dispatcher
 from whimbrel.engine.float32_retry import SecondOpinion
-from whimbrel.engine.job import AnyRunner, Collection, Job, Recorder, Work
-from whimbrel.engine.scheduler import Taken
+from whimbrel.engine.job import BatchItems, BatchObserver, BatchOutput, Job, RunnerProtocol
+from whimbrel.engine.scheduler import ScheduledBatch
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
-from whimbrel.outputs.rows import Resident, Wanted, finite_seqs, wanted
-from whimbrel.telemetry.trace import count, observe, trace
+from whimbrel.outputs.rows import DeviceRows, RowSelection, finite_seqs, select_rows
+from whimbrel.telemetry.trace import Timer, count, observe
 from whimbrel.types.batch import Batch, pack
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
@@ -46,25 +46,25 @@ _BATCHES_PER_LANE: Final = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _TowerBatch:
     """The seqs of a batch that one of the model's towers runs: mostly all."""
 
-    work: Work
+    items: BatchItems
     batch: Batch
-    wanted: Mapping[OutputName, Wanted]
+    selections: Mapping[OutputName, RowSelection]
     pending: Any
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
+class _InFlightBatch:
     """A batch on its way."""
 
-    taken: Taken[Job]
-    places: threading.Semaphore | None
+    batch: ScheduledBatch[Job]
+    slots: threading.Semaphore | None
     """Of its lane, one of which it holds; None between the layers of another batch."""
     slot: int
     started: float
-    parts: list[_Part]
+    parts: list[_TowerBatch]
 
 
 class Lanes:
@@ -72,22 +72,22 @@ class Lanes:
 
     def __init__(
         self,
-        runner: AnyRunner,
+        runner: RunnerProtocol,
         card: Card,
         plan: Plan,
         *,
-        load_second: Callable[[], AnyRunner] | None = None,
-        recorder: Recorder | None = None,
+        load_second: Callable[[], RunnerProtocol] | None = None,
+        recorder: BatchObserver | None = None,
     ) -> None:
         """`load_second` loads the runner that computes again what was not finite; by default that is `runner` itself."""
         self._runner = runner
         self._card = card
         self._model = plan.served_name
         self._recorder = recorder or _NoRecorder()
-        self._dispatch = Dispatch(plan, runner.enter_lane)
+        self._dispatch = Dispatcher(plan, runner.init_thread)
         self._preempts = plan.device == "cpu"
         self._second = SecondOpinion(load_second or (lambda: runner), self._run_second, self._thread)
-        self._launched: SimpleQueue[_Flight | None] = SimpleQueue()
+        self._launched: SimpleQueue[_InFlightBatch | None] = SimpleQueue()
         self._places = [threading.Semaphore(_BATCHES_PER_LANE) for _ in range(plan.num_lanes)]
         self._lanes = [self._thread(f"lane-{i}", partial(self._run_lane, places)) for i, places in enumerate(self._places)]
         self._collector = self._thread("collector", self._run_collector)
@@ -120,13 +120,13 @@ class Lanes:
         """
         self._dispatch.add(job, admitted=admitted)
 
-    def check(self, num_seqs: int, *, priority: int = 0, owner: str = "") -> None:
+    def check(self, num_seqs: int, *, priority: int = 0, tenant: str = "") -> None:
         """Raise Overloaded if a request of so many texts will be refused, so that nothing more is done for it."""
-        self._dispatch.check(num_seqs, priority, owner)
+        self._dispatch.check(num_seqs, priority, tenant)
 
-    def forget_rate(self) -> None:
+    def reset_throughput(self) -> None:
         """Measure the rate anew: what ran until now was a warm-up."""
-        self._dispatch.forget_rate()
+        self._dispatch.reset_throughput()
 
     def close(self) -> None:
         """Finish what was accepted, refuse what comes, and end the threads. May be called again."""
@@ -148,12 +148,12 @@ class Lanes:
             body()
         except BaseException:
             _log.critical("a thread of the engine died. This is a bug.", exc_info=True)
-            self._dispatch.abandon()
+            self._dispatch.fail_all()
             for places in self._places:
                 places.release(_BATCHES_PER_LANE)
 
     def _run_lane(self, places: threading.Semaphore) -> None:
-        self._runner.enter_lane()
+        self._runner.init_thread()
         while True:
             places.acquire()
             if not (taken := self._dispatch.take()):
@@ -172,105 +172,105 @@ class Lanes:
             self._launch(taken, None)
             self._recorder.resumed(slot)
 
-    def _launch(self, taken: Taken[Job], places: threading.Semaphore | None) -> None:
+    def _launch(self, taken: ScheduledBatch[Job], places: threading.Semaphore | None) -> None:
         started = perf_counter()
-        slot = self._recorder.started(taken.work)
+        slot = self._recorder.started(taken.items)
         between_layers = partial(self._preempt, taken.priority, slot) if self._preempts and taken.kind == "bulk" else None
         try:
-            parts = [self._start(work, between_layers) for work in self._by_tower(taken.work)]
+            parts = [self._start(work, between_layers) for work in self._by_tower(taken.items)]
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
             self._failed(taken, slot, error)
             self._done(taken, places)
         else:
-            self._launched.put(_Flight(taken, places, slot, started, parts))
+            self._launched.put(_InFlightBatch(taken, places, slot, started, parts))
 
-    def _by_tower(self, work: Work) -> list[Work]:
+    def _by_tower(self, work: BatchItems) -> list[BatchItems]:
         if not self._card.towers:
             return [work]
-        parts: dict[int, Work] = {}
+        parts: dict[int, BatchItems] = {}
         for job, seq in work:
             parts.setdefault(seq.tower, []).append((job, seq))
         return list(parts.values())
 
-    def _start(self, work: Work, between_layers: Callable[[], None] | None = None) -> _Part:
-        with trace("pack"):
+    def _start(self, work: BatchItems, between_layers: Callable[[], None] | None = None) -> _TowerBatch:
+        with Timer("pack"):
             batch, wants = self._pack(work)
-        return _Part(work, batch, wants, self._runner.launch(batch, wants, between_layers))
+        return _TowerBatch(work, batch, wants, self._runner.launch(batch, wants, between_layers))
 
-    def _pack(self, work: Work) -> tuple[Batch, dict[OutputName, Wanted]]:
+    def _pack(self, work: BatchItems) -> tuple[Batch, dict[OutputName, RowSelection]]:
         card = self._card.tower(work[0][1].tower)
         encoder = card.encoder
         batch = pack([seq for _, seq in work], position_offset=encoder.position_offset, pad_id=encoder.pad_id)
         places: list[int] = batch.order_B.tolist()
-        return batch, wanted(card, batch, [work[place][0].prepared.places for place in places])
+        return batch, select_rows(card, batch, [work[place][0].request.layout for place in places])
 
-    def _collect(self, flight: _Flight) -> None:
-        taken = flight.taken
+    def _collect(self, flight: _InFlightBatch) -> None:
+        taken = flight.batch
         try:
-            with trace("collect"):
+            with Timer("collect"):
                 given = [self._checked(self._runner, part) for part in flight.parts]
         except BaseException as error:
             self._failed(taken, flight.slot, error)
-            self._done(taken, flight.places)
+            self._done(taken, flight.slots)
         else:
             self._recorder.ended(flight.slot)
-            num_tokens = sum(seq.ids.size for _, seq in taken.work)
+            num_tokens = sum(seq.ids.size for _, seq in taken.items)
             observe("batch_tokens", num_tokens, model=self._model)
-            observe("batch_seqs", len(taken.work), model=self._model)
-            self._done(taken, flight.places, num_tokens)
+            observe("batch_seqs", len(taken.items), model=self._model)
+            self._done(taken, flight.slots, num_tokens)
             seconds = perf_counter() - flight.started
             observe("compute", seconds)
             for part, rows in zip(flight.parts, given, strict=True):
                 self._deliver(part, rows, seconds)
 
-    def _checked(self, runner: AnyRunner, part: _Part) -> Collection:
+    def _checked(self, runner: RunnerProtocol, part: _TowerBatch) -> BatchOutput:
         """What a runner gives for what it was launched with. Raises if that is not what was wanted."""
         given, outputs = runner.collect(part.pending), self._card.tower(part.batch.tower).all_outputs
-        for name, each in part.wanted.items():
+        for name, each in part.selections.items():
             rows, output = given[name], outputs[name]
             num_rows, width = int(each.offsets_B1[-1]), output.width
             if isinstance(rows, Sparse):
                 right = len(rows) == num_rows
-            elif isinstance(rows, Resident):
+            elif isinstance(rows, DeviceRows):
                 right = rows.rows_PD.shape == (num_rows, width) and rows.finite_P.size == num_rows
             else:
                 right = rows.shape == (num_rows, width) and rows.dtype == np.float32
             if not right:
                 raise RuntimeError(f"the runner did not give {num_rows} rows of {width} as {name}")
-        return Collection(part.wanted, given)
+        return BatchOutput(part.selections, given)
 
-    def _done(self, taken: Taken[Job], places: threading.Semaphore | None, num_tokens: int = 0) -> None:
-        self._dispatch.done(taken, num_tokens)
+    def _done(self, taken: ScheduledBatch[Job], places: threading.Semaphore | None, num_tokens: int = 0) -> None:
+        self._dispatch.batch_done(taken, num_tokens)
         if places is not None:
             places.release()
 
-    def _failed(self, taken: Taken[Job], slot: int, error: BaseException) -> None:
+    def _failed(self, taken: ScheduledBatch[Job], slot: int, error: BaseException) -> None:
         """Put the halves back, so that only what fails alone fails."""
         self._recorder.ended(slot)
         out_of_memory = isinstance(error, MemoryError)
         if out_of_memory:
             count("out_of_memory", model=self._model)
-        if len(taken.work) > 1:
+        if len(taken.items) > 1:
             count("halvings", model=self._model)
-            _log.warning("a batch of %d texts failed and is run again in halves: %r", len(taken.work), error)
-            self._dispatch.put_back(taken, out_of_memory=out_of_memory)
+            _log.warning("a batch of %d texts failed and is run again in halves: %r", len(taken.items), error)
+            self._dispatch.requeue(taken, out_of_memory=out_of_memory)
             return
         if out_of_memory and taken.kind != "suspect":  # what ran beside it may have taken the memory
-            self._dispatch.put_back(taken, out_of_memory=False)
+            self._dispatch.requeue(taken, out_of_memory=False)
             return
-        job, seq = taken.work[0]
+        job, seq = taken.items[0]
         _log.error("a text of %d tokens failed alone", seq.ids.size, exc_info=error)
         if self._dispatch.claim(job):
             job.fail(_answer(seq, error))
 
-    def _deliver(self, part: _Part, given: Collection, seconds: float) -> None:
+    def _deliver(self, part: _TowerBatch, given: BatchOutput, seconds: float) -> None:
         """Hand every job its rows; those that are not finite are computed again."""
-        finite_B: list[bool] = _finite(given, len(part.work)).tolist()
+        finite_B: list[bool] = _finite(given, len(part.items)).tolist()
         rows: dict[Job, tuple[list[int], list[int]]] = {}
-        bad: Work = []
+        bad: BatchItems = []
         places: list[int] = part.batch.order_B.tolist()
         for row, place in enumerate(places):
-            job, seq = part.work[place]
+            job, seq = part.items[place]
             of_job = rows.setdefault(job, ([], []))
             if finite_B[row]:
                 of_job[0].append(row)
@@ -285,16 +285,16 @@ class Lanes:
             count("non_finite_retries", model=self._model)
             self._second.add(job, seq)
 
-    def _run_second(self, job: Job, seq: Seq, runner: AnyRunner | None) -> None:
+    def _run_second(self, job: Job, seq: Seq, runner: RunnerProtocol | None) -> None:
         """Compute a text again whose vector was not finite."""
         if not self._dispatch.begin_beside(job):
             return
         slot = self._recorder.started([(job, seq)])
-        given: Collection | None = None
+        given: BatchOutput | None = None
         try:
             if runner is not None:
                 batch, wants = self._pack([(job, seq)])
-                given = self._checked(runner, _Part([(job, seq)], batch, wants, runner.launch(batch, wants)))
+                given = self._checked(runner, _TowerBatch([(job, seq)], batch, wants, runner.launch(batch, wants)))
         except BaseException as error:  # whatever it is, the request gets an answer
             _log.error("a text of %d tokens failed in the second runner", seq.ids.size, exc_info=error)
         self._recorder.ended(slot)
@@ -309,7 +309,7 @@ class Lanes:
 class _NoRecorder:
     """Where nobody wants to know."""
 
-    def started(self, work: Work) -> int:
+    def started(self, work: BatchItems) -> int:
         return 0
 
     def resumed(self, slot: int) -> None: ...
@@ -317,10 +317,10 @@ class _NoRecorder:
     def ended(self, slot: int) -> None: ...
 
 
-def _finite(given: Collection, num_seqs: int) -> NDArray[np.bool_]:
+def _finite(given: BatchOutput, num_seqs: int) -> NDArray[np.bool_]:
     finite_B = np.ones(num_seqs, np.bool_)
     for name, rows in given.outputs.items():
-        finite_B &= finite_seqs(rows, given.wanted[name].offsets_B1)
+        finite_B &= finite_seqs(rows, given.selections[name].offsets_B1)
     return finite_B
 
 

@@ -21,7 +21,7 @@ _MIB: Final = 2**20
 _TRIM_THRESHOLD: Final = 128 * _MIB
 
 
-def keep_freed_memory() -> None:
+def tune_glibc_malloc() -> None:
     """Set the process's allocator, where it is glibc's; elsewhere do nothing."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

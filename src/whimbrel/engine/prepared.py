@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 from whimbrel.types.late_interaction import TokenPooling
 
 if TYPE_CHECKING:
-    from whimbrel.outputs.layout import Places
-    from whimbrel.outputs.merge import Merge, Repeat
-    from whimbrel.outputs.multi_vector import Condense
-from whimbrel.outputs.layout import Places
-from whimbrel.outputs.pair_scoring import Comparison
-from whimbrel.types.seq import PairTokens, Seq, TokenSpans
+    from whimbrel.outputs.layout import ResultLayout
+    from whimbrel.outputs.merge import ChunkMerge, Deduplication
+    from whimbrel.outputs.multi_vector import TokenReduction
+from whimbrel.outputs.layout import ResultLayout
+from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.types.seq import PairTokens, Seq, TokenOffsets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class EngineRequest:
     """A tokenised request and what is to become of it: the one message that goes to an engine."""
 
     seqs: Sequence[Seq]
-    places: Places
+    layout: ResultLayout
     """What it asks of the model, and where each row lies."""
     num_tokens: int
     num_truncated: int
@@ -33,16 +33,16 @@ class Prepared:
     """Seconds that tokenising took."""
     priority: int = 0
     deadline: float = inf
-    owner: str = ""
-    comparison: Comparison | None = None
+    tenant: str = ""
+    pair_scoring: PairScoring | None = None
     """What the answer is made of it; None: it is the answer."""
-    merge: Merge | Repeat | None = None
+    merge: ChunkMerge | Deduplication | None = None
     """How what is given for seqs becomes the answer, where they are not the texts; it stays where the request came in."""
-    condense: Condense | None = None
+    reduction: TokenReduction | None = None
     """What becomes of token vectors: of documents that are compared in the engine, else where the request came in."""
-    spans: Sequence[TokenSpans] | None = None
+    token_offsets: Sequence[TokenOffsets] | None = None
     """Of each text, if the request asked for them; they stay where it was tokenised."""
-    tokens: Sequence[PairTokens] | None = None
+    pair_tokens: Sequence[PairTokens] | None = None
     """Of each pair, if the request asked for an explanation; they stay here too."""
     suspects: Mapping[int, int] = field(default_factory=dict[int, int])
     """Seqs that were on the device when an engine died, by index: each may share a batch with so many seqs at most, and runs
@@ -51,4 +51,4 @@ class Prepared:
     @property
     def pooling(self) -> TokenPooling | None:
         """Of documents that are compared."""
-        return None if self.comparison is None or self.condense is None else self.condense.pooling
+        return None if self.pair_scoring is None or self.reduction is None else self.reduction.pooling

@@ -10,7 +10,7 @@ numbers first. Within a priority there are three rounds, and a batch holds seqs 
 Small and bulk batches alternate while both wait, so neither starves, and a small batch is never filled up with bulk: it is
 over soon. `take_small` gives such a batch to a lane that has reached a boundary between two layers of a bulk batch.
 
-A round gives every owner one seq in turn, and an owner's turns go to the job that an even share between its jobs would finish
+A round gives every tenant one seq in turn, and a tenant's turns go to the job that an even share between its jobs would finish
 first (rounds.py); so nobody waits longer for others sending more, and jobs are finished one after another. Within a job the
 longest seqs come first: that keeps seqs of similar length together and leaves the short ones to fill the end, so that lanes
 finish a request together.
@@ -29,7 +29,7 @@ from itertools import count
 from math import inf
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
-from whimbrel.engine.fair_queue import Round
+from whimbrel.engine.fair_queue import FairQueue
 from whimbrel.types.seq import Seq
 
 K = TypeVar("K", bound=Hashable)
@@ -47,10 +47,10 @@ _NOTHING: Final[Mapping[int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Taken(Generic[K]):
+class ScheduledBatch(Generic[K]):
     """The seqs of one batch, each with its job."""
 
-    work: list[tuple[K, Seq]]
+    items: list[tuple[K, Seq]]
     kind: Kind
     priority: int
 
@@ -66,9 +66,9 @@ class Scheduler(Generic[K]):
         """Those of them that belong to small jobs."""
         self._max_batch_tokens = max_batch_tokens
         self._good_batches = 0
-        self._levels: dict[int, _Level[K]] = {}
+        self._levels: dict[int, _PriorityLevel[K]] = {}
         self._priorities: list[int] = []  # the keys of _levels, sorted
-        self._entries: dict[K, _Entry] = {}
+        self._entries: dict[K, _JobState] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap; those of jobs that are gone stay a while
         self._expiring: dict[int, K] = {}  # by number
         self._numbers = count()
@@ -81,7 +81,7 @@ class Scheduler(Generic[K]):
         *,
         priority: int = 0,
         deadline: float = inf,
-        owner: str = "",
+        tenant: str = "",
         suspects: Mapping[int, int] = _NOTHING,
         first: Container[int] = (),
     ) -> None:
@@ -94,10 +94,10 @@ class Scheduler(Generic[K]):
         ordered = sorted(seqs, key=lambda seq: (seq.index not in first, -seq.ids.size))
         apart = [seq for seq in ordered if seq.index in suspects] if suspects else []
         rest = [seq for seq in ordered if seq.index not in suspects] if suspects else ordered
-        entry = _Entry(priority, owner, self._size(tokens), suspects, bool(apart) + bool(rest), next(self._numbers))
+        entry = _JobState(priority, tenant, self._kind_of(tokens), suspects, bool(apart) + bool(rest), next(self._numbers))
         level = self._level(priority)
-        level.rounds["suspect"].add(job, owner, apart)
-        level.rounds[entry.kind].add(job, owner, rest)
+        level.queue["suspect"].add(job, tenant, apart)
+        level.queue[entry.kind].add(job, tenant, rest)
         self._entries[job] = entry
         self._count(tokens, entry.kind)
         if deadline < inf:
@@ -107,10 +107,10 @@ class Scheduler(Generic[K]):
         """Forget what has not been taken of a job; no error if there is nothing."""
         if entry := self._entries.pop(job, None):
             self._expiring.pop(entry.number, None)
-            rounds = self._levels[entry.priority].rounds
+            rounds = self._levels[entry.priority].queue
             for waiting in (rounds["suspect"], rounds[entry.kind]):
-                self._count(-waiting.discard(job, entry.owner), entry.kind)
-            self._tidy(entry.priority)
+                self._count(-waiting.discard(job, entry.tenant), entry.kind)
+            self._drop_empty(entry.priority)
 
     def expire(self, now: float) -> list[K]:
         """Forget the jobs whose deadline has passed, and name those not named before."""
@@ -132,9 +132,9 @@ class Scheduler(Generic[K]):
     @property
     def suspects_are_next(self) -> bool:
         """Whether `take` would give suspects, which must be alone on the device."""
-        return bool(self._priorities) and self._levels[self._priorities[0]].rounds["suspect"].tokens > 0
+        return bool(self._priorities) and self._levels[self._priorities[0]].queue["suspect"].tokens > 0
 
-    def take(self, now: float, idle_lanes: int = 1) -> Taken[K] | None:
+    def take(self, now: float, idle_lanes: int = 1) -> ScheduledBatch[K] | None:
         """The next batch; None when nothing waits.
 
         A text longer than the budget is a batch of its own. With several idle lanes little work is shared between them.
@@ -147,23 +147,23 @@ class Scheduler(Generic[K]):
         kind = level.next_kind()
         level.last = kind
         share = max(_MIN_SHARE, -(-self.queued_tokens // max(idle_lanes, 1)))
-        return Taken(self._fill(priority, kind, min(self.token_budget, share)), kind, priority)
+        return ScheduledBatch(self._fill_batch(priority, kind, min(self.token_budget, share)), kind, priority)
 
-    def take_small(self, now: float, priority: float = inf) -> Taken[K] | None:
+    def take_small(self, now: float, priority: float = inf) -> ScheduledBatch[K] | None:
         """A batch of small jobs, if such are next among those of this priority or a more urgent one; else None."""
         self._expired = self.expire(now)
         if not self._priorities or self._priorities[0] > priority or self.suspects_are_next:
             return None
         first = self._priorities[0]
-        if not self._levels[first].rounds["small"].tokens:
+        if not self._levels[first].queue["small"].tokens:
             return None
-        return Taken(self._fill(first, "small", self.token_budget), "small", first)
+        return ScheduledBatch(self._fill_batch(first, "small", self.token_budget), "small", first)
 
     def is_small(self, tokens: int) -> bool:
         """Whether a job of so many tokens is small."""
         return tokens <= self._max_batch_tokens // _SMALL_PART
 
-    def ahead(self, tokens: int, priority: int = 0, *, owner: str = "") -> int:
+    def tokens_ahead(self, tokens: int, priority: int = 0, *, tenant: str = "") -> int:
         """About how many tokens run until a new request would be done, its own included.
 
         All that is more urgent; in its own round what runs before it is done; and as much of the other round, with which its
@@ -174,10 +174,10 @@ class Scheduler(Generic[K]):
         level = self._levels.get(priority)
         if level is None:
             return before + tokens
-        kind = self._size(tokens)
-        done = level.rounds[kind].ahead(tokens, owner) + tokens
-        other = level.rounds["bulk" if kind == "small" else "small"].tokens
-        return before + level.rounds["suspect"].tokens + done + min(other, done + self.token_budget)
+        kind = self._kind_of(tokens)
+        done = level.queue[kind].tokens_ahead(tokens, tenant) + tokens
+        other = level.queue["bulk" if kind == "small" else "small"].tokens
+        return before + level.queue["suspect"].tokens + done + min(other, done + self.token_budget)
 
     def out_of_memory(self, num_tokens: int) -> None:
         """A batch of so many tokens did not fit: let no batch have more than half as many for a while."""
@@ -192,12 +192,12 @@ class Scheduler(Generic[K]):
                 step = max(1, self._max_batch_tokens // _RECOVERY_PART)
                 self.token_budget = min(self._max_batch_tokens, self.token_budget + step)
 
-    def _size(self, tokens: int) -> Literal["small", "bulk"]:
+    def _kind_of(self, tokens: int) -> Literal["small", "bulk"]:
         return "small" if self.is_small(tokens) else "bulk"
 
-    def _fill(self, priority: int, kind: Kind, budget: int) -> list[tuple[K, Seq]]:
+    def _fill_batch(self, priority: int, kind: Kind, budget: int) -> list[tuple[K, Seq]]:
         """Take seqs in turn until the next does not fit; the first always does."""
-        waiting = self._levels[priority].rounds[kind]
+        waiting = self._levels[priority].queue[kind]
         work: list[tuple[K, Seq]] = []
         most: float = inf
         while waiting.tokens:
@@ -218,17 +218,17 @@ class Scheduler(Generic[K]):
                 if not entry.num_rounds:
                     del self._entries[job]
                     self._expiring.pop(entry.number, None)
-        self._tidy(priority)
+        self._drop_empty(priority)
         return work
 
-    def _level(self, priority: int) -> _Level[K]:
+    def _level(self, priority: int) -> _PriorityLevel[K]:
         level = self._levels.get(priority)
         if level is None:
-            level = self._levels[priority] = _Level()
+            level = self._levels[priority] = _PriorityLevel()
             insort(self._priorities, priority)
         return level
 
-    def _tidy(self, priority: int) -> None:
+    def _drop_empty(self, priority: int) -> None:
         """Drop a level that is empty."""
         if not self._levels[priority].tokens:
             del self._levels[priority]
@@ -248,11 +248,11 @@ class Scheduler(Generic[K]):
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _JobState:
     """What is known of a waiting job."""
 
     priority: int
-    owner: str
+    tenant: str
     kind: Literal["small", "bulk"]
     suspects: Mapping[int, int]
     num_rounds: int
@@ -261,21 +261,21 @@ class _Entry:
     """By which its deadline knows it."""
 
 
-class _Level(Generic[K]):
+class _PriorityLevel(Generic[K]):
     """The waiting seqs of one priority."""
 
     def __init__(self) -> None:
-        self.rounds: dict[Kind, Round[K]] = {"suspect": Round(), "small": Round(), "bulk": Round()}
+        self.queue: dict[Kind, FairQueue[K]] = {"suspect": FairQueue(), "small": FairQueue(), "bulk": FairQueue()}
         self.last: Kind = "bulk"
 
     @property
     def tokens(self) -> int:
-        return sum(waiting.tokens for waiting in self.rounds.values())
+        return sum(waiting.tokens for waiting in self.queue.values())
 
     def next_kind(self) -> Kind:
-        if self.rounds["suspect"].tokens:
+        if self.queue["suspect"].tokens:
             return "suspect"
-        small, bulk = self.rounds["small"].tokens, self.rounds["bulk"].tokens
+        small, bulk = self.queue["small"].tokens, self.queue["bulk"].tokens
         if small and bulk:
             return "bulk" if self.last == "small" else "small"
         return "small" if small else "bulk"

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.families import Names, Part
+from whimbrel.model.families import WeightNames, WeightRole
 from whimbrel.model.ops.linear import LowRank
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder
@@ -27,7 +27,9 @@ _COLUMN_STEP: Final = 16
 class Adapters:
     """The adapters of one checkpoint, while it is loaded. Shapes: N adapters, K their ranks together, r one's rank."""
 
-    def __init__(self, spec: Encoder, names: Names, weights: Weights, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: Encoder, names: WeightNames, weights: Weights, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self._spec = spec
         self._device = device
         self._dtype = dtype
@@ -45,11 +47,11 @@ class Adapters:
         columns_K = torch.arange(width + -width % _COLUMN_STEP, dtype=torch.int32) // self._spec.adapter_rank
         return columns_K.to(self._device)
 
-    def linear(self, part: Part, i: int, rows: Sequence[int], columns: int) -> LowRank | None:
+    def linear(self, part: WeightRole, i: int, rows: Sequence[int], columns: int) -> LowRank | None:
         """Of a linear layer in layer i, whose weight has so many columns, and rows for queries, keys and values or for all."""
         if not self._spec.adapters:
             return None
-        if len(self._sources[0][1].at(part, i)) == 1:
+        if len(self._sources[0][1].for_layer(part, i)) == 1:
             rows = (sum(rows),)
         pairs = [self._pair(part, i, number, num_rows, columns) for number, num_rows in enumerate(rows)]
         down = torch.cat([down for down, _ in pairs])
@@ -59,7 +61,7 @@ class Adapters:
             row, column = row + block.shape[0], column + block.shape[1]
         return LowRank(down.to(self._device, self._dtype), up.to(self._device, self._dtype))
 
-    def table(self, part: Part, rows: int, columns: int) -> LowRank | None:
+    def table(self, part: WeightRole, rows: int, columns: int) -> LowRank | None:
         """Of a table with so many entries."""
         if not self._spec.adapters:
             return None
@@ -73,10 +75,13 @@ class Adapters:
             for weights, names in self._sources:
                 weights.finish(names.unused)
 
-    def _pair(self, part: Part, i: int, number: int, rows: int, columns: int, *, table: bool = False) -> tuple[Tensor, Tensor]:
+    def _pair(
+        self, part: WeightRole, i: int, number: int, rows: int, columns: int, *, table: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """A of all adapters, (K, columns), and B with their scale in it, (rows, K)."""
         found = [
-            self._matrices(weights, names.at(part, i)[number], rows, columns, table=table) for weights, names in self._sources
+            self._matrices(weights, names.for_layer(part, i)[number], rows, columns, table=table)
+            for weights, names in self._sources
         ]
         a_NrI, b_NOr = torch.cat([a for a, _ in found]), torch.cat([b for _, b in found])
         down = a_NrI.reshape(-1, columns)
@@ -98,8 +103,8 @@ class Adapters:
         return weights.take(f"{at}.lora_A", num, rank, columns), weights.take(f"{at}.lora_B", num, rows, rank)
 
 
-def _names_in(weights: Weights, names: Names) -> Names:
+def _names_in(weights: Weights, names: WeightNames) -> WeightNames:
     """Files that transformers saves have its own names, converted ones in part those of the hub's code."""
-    if names.twin is not None and not weights.has(f"{names.down.format(i=0)}.lora_A.weight"):
-        return names.twin
+    if names.alternative is not None and not weights.has(f"{names.down.format(i=0)}.lora_A.weight"):
+        return names.alternative
     return names

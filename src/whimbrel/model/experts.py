@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.ops.linear import Linear
-from whimbrel.model.ops.row_blocks import round_rows
+from whimbrel.model.ops.row_blocks import round_up_rows
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder
 
@@ -41,7 +41,7 @@ class Experts:
         for number, (up, down) in enumerate(self._experts):
             rows = chosen_RE[:, number].nonzero()[:, 0]
             if rows.numel():
-                own = F.pad(x_RD[rows], (0, 0, 0, round_rows(rows.numel()) - rows.numel()))
+                own = F.pad(x_RD[rows], (0, 0, 0, round_up_rows(rows.numel()) - rows.numel()))
                 out_RD[rows] += down(up(own))[: rows.numel()].float() * weights_RE[rows, number, None]
         return out_RD + self._bias_D
 

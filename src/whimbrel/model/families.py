@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias, cast
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class WeightNames:
     """The names of one family."""
 
     prefixes: tuple[str, ...]
@@ -57,18 +57,18 @@ class Names:
     """Who says which experts a token goes through,"""
     experts: str | None = None
     """and what their names begin with."""
-    adapters: Names | None = None
+    adapters: WeightNames | None = None
     """What adapters in folders of their own call the parts that they add to."""
-    twin: Names | None = None
+    alternative: WeightNames | None = None
     """Where two codes read the same config: the other one's names, which a checkpoint has that lacks `down`."""
 
-    def at(self, part: Part, i: int) -> list[str]:
+    def for_layer(self, part: WeightRole, i: int) -> list[str]:
         """The names of a part in layer i."""
         found = cast(str | tuple[str, ...], getattr(self, part))
         return [name.format(i=i) for name in ((found,) if isinstance(found, str) else found)]
 
 
-Part: TypeAlias = Literal["words", "types", "qkv", "out", "up", "down"]
+WeightRole: TypeAlias = Literal["words", "types", "qkv", "out", "up", "down"]
 """What adapters may add to."""
 
 
@@ -93,9 +93,9 @@ _EMBEDDINGS: Final = {
 _CONSTANTS: Final = r"(.*\.)?embeddings\.(position_ids|token_type_ids)"
 _TASK_HEADS: Final = (r"pooler\..*", _CONSTANTS, r"cls\..*", r"lm_head\..*")
 
-_BERT: Final = Names(prefixes=("bert.",), unused=_TASK_HEADS, **_EMBEDDINGS, **_bert_layers("encoder.layer"))  # pyright: ignore[reportArgumentType]
+_BERT: Final = WeightNames(prefixes=("bert.",), unused=_TASK_HEADS, **_EMBEDDINGS, **_bert_layers("encoder.layer"))  # pyright: ignore[reportArgumentType]
 
-_DISTILBERT: Final = Names(
+_DISTILBERT: Final = WeightNames(
     prefixes=("distilbert.",),
     words="embeddings.word_embeddings",
     positions="embeddings.position_embeddings",
@@ -119,7 +119,7 @@ _MPNET: Final = replace(
     relative="encoder.relative_attention_bias",
 )
 
-_NOMIC: Final = Names(
+_NOMIC: Final = WeightNames(
     prefixes=("nomic_bert.", "bert."),
     words="embeddings.word_embeddings",
     types="embeddings.token_type_embeddings",
@@ -160,7 +160,7 @@ _JINA_ADAPTERS: Final = replace(
 _JINA_V3: Final = replace(_JINA_COLBERT, unused=_NOMIC.unused, adapters=_JINA_ADAPTERS)
 _JINA_RERANKER: Final = replace(_JINA_COLBERT, unused=_NOMIC.unused, positions="embeddings.position_embeddings")
 
-_GTE: Final = Names(
+_GTE: Final = WeightNames(
     prefixes=("new.", "gte."),
     words="embeddings.word_embeddings",
     types="embeddings.token_type_embeddings",
@@ -198,7 +198,7 @@ _JINA_BERT: Final = replace(
     twin=_JINA_CODE,
 )
 
-_MODERNBERT: Final = Names(
+_MODERNBERT: Final = WeightNames(
     prefixes=("model.",),
     words="embeddings.tok_embeddings",
     embedding_norm="embeddings.norm",
@@ -213,7 +213,7 @@ _MODERNBERT: Final = Names(
     unused=(r"head\..*", r"decoder\..*"),
 )
 
-_LLAMA: Final = Names(
+_LLAMA: Final = WeightNames(
     prefixes=("model.",),
     words="embed_tokens",
     qkv=tuple(f"layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
@@ -235,7 +235,7 @@ _GEMMA2: Final = replace(
     mlp_out="layers.{i}.post_feedforward_layernorm",
 )
 
-FAMILIES: Final[Mapping[str, Names]] = {
+FAMILIES: Final[Mapping[str, WeightNames]] = {
     "bert": _BERT,
     "roberta": replace(_BERT, prefixes=("roberta.",)),
     "electra": replace(
@@ -264,6 +264,6 @@ FAMILIES: Final[Mapping[str, Names]] = {
     "qwen3": _QWEN3,
     "gemma": _LLAMA,
     "gemma2": _GEMMA2,
-    "static": Names(prefixes=(), words="", qkv=(), out="", up=(), down="", unused=()),
+    "static": WeightNames(prefixes=(), words="", qkv=(), out="", up=(), down="", unused=()),
     "gemma3": replace(_GEMMA2, q_norm=_QWEN3.q_norm, k_norm=_QWEN3.k_norm),
 }

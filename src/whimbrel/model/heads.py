@@ -14,7 +14,7 @@ from whimbrel.model.ops.norms import layer_norm
 from whimbrel.model.ops.ragged import normalize
 from whimbrel.model.vocabulary_heads import load_sparse_code, load_vocabulary
 from whimbrel.model.weights import Weights
-from whimbrel.types.heads import Activation, Dense, Head, LayerNorm, Normalize, Quotient, SparseCode, TokenLogits, Vocabulary
+from whimbrel.types.heads import Activation, Dense, DivideBy, Head, LayerNorm, LogitScore, MlmHead, Normalize, SparseAutoencoder
 
 HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
 """(R, in) -> (R, out); R is such that ops.row_blocks.round_rows keeps it."""
@@ -28,14 +28,14 @@ def load_head(head: Head, folder: Path, main: Weights, device: torch.device, dty
     `dtype` is that of the one head that is as large as a transformer's tables.
     """
     match head:
-        case Vocabulary():
+        case MlmHead():
             loaded = load_vocabulary(head, main, device, dtype)
-        case SparseCode():
+        case SparseAutoencoder():
             loaded = load_sparse_code(head, folder, device)
-        case TokenLogits():
+        case LogitScore():
             loaded = _token_logits(head, main, device)
-        case Quotient():
-            loaded = _quotient(head)
+        case DivideBy():
+            loaded = _divide(head)
         case Dense() | LayerNorm():
             loaded = _layer(head, folder, main, device)
         case Normalize():
@@ -56,7 +56,7 @@ def _load_layer(head: Dense | LayerNorm, weights: Weights, device: torch.device)
     return _dense(head, weights, device) if isinstance(head, Dense) else _layer_norm(head, weights, device)
 
 
-def _quotient(head: Quotient) -> HeadFunction:
+def _divide(head: DivideBy) -> HeadFunction:
     return lambda x_RD: x_RD / head.divisor
 
 
@@ -86,7 +86,7 @@ def _layer_norm(head: LayerNorm, weights: Weights, device: torch.device) -> Head
     return lambda x_RD: layer_norm(x_RD, weight, bias, head.eps)
 
 
-def _token_logits(head: TokenLogits, weights: Weights, device: torch.device) -> HeadFunction:
+def _token_logits(head: LogitScore, weights: Weights, device: torch.device) -> HeadFunction:
     ids = [head.true_id] if head.false_id is None else [head.true_id, head.false_id]
     rows_KD = weights.take_rows(f"{head.name}.weight", ids, head.vocab_size, head.in_features)
     weight = rows_KD[:1] if head.false_id is None else rows_KD[:1] - rows_KD[1:]

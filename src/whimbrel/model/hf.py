@@ -18,23 +18,23 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from whimbrel.model.ops.attention import Layout, Scores, attend
+from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
 from whimbrel.model.ops.linear import Linear
 from whimbrel.model.ops.trials import note_unstable
 
 hf: Final[Any] = transformers
 """Mostly untyped."""
 
-OURS: Final = "whimbrel"
+ATTENTION_NAME: Final = "whimbrel"
 """What our attention is called in transformers."""
 _INERT_ARGUMENTS: Final = frozenset({"dropout", "output_attentions", "position_ids", "use_cache"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class HFForward:
     """One run of a model, handed down to its attention."""
 
-    layout: Layout
+    layout: AttentionLayout
     between_layers: Callable[[], None] | None = None
     attended: list[nn.Module] = field(default_factory=list[nn.Module])
     """The layers that have been run."""
@@ -58,13 +58,13 @@ class HFModel:
         ids_R: Tensor,
         positions_R: Tensor,
         type_ids_R: Tensor,
-        layout: Layout,
+        layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
         """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""
-        return self.run(ids_R, positions_R, type_ids_R, Run(layout, between_layers))
+        return self.run(ids_R, positions_R, type_ids_R, HFForward(layout, between_layers))
 
-    def run(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, run: Run) -> Tensor:
+    def run(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, run: HFForward) -> Tensor:
         """The same, where the caller wants to see who attended."""
         types = {"token_type_ids": type_ids_R[None].long()} if self._has_types else {}
         output = self._model(
@@ -80,7 +80,7 @@ def _attend(
     v_1KRH: Tensor,
     attention_mask: Tensor | None,
     *,
-    whimbrel: Run | None = None,
+    whimbrel: HFForward | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -97,7 +97,7 @@ def _attend(
     if whimbrel.attended and whimbrel.between_layers is not None:
         whimbrel.between_layers()
     whimbrel.attended.append(module)
-    scores = Scores(
+    scores = ScoreOptions(
         q_1NRH.shape[-1] ** -0.5 if scaling is None else scaling,
         causal=causal,
         window=None if sliding_window is None else sliding_window - 1,
@@ -107,7 +107,7 @@ def _attend(
     return attend(q_RNH, k_RKH, v_RKH, whimbrel.layout, scores).view(1, *q_RNH.shape), None
 
 
-hf.AttentionInterface.register(OURS, _attend)
+hf.AttentionInterface.register(ATTENTION_NAME, _attend)
 
 _LINEARS: Final[Mapping[type, Callable[[Any], tuple[Tensor, Tensor | None]]]] = {
     nn.Linear: lambda module: (module.weight.detach(), None if module.bias is None else module.bias.detach()),

@@ -22,12 +22,12 @@ from torch import Tensor
 from whimbrel.checkpoint.config.reader import refuse_undeclared
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.errors import CheckpointError
-from whimbrel.model.hf import OURS, HFModel, Run, hf
-from whimbrel.model.ops.attention import Layout
-from whimbrel.model.ops.row_blocks import round_rows
+from whimbrel.model.hf import ATTENTION_NAME, HFForward, HFModel, hf
+from whimbrel.model.ops.attention import AttentionLayout
+from whimbrel.model.ops.row_blocks import round_up_rows
 from whimbrel.model.ops.trials import unrecorded
 from whimbrel.types.arrays import Int32Array
-from whimbrel.types.batch import Batch, pack, runs
+from whimbrel.types.batch import Batch, equal_length_groups, pack
 from whimbrel.types.card import Card
 from whimbrel.types.seq import Seq
 
@@ -51,7 +51,7 @@ def load_hf(folder: Path, card: Card, *, device: torch.device, dtype: torch.dtyp
     with unrecorded():  # its products are not those of the model that is returned
         _check(source)
     gc.collect()
-    return HFModel(source.load(source.config, dtype, OURS), has_types=source.has_types)
+    return HFModel(source.load(source.config, dtype, ATTENTION_NAME), has_types=source.has_types)
 
 
 class _Source:
@@ -169,7 +169,7 @@ def _compare(model: Any, source: _Source) -> tuple[Tensor, Tensor, int, HFModel]
         model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state[0]
         for ids in _rows(batch, source.device)
     ]
-    model.set_attn_implementation(OURS)
+    model.set_attn_implementation(ATTENTION_NAME)
     packed = HFModel(model, has_types=source.has_types)
     hidden_TD, num_attended = _together(packed, batch, source)
     return torch.cat(alone), hidden_TD, num_attended, packed
@@ -198,14 +198,16 @@ def _rows(batch: Batch, device: torch.device) -> Iterator[Tensor]:
 def _together(model: HFModel, batch: Batch, source: _Source) -> tuple[Tensor, int]:
     """Hidden states of the batch's tokens, and how many layers attended."""
     positions = source.encoder.max_positions
-    num_rows = round_rows(max(batch.num_tokens, positions + 1 if positions < _ROWS else 0))
+    num_rows = round_up_rows(max(batch.num_tokens, positions + 1 if positions < _ROWS else 0))
 
     def put(array: Int32Array) -> Tensor:
         return torch.from_numpy(array).to(source.device)  # pyright: ignore[reportUnknownMemberType]
 
     ids_R, positions_R = (put(np.pad(x, (0, num_rows - x.size))) for x in (batch.ids_T, batch.positions_T))
     lengths = np.diff(batch.cu_seqlens)
-    run = Run(Layout(put(batch.cu_seqlens), runs(batch.cu_seqlens), batch.num_tokens, int(lengths.max())))
+    run = HFForward(
+        AttentionLayout(put(batch.cu_seqlens), equal_length_groups(batch.cu_seqlens), batch.num_tokens, int(lengths.max()))
+    )
     return model.run(ids_R, positions_R, torch.zeros_like(ids_R), run)[: batch.num_tokens], len(run.attended)
 
 

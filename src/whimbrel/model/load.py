@@ -12,7 +12,7 @@ from torch import Tensor
 from whimbrel.checkpoint.config.fallback import FALLBACK
 from whimbrel.model.families import FAMILIES
 from whimbrel.model.heads import LoadedHead, load_head
-from whimbrel.model.ops.attention import Layout
+from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.static import IdfWeights, StaticTable
 from whimbrel.model.transformer import Transformer
 from whimbrel.model.weights import Weights
@@ -28,7 +28,7 @@ class Model(Protocol):
         ids_R: Tensor,
         positions_R: Tensor,
         type_ids_R: Tensor,
-        layout: Layout,
+        layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
         """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""

@@ -25,8 +25,8 @@ from torch import Tensor
 from whimbrel.model.ops.maxsim import Reduce, best_matches, maxsim
 from whimbrel.model.ops.memory import memory_errors
 from whimbrel.model.ops.token_vectors import TokenVectors
-from whimbrel.outputs.pair_scoring import Comparison, Part
-from whimbrel.outputs.stored_vectors import Given, bounds, floats, scale
+from whimbrel.outputs.pair_scoring import PairScoring, Part
+from whimbrel.outputs.stored_vectors import StoredVectors, entry_bounds, quantization_scale, to_float32
 from whimbrel.types.arrays import Int64Array, ranges
 from whimbrel.types.result import Ragged
 
@@ -37,7 +37,7 @@ _PART_TEXTS: Final = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Lying:
+class TokenRows:
     """Where the rows of some texts lie."""
 
     texts_N: NDArray[np.integer]
@@ -47,23 +47,23 @@ class _Lying:
     scale: float = 1.0
     """What its rows are multiplied by."""
 
-    def on(self, device: torch.device) -> TokenVectors:
+    def to_device(self, device: torch.device) -> TokenVectors:
         return TokenVectors(self.rows_XD.to(device), np.asarray(self.starts_N, np.int64), np.asarray(self.ends_N, np.int64))
 
-    def only(self, some_N: NDArray[np.bool_]) -> _Lying:
+    def select(self, some_N: NDArray[np.bool_]) -> TokenRows:
         return replace(self, texts_N=self.texts_N[some_N], starts_N=self.starts_N[some_N], ends_N=self.ends_N[some_N])
 
-    def copied(self) -> dict[int, Tensor]:
+    def copy(self) -> dict[int, Tensor]:
         rows = zip(self.texts_N.tolist(), self.starts_N.tolist(), self.ends_N.tolist(), strict=True)
         return {text: self.rows_XD[start:end].clone() for text, start, end in rows}
 
 
-class Matcher:
+class MaxSimScorer:
     """The scores of one request."""
 
     def __init__(
         self,
-        comparison: Comparison,
+        comparison: PairScoring,
         num_seqs: int,
         kept: Mapping[int, Tensor] | None = None,
         keep: Callable[[int, Tensor], None] | None = None,
@@ -71,21 +71,21 @@ class Matcher:
     ) -> None:
         """`num_seqs`: the texts that are no given vectors. `kept`: documents among them whose vectors are known, by number;
         `keep` is told those of the others. `matches`, as in Outputs, is filled in."""
-        self.kept = frozenset(kept or ())
+        self.keep_documents = frozenset(kept or ())
         self._keep = keep
-        self.matches = matches
+        self.token_matches = matches
         self.scores = np.empty(comparison.num_pairs, np.float32)
         self._query_P, self._document_P = comparison.queries_P, comparison.documents_P
         self._reduce: Reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
         self._by_query, self._by_document = _Index(self._query_P), _Index(self._document_P)
-        num_texts = int(bounds(comparison.given, num_seqs)[-1])
+        num_texts = int(entry_bounds(comparison.stored, num_seqs)[-1])
         self._is_there, self._waits = np.zeros(num_texts, np.bool_), np.zeros(num_texts, np.bool_)
         """Which queries are there, and which documents wait."""
         self._lock = Lock()
         self._queries: dict[int, Tensor] = {}
         self._waiting: dict[int, Tensor] = {}
         """Documents whose queries are not all there."""
-        self._parts = [*self._parts_of(kept or {}), *self._given(comparison.given, num_seqs)]
+        self._parts = [*self._parts_of(kept or {}), *self._stored(comparison.stored, num_seqs)]
         self.num_parts = len(self._parts)
         self._num_missing = np.unique(self._query_P).size - len(self._queries)
         """Queries that are not there."""
@@ -105,20 +105,20 @@ class Matcher:
 
         They are an array, or a tensor on any device; comparing is done on a GPU if one side is there. Returns the parts that
         may run from now on. Raises MemoryError."""
-        lying = _Lying(texts, torch.as_tensor(rows_XD), starts, ends)
+        lying = TokenRows(texts, torch.as_tensor(rows_XD), starts, ends)
         is_query_N = self._by_query.has(texts)
         with self._lock:
-            parts, before = self._add_queries(lying.only(is_query_N).copied()) if is_query_N.any() else ([], [])
-            now = self._meet(lying.only(~is_query_N)) if not is_query_N.all() else []
+            parts, before = self._add_queries(lying.select(is_query_N).copy()) if is_query_N.any() else ([], [])
+            now = self._score_documents(lying.select(~is_query_N)) if not is_query_N.all() else []
         for pairs, documents in (*before, *now):
-            self._match(pairs, documents)
+            self._score_pairs(pairs, documents)
         if self._keep is not None:
             with suppress(MemoryError), memory_errors():  # the scores are there
-                for text, rows in lying.only(~is_query_N).copied().items():
+                for text, rows in lying.select(~is_query_N).copy().items():
                     self._keep(text, rows)
         return parts
 
-    def _add_queries(self, queries: dict[int, Tensor]) -> tuple[list[Part], list[tuple[Int64Array, _Lying]]]:
+    def _add_queries(self, queries: dict[int, Tensor]) -> tuple[list[Part], list[tuple[Int64Array, TokenRows]]]:
         """They meet the documents that came before them."""
         self._queries |= queries
         self._num_missing -= len(queries)
@@ -137,59 +137,61 @@ class Matcher:
                 self._waits[text] = False
         return parts, [(pairs, lying)]
 
-    def _meet(self, documents: _Lying) -> list[tuple[Int64Array, _Lying]]:
+    def _score_documents(self, documents: TokenRows) -> list[tuple[Int64Array, TokenRows]]:
         """They meet the queries that are there, and wait for the others."""
         pairs = self._by_document.places(documents.texts_N)
         there = self._is_there[self._query_P[pairs]]
         if not there.all():
             self._waits[self._document_P[pairs[~there]]] = True
-            self._waiting |= documents.only(self._waits[documents.texts_N]).copied()
+            self._waiting |= documents.select(self._waits[documents.texts_N]).copy()
         return [(pairs[there], documents)] if there.any() else []
 
-    def _match(self, pairs: Int64Array, documents: _Lying) -> None:
+    def _score_pairs(self, pairs: Int64Array, documents: TokenRows) -> None:
         queries_M, query_P = np.unique(self._query_P[pairs], return_inverse=True)
         queries = _stacked(queries_M, self._queries, documents.scale)
         order = np.argsort(documents.texts_N)
         document_P = order[np.searchsorted(documents.texts_N, self._document_P[pairs], sorter=order)]
         devices = documents.rows_XD.device, queries.rows_XD.device
         device = devices[0] if devices[0].type != "cpu" else devices[1]
-        of_queries, of_documents = queries.on(device), documents.on(device)
+        of_queries, of_documents = queries.to_device(device), documents.to_device(device)
         self.scores[pairs] = maxsim(of_queries, of_documents, query_P, document_P, reduce=self._reduce)
-        if self.matches is not None:
+        if self.token_matches is not None:
             found = best_matches(of_queries, of_documents, query_P, document_P)
-            starts_P, ends_P = self.matches.offsets_N1[pairs], self.matches.offsets_N1[pairs + 1]
-            self.matches.rows_XD[ranges(starts_P, ends_P)] = found.rows_XD
+            starts_P, ends_P = self.token_matches.offsets_N1[pairs], self.token_matches.offsets_N1[pairs + 1]
+            self.token_matches.rows_XD[ranges(starts_P, ends_P)] = found.rows_XD
 
     # What is there from the beginning
 
-    def _given(self, given: tuple[Given, ...], num_seqs: int) -> Iterable[Part]:
+    def _stored(self, given: tuple[StoredVectors, ...], num_seqs: int) -> Iterable[Part]:
         """Take over the queries among what is given; the parts of the documents."""
-        for first, block in zip(bounds(given, num_seqs)[:-1].tolist(), given, strict=True):
+        for first, block in zip(entry_bounds(given, num_seqs)[:-1].tolist(), given, strict=True):
             texts_N = np.arange(first, first + len(block), dtype=np.int64)
             starts_N, ends_N = block.offsets_N1[:-1], block.offsets_N1[1:]
             if len(block) and self._by_query.has(texts_N[:1])[0]:
-                self._queries |= _Lying(texts_N, _tensor(floats(block)), starts_N, ends_N).copied()
+                self._queries |= TokenRows(texts_N, _tensor(to_float32(block)), starts_N, ends_N).copy()
                 self._is_there[texts_N] = True
                 continue
             for some in _cut(block.offsets_N1, block.rows_XD.nbytes // max(1, len(block.rows_XD))):
-                lying = _Lying(texts_N[some], _tensor(block.rows_XD), starts_N[some], ends_N[some], float(scale(block)))
-                yield partial(self._match_all, lying)
+                lying = TokenRows(
+                    texts_N[some], _tensor(block.rows_XD), starts_N[some], ends_N[some], float(quantization_scale(block))
+                )
+                yield partial(self._score_all, lying)
 
     def _parts_of(self, kept: Mapping[int, Tensor]) -> Iterable[Part]:
         if kept:
             texts_N = np.array(list(kept))
             offsets_N1 = np.cumsum([0, *(rows.nbytes for rows in kept.values())])
             for some in _cut(offsets_N1, 1):
-                yield partial(self._match_kept, texts_N[some], kept)
+                yield partial(self._score_kept, texts_N[some], kept)
 
     @memory_errors()
-    def _match_kept(self, texts_N: Int64Array, kept: Mapping[int, Tensor]) -> None:
-        self._match_all(_stacked(texts_N, kept))
+    def _score_kept(self, texts_N: Int64Array, kept: Mapping[int, Tensor]) -> None:
+        self._score_all(_stacked(texts_N, kept))
 
     @memory_errors()
-    def _match_all(self, documents: _Lying) -> None:
+    def _score_all(self, documents: TokenRows) -> None:
         """Documents, all of whose queries are there."""
-        self._match(self._by_document.places(documents.texts_N), documents)
+        self._score_pairs(self._by_document.places(documents.texts_N), documents)
 
 
 def _cut(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]:
@@ -221,12 +223,12 @@ class _Index:
         return np.searchsorted(self._sorted_P, seqs_N, "left"), np.searchsorted(self._sorted_P, seqs_N, "right")
 
 
-def _stacked(texts_N: NDArray[np.integer], rows: Mapping[int, Tensor], scale: float = 1.0) -> _Lying:
+def _stacked(texts_N: NDArray[np.integer], rows: Mapping[int, Tensor], scale: float = 1.0) -> TokenRows:
     """Some texts one after another, where the first lies, their rows multiplied by a number."""
     found = [rows[text] for text in cast(list[int], texts_N.tolist())]
     ends_N = np.cumsum([len(each) for each in found])
     rows_XD = found[0] if len(found) == 1 else torch.cat([each.to(found[0].device) for each in found])
-    return _Lying(texts_N, rows_XD if scale == 1 else rows_XD * scale, np.concatenate(([0], ends_N[:-1])), ends_N)
+    return TokenRows(texts_N, rows_XD if scale == 1 else rows_XD * scale, np.concatenate(([0], ends_N[:-1])), ends_N)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 
 from whimbrel.model.heads import HeadFunction, LoadedHead
-from whimbrel.model.ops.linear import in_whole_blocks
-from whimbrel.model.ops.ragged import cut, normalize, segment_reduce
-from whimbrel.model.ops.row_blocks import round_rows
+from whimbrel.model.ops.linear import in_blocks
+from whimbrel.model.ops.ragged import normalize, segment_reduce, truncate_columns
+from whimbrel.model.ops.row_blocks import round_up_rows
 from whimbrel.types.card import Card, Output, PoolingMode
-from whimbrel.types.heads import Finish, Head
+from whimbrel.types.heads import Head, OutputActivation
 from whimbrel.types.request import OutputName
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class DeviceRowSelection:
     """`outputs.Wanted` on the device: P rows of which tokens, and what is done to each."""
 
     origins_P: Tensor
     starts_P: Tensor
     ends_P: Tensor
     widths_P: Tensor | None
-    finished_P: Tensor
-    all_finished: bool | None
+    activated_P: Tensor
+    all_activated: bool | None
     """Whether all are, or none is; None: some."""
     tokens_R: Tensor | None = None
     """Of rows over the vocabulary: their tokens, and as many more as linear layers like."""
@@ -45,7 +45,7 @@ class Pooling:
         """`heads` are those of all outputs, loaded."""
         self._outputs = {name: _LoadedOutput(output, heads) for name, output in card.all_outputs.items()}
 
-    def __call__(self, hidden_RD: Tensor, wanted: Mapping[OutputName, Rows]) -> dict[OutputName, Tensor]:
+    def __call__(self, hidden_RD: Tensor, wanted: Mapping[OutputName, DeviceRowSelection]) -> dict[OutputName, Tensor]:
         """(P, width of the output) for each that is wanted; columns from widths_P[i] on are zero in row i."""
         return {name: self._outputs[name](hidden_RD, rows) for name, rows in wanted.items()}
 
@@ -59,20 +59,20 @@ class _LoadedOutput:
         self._head: list[HeadFunction] = [heads[head] for head in output.head]
         self._vocabulary = None if output.vocabulary is None else heads[output.vocabulary]
 
-    def __call__(self, hidden_RD: Tensor, rows: Rows) -> Tensor:
+    def __call__(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
         if self._vocabulary is not None:
             return self._over_vocabulary(self._vocabulary, hidden_RD, rows)
         pools = self._output.modes
         x_PD = self._pooled(hidden_RD, rows) if pools else hidden_RD[rows.starts_P]
         x_PD = _in_whole_rows(x_PD, self._head if pools else [*self._token_head, *self._head])
         if rows.widths_P is not None:
-            x_PD = cut(x_PD, rows.widths_P)
-        if rows.all_finished is False or self._output.finish == "identity":
+            x_PD = truncate_columns(x_PD, rows.widths_P)
+        if rows.all_activated is False or self._output.activation == "identity":
             return x_PD
-        finished_PD = FINISHES[self._output.finish](x_PD)
-        return finished_PD if rows.all_finished else torch.where(rows.finished_P[:, None], finished_PD, x_PD)
+        finished_PD = ACTIVATIONS[self._output.activation](x_PD)
+        return finished_PD if rows.all_activated else torch.where(rows.activated_P[:, None], finished_PD, x_PD)
 
-    def _over_vocabulary(self, decoder: LoadedHead, hidden_RD: Tensor, rows: Rows) -> Tensor:
+    def _over_vocabulary(self, decoder: LoadedHead, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
         """Tokens of texts that did not ask for it are left out: the decoder costs as much as several layers."""
         assert rows.tokens_R is not None
         x_RD = hidden_RD[rows.tokens_R]
@@ -80,7 +80,7 @@ class _LoadedOutput:
             x_RD = head(x_RD)
         return decoder(x_RD, rows.ends_P - rows.starts_P)
 
-    def _pooled(self, hidden_RD: Tensor, rows: Rows) -> Tensor:
+    def _pooled(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
         for head in self._token_head:
             hidden_RD = head(hidden_RD)
         return torch.cat([_POOLS[mode](hidden_RD, rows) for mode in self._output.modes], dim=-1)
@@ -91,36 +91,36 @@ def _in_whole_rows(x_PD: Tensor, heads: list[HeadFunction]) -> Tensor:
     if not heads:
         return x_PD
     num_rows = x_PD.shape[0]
-    x_PD = torch.nn.functional.pad(x_PD, (0, 0, 0, round_rows(num_rows) - num_rows))
+    x_PD = torch.nn.functional.pad(x_PD, (0, 0, 0, round_up_rows(num_rows) - num_rows))
     for head in heads:
         x_PD = head(x_PD)
     return x_PD[:num_rows]
 
 
-_Pool = Callable[[Tensor, Rows], Tensor]
+_Pool = Callable[[Tensor, DeviceRowSelection], Tensor]
 
 
-def _first(x_TD: Tensor, rows: Rows) -> Tensor:
+def _first(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
     return x_TD[rows.starts_P]
 
 
-def _last(x_TD: Tensor, rows: Rows) -> Tensor:
+def _last(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
     return x_TD[rows.ends_P - 1]
 
 
-def _max(x_TD: Tensor, rows: Rows) -> Tensor:
+def _max(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
     return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "max")
 
 
-def _mean(x_TD: Tensor, rows: Rows) -> Tensor:
+def _mean(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
     return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "sum") / (rows.ends_P - rows.starts_P)[:, None]
 
 
-def _mean_sqrt_len(x_TD: Tensor, rows: Rows) -> Tensor:
+def _mean_sqrt_len(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
     return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "sum") / (rows.ends_P - rows.starts_P)[:, None].float().sqrt()
 
 
-def _weighted_mean(x_TD: Tensor, rows: Rows) -> Tensor:
+def _weighted_mean(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
     """Token i of its seq (from 1, a left-out prompt counted) weighs i."""
     places = torch.arange(x_TD.shape[0], device=x_TD.device, dtype=torch.int32)
     row_T = torch.searchsorted(rows.ends_P, places, right=True).clamp_(max=rows.ends_P.shape[0] - 1)
@@ -144,9 +144,9 @@ def _of_finite(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Ten
     return lambda x_PD: activation(x_PD).masked_fill_(~x_PD.isfinite(), torch.nan)
 
 
-FINISHES: Final[Mapping[Finish, Callable[[Tensor], Tensor]]] = {
+ACTIVATIONS: Final[Mapping[OutputActivation, Callable[[Tensor], Tensor]]] = {
     "normalize": normalize,
-    "sigmoid": _of_finite(lambda x_PD: in_whole_blocks(torch.sigmoid, x_PD)),
+    "sigmoid": _of_finite(lambda x_PD: in_blocks(torch.sigmoid, x_PD)),
     "softmax": _of_finite(lambda x_PD: x_PD.softmax(-1)),
     "identity": lambda x_PD: x_PD,
 }

@@ -24,16 +24,16 @@ from torch import Tensor
 
 from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.model.load import load_model
-from whimbrel.model.ops.attention import Layout
+from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.cpu import cpu, num_physical_cores
 from whimbrel.model.ops.memory import is_out_of_memory
-from whimbrel.model.ops.row_blocks import round_rows
+from whimbrel.model.ops.row_blocks import round_up_rows
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.trials import loading
-from whimbrel.model.pooling import Pooling, Rows
-from whimbrel.outputs.rows import Collected, Resident, Wanted, collected
+from whimbrel.model.pooling import DeviceRowSelection, Pooling
+from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection, to_host
 from whimbrel.types.arrays import Int32Array
-from whimbrel.types.batch import Batch, runs
+from whimbrel.types.batch import Batch, equal_length_groups
 from whimbrel.types.card import Card
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Plan
@@ -52,7 +52,7 @@ class Pending:
     rows: Mapping[OutputName, Tensor]
     finite: Mapping[OutputName, Tensor]
     """Of outputs whose rows stay on the device: which of them are finite."""
-    wanted: Mapping[OutputName, Wanted]
+    wanted: Mapping[OutputName, RowSelection]
     tower: int
     done: torch.cuda.Event | None
 
@@ -103,7 +103,7 @@ class Runner:
         self.unstable: Sequence[str] = unstable
         """The parts of the model that give a text other bits in other batches."""
 
-    def enter_lane(self) -> None:
+    def init_thread(self) -> None:
         """Called once by each lane's thread before it launches anything: one intra-op thread per lane.
 
         Lanes are the parallelism; an operation split over threads would wait for the slowest at every step, and its
@@ -117,7 +117,7 @@ class Runner:
             torch.cuda.set_device(self._device)
 
     def launch(
-        self, batch: Batch, wanted: Mapping[OutputName, Wanted], between_layers: Callable[[], None] | None = None
+        self, batch: Batch, wanted: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
     ) -> Pending:
         """Run a batch.
 
@@ -126,21 +126,23 @@ class Runner:
         """
         return self._in_memory(lambda: self._launch(batch, wanted, between_layers))
 
-    def collect(self, pending: Pending) -> dict[OutputName, Collected]:
+    def collect(self, pending: Pending) -> dict[OutputName, OutputRows]:
         """Wait for a launched batch and give its rows, on the host, in the order of its seqs. Raises MemoryError."""
         if (done := pending.done) is not None:
             self._in_memory(done.synchronize)
-        found: dict[OutputName, Collected] = {}
+        found: dict[OutputName, OutputRows] = {}
         for name, rows_PD in pending.rows.items():
             if name in pending.finite:
-                found[name] = Resident(rows_PD, pending.finite[name].numpy())
+                found[name] = DeviceRows(rows_PD, pending.finite[name].numpy())
             else:
-                found[name] = collected(self._cards[pending.tower].output(name), pending.wanted[name], rows_PD.numpy())
+                found[name] = to_host(self._cards[pending.tower].output(name), pending.wanted[name], rows_PD.numpy())
         return found
 
     @torch.inference_mode()
-    def _launch(self, batch: Batch, wanted: Mapping[OutputName, Wanted], between_layers: Callable[[], None] | None) -> Pending:
-        num_rows = round_rows(batch.num_tokens)
+    def _launch(
+        self, batch: Batch, wanted: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None
+    ) -> Pending:
+        num_rows = round_up_rows(batch.num_tokens)
         ids_R, positions_R, type_ids_R = (
             self._put(_fill(x, num_rows)) for x in (batch.ids_T, batch.positions_T, batch.type_ids_T)
         )
@@ -148,30 +150,30 @@ class Runner:
         rows = self._poolings[batch.tower](hidden_RD, {name: self._rows(each) for name, each in wanted.items()})
         return self._copy_back(rows, wanted, batch.tower)
 
-    def _layout(self, batch: Batch) -> Layout:
+    def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = np.diff(batch.cu_seqlens)
-        num_keys_B = None if np.array_equal(batch.num_keys_B, lengths) else self._put(batch.num_keys_B)
-        return Layout(
+        num_keys_B = None if np.array_equal(batch.num_attended_B, lengths) else self._put(batch.num_attended_B)
+        return AttentionLayout(
             self._put(batch.cu_seqlens),
-            runs(batch.cu_seqlens, batch.num_keys_B),
+            equal_length_groups(batch.cu_seqlens, batch.num_attended_B),
             batch.num_tokens,
             int(lengths.max()),
             num_keys_B,
-            adapters_R=self._put(_fill(np.repeat(batch.adapters_B, lengths), round_rows(batch.num_tokens)))
+            adapters_R=self._put(_fill(np.repeat(batch.adapters_B, lengths), round_up_rows(batch.num_tokens)))
             if (batch.adapters_B >= 0).any()
             else None,
         )
 
-    def _rows(self, wanted: Wanted) -> Rows:
-        finished_P, tokens_X = wanted.finished_P, wanted.tokens_X
-        return Rows(
+    def _rows(self, wanted: RowSelection) -> DeviceRowSelection:
+        finished_P, tokens_X = wanted.activated_P, wanted.tokens_X
+        return DeviceRowSelection(
             self._put(wanted.origins_P),
             self._put(wanted.starts_P),
             self._put(wanted.ends_P),
             None if wanted.widths_P is None else self._put(wanted.widths_P),
             self._put(finished_P),
             bool(finished_P[0]) if finished_P.size and (finished_P == finished_P[0]).all() else None,
-            None if tokens_X is None else self._put(_fill(tokens_X, round_rows(tokens_X.size))),
+            None if tokens_X is None else self._put(_fill(tokens_X, round_up_rows(tokens_X.size))),
         )
 
     def _in_memory(self, action: Callable[[], T]) -> T:
@@ -192,9 +194,9 @@ class Runner:
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
-    def _copy_back(self, rows: Mapping[OutputName, Tensor], wanted: Mapping[OutputName, Wanted], tower: int) -> Pending:
+    def _copy_back(self, rows: Mapping[OutputName, Tensor], wanted: Mapping[OutputName, RowSelection], tower: int) -> Pending:
         """Rows that are only compared stay where the comparing is done, and only whether they are finite is copied."""
-        stays: set[OutputName] = {name for name in rows if wanted[name].compared and self._compares}
+        stays: set[OutputName] = {name for name in rows if wanted[name].keep_on_device and self._compares}
         finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in stays}
         if self._copies is None:
             return Pending(rows, finite, wanted, tower, None)

@@ -19,7 +19,7 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
 from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
 from whimbrel.errors import CheckpointError
-from whimbrel.model.ops.attention import Layout
+from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Card, Encoder
 
@@ -73,7 +73,7 @@ class StaticTable:
         ids_R: Tensor,
         positions_R: Tensor,
         type_ids_R: Tensor,
-        layout: Layout,
+        layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
         """The vectors of the tokens, (R, D) in float32."""

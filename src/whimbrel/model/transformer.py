@@ -19,11 +19,11 @@ from torch import Tensor
 
 from whimbrel.model.adapters import Adapters
 from whimbrel.model.experts import load_experts
-from whimbrel.model.families import FAMILIES, Names, Part
-from whimbrel.model.ops.attention import Layout, Scores, attend
+from whimbrel.model.families import FAMILIES, WeightNames, WeightRole
+from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
 from whimbrel.model.ops.linear import ACTIVATIONS, Linear
 from whimbrel.model.ops.norms import layer_norm, rms_norm
-from whimbrel.model.ops.rotary import frequencies, turn
+from whimbrel.model.ops.rotary import apply_rotary, frequencies
 from whimbrel.model.ops.row_blocks import MAX_BLOCK
 from whimbrel.model.position_bias import Bias, alibi, relative
 from whimbrel.model.weights import Weights
@@ -54,7 +54,7 @@ class _Layer:
     mlp_sum: _Norm
     head_norm: _Norm | None
     """Of the heads of queries and keys."""
-    scores: Scores
+    scores: ScoreOptions
     rotary: int
     """Which of the model's; -1: none."""
 
@@ -102,7 +102,7 @@ class Transformer:
         ids_R: Tensor,
         positions_R: Tensor,
         type_ids_R: Tensor,
-        layout: Layout,
+        layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
         """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""
@@ -130,7 +130,7 @@ class Transformer:
             out_RD[rows] = self._feed_forward(layer, x_RD[rows], None if foreign_RK is None else foreign_RK[rows])
         return out_RD
 
-    def _foreign(self, layout: Layout) -> Tensor | None:
+    def _foreign(self, layout: AttentionLayout) -> Tensor | None:
         """Which columns of the adapters' lower products are not of a row's own adapter; None: there is none at work."""
         if layout.adapters_R is None or self._columns_K is None:
             return None
@@ -151,7 +151,9 @@ class Transformer:
         x_RD = self._embedding_norm(x_RD)
         return x_RD if self._projection is None else self._projection(x_RD.to(self._dtype)).float()
 
-    def _attend(self, layer: _Layer, x_RD: Tensor, layout: Layout, angles: _Angles | None, foreign_RK: Tensor | None) -> Tensor:
+    def _attend(
+        self, layer: _Layer, x_RD: Tensor, layout: AttentionLayout, angles: _Angles | None, foreign_RK: Tensor | None
+    ) -> Tensor:
         spec = self._spec
         heads = spec.num_heads + spec.num_kv_heads
         qkv_RD = layer.qkv(x_RD.to(self._dtype), foreign_RK)
@@ -161,7 +163,7 @@ class Transformer:
             qk_RNH = layer.head_norm(qk_RNH.float())
         if angles is not None:
             cos, sin, interleaved = angles
-            qk_RNH = turn(qk_RNH, cos, sin, interleaved=interleaved)
+            qk_RNH = apply_rotary(qk_RNH, cos, sin, interleaved=interleaved)
         q_RNH, k_RKH = qk_RNH[:, : spec.num_heads], qk_RNH[:, spec.num_heads :]
         return layer.out(attend(q_RNH, k_RKH, v_RKH, layout, layer.scores), foreign_RK)
 
@@ -186,7 +188,7 @@ class Transformer:
             mlp_out=norm(names.mlp_out),
             mlp_sum=norm(names.mlp_sum),
             head_norm=self._head_norm(i),
-            scores=Scores(
+            scores=ScoreOptions(
                 spec.head_width**-0.5 if spec.score_scale is None else spec.score_scale,
                 causal=spec.causal,
                 window=layer.window,
@@ -196,9 +198,9 @@ class Transformer:
             rotary=rotary,
         )
 
-    def _linear(self, part: Part, i: int, rows: tuple[int, ...], columns: int, *, bias: bool) -> Linear:
+    def _linear(self, part: WeightRole, i: int, rows: tuple[int, ...], columns: int, *, bias: bool) -> Linear:
         low_rank = self._adapters.linear(part, i, rows, columns)
-        names = self._names.at(part, i)
+        names = self._names.for_layer(part, i)
         weight, biases = self._join(names, rows if len(names) == len(rows) else (sum(rows),), columns, bias=bias)
         return Linear(weight, biases, low_rank=low_rank)
 
@@ -222,7 +224,7 @@ class Transformer:
 
     def _up(self, i: int) -> Linear:
         spec = self._spec
-        inner, parts = spec.intermediate_size, self._names.at("up", i)
+        inner, parts = spec.intermediate_size, self._names.for_layer("up", i)
         if not spec.gated:
             low_rank = self._adapters.linear("up", i, (inner,), spec.hidden_size)
             weight, bias = self._join(parts, (inner,), spec.hidden_size, bias=spec.up_bias)
@@ -301,9 +303,9 @@ def _angles(positions_R: Tensor, turns_F: Tensor, scale: float, interleaved: boo
     return radians_RF.cos() * scale, radians_RF.sin() * scale, interleaved
 
 
-def _names_in(weights: Weights, family: str) -> Names:
+def _names_in(weights: Weights, family: str) -> WeightNames:
     """Of the family, or of its twin if the checkpoint is one."""
     names = FAMILIES[family]
-    if names.twin is not None and not weights.has(f"{names.down.format(i=0)}.weight"):
-        return names.twin
+    if names.alternative is not None and not weights.has(f"{names.down.format(i=0)}.weight"):
+        return names.alternative
     return names

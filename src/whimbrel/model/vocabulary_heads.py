@@ -15,10 +15,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.linear import Linear, in_whole_blocks
-from whimbrel.model.ops.ragged import neighbours_max, segment_reduce
+from whimbrel.model.ops.linear import Linear, in_blocks
+from whimbrel.model.ops.ragged import adjacent_max, segment_reduce
 from whimbrel.model.weights import Weights
-from whimbrel.types.heads import SparseCode, Vocabulary
+from whimbrel.types.heads import MlmHead, SparseAutoencoder
 
 _BLOCK: Final = 4096
 """Columns of a block: for 512 tokens in float32 its scores take 8 MiB."""
@@ -33,7 +33,7 @@ class Decoder:
     `blocks` give the scores of `width` entries in this order.
     """
 
-    def __init__(self, head: Vocabulary, blocks: Sequence[Linear], dtype: torch.dtype) -> None:
+    def __init__(self, head: MlmHead, blocks: Sequence[Linear], dtype: torch.dtype) -> None:
         self._head = head
         self._blocks = blocks
         self._dtype = dtype
@@ -51,11 +51,11 @@ class Decoder:
         return rows_PV[:, :width]
 
     def _max(self, scores_RW: Tensor, lengths_P: Tensor) -> Tensor:
-        return neighbours_max(scores_RW, lengths_P)
+        return adjacent_max(scores_RW, lengths_P)
 
     def _sum(self, scores_RW: Tensor, lengths_P: Tensor) -> Tensor:
         ends_P = lengths_P.cumsum(0)
-        return segment_reduce(in_whole_blocks(self._saturate, scores_RW.float()), ends_P - lengths_P, ends_P, "sum")
+        return segment_reduce(in_blocks(self._saturate, scores_RW.float()), ends_P - lengths_P, ends_P, "sum")
 
     def _saturate(self, x: Tensor) -> Tensor:
         x.relu_()
@@ -64,7 +64,7 @@ class Decoder:
         return x
 
 
-def load_vocabulary(head: Vocabulary, weights: Weights, device: torch.device, dtype: torch.dtype) -> Decoder:
+def load_vocabulary(head: MlmHead, weights: Weights, device: torch.device, dtype: torch.dtype) -> Decoder:
     """Load a decoder from the transformer's weights. Raises CheckpointError."""
     rows, columns = head.out_features, head.in_features
     name = head.table if head.table is not None and not weights.has(head.weight) else head.weight
@@ -80,7 +80,7 @@ def load_vocabulary(head: Vocabulary, weights: Weights, device: torch.device, dt
     return Decoder(head, blocks, dtype)
 
 
-def load_sparse_code(head: SparseCode, folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
+def load_sparse_code(head: SparseAutoencoder, folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Load a sparse autoencoder's encoder. Raises CheckpointError."""
     with Weights(folder, path=head.source, allow_pickle=True) as weights:
         # One tensor under two names, of which safetensors keeps the first by the alphabet, and a pickle both.

@@ -13,7 +13,7 @@ import numpy as np
 
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.result import Entity
-from whimbrel.types.seq import TokenSpans
+from whimbrel.types.seq import TokenOffsets
 
 Aggregation: TypeAlias = Literal["none", "simple", "first", "average", "max"]
 """Whether tokens are joined to entities, and which token says what a word is: "none": each token is an entity; "simple": tokens
@@ -25,16 +25,16 @@ _WordScores: TypeAlias = Callable[[Float32Array, Int64Array], Float32Array]
 """(scores of tokens, where words begin) -> scores of words."""
 
 
-def _of_first(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
+def _first_token_score(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
     return scores_TC[starts_W]
 
 
-def _of_mean(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
+def _mean_token_score(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
     counts_W = np.diff(starts_W, append=len(scores_TC)).astype(np.float32)
     return np.divide(np.add.reduceat(scores_TC, starts_W), counts_W[:, None], dtype=np.float32)
 
 
-def _of_surest(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
+def _max_score_token(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
     best_T = scores_TC.max(axis=1)
     word_T = np.repeat(np.arange(len(starts_W)), np.diff(starts_W, append=len(scores_TC)))
     is_best_T = best_T == np.maximum.reduceat(best_T, starts_W)[word_T]
@@ -43,16 +43,16 @@ def _of_surest(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
     return scores_TC[places[first]]
 
 
-_WORDS: Final[Mapping[str, _WordScores]] = {"first": _of_first, "average": _of_mean, "max": _of_surest}
+_WORDS: Final[Mapping[str, _WordScores]] = {"first": _first_token_score, "average": _mean_token_score, "max": _max_score_token}
 AGGREGATIONS: Final = ("none", "simple", *_WORDS)
 
 
 def find_entities(
-    text: str, scores_TC: Float32Array, spans: TokenSpans, labels: Sequence[str], aggregation: Aggregation
+    text: str, scores_TC: Float32Array, spans: TokenOffsets, labels: Sequence[str], aggregation: Aggregation
 ) -> list[Entity]:
     """The entities in a text, whose tokens have these scores and places."""
     own_T = ~spans.special_T
-    scores_TC, chars_T2, inner_T = scores_TC[own_T], spans.chars_T2[own_T], spans.inner_T[own_T]
+    scores_TC, chars_T2, inner_T = scores_TC[own_T], spans.chars_T2[own_T], spans.is_continuation_T[own_T]
     if not len(scores_TC):
         return []
     if aggregation in _WORDS:

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.outputs.pair_scoring import Comparison
-from whimbrel.outputs.requested import Ask
-from whimbrel.outputs.token_mask import entry_keys, kept
+from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.outputs.requested import OutputSpec
+from whimbrel.outputs.token_mask import entry_keys, token_mask
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array, offsets_of
 from whimbrel.types.card import Card, Output
 from whimbrel.types.request import OutputName
@@ -27,10 +27,10 @@ _GUESSED_ENTRIES: Final = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class ArraySlot:
     """Where the rows of one output lie in a request's memory."""
 
-    ask: Ask
+    spec: OutputSpec
     start: int
     """In bytes."""
     offsets_N1: Int64Array
@@ -44,35 +44,35 @@ class Place:
 
     @property
     def num_bytes(self) -> int:
-        return self.num_rows * self.ask.width * _FLOAT_BYTES
+        return self.num_rows * self.spec.width * _FLOAT_BYTES
 
     def rows(self, memory: NDArray[np.uint8]) -> Float32Array:
         """The rows in it."""
         flat = memory[self.start : self.start + self.num_bytes].view(np.float32)
-        return flat.reshape(self.num_rows, self.ask.width)
+        return flat.reshape(self.num_rows, self.spec.width)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Places:
+class ResultLayout:
     """Where everything lies that a request asks for; one array after another."""
 
-    by_name: Mapping[OutputName, Place]
+    by_name: Mapping[OutputName, ArraySlot]
     num_bytes: int
-    unplaced: Ask | None = None
+    dynamic_output: OutputSpec | None = None
     """What has no place, as its size is not known: weights over the whole vocabulary."""
-    matches: Place | None = None
+    token_matches: ArraySlot | None = None
     """Of an answer that explains: for each pair, Outputs.matches."""
 
     @property
-    def asks(self) -> list[Ask]:
-        return [*(place.ask for place in self.by_name.values()), *([self.unplaced] if self.unplaced else [])]
+    def specs(self) -> list[OutputSpec]:
+        return [*(place.spec for place in self.by_name.values()), *([self.dynamic_output] if self.dynamic_output else [])]
 
-    def ask(self, name: OutputName) -> Ask | None:
+    def spec(self, name: OutputName) -> OutputSpec | None:
         """What is asked of an output, if anything."""
         place = self.by_name.get(name)
         if place is not None:
-            return place.ask
-        return self.unplaced if self.unplaced is not None and self.unplaced.name == name else None
+            return place.spec
+        return self.dynamic_output if self.dynamic_output is not None and self.dynamic_output.name == name else None
 
     def arrays(self, memory: NDArray[np.uint8]) -> dict[OutputName, Float32Array]:
         """The arrays in it, (rows, width) each."""
@@ -81,48 +81,48 @@ class Places:
             found[name] = place.rows(memory)
         return found
 
-    def explained(self, memory: NDArray[np.uint8]) -> Ragged | None:
+    def token_matches_in(self, memory: NDArray[np.uint8]) -> Ragged | None:
         """The matches in it."""
-        return None if self.matches is None else Ragged(self.matches.rows(memory), self.matches.offsets_N1)
+        return None if self.token_matches is None else Ragged(self.token_matches.rows(memory), self.token_matches.offsets_N1)
 
 
-def is_unplaced(output: Output) -> bool:
+def has_dynamic_size(output: Output) -> bool:
     """Whether the size of an output is not known before it runs."""
     return output.rows == "vocabulary"
 
 
-def place(card: Card, seqs: Sequence[Seq], asks: Sequence[Ask]) -> Places:
+def plan_layout(card: Card, seqs: Sequence[Seq], asks: Sequence[OutputSpec]) -> ResultLayout:
     """Set memory aside for what these seqs will give. `card` is that of their tower."""
-    places: dict[OutputName, Place] = {}
-    unplaced: Ask | None = None
+    places: dict[OutputName, ArraySlot] = {}
+    unplaced: OutputSpec | None = None
     start = 0
     for ask in asks:
         output = card.all_outputs[ask.name]
-        if is_unplaced(output):
+        if has_dynamic_size(output):
             unplaced = ask
             continue
         counts, ids = _count_rows(output, seqs)
-        places[ask.name] = each = Place(ask, start, offsets_of(counts), ids)
+        places[ask.name] = each = ArraySlot(ask, start, offsets_of(counts), ids)
         start += _aligned(each.num_bytes)
-    return Places(places, start, unplaced)
+    return ResultLayout(places, start, unplaced)
 
 
-def answer_places(places: Places, comparison: Comparison | None) -> Places:
+def response_layout(places: ResultLayout, comparison: PairScoring | None) -> ResultLayout:
     """Return where the answer lies in a request's memory."""
     if comparison is None:
         return places
-    scores = Place(Ask("scores", 1, True), 0, np.arange(comparison.num_pairs + 1, dtype=np.int64), None)
+    scores = ArraySlot(OutputSpec("scores", 1, True), 0, np.arange(comparison.num_pairs + 1, dtype=np.int64), None)
     if not comparison.explain:
-        return Places({"scores": scores}, scores.num_bytes)
+        return ResultLayout({"scores": scores}, scores.num_bytes)
     offsets = offsets_of(_query_lengths(places, comparison))
-    matches = Place(Ask("multi_vector", 2, True), _aligned(scores.num_bytes), offsets, None)
-    return Places({"scores": scores}, matches.start + matches.num_bytes, matches=matches)
+    matches = ArraySlot(OutputSpec("multi_vector", 2, True), _aligned(scores.num_bytes), offsets, None)
+    return ResultLayout({"scores": scores}, matches.start + matches.num_bytes, token_matches=matches)
 
 
-def _query_lengths(places: Places, comparison: Comparison) -> Int64Array:
+def _query_lengths(places: ResultLayout, comparison: PairScoring) -> Int64Array:
     """Return the number of token vectors of each pair's query: (P,)."""
     computed = np.diff(places.by_name["multi_vector"].offsets_N1)
-    lengths_N = np.concatenate([computed, *(np.diff(given.offsets_N1) for given in comparison.given)])
+    lengths_N = np.concatenate([computed, *(np.diff(given.offsets_N1) for given in comparison.stored)])
     return lengths_N[comparison.queries_P]
 
 
@@ -130,9 +130,9 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGN) * _ALIGN
 
 
-def guessed_bytes(places: Places) -> int:
+def estimated_bytes(places: ResultLayout) -> int:
     """Of what has no place, about: per text."""
-    return _GUESSED_ENTRIES * 2 * _FLOAT_BYTES if places.unplaced else 0
+    return _GUESSED_ENTRIES * 2 * _FLOAT_BYTES if places.dynamic_output else 0
 
 
 def _count_rows(output: Output, seqs: Sequence[Seq]) -> tuple[Int64Array, Int32Array | None]:
@@ -152,16 +152,16 @@ def _tokens(output: Output, seqs: Sequence[Seq]) -> tuple[Int32Array, Int64Array
     lengths = np.fromiter((seq.ids.size for seq in seqs), np.int64, len(seqs))
     is_query_B = np.fromiter((seq.is_query for seq in seqs), np.bool_, len(seqs))
     cu_seqlens = offsets_of(lengths)
-    return ids_T, np.repeat(np.arange(len(seqs)), lengths), kept(output, ids_T, cu_seqlens, is_query_B)
+    return ids_T, np.repeat(np.arange(len(seqs)), lengths), token_mask(output, ids_T, cu_seqlens, is_query_B)
 
 
-def assemble(places: Places, arrays: Mapping[OutputName, Float32Array], entries: Sparse | None) -> Outputs:
+def build_outputs(places: ResultLayout, arrays: Mapping[OutputName, Float32Array], entries: Sparse | None) -> Outputs:
     """The outputs of a request out of its arrays, and of `entries` if it asked for what has no place."""
     sparse = entries
     if "sparse" in places.by_name:
         sparse = _without_zeros(places.by_name["sparse"], arrays["sparse"])
-    if sparse is not None and (ask := places.ask("sparse")) is not None and ask.max_entries:
-        sparse = largest(sparse, ask.max_entries)
+    if sparse is not None and (ask := places.spec("sparse")) is not None and ask.max_entries:
+        sparse = top_k_entries(sparse, ask.max_entries)
     multi_vector, token_scores, hidden, token_dense = (
         Ragged(arrays[name], places.by_name[name].offsets_N1) if name in arrays else None
         for name in ("multi_vector", "token_scores", "hidden", "token_dense")
@@ -177,7 +177,7 @@ def assemble(places: Places, arrays: Mapping[OutputName, Float32Array], entries:
     )
 
 
-def largest(sparse: Sparse, max_entries: int) -> Sparse:
+def top_k_entries(sparse: Sparse, max_entries: int) -> Sparse:
     """So many entries of each text, those furthest from 0; of equals, those of lower ids."""
     counts = np.diff(sparse.offsets_N1)
     if not counts.size or counts.max() <= max_entries:
@@ -188,7 +188,7 @@ def largest(sparse: Sparse, max_entries: int) -> Sparse:
     return Sparse(sparse.ids_X[kept], sparse.weights_X[kept], offsets_of(np.minimum(counts, max_entries)))
 
 
-def joined(pieces: Mapping[int, tuple[Int32Array, Float32Array]]) -> Sparse:
+def concat_sparse(pieces: Mapping[int, tuple[Int32Array, Float32Array]]) -> Sparse:
     """Pieces by text, from 0 on -> all of them."""
     ordered = [pieces[index] for index in range(len(pieces))]
     if not ordered:
@@ -198,7 +198,7 @@ def joined(pieces: Mapping[int, tuple[Int32Array, Float32Array]]) -> Sparse:
     return Sparse(ids, weights, offsets_of(np.fromiter((len(ids) for ids, _ in ordered), np.int64, len(ordered))))
 
 
-def _without_zeros(place: Place, weights_P1: Float32Array) -> Sparse:
+def _without_zeros(place: ArraySlot, weights_P1: Float32Array) -> Sparse:
     assert place.ids_P is not None
     weights_P = weights_P1[:, 0]
     there_P = weights_P != 0

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from whimbrel.errors import WhimbrelError, relocated
-from whimbrel.outputs.pair_scoring import Comparison
+from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.result import Outputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Merge:
+class ChunkMerge:
     """How the vectors of parts become those of texts."""
 
     offsets_N1: Int64Array
@@ -31,19 +31,19 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Repeat:
+class Deduplication:
     """Which of the texts that ran each text of the request is: those that are alike ran once."""
 
-    place_N: Int64Array
+    index_N: Int64Array
     first_M: Int64Array
     """Where each that ran stands first."""
 
 
-def merged(outputs: Outputs, merge: Merge | Repeat | None) -> Outputs:
+def merge_chunks(outputs: Outputs, merge: ChunkMerge | Deduplication | None) -> Outputs:
     """Vectors of parts -> vectors of texts, and scores of what ran -> scores of all."""
-    if isinstance(merge, Repeat):
+    if isinstance(merge, Deduplication):
         assert outputs.scores is not None
-        return replace(outputs, scores=outputs.scores[merge.place_N])
+        return replace(outputs, scores=outputs.scores[merge.index_N])
     if merge is None or outputs.dense is None:
         return outputs
     starts, counts = merge.offsets_N1[:-1], np.diff(merge.offsets_N1)
@@ -56,13 +56,15 @@ def merged(outputs: Outputs, merge: Merge | Repeat | None) -> Outputs:
     return replace(outputs, dense=dense)
 
 
-def located(error: WhimbrelError, merge: Merge | Repeat | None, comparison: Comparison | None = None) -> WhimbrelError:
+def map_error_location(
+    error: WhimbrelError, merge: ChunkMerge | Deduplication | None, comparison: PairScoring | None = None
+) -> WhimbrelError:
     """An error that names a seq, as one that names the text, or the part of a pair, that it is of."""
 
     def name(seq: int | None = None, *part: int) -> str:
         if seq is None:
             return "input"
-        if isinstance(merge, Repeat):
+        if isinstance(merge, Deduplication):
             return "input" + "".join(f"[{i}]" for i in (merge.first_M[seq], *part))
         if merge is not None:
             return f"input[{np.searchsorted(merge.offsets_N1[1:], seq, side='right')}]"
@@ -73,7 +75,7 @@ def located(error: WhimbrelError, merge: Merge | Repeat | None, comparison: Comp
     return error if merge is None and comparison is None else relocated(error, name)
 
 
-def _of_pair(comparison: Comparison, seq: int) -> str:
+def _of_pair(comparison: PairScoring, seq: int) -> str:
     """The first pair that a seq is in, and which part of it."""
     part = int(seq not in comparison.queries_P)
     pairs = np.flatnonzero((comparison.queries_P, comparison.documents_P)[part] == seq)

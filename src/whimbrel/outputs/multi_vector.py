@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge
-from whimbrel.outputs.muvera import muvera_of
-from whimbrel.outputs.requested import Ask
+from whimbrel.outputs.muvera import make_muvera
+from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.token_pooling import MAX_TOKENS, pool_tokens
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.card import Output
-from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, within
+from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, prefix_errors
 from whimbrel.types.request import InputType, Request
 from whimbrel.types.result import Outputs, Ragged
 
@@ -27,7 +27,7 @@ _MAX_REQUEST_NUMBERS: Final = 2**25
 
 
 @dataclass(frozen=True, slots=True)
-class Condense:
+class TokenReduction:
     """What is to become of a request's token vectors: first they are pooled, then encoded."""
 
     pooling: TokenPooling | None
@@ -44,25 +44,25 @@ class Condense:
                     f"has {counts_N[index]:,} token vectors; at most {most:,} are pooled. Give max_tokens, or token_pooling 1.",
                     param=f"input[{index}]",
                 )
-        if self.muvera is not None and counts_N.size * self.muvera.num_numbers > _MAX_REQUEST_NUMBERS:
+        if self.muvera is not None and counts_N.size * self.muvera.num_dims > _MAX_REQUEST_NUMBERS:
             raise TooLarge(
-                f"{counts_N.size:,} texts of {self.muvera.num_numbers:,} numbers each; the limit of a request is "
+                f"{counts_N.size:,} texts of {self.muvera.num_dims:,} numbers each; the limit of a request is "
                 f"{_MAX_REQUEST_NUMBERS:,} numbers. Send fewer texts at once.",
                 param="input",
             )
 
 
-def condense_for(output: Output, request: Request, ask: Ask) -> Condense | None:
+def resolve_reduction(output: Output, request: Request, ask: OutputSpec) -> TokenReduction | None:
     """What a request that asks for token vectors wants done to them. Raises InvalidRequest and SetupError."""
-    pooling, muvera = _pooling(output, request, finished=ask.finished), request.muvera
+    pooling, muvera = _pooling(output, request, finished=ask.activated), request.muvera
     if pooling is None and muvera is None:
         return None
     if muvera is not None:
         if request.input_type is None:
             raise InvalidRequest("queries and documents are encoded differently; say which these are.", param="input_type")
-        with within("muvera"):
+        with prefix_errors("muvera"):
             muvera.check_width(ask.width)
-    return Condense(pooling, muvera, request.input_type or "document")
+    return TokenReduction(pooling, muvera, request.input_type or "document")
 
 
 def _pooling(output: Output, request: Request, *, finished: bool) -> TokenPooling | None:
@@ -78,12 +78,12 @@ def _pooling(output: Output, request: Request, *, finished: bool) -> TokenPoolin
             return None
         if not finished:
             raise InvalidRequest("joins vectors of norm 1, which these are not; give normalize: true.", param="token_pooling")
-        need_scipy(wanted)
+        require_scipy(wanted)
         return wanted
     if stated is None:
         return None
-    if finished != output.finished:
-        are = "" if output.finished else " not"
+    if finished != output.activated:
+        are = "" if output.activated else " not"
         raise InvalidRequest(
             f"this checkpoint pools the vectors of documents, which are{are} normalised for that; give token_pooling too.",
             param="normalize",
@@ -92,7 +92,7 @@ def _pooling(output: Output, request: Request, *, finished: bool) -> TokenPoolin
     return TokenPooling(stated.pool_factor, stated.num_protected_tokens, after)
 
 
-def need_scipy(pooling: TokenPooling | None) -> None:
+def require_scipy(pooling: TokenPooling | None) -> None:
     """Raise SetupError if vectors are to be joined and scipy is not installed."""
     if pooling is not None and pooling.pool_factor > 1 and find_spec("scipy") is None:
         raise SetupError(
@@ -101,15 +101,15 @@ def need_scipy(pooling: TokenPooling | None) -> None:
         )
 
 
-def condensed(outputs: Outputs, condense: Condense | None) -> Outputs:
+def reduce_tokens(outputs: Outputs, condense: TokenReduction | None) -> Outputs:
     """Outputs with the token vectors condensed. Raises InvalidRequest, ComputeError, OutOfMemory."""
     if condense is None or outputs.multi_vector is None:
         return outputs
     try:
-        vectors = outputs.multi_vector if condense.pooling is None else pooled(outputs.multi_vector, condense.pooling)
+        vectors = outputs.multi_vector if condense.pooling is None else pool_documents(outputs.multi_vector, condense.pooling)
         if condense.muvera is None:
             return replace(outputs, multi_vector=vectors)
-        encoded_NE = muvera_of(vectors.rows_XD.shape[1], condense.muvera).encode(vectors, condense.input_type)
+        encoded_NE = make_muvera(vectors.rows_XD.shape[1], condense.muvera).encode(vectors, condense.input_type)
     except MemoryError:
         raise OutOfMemory("there is no memory to condense the token vectors of this request.") from None
     if not (finite_N := np.isfinite(encoded_NE).all(axis=1)).all():
@@ -117,7 +117,7 @@ def condensed(outputs: Outputs, condense: Condense | None) -> Outputs:
     return replace(outputs, multi_vector=None, muvera=encoded_NE)
 
 
-def pooled(documents: Ragged, pooling: TokenPooling) -> Ragged:
+def pool_documents(documents: Ragged, pooling: TokenPooling) -> Ragged:
     """As pool_tokens, of vectors of any size. Raises ComputeError and MemoryError."""
     with np.errstate(over="ignore", invalid="ignore"):
         try:

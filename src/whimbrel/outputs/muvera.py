@@ -78,7 +78,7 @@ class Muvera:
         return 1 << self.k_sim
 
     @property
-    def num_numbers(self) -> int:
+    def num_dims(self) -> int:
         """Of an encoded text."""
         return self.r_reps * self.num_buckets * self.dim_proj
 
@@ -87,7 +87,7 @@ class Muvera:
 
         Raises InvalidRequest where they are of another width, or a text has none."""
         _check_texts(texts, self.width)
-        encoded_NE = np.empty((len(texts), self.num_numbers), np.float32)
+        encoded_NE = np.empty((len(texts), self.num_dims), np.float32)
         for first, end in self._chunks(texts.offsets_N1):
             offsets_N1 = texts.offsets_N1[first : end + 1]
             rows_TD = texts.rows_XD[offsets_N1[0] : offsets_N1[-1]].astype(np.float64)
@@ -137,7 +137,7 @@ class Muvera:
 
 
 @lru_cache(maxsize=_CACHED)
-def muvera_of(width: int, parameters: MuveraParameters) -> Muvera:
+def make_muvera(width: int, parameters: MuveraParameters) -> Muvera:
     """The same draws again, for some that were used last."""
     return Muvera(width, parameters.k_sim, parameters.dim_proj, parameters.r_reps, parameters.seed)
 

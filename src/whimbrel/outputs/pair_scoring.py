@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 from dataclasses import replace
 from typing import Final, cast
 
-from whimbrel.outputs.stored_vectors import Given, Stack
+from whimbrel.outputs.stored_vectors import StoredVectors, StoredVectorsBuilder
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
-from whimbrel.types.request import Compared, InputType, OutputName, Request, Similarity
+from whimbrel.types.request import InputType, OutputName, PairInput, Request, Similarity
 
 Part: TypeAlias = "Callable[[], None]"
 """Comparing that may be done in any thread. Raises MemoryError."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Comparison:
+class PairScoring:
     """Scores of pairs, made of what the model gives for each text: of text queries_P[i] and text documents_P[i].
 
     The texts are the seqs of the request, and then those whose vectors are `given`."""
@@ -38,7 +38,7 @@ class Comparison:
     similarity: Similarity
     queries_P: Int32Array
     documents_P: Int32Array
-    given: tuple[Given, ...] = ()
+    stored: tuple[StoredVectors, ...] = ()
     explain: bool = False
     """Of token vectors: whether the answer says what each token of a query matches."""
 
@@ -55,7 +55,7 @@ _SIMILARITIES: Final[dict[OutputName, tuple[Similarity, ...]]] = {
 """How each output may be compared; first the usual way."""
 
 
-def is_comparison(card: Card, request: Request) -> bool:
+def scores_by_similarity(card: Card, request: Request) -> bool:
     """Whether a request asks for scores that are made of vectors."""
     if request.outputs != ("scores",) or "scores" in card.outputs or not can_score(card):
         return False
@@ -67,17 +67,17 @@ def can_score(card: Card) -> bool:
     return any(name in card.outputs for name in ("scores", *_SIMILARITIES))
 
 
-def first_compared(card: Card) -> OutputName:
+def default_scoring_output(card: Card) -> OutputName:
     """By which output pairs are compared if the request does not say; the card `can_score` and gives no scores."""
     return next(name for name in card.outputs if name in _SIMILARITIES)
 
 
-def compared_by(card: Card, request: Request) -> tuple[OutputName, Similarity]:
+def scoring_method(card: Card, request: Request) -> tuple[OutputName, Similarity]:
     """By which output pairs are compared, and how. Raises InvalidRequest."""
     if request.activate is not None:
         raise InvalidRequest("this model's scores are similarities, which have no activation.", param="activate")
     names: list[OutputName] = [name for name in card.outputs if name in _SIMILARITIES]
-    name = request.score_by or first_compared(card)
+    name = request.score_by or default_scoring_output(card)
     if name not in names:
         raise InvalidRequest(f"pairs are compared by {', '.join(names)}, not by {name!r}.", param="score_by")
     if request.explain and name != "multi_vector":
@@ -88,31 +88,31 @@ def compared_by(card: Card, request: Request) -> tuple[OutputName, Similarity]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class PairSide:
     """The queries of pairs, or their documents, without repetition: texts, and vectors in place of texts."""
 
     request: Request
     """For the texts."""
-    given: tuple[Given, ...]
-    place_P: Int32Array
+    stored: tuple[StoredVectors, ...]
+    index_P: Int32Array
     """Which of its texts each pair has, or which of the vectors, counted on from the texts."""
     first_N: list[int]
     """In which pair each text stands first."""
     part: int
 
-    def name(self, index: int | None = None, *_: int) -> str:
+    def map_location(self, index: int | None = None, *_: int) -> str:
         """Of one of its texts, the part of the pair that it is."""
         return "input" if index is None else _name(self.first_N[index], self.part)
 
-    def numbers(self, first_text: int, first_given: int) -> Int32Array:
+    def text_indices(self, first_text: int, first_given: int) -> Int32Array:
         """`place_P`, where texts count from one number on and vectors from another: (P,)."""
         num_texts = len(self.first_N)
-        return np.where(self.place_P < num_texts, self.place_P + first_text, self.place_P - num_texts + first_given).astype(
+        return np.where(self.index_P < num_texts, self.index_P + first_text, self.index_P - num_texts + first_given).astype(
             np.int32
         )
 
 
-def sides(request: Request, output: OutputName, width: int) -> tuple[Side, Side]:
+def split_pairs(request: Request, output: OutputName, width: int) -> tuple[PairSide, PairSide]:
     """The requests for the vectors of both sides. `width` as of `given.Stack`. Raises InvalidRequest."""
     pairs = _checked(request.texts)
     queries, documents = _side(request, pairs, output, width, 0), _side(request, pairs, output, width, 1)
@@ -124,9 +124,9 @@ def sides(request: Request, output: OutputName, width: int) -> tuple[Side, Side]
     return queries, documents
 
 
-def _side(request: Request, pairs: list[Compared], output: OutputName, width: int, part: int) -> Side:
+def _side(request: Request, pairs: list[PairInput], output: OutputName, width: int, part: int) -> PairSide:
     first: dict[str, int] = {}
-    stack = Stack(output, width)
+    stack = StoredVectorsBuilder(output, width)
     of_vectors: dict[int, int] = {}
     place_P = np.empty(len(pairs), np.int32)
     for index, pair in enumerate(pairs):
@@ -137,7 +137,7 @@ def _side(request: Request, pairs: list[Compared], output: OutputName, width: in
             of_vectors[id(each)] = stack.add(each, _name(index, part))
             if not part and output == "multi_vector" and not len(each):
                 raise InvalidRequest("has no vectors.", param=_name(index, part))
-    given, places = stack.laid()
+    given, places = stack.build()
     number = {text: i for i, text in enumerate(first)}
     place_of = {key: len(first) + int(places[i]) for key, i in of_vectors.items()}
     for index, pair in enumerate(pairs):
@@ -146,10 +146,10 @@ def _side(request: Request, pairs: list[Compared], output: OutputName, width: in
     input_type: InputType = "document" if part else "query"
     side = replace(request, texts=list(first), outputs=(output,), input_type=input_type, explain=False)
     side = replace(side, prompt=None, prompt_name=None) if part else replace(side, token_pooling=None)
-    return Side(side, given, place_P, list(first.values()), part)
+    return PairSide(side, given, place_P, list(first.values()), part)
 
 
-def _checked(texts: Sequence[object]) -> list[Compared]:
+def _checked(texts: Sequence[object]) -> list[PairInput]:
     """Pairs, and nothing else. Raises InvalidRequest."""
     for index, pair in enumerate(texts):
         if not isinstance(pair, tuple):
@@ -157,7 +157,7 @@ def _checked(texts: Sequence[object]) -> list[Compared]:
             raise InvalidRequest(said, param=f"input[{index}]")
         if (count := len(cast(tuple[object, ...], pair))) != 2:
             raise InvalidRequest(f"must be a pair, has {count} parts.", param=f"input[{index}]")
-    return cast(list[Compared], list(texts))
+    return cast(list[PairInput], list(texts))
 
 
 def _name(index: int, part: int) -> str:

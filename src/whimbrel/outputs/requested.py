@@ -11,25 +11,25 @@ from typing import Final
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.card import Card
-from whimbrel.types.heads import SparseCode
+from whimbrel.types.heads import SparseAutoencoder
 from whimbrel.types.request import OutputName, Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ask:
+class OutputSpec:
     """What a request asks of an output."""
 
     name: OutputName
     width: int
     """Columns, the first of what the output has."""
-    finished: bool
+    activated: bool
     max_entries: int = 0
     """So many entries a text keeps, the largest; 0: all."""
-    compared: bool = False
+    keep_on_device: bool = False
     """Of token vectors: whether they are only compared, and may stay on the device."""
 
 
-_COUNTS_FOR: Final[dict[str, tuple[OutputName, ...]]] = {
+_APPLIES_TO: Final[dict[str, tuple[OutputName, ...]]] = {
     "dimensions": ("dense", "multi_vector", "token_dense"),
     "normalize": ("dense", "multi_vector", "hidden", "token_dense"),
     "activate": ("scores", "token_scores"),
@@ -40,9 +40,9 @@ _COUNTS_FOR: Final[dict[str, tuple[OutputName, ...]]] = {
 """Of which outputs at least one must be asked for."""
 
 
-def check_uses(card: Card, request: Request, outputs: Collection[OutputName]) -> None:
+def validate_for_outputs(card: Card, request: Request, outputs: Collection[OutputName]) -> None:
     """Refuse what would do nothing for these outputs, or with this model. Raises InvalidRequest."""
-    for name, counts_for in _COUNTS_FOR.items():
+    for name, counts_for in _APPLIES_TO.items():
         if getattr(request, name) is not None and not any(output in counts_for for output in outputs):
             raise InvalidRequest(
                 f"is for {', '.join(counts_for)}; this request asks for {', '.join(outputs)}.",
@@ -56,28 +56,28 @@ def check_uses(card: Card, request: Request, outputs: Collection[OutputName]) ->
         )
     if request.explain:
         raise InvalidRequest("is for pairs that are compared by their token vectors.", param="explain")
-    if request.locate and set(outputs) != {"token_scores"}:
-        raise InvalidRequest("is for token_scores alone.", param="locate")
+    if request.return_offsets and set(outputs) != {"token_scores"}:
+        raise InvalidRequest("is for token_scores alone.", param="return_offsets")
 
 
 _VECTORS: Final = ("dense", "multi_vector", "token_dense")
 """Outputs whose rows may be cut."""
 
 
-def asks_of(card: Card, request: Request, *, matryoshka: bool) -> list[Ask]:
+def resolve_outputs(card: Card, request: Request, *, matryoshka: bool) -> list[OutputSpec]:
     """Of each output that the request names, or of what the model is made for. Raises InvalidRequest.
 
     `matryoshka`: whether vectors may be cut."""
     names = dict.fromkeys(request.outputs or (next(iter(card.outputs)),))
-    return [_ask(card, request, name, matryoshka=matryoshka) for name in names]
+    return [_resolve_output(card, request, name, matryoshka=matryoshka) for name in names]
 
 
-def width_of(card: Card, request: Request, name: OutputName, *, matryoshka: bool) -> int:
+def resolve_width(card: Card, request: Request, name: OutputName, *, matryoshka: bool) -> int:
     """Columns of the vectors that are asked for. Raises InvalidRequest."""
     output = card.output(name)
     wanted, full, stated = request.dimensions, output.width, card.matryoshka_dimensions
     if wanted is None:
-        return output.usual_width or full
+        return output.default_width or full
     if type(wanted) is not int:
         raise InvalidRequest(f"must be an integer, is {wanted!r}.", param="dimensions")
     if wanted == full:
@@ -95,17 +95,17 @@ def width_of(card: Card, request: Request, name: OutputName, *, matryoshka: bool
     return wanted
 
 
-def num_entries(card: Card) -> int:
+def max_sparse_entries(card: Card) -> int:
     """Of a sparse vector, at most."""
     return max(card.encoder.vocab_size, card.output("sparse").width)
 
 
-def _ask(card: Card, request: Request, name: OutputName, *, matryoshka: bool) -> Ask:
+def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshka: bool) -> OutputSpec:
     output = card.output(name)
-    wanted = request.normalize if output.finish == "normalize" else request.activate
-    width = width_of(card, request, name, matryoshka=matryoshka) if name in _VECTORS else output.width
+    wanted = request.normalize if output.activation == "normalize" else request.activate
+    width = resolve_width(card, request, name, matryoshka=matryoshka) if name in _VECTORS else output.width
     entries = _max_entries(card, request) if name == "sparse" else 0
-    return Ask(name, width, output.finished if wanted is None else wanted, entries)
+    return OutputSpec(name, width, output.activated if wanted is None else wanted, entries)
 
 
 def _max_entries(card: Card, request: Request) -> int:
@@ -116,6 +116,6 @@ def _max_entries(card: Card, request: Request) -> int:
     if type(wanted) is not int or wanted < 1:
         raise InvalidRequest(f"must be a positive integer, is {wanted!r}.", param="max_active_dims")
     for head in output.head:
-        if isinstance(head, SparseCode) and wanted > head.k:
+        if isinstance(head, SparseAutoencoder) and wanted > head.k:
             raise InvalidRequest(f"{wanted:,} are asked for; this model gives {head.k:,}.", param="max_active_dims")
-    return min(wanted, num_entries(card))  # a larger number might not fit into a message
+    return min(wanted, max_sparse_entries(card))  # a larger number might not fit into a message

@@ -16,13 +16,13 @@ from whimbrel.types.result import Sparse
 
 if TYPE_CHECKING:
     from whimbrel.types.batch import Batch
-from whimbrel.outputs.layout import Places, is_unplaced
-from whimbrel.outputs.token_mask import entry_keys, kept
+from whimbrel.outputs.layout import ResultLayout, has_dynamic_size
+from whimbrel.outputs.token_mask import entry_keys, token_mask
 from whimbrel.types.arrays import offsets_of, ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class RowSelection:
     """The rows of one output that a batch is to give, and of which tokens."""
 
     offsets_B1: Int64Array
@@ -35,36 +35,38 @@ class Wanted:
     """and the one after the last."""
     widths_P: Int32Array | None
     """Columns that are kept; None: all of them, everywhere."""
-    finished_P: NDArray[np.bool_]
+    activated_P: NDArray[np.bool_]
     groups_G: Int64Array | None = None
     """Of entries: where those begin that are tokens of one entry; offsets_B1 counts the entries."""
     tokens_X: Int32Array | None = None
     """Of rows over the vocabulary: their tokens, one row's after another."""
-    compared: bool = False
+    keep_on_device: bool = False
     """Whether all who asked only compare them."""
 
 
-def wanted(card: Card, batch: Batch, asked: Sequence[Places]) -> dict[OutputName, Wanted]:
+def select_rows(card: Card, batch: Batch, asked: Sequence[ResultLayout]) -> dict[OutputName, RowSelection]:
     """What a batch is to give. `card` is that of its tower; `asked` is what the request of each of its seqs asks for."""
-    found: dict[OutputName, Wanted] = {}
+    found: dict[OutputName, RowSelection] = {}
     for name, output in card.all_outputs.items():
-        asks = [places.ask(name) for places in asked]
+        asks = [places.spec(name) for places in asked]
         if any(asks):
             widths_B = np.fromiter((ask.width if ask else 0 for ask in asks), np.int32, len(asks))
-            finished_B = np.fromiter((ask is not None and ask.finished for ask in asks), np.bool_, len(asks))
-            compared = all(ask.compared for ask in asks if ask is not None)
-            found[name] = _wanted(output, batch, widths_B, finished_B, compared=compared)
+            finished_B = np.fromiter((ask is not None and ask.activated for ask in asks), np.bool_, len(asks))
+            compared = all(ask.keep_on_device for ask in asks if ask is not None)
+            found[name] = _select_output_rows(output, batch, widths_B, finished_B, compared=compared)
     return found
 
 
-def _wanted(output: Output, batch: Batch, widths_B: Int32Array, finished_B: NDArray[np.bool_], *, compared: bool) -> Wanted:
+def _select_output_rows(
+    output: Output, batch: Batch, widths_B: Int32Array, finished_B: NDArray[np.bool_], *, compared: bool
+) -> RowSelection:
     groups = None
     if output.rows in ("text", "vocabulary"):
         seq_P, starts_P, ends_P = _text_rows(output, batch, widths_B > 0)
         counted = seq_P
     else:
         seq_T = np.repeat(np.arange(batch.num_seqs, dtype=np.int32), np.diff(batch.cu_seqlens))
-        kept_T = kept(output, batch.ids_T, batch.cu_seqlens, batch.is_query_B) & (widths_B > 0)[seq_T]
+        kept_T = token_mask(output, batch.ids_T, batch.cu_seqlens, batch.is_query_B) & (widths_B > 0)[seq_T]
         starts_P = np.flatnonzero(kept_T).astype(np.int32)
         counted = seq_T[starts_P]
         if output.rows == "entry":
@@ -73,16 +75,16 @@ def _wanted(output: Output, batch: Batch, widths_B: Int32Array, finished_B: NDAr
             entries, groups = np.unique(keys[order], return_index=True)
             starts_P, counted = starts_P[order], entries >> 32
         seq_P, ends_P = seq_T[starts_P], starts_P + 1
-    return Wanted(
+    return RowSelection(
         offsets_B1=offsets_of(np.bincount(counted, minlength=batch.num_seqs)),
         origins_P=batch.cu_seqlens[seq_P],
         starts_P=starts_P,
         ends_P=ends_P,
         widths_P=None if ((widths_B == 0) | (widths_B == output.width)).all() else widths_B[seq_P],
-        finished_P=finished_B[seq_P],
+        activated_P=finished_B[seq_P],
         groups_G=groups,
         tokens_X=None if output.vocabulary is None else ranges(starts_P, ends_P).astype(np.int32),
-        compared=compared,
+        keep_on_device=compared,
     )
 
 
@@ -114,7 +116,7 @@ def _ends_before_padding(batch: Batch, padding_id: int) -> Int32Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Resident:
+class DeviceRows:
     """Rows that stay on the device where they were computed."""
 
     rows_PD: Any
@@ -123,25 +125,25 @@ class Resident:
     """Whether all of a row is finite."""
 
 
-Collected: TypeAlias = Float32Array | Sparse | Resident
+OutputRows: TypeAlias = Float32Array | Sparse | DeviceRows
 """The rows of an output of a batch, (P, width) in the order of Wanted.offsets_B1; over the whole vocabulary, what is not 0 in
 each, one row for each seq that asked."""
 
 
-def collected(output: Output, wanted: Wanted, rows_PD: Float32Array) -> Collected:
+def to_host(output: Output, wanted: RowSelection, rows_PD: Float32Array) -> OutputRows:
     """What came back from the device, as it is handed out."""
     if wanted.groups_G is not None:
         return np.maximum.reduceat(rows_PD, wanted.groups_G) if wanted.groups_G.size else rows_PD[:0]
-    if not is_unplaced(output):
+    if not has_dynamic_size(output):
         return rows_PD
     there_PD = rows_PD != 0  # what is not finite is there too
     rows, ids = np.nonzero(there_PD)
     return Sparse(ids.astype(np.int32), rows_PD[rows, ids], offsets_of(there_PD.sum(axis=1)))
 
 
-def finite_seqs(rows: Collected, offsets_B1: Int64Array) -> NDArray[np.bool_]:
+def finite_seqs(rows: OutputRows, offsets_B1: Int64Array) -> NDArray[np.bool_]:
     """Whether all that a seq was given is finite."""
-    if isinstance(rows, Resident):
+    if isinstance(rows, DeviceRows):
         finite_P = rows.finite_P
     elif isinstance(rows, Sparse):
         finite_P = _all_in_ranges(np.isfinite(rows.weights_X), rows.offsets_N1)

@@ -14,37 +14,37 @@ from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs.entities import AGGREGATIONS, Aggregation, find_entities
-from whimbrel.outputs.pair_scoring import can_score, first_compared
-from whimbrel.outputs.stored_vectors import listed_vectors
+from whimbrel.outputs.pair_scoring import can_score, default_scoring_output
+from whimbrel.outputs.stored_vectors import as_vector_list
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import read_token_pooling
-from whimbrel.types.options import ScoreOptions, asked, check_options, listed, named_prompt, read_truncate, strings
-from whimbrel.types.request import OutputName, Pair, Request, Vectors
+from whimbrel.types.options import ScoreOptions, as_list, as_strings, check_options, read_truncate, require, resolve_prompt
+from whimbrel.types.request import OutputName, Pair, Request, VectorInput
 from whimbrel.types.result import Classes, Entity, Explanation, Ragged, Ranked, Result, Sparse
 
 T = TypeVar("T")
-Texts: TypeAlias = "str | Iterable[str | Vectors] | NDArray[Any] | Ragged | Sparse"
+Texts: TypeAlias = "str | Iterable[str | VectorInput] | NDArray[Any] | Ragged | Sparse"
 """Queries or documents. Of models that compare vectors, those may stand for any text: an array or the outcome of another verb,
 or arrays in a list."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question(Generic[T]):
+class Operation(Generic[T]):
     """A verb's request, and what it makes of the result."""
 
     request: Request
-    answer: Callable[[Result], T]
-    name: Callable[..., str] | None = None
+    postprocess: Callable[[Result], T]
+    locate: Callable[..., str] | None = None
     """What the caller calls the inputs, one of them, or a part of one, for errors; None: as the request does."""
 
 
-def score(card: Card, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Question[Float32Array]:
+def score(card: Card, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Operation[Float32Array]:
     """How well documents answer queries: (N,), or (N, C) of a model with C classes."""
     return _score(card, {"queries": queries, "documents": documents}, options)
 
 
-def _score(card: Card, given: Mapping[str, Texts], options: ScoreOptions) -> Question[Float32Array]:
+def _score(card: Card, given: Mapping[str, Texts], options: ScoreOptions) -> Operation[Float32Array]:
     """Of queries and documents, by the names that the caller has for them."""
     if not can_score(card):
         card.output("scores")
@@ -56,22 +56,22 @@ def _score(card: Card, given: Mapping[str, Texts], options: ScoreOptions) -> Que
         return name if index is None or is_one else f"{name}[{index}]"
 
     request = _request(card, "scores", _paired(*(texts for texts, _ in items.values())), options)
-    return Question(request, lambda result: _flat(asked(result.outputs.scores)), name)
+    return Operation(request, lambda result: _flat(require(result.outputs.scores)), name)
 
 
 def _items(card: Card, given: Texts, param: str, score_by: OutputName | None) -> tuple[list[Any], bool]:
     """Texts, or vectors in place of them; and whether there is but one that stands for itself."""
     if "scores" in card.outputs:
-        return strings(cast("str | Iterable[str]", given), param), isinstance(given, str)
-    vectors = listed_vectors(given, score_by or first_compared(card))
+        return as_strings(cast("str | Iterable[str]", given), param), isinstance(given, str)
+    vectors = as_vector_list(given, score_by or default_scoring_output(card))
     if vectors is not None:
         return vectors, not isinstance(given, Ragged | Sparse) and len(vectors) == 1 and vectors[0] is given
-    return list(listed(cast("str | Iterable[Any]", given), param)), isinstance(given, str)
+    return list(as_list(cast("str | Iterable[Any]", given), param)), isinstance(given, str)
 
 
 def rerank(
-    card: Card, query: str | Vectors, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
-) -> Question[list[Ranked]]:
+    card: Card, query: str | VectorInput, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+) -> Operation[list[Ranked]]:
     """The documents in order of their score, the best first; of equal ones the one that was given first."""
     if "scores" in card.outputs and card.output("scores").width != 1:
         labels = ", ".join(card.labels)
@@ -79,25 +79,27 @@ def rerank(
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
     question = _one_to_many(card, query, documents, options)
-    return Question(question.request, lambda result: ranking(question.answer(result), top_n), question.name)
+    return Operation(question.request, lambda result: ranking(question.postprocess(result), top_n), question.locate)
 
 
-def explain(card: Card, query: str | Vectors, documents: Texts, **options: Unpack[ScoreOptions]) -> Question[list[Explanation]]:
+def explain(
+    card: Card, query: str | VectorInput, documents: Texts, **options: Unpack[ScoreOptions]
+) -> Operation[list[Explanation]]:
     """What each token of the query found in each document."""
     question = _one_to_many(card, query, documents, options)
-    return Question(replace(question.request, explain=True), explanations, question.name)
+    return Operation(replace(question.request, explain=True), explanations, question.locate)
 
 
 def explanations(result: Result) -> list[Explanation]:
     """Of each pair of a request that asked for them."""
-    scores, matches, tokens = asked(result.outputs.scores), asked(result.outputs.matches), asked(result.tokens)
+    scores, matches, tokens = require(result.outputs.scores), require(result.outputs.token_matches), require(result.pair_tokens)
     return [
         Explanation(float(scores[i, 0]), *tokens[i], matches[i][:, 0], matches[i][:, 1].astype(np.int32))
         for i in range(len(tokens))
     ]
 
 
-def _one_to_many(card: Card, query: str | Vectors, documents: Texts, options: ScoreOptions) -> Question[Float32Array]:
+def _one_to_many(card: Card, query: str | VectorInput, documents: Texts, options: ScoreOptions) -> Operation[Float32Array]:
     if not isinstance(query, str | np.ndarray | tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRequest(f"must be a string or its vectors, is {type(query).__name__}.", param="query")
     return _score(card, {"query": query, "documents": documents}, options)
@@ -109,33 +111,33 @@ def ranking(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
     return [Ranked(index, value) for index, value in zip(order.tolist(), scores_N[order].tolist(), strict=True)]
 
 
-def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Question[Classes]:
+def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Operation[Classes]:
     """The classes of texts, or of pairs."""
     card.output("scores")
-    request = _request(card, "scores", listed(texts), options)
-    return Question(request, lambda result: Classes(card.labels, asked(result.outputs.scores)))
+    request = _request(card, "scores", as_list(texts), options)
+    return Operation(request, lambda result: Classes(card.labels, require(result.outputs.scores)))
 
 
 def token_classify(
     card: Card, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
-) -> Question[list[list[Entity]]]:
+) -> Operation[list[list[Entity]]]:
     """The entities in each text."""
     card.output("token_scores")
     if aggregation not in AGGREGATIONS:
         raise InvalidRequest(f"{aggregation!r} is not known; it takes {', '.join(AGGREGATIONS)}.", param="aggregation")
-    given = listed(texts)
+    given = as_list(texts)
     request = _request(card, "token_scores", given, options, locate=True)
 
     def answer(result: Result) -> list[list[Entity]]:
-        scores, spans = asked(result.outputs.token_scores), asked(result.spans)
+        scores, spans = require(result.outputs.token_scores), require(result.token_offsets)
         return [find_entities(text, scores[i], spans[i], card.labels, aggregation) for i, text in enumerate(given)]
 
-    return Question(request, answer)
+    return Operation(request, answer)
 
 
 def _request(card: Card, output: OutputName, texts: Sequence[Any], options: ScoreOptions, *, locate: bool = False) -> Request:
     check_options(options, ScoreOptions)
-    name, text = named_prompt(card, options.get("prompt"))
+    name, text = resolve_prompt(card, options.get("prompt"))
     return Request(
         texts,
         (output,),
@@ -148,7 +150,7 @@ def _request(card: Card, output: OutputName, texts: Sequence[Any], options: Scor
         truncate=read_truncate(options.get("truncate")),
         max_query_tokens=options.get("max_query_tokens"),
         max_document_tokens=options.get("max_document_tokens"),
-        locate=locate,
+        return_offsets=locate,
     )
 
 

@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from whimbrel.outputs.layout import joined
-from whimbrel.outputs.pair_scoring import Comparison
-from whimbrel.outputs.stored_vectors import floats
+from whimbrel.outputs.layout import concat_sparse
+from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.outputs.stored_vectors import to_float32
 from whimbrel.types.arrays import Float32Array, ranges
 from whimbrel.types.request import Similarity
 from whimbrel.types.result import Outputs, Sparse
@@ -30,7 +30,7 @@ _DENSE: Final[Mapping[Similarity, Callable[[Float32Array, Float32Array], Float32
 }
 
 
-def compare(outputs: Outputs, comparison: Comparison) -> Float32Array:
+def score_pairs(outputs: Outputs, comparison: PairScoring) -> Float32Array:
     """The score of each pair -> (P,). Of vectors that are too large it is not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         if comparison.output == "dense":
@@ -38,10 +38,10 @@ def compare(outputs: Outputs, comparison: Comparison) -> Float32Array:
         return _compare_sparse(_sparse(outputs, comparison), comparison)
 
 
-def _dense(outputs: Outputs, comparison: Comparison) -> Float32Array:
+def _dense(outputs: Outputs, comparison: PairScoring) -> Float32Array:
     """The vectors of all texts, those given after those computed."""
     computed = [] if outputs.dense is None else [outputs.dense]
-    given = [floats(each) for each in comparison.given]
+    given = [to_float32(each) for each in comparison.stored]
     if comparison.similarity == "cosine":
         given = [_normalized(rows_ND) for rows_ND in given]
     return computed[0] if computed and not given else np.concatenate([*computed, *given])
@@ -54,7 +54,7 @@ def _normalized(rows_ND: Float32Array) -> Float32Array:
     return (wide_ND / np.where(norms_N1 > 0, norms_N1, 1)).astype(np.float32)
 
 
-def _compare_dense(dense_ND: Float32Array, comparison: Comparison) -> Float32Array:
+def _compare_dense(dense_ND: Float32Array, comparison: PairScoring) -> Float32Array:
     scores_P = np.empty(comparison.num_pairs, np.float32)
     for start in range(0, comparison.num_pairs, _PAIRS_AT_A_TIME):
         some = slice(start, start + _PAIRS_AT_A_TIME)
@@ -63,18 +63,18 @@ def _compare_dense(dense_ND: Float32Array, comparison: Comparison) -> Float32Arr
     return scores_P
 
 
-def _sparse(outputs: Outputs, comparison: Comparison) -> Sparse:
+def _sparse(outputs: Outputs, comparison: PairScoring) -> Sparse:
     """The entries of all texts, those given after those computed."""
-    if outputs.sparse is not None and not comparison.given:
+    if outputs.sparse is not None and not comparison.stored:
         return outputs.sparse
-    computed = outputs.sparse or joined({})
-    ids = [computed.ids_X, *(each.ids_X for each in comparison.given if each.ids_X is not None)]
-    weights = [computed.weights_X, *(each.rows_XD[:, 0] for each in comparison.given)]
-    counts = [np.diff(each.offsets_N1) for each in (computed, *comparison.given)]
+    computed = outputs.sparse or concat_sparse({})
+    ids = [computed.ids_X, *(each.ids_X for each in comparison.stored if each.ids_X is not None)]
+    weights = [computed.weights_X, *(each.rows_XD[:, 0] for each in comparison.stored)]
+    counts = [np.diff(each.offsets_N1) for each in (computed, *comparison.stored)]
     return Sparse(np.concatenate(ids), np.concatenate(weights), np.concatenate(([0], np.cumsum(np.concatenate(counts)))))
 
 
-def _compare_sparse(sparse: Sparse, comparison: Comparison) -> Float32Array:
+def _compare_sparse(sparse: Sparse, comparison: PairScoring) -> Float32Array:
     """The dot product: a query's weights are looked up by the entries of its documents, all at once."""
     scores_P = np.zeros(comparison.num_pairs, np.float32)
     weights_V = np.zeros(int(sparse.ids_X.max(initial=-1)) + 1, np.float32)

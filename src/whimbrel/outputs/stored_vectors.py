@@ -24,7 +24,7 @@ from whimbrel.types.result import Ragged, Sparse
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given:
+class StoredVectors:
     """Vectors of texts that came with a request, of one type: text i has rows offsets_N1[i] to offsets_N1[i + 1]."""
 
     rows_XD: NDArray[Any]
@@ -50,7 +50,7 @@ _OBJECTS: Final = "OUT"
 """Kinds of arrays that hold no numbers: Python's objects, and strings."""
 
 
-def listed_vectors(given: object, output: OutputName) -> list[Any] | None:
+def as_vector_list(given: object, output: OutputName) -> list[Any] | None:
     """The vectors of each text in what holds those of several, or of one. None: it is no array, nor anything of a verb's."""
     if isinstance(given, Ragged | Sparse):
         return [given[index] for index in range(len(given))]
@@ -62,7 +62,7 @@ def listed_vectors(given: object, output: OutputName) -> list[Any] | None:
     return [given] if output == "sparse" and _is_sparse(given) else None
 
 
-class Stack:
+class StoredVectorsBuilder:
     """The vectors of one side, of pairs, checked one by one and then laid together by type."""
 
     def __init__(self, output: OutputName, width: int) -> None:
@@ -86,9 +86,9 @@ class Stack:
             self._kinds.setdefault(rows.dtype.name, []).append((number, param, rows, None))
         return number
 
-    def laid(self) -> tuple[tuple[Given, ...], Int32Array]:
+    def build(self) -> tuple[tuple[StoredVectors, ...], Int32Array]:
         """Them all, and of each that was added its place among them. Raises InvalidRequest where one holds NaN or infinity."""
-        blocks: list[Given] = []
+        blocks: list[StoredVectors] = []
         places_N = np.empty(self._count, np.int32)
         before = 0
         for items in self._kinds.values():
@@ -97,7 +97,7 @@ class Stack:
             offsets = np.cumsum([0, *(len(rows) for _, _, rows, _ in items)], dtype=np.int64)
             _check_finite(rows_XD, offsets, [param for _, param, _, _ in items])
             ids = np.concatenate([ids for *_, ids in items]) if self._output == "sparse" else None
-            blocks.append(Given(rows_XD, offsets, ids))
+            blocks.append(StoredVectors(rows_XD, offsets, ids))
             places_N[[number for number, *_ in items]] = np.arange(before, before + len(items), dtype=np.int32)
             before += len(items)
         return tuple(blocks), places_N
@@ -124,16 +124,16 @@ class Stack:
             return rows.reshape(-1, rows.shape[-1]).astype(kind, order="C", copy=False)
 
 
-def floats(given: Given) -> Float32Array:
+def to_float32(given: StoredVectors) -> Float32Array:
     """All rows, as float32: (X, D)."""
     rows_XD = given.rows_XD
     if rows_XD.dtype == np.uint8:
         rows_XD = np.unpackbits(rows_XD, axis=1).astype(np.float32) * np.float32(2) - np.float32(1)
     rows_XD = rows_XD.astype(np.float32, copy=False)
-    return rows_XD if (factor := scale(given)) == 1 else rows_XD * factor
+    return rows_XD if (factor := quantization_scale(given)) == 1 else rows_XD * factor
 
 
-def scale(given: Given) -> np.float32:
+def quantization_scale(given: StoredVectors) -> np.float32:
     """What its rows are multiplied by."""
     if given.rows_XD.dtype == np.int8:
         return np.float32(1 / _STEPS)
@@ -141,7 +141,7 @@ def scale(given: Given) -> np.float32:
     return np.float32(1 / sqrt(num_bits) if given.rows_XD.dtype == np.uint8 else 1)
 
 
-def bounds(given: Iterable[Given], first: int) -> Int64Array:
+def entry_bounds(given: Iterable[StoredVectors], first: int) -> Int64Array:
     """The numbers at which blocks begin, the first of which is `first`, and the one after the last."""
     return np.cumsum([first, *map(len, given)])
 

@@ -9,7 +9,7 @@ from whimbrel.types.arrays import Int32Array, Int64Array
 from whimbrel.types.card import Output
 
 
-def kept(
+def token_mask(
     output: Output, ids_T: Int32Array, cu_seqlens: NDArray[np.integer], is_query_B: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Which tokens give a row."""

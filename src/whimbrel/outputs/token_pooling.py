@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from whimbrel.outputs.ward import ward_tree
+from whimbrel.outputs.ward import ward_linkage
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.result import Ragged
@@ -69,7 +69,7 @@ def _ward(rows_TD: Float32Array, num_clusters: int) -> Int64Array:
     scipy: Any = hierarchy
     if len(rows_TD) > _LONG:
         with _one_at_a_time:
-            tree = ward_tree(squareform(_distances(rows_TD)).astype(np.float64))
+            tree = ward_linkage(squareform(_distances(rows_TD)).astype(np.float64))
     else:
         tree = scipy.linkage(_distances(rows_TD), method="ward")
     labels: Int64Array = scipy.fcluster(tree, t=num_clusters, criterion="maxclust")

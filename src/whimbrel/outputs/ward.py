@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 _Floats = NDArray[np.float64]
 
 
-def ward_tree(distances_NN: _Floats) -> _Floats:
+def ward_linkage(distances_NN: _Floats) -> _Floats:
     """scipy.cluster.hierarchy.linkage(squareform(distances_NN), "ward"): (N - 1, 4). The distances are overwritten.
 
     They are symmetric, and N is at least 2. Raises ValueError if they are not finite."""
     if not np.isfinite(distances_NN).all():
         raise ValueError("distances must be finite.")
-    joined_M4 = _joined(distances_NN)
-    return _labelled(joined_M4[np.argsort(joined_M4[:, 2], kind="stable")])
+    joined_M4 = _merge_pairs(distances_NN)
+    return _relabel(joined_M4[np.argsort(joined_M4[:, 2], kind="stable")])
 
 
-def _joined(distances_NN: _Floats) -> _Floats:
+def _merge_pairs(distances_NN: _Floats) -> _Floats:
     """(one, other, distance, size) of each join, in the order of the chain. Of two the higher stands for both from then on."""
     num = len(distances_NN)
     sizes_N, gone_N = np.ones(num), np.zeros(num)
@@ -62,7 +62,7 @@ def _joint_distances(distances_NN: _Floats, sizes_N: _Floats, x: int, y: int) ->
     return np.sqrt(squares_N)
 
 
-def _labelled(joined_M4: _Floats) -> _Floats:
+def _relabel(joined_M4: _Floats) -> _Floats:
     """The same with clusters in place of rows: N + i is what join i made."""
     num = len(joined_M4) + 1
     above = list(range(2 * num - 1))

@@ -21,7 +21,7 @@ from datetime import datetime
 from queue import Full, Queue
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
-from whimbrel.telemetry.trace import Finished, subscribe
+from whimbrel.telemetry.trace import RequestFinished, subscribe
 
 LogFormat: TypeAlias = Literal["plain", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -51,13 +51,13 @@ def configure(
     process: its place in the server, put on every line.
     secrets: API keys; replaced by *** where they turn up.
     """
-    handler = _Handler(_Form(options.format, process, secrets), stream)
+    handler = _Handler(_Formatter(options.format, process, secrets), stream)
     root = logging.getLogger()
     root.addHandler(handler)
     before = _log.level, _access_log.level
     _log.setLevel(options.level.upper())
     _access_log.setLevel(logging.INFO)  # who asks for it gets it, at any level
-    end_requests = subscribe(Finished, _log_access if options.access else _log_failure)
+    end_requests = subscribe(RequestFinished, _log_access if options.access else _log_failure)
 
     def end() -> None:
         end_requests()
@@ -69,16 +69,16 @@ def configure(
     return end
 
 
-def _log_access(request: Finished) -> None:
+def _log_access(request: RequestFinished) -> None:
     _access_log.info("request", extra={"fields": _fields(request)})
 
 
-def _log_failure(request: Finished) -> None:
+def _log_failure(request: RequestFinished) -> None:
     if request.status >= 500 or request.outcome == "error":
         _log.warning(f"answered {request.status} ({request.error})", extra={"fields": _fields(request)})
 
 
-def _fields(request: Finished) -> dict[str, object]:
+def _fields(request: RequestFinished) -> dict[str, object]:
     """What is worth knowing of a request, without its empty fields."""
     fields: dict[str, object] = {
         "method": request.method,
@@ -98,7 +98,7 @@ def _fields(request: Finished) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value or name == "status"}
 
 
-class Storm:
+class LogThrottle:
     """Which records are written in a storm of them: the first few of a kind in each window; the rest are counted. Pure."""
 
     def __init__(self, *, first: int = 5, window: float = 10.0, max_kinds: int = 64) -> None:
@@ -117,7 +117,7 @@ class Storm:
         self._kinds[kind] = end, seen + 1
         return seen < self._first
 
-    def over(self, now: float) -> list[tuple[str, int]]:
+    def flush_windows(self, now: float) -> list[tuple[str, int]]:
         """Kinds whose window is over, and how many records were left out; they are forgotten."""
         ended = [kind for kind, (end, _) in self._kinds.items() if now >= end]
         counts = [(kind, self._kinds.pop(kind)[1] - self._first) for kind in ended]
@@ -129,12 +129,12 @@ class Storm:
         return self._window
 
     @property
-    def holds_back(self) -> bool:
+    def is_suppressing(self) -> bool:
         """Whether records were left out that `over` will tell of."""
         return any(seen > self._first for _, seen in self._kinds.values())
 
 
-class Sink:
+class NonBlockingStream:
     """A stream that nobody waits for: a thread writes what is handed over; while nobody reads, what does not fit is counted.
 
     A terminal that was stopped and a pipe that nobody reads would otherwise stop event loops, lanes and the supervisor.
@@ -173,7 +173,7 @@ class Sink:
             self._lines.task_done()
 
 
-_sinks: Final[set[Sink]] = set()
+_sinks: Final[set[NonBlockingStream]] = set()
 
 
 def flush() -> None:
@@ -185,14 +185,16 @@ def flush() -> None:
 class _Handler(logging.StreamHandler[Any]):
     """Writes records to a stream; warnings and errors through a Storm, by the text before its arguments are put in."""
 
-    def __init__(self, form: _Form, stream: TextIO | None) -> None:
-        self._sink: Sink | None = None
+    def __init__(self, form: _Formatter, stream: TextIO | None) -> None:
+        self._sink: NonBlockingStream | None = None
         if stream is None:
-            self._sink = Sink(sys.stderr, lambda lost: form.format(_record(f"{lost:,} lines were lost: nobody read them")))
+            self._sink = NonBlockingStream(
+                sys.stderr, lambda lost: form.format(_record(f"{lost:,} lines were lost: nobody read them"))
+            )
             _sinks.add(self._sink)
         super().__init__(self._sink or stream)
         self.setFormatter(form)
-        self._storm = Storm()
+        self._storm = LogThrottle()
         self._timer: threading.Timer | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -204,7 +206,7 @@ class _Handler(logging.StreamHandler[Any]):
         if self._storm.admits(str(record.msg), now):
             super().emit(record)
         elif self._timer is None:
-            self._arm()
+            self._start_timer()
 
     def close(self) -> None:
         with self._locked():
@@ -217,22 +219,22 @@ class _Handler(logging.StreamHandler[Any]):
             self._sink.wait()
             _sinks.discard(self._sink)
 
-    def _arm(self) -> None:
+    def _start_timer(self) -> None:
         """A storm that ends leaves nobody to tell how long it was: a timer does."""
-        self._timer = threading.Timer(self._storm.window, self._ring)
+        self._timer = threading.Timer(self._storm.window, self._on_timer)
         self._timer.daemon = True
         self._timer.start()
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         with self._locked():
             if self._timer is not None:  # closed meanwhile
                 self._timer = None
                 self._summarise(time.monotonic())
-                if self._storm.holds_back:
-                    self._arm()
+                if self._storm.is_suppressing:
+                    self._start_timer()
 
     def _summarise(self, now: float) -> None:
-        for kind, num_left_out in self._storm.over(now):
+        for kind, num_left_out in self._storm.flush_windows(now):
             text = f"and {num_left_out:,} more in {self._storm.window:g} s: {kind or 'of other kinds'}"
             record = _record(text)
             record.fields = {"left_out": num_left_out}
@@ -247,7 +249,7 @@ def _record(text: str) -> logging.LogRecord:
     return logging.LogRecord(_log.name, logging.WARNING, "", 0, text, None, None)
 
 
-class _Form(logging.Formatter):
+class _Formatter(logging.Formatter):
     """A record as one line."""
 
     def __init__(self, form: LogFormat, process: str, secrets: Sequence[str]) -> None:
@@ -260,17 +262,17 @@ class _Form(logging.Formatter):
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            "message": self._blot(record.getMessage()),
+            "message": self._redact(record.getMessage()),
         }
         if self._process:
             line["process"] = self._process
         fields: Mapping[str, object] = getattr(record, "fields", {})
-        line |= {name: self._blot(value) for name, value in fields.items()}
+        line |= {name: self._redact(value) for name, value in fields.items()}
         if record.exc_info:
-            line["traceback"] = self._blot(self.formatException(record.exc_info))
+            line["traceback"] = self._redact(self.formatException(record.exc_info))
         return self._write(line)
 
-    def _blot(self, value: object) -> object:
+    def _redact(self, value: object) -> object:
         """Without API keys."""
         if isinstance(value, str):
             for secret in self._secrets:

@@ -42,7 +42,18 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from whimbrel.errors import SetupError
-from whimbrel.telemetry.trace import Count, Counted, Finished, Level, LevelName, Observed, Received, Size, Stage, subscribe
+from whimbrel.telemetry.trace import (
+    Count,
+    CounterEvent,
+    GaugeEvent,
+    GaugeName,
+    HistogramEvent,
+    RequestFinished,
+    RequestStarted,
+    Size,
+    Stage,
+    subscribe,
+)
 
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
@@ -63,7 +74,7 @@ _COUNTS: Final[dict[Count, tuple[str, str]]] = {
     "document_cache_hits": ("document_cache_hits", "Documents to compare whose token vectors were kept."),
     "document_cache_misses": ("document_cache_misses", "Documents to compare whose token vectors had to be computed."),
 }
-_LEVELS: Final[dict[LevelName, tuple[str, str]]] = {
+_LEVELS: Final[dict[GaugeName, tuple[str, str]]] = {
     "queue_tokens": ("queue_tokens", "Tokens that wait."),
     "queue_small_tokens": ("queue_small_tokens", "Those of them that belong to small requests."),
     "engines_up": ("engines_up", "Engines that answer."),
@@ -138,7 +149,7 @@ def use_directory(path: Path, identity: str) -> None:
     _values.ValueClass = _values.MultiProcessValue(process_identifier=lambda: identity)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        forget(identity)
+        process_ended(identity)
         for kind in ("counter", "histogram", "gauge_livesum"):
             _reserve(path / f"{kind}_{identity}.db")
         (path / f"{identity}.pid").write_text(str(os.getpid()))
@@ -146,7 +157,7 @@ def use_directory(path: Path, identity: str) -> None:
         raise SetupError(f"cannot keep metrics in {path}: {error.strerror or error}.") from None
 
 
-def forget(identity: str) -> None:
+def process_ended(identity: str) -> None:
     """A process of this server is dead: what it had under way or in its queue is no more. Its counters stay."""
     if _place is not None:
         _multiprocess.mark_process_dead(identity, str(_place[0]))
@@ -190,14 +201,14 @@ class Metrics:
         self._registry = own if _place is None else CollectorRegistry()
         if _place is not None:
             self._registry.register(_Sums(_place[0]))
-            self._settle(*_place)
+            self._count_lost_requests(*_place)
         self._registry.register(_Processes())
         self._ends = (
-            subscribe(Observed, self._observe),
-            subscribe(Counted, self._count),
-            subscribe(Level, self._set_level),
-            subscribe(Received, self._receive),
-            subscribe(Finished, self._finish),
+            subscribe(HistogramEvent, self._observe),
+            subscribe(CounterEvent, self._count),
+            subscribe(GaugeEvent, self._set_level),
+            subscribe(RequestStarted, self._receive),
+            subscribe(RequestFinished, self._finish),
         )
 
     @property
@@ -215,23 +226,23 @@ class Metrics:
         for end in self._ends:
             end()
 
-    def _observe(self, event: Observed) -> None:
+    def _observe(self, event: HistogramEvent) -> None:
         if (size := self._sizes.get(event.name)) is not None:
             size(event.model).observe(event.value)
         else:
             self._stages(event.name).observe(event.value)
 
-    def _count(self, event: Counted) -> None:
+    def _count(self, event: CounterEvent) -> None:
         self._counts[event.name](event.model).inc(event.amount)
 
-    def _set_level(self, event: Level) -> None:
+    def _set_level(self, event: GaugeEvent) -> None:
         self._levels[event.name](event.model).set(event.value)
 
-    def _receive(self, event: Received) -> None:
+    def _receive(self, event: RequestStarted) -> None:
         self._received(event.route).inc()
         self._in_flight(event.route).inc()
 
-    def _finish(self, event: Finished) -> None:
+    def _finish(self, event: RequestFinished) -> None:
         model = event.model
         self._requests(event.route, model, event.outcome, event.status).inc()
         self._in_flight(event.route).dec()
@@ -245,7 +256,7 @@ class Metrics:
             if event.num_truncated:
                 self._truncated(model).inc(event.num_truncated)
 
-    def _settle(self, path: Path, identity: str) -> None:
+    def _count_lost_requests(self, path: Path, identity: str) -> None:
         """What the last process of this identity had under way when it died has ended, too: as "lost"."""
         open_: Tally[str] = Tally()
         for key, number in _sums(path, f"counter_{identity}.db").items():

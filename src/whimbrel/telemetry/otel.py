@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from whimbrel.errors import SetupError
-from whimbrel.telemetry.trace import Finished, subscribe
+from whimbrel.telemetry.trace import RequestFinished, subscribe
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -38,7 +38,7 @@ def start(processor: SpanProcessor | None = None) -> Callable[[], None]:
     provider = TracerProvider(resource=Resource.create({**names, "service.version": __version__}))
     provider.add_span_processor(processor or _otlp())
     spans = _Spans(provider.get_tracer("whimbrel", __version__))
-    end_spans = subscribe(Finished, spans.add)
+    end_spans = subscribe(RequestFinished, spans.add)
 
     def end() -> None:
         end_spans()
@@ -75,7 +75,7 @@ class _Spans:
         self._tracer = tracer
         self._propagator = TraceContextTextMapPropagator()
 
-    def add(self, request: Finished) -> None:
+    def add(self, request: RequestFinished) -> None:
         """The span of a request, and under it those of its stages, one after another from its start.
 
         Stages are told by how long they took, not by when; what lies between them is left to the end. Batches of one request
@@ -105,7 +105,7 @@ class _Spans:
         span.end(end)
 
 
-def _attributes(request: Finished) -> Mapping[str, str | int]:
+def _attributes(request: RequestFinished) -> Mapping[str, str | int]:
     """Names of OpenTelemetry's conventions where there are some."""
     attributes: dict[str, str | int] = {
         "http.request.method": request.method if request.method != "other" else "_OTHER",

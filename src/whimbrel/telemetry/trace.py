@@ -36,7 +36,7 @@ Count: TypeAlias = Literal[
 """What is counted: requests sent again after an engine died; batches cut in halves after a failure; rows run again in
 float32; batches that did not fit into memory; processes started again; requests that nobody waited for any more."""
 
-LevelName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up"]
+GaugeName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up"]
 """What rises and falls: tokens that wait, those of them that belong to small requests, engines that answer."""
 
 Outcome: TypeAlias = Literal[
@@ -55,7 +55,7 @@ Outcome: TypeAlias = Literal[
 """How a request ended, from outside; every request has exactly one. `lost`: its worker was stopped or died meanwhile."""
 
 
-class Observed(msgspec.Struct, frozen=True, gc=False):
+class HistogramEvent(msgspec.Struct, frozen=True, gc=False):
     """A stage took so many seconds, or a batch of a model has such a size."""
 
     name: Stage | Size
@@ -63,7 +63,7 @@ class Observed(msgspec.Struct, frozen=True, gc=False):
     model: str = ""
 
 
-class Counted(msgspec.Struct, frozen=True, gc=False):
+class CounterEvent(msgspec.Struct, frozen=True, gc=False):
     """Something happened, `amount` times."""
 
     name: Count
@@ -71,21 +71,21 @@ class Counted(msgspec.Struct, frozen=True, gc=False):
     model: str = ""
 
 
-class Level(msgspec.Struct, frozen=True, gc=False):
+class GaugeEvent(msgspec.Struct, frozen=True, gc=False):
     """Something stands at `value` now."""
 
-    name: LevelName
+    name: GaugeName
     value: float
     model: str = ""
 
 
-class Received(msgspec.Struct, frozen=True, gc=False):
+class RequestStarted(msgspec.Struct, frozen=True, gc=False):
     """An HTTP request came. A Finished with the same route follows, whatever happens."""
 
     route: str
 
 
-class Finished(msgspec.Struct, frozen=True):
+class RequestFinished(msgspec.Struct, frozen=True):
     """An HTTP request ended. Holds no text, no key and no header but those named."""
 
     request_id: str
@@ -116,8 +116,8 @@ class Finished(msgspec.Struct, frozen=True):
     """The client's, if it is valid (W3C Trace Context)."""
 
 
-Event: TypeAlias = Observed | Counted | Level | Received | Finished
-E = TypeVar("E", Observed, Counted, Level, Received, Finished)
+Event: TypeAlias = HistogramEvent | CounterEvent | GaugeEvent | RequestStarted | RequestFinished
+E = TypeVar("E", HistogramEvent, CounterEvent, GaugeEvent, RequestStarted, RequestFinished)
 
 _subscribers: dict[type[Event], tuple[Callable[[Any], None], ...]] = {}
 
@@ -139,31 +139,31 @@ def subscribe(kind: type[E], subscriber: Callable[[E], None]) -> Callable[[], No
 
 def observe(name: Stage | Size, value: float, *, model: str = "") -> None:
     """Report a stage that was timed elsewhere (seconds), or the size of a batch."""
-    if subscribers := _subscribers.get(Observed):
-        _tell(subscribers, Observed(name, value, model))
+    if subscribers := _subscribers.get(HistogramEvent):
+        _tell(subscribers, HistogramEvent(name, value, model))
 
 
 def count(name: Count, amount: int = 1, *, model: str = "") -> None:
     """Report that something happened."""
-    if subscribers := _subscribers.get(Counted):
-        _tell(subscribers, Counted(name, amount, model))
+    if subscribers := _subscribers.get(CounterEvent):
+        _tell(subscribers, CounterEvent(name, amount, model))
 
 
-def level(name: LevelName, value: float, *, model: str = "") -> None:
+def gauge(name: GaugeName, value: float, *, model: str = "") -> None:
     """Report where something stands now."""
-    if subscribers := _subscribers.get(Level):
-        _tell(subscribers, Level(name, value, model))
+    if subscribers := _subscribers.get(GaugeEvent):
+        _tell(subscribers, GaugeEvent(name, value, model))
 
 
-def received(route: str) -> None:
+def request_started(route: str) -> None:
     """Report that an HTTP request came."""
-    if subscribers := _subscribers.get(Received):
-        _tell(subscribers, Received(route))
+    if subscribers := _subscribers.get(RequestStarted):
+        _tell(subscribers, RequestStarted(route))
 
 
-def finished(record: Finished) -> None:
+def request_finished(record: RequestFinished) -> None:
     """Report that an HTTP request ended."""
-    if subscribers := _subscribers.get(Finished):
+    if subscribers := _subscribers.get(RequestFinished):
         _tell(subscribers, record)
 
 
@@ -175,7 +175,7 @@ def _tell(subscribers: tuple[Callable[[Any], None], ...], event: Event) -> None:
             _log.exception("a subscriber failed. This is a bug.")
 
 
-class trace:
+class Timer:
     """Context manager around one stage; `seconds` holds its duration afterwards. It is observed, or, if the stage is of one
     HTTP request, put `into` the stages of its Finished, by its name."""
 

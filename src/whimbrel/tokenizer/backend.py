@@ -20,7 +20,7 @@ from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.tokenizer.truncation import MAX_CHARACTERS, check_characters
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
-from whimbrel.types.seq import Tokens
+from whimbrel.types.seq import TokenInfo
 
 _FILE: Final = "tokenizer.json"
 
@@ -32,7 +32,7 @@ def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
     """The checkpoint's tokenizer, as its class reads tokenizer.json. Raises CheckpointError."""
     file = read_tokenizer_file(folder / card.path).data
     try:
-        as_stored = card.tokenizer.bare is not None and card.tokenizer.bare.as_stored
+        as_stored = card.tokenizer.static is not None and card.tokenizer.static.as_stored
         content = file if as_stored else read_as_class(file, card.tokenizer, card.encoder.vocab_size)
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
         if card.tokenizer.tokenizer_class in _UNIGRAM:
@@ -82,10 +82,10 @@ class BackendTokenizer:
 
         Raises InvalidRequest and TooLarge.
         """
-        slices = self.encodings(texts, prompt, names=names, special=special)
+        slices = self.encode_batches(texts, prompt, names=names, special=special)
         return [row for encodings in slices for row in _flat([encoding.ids for encoding in encodings])]
 
-    def distinct(self, rows: Iterable[Iterable[str]]) -> dict[str, Int32Array]:
+    def encode_unique(self, rows: Iterable[Iterable[str]]) -> dict[str, Int32Array]:
         """The ids of each text in rows of texts, without special tokens. What occurs in many is tokenised once."""
         first: dict[str, str] = {}
         for index, row in enumerate(rows):
@@ -94,7 +94,7 @@ class BackendTokenizer:
         texts = list(first)
         return dict(zip(texts, self.ids(texts, names=list(first.values()), special=False), strict=True))
 
-    def encodings(
+    def encode_batches(
         self,
         texts: Sequence[str],
         prompt: str = "",
@@ -118,9 +118,9 @@ class BackendTokenizer:
                 raise found or InvalidRequest(f"cannot be tokenised: {error}.", param="input") from None
             yield encodings
 
-    def tokens(self, texts: Sequence[str], prompt: str = "", *, special: bool = True) -> list[Tokens]:
+    def tokens(self, texts: Sequence[str], prompt: str = "", *, special: bool = True) -> list[TokenInfo]:
         """All there is to say of the tokens of prompt + text, for each text. Raises InvalidRequest and TooLarge."""
-        found = self.encodings(texts, prompt, special=special, located=True)
+        found = self.encode_batches(texts, prompt, special=special, located=True)
         return [_tokens(encoding) for encodings in found for encoding in encodings]
 
     def texts(self, rows: Sequence[Int32Array], *, special: bool = True) -> list[str]:
@@ -160,9 +160,9 @@ def _slices(sizes: Sequence[int]) -> Iterator[slice]:
         yield slice(start, len(sizes))
 
 
-def _tokens(encoding: tokenizers.Encoding) -> Tokens:
+def _tokens(encoding: tokenizers.Encoding) -> TokenInfo:
     special_T = np.array(encoding.special_tokens_mask, np.bool_)
-    return Tokens(np.array(encoding.ids, np.int32), tuple(encoding.tokens), special_T, np.array(encoding.offsets, np.int32))
+    return TokenInfo(np.array(encoding.ids, np.int32), tuple(encoding.tokens), special_T, np.array(encoding.offsets, np.int32))
 
 
 def _flat(lists: list[list[int]]) -> list[Int32Array]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
-from whimbrel.outputs.merge import Merge
+from whimbrel.outputs.merge import ChunkMerge
 from whimbrel.tokenizer.backend import find_surrogate
 from whimbrel.tokenizer.tokenizer import Tokenizer
 from whimbrel.tokenizer.validation import check_texts
@@ -32,7 +32,7 @@ _MAX_PARTS: Final = 2**14
 """Of all texts of a request that are split."""
 
 
-def encode_split(tokenizer: Tokenizer, request: Request, *, normalized: bool) -> tuple[list[Seq], Merge | None]:
+def encode_split(tokenizer: Tokenizer, request: Request, *, normalized: bool) -> tuple[list[Seq], ChunkMerge | None]:
     """The seqs of texts that may be too long for the model, and how their vectors become those of the texts.
 
     Each part has the special tokens and what the text begins with: its prompt, or its instruction. `normalized`: whether
@@ -40,7 +40,7 @@ def encode_split(tokenizer: Tokenizer, request: Request, *, normalized: bool) ->
     """
     if len(request.texts) == 0:
         return [], None
-    terms = tokenizer.terms(replace(request, truncate="never"))
+    terms = tokenizer.encode_params(replace(request, truncate="never"))
     rows, _ = tokenizer.rows(request, terms)
     prompt = tokenizer.backend.ids([""], terms.prompt, special=False)[0]
     parts: list[tuple[Int32Array, int]] = []
@@ -53,14 +53,14 @@ def encode_split(tokenizer: Tokenizer, request: Request, *, normalized: bool) ->
         raise TooLarge(f"the texts have {len(parts):,} parts; the limit is {_MAX_PARTS:,}. Send fewer.", param="input")
     seqs = [tokenizer.seq(ids, index, terms) for index, (ids, _) in enumerate(parts)]
     weights_S = np.array([max(1, size) for _, size in parts], np.float32)
-    return seqs, Merge(np.cumsum([0, *counts], dtype=np.int64), weights_S, normalized)
+    return seqs, ChunkMerge(np.cumsum([0, *counts], dtype=np.int64), weights_S, normalized)
 
 
 def encode_document(tokenizer: Tokenizer, request: Request) -> list[Seq]:
     """The texts of a request as parts of one document: one seq, with a span for each. Raises as Tokenizer.encode does."""
     if len(request.texts) == 0:
         return []
-    terms, texts = tokenizer.terms(request), check_texts(request.texts)
+    terms, texts = tokenizer.encode_params(request), check_texts(request.texts)
     ids, offsets_T2 = _located(tokenizer, texts, terms.prompt)
     if ids.size > terms.limit.max_length:
         raise TooLong(
@@ -83,7 +83,7 @@ def encode_document(tokenizer: Tokenizer, request: Request) -> list[Seq]:
 def _located(tokenizer: Tokenizer, texts: list[str], prompt: str) -> tuple[Int32Array, NDArray[np.int64]]:
     """The ids of one document, and of which characters they are, (T, 2)."""
     try:
-        ((encoding,),) = tokenizer.backend.encodings([prompt + "".join(texts)], located=True)
+        ((encoding,),) = tokenizer.backend.encode_batches([prompt + "".join(texts)], located=True)
     except InvalidRequest as error:
         raise find_surrogate(texts, prompt=prompt) or error from None
     return np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int64).reshape(-1, 2)
@@ -92,7 +92,7 @@ def _located(tokenizer: Tokenizer, texts: list[str], prompt: str) -> tuple[Int32
 def _pieces(tokenizer: Tokenizer, ids: Int32Array, prompt: Int32Array, max_length: int) -> list[tuple[Int32Array, int]]:
     """As `split`: each part has what stands around the text, and the prompt or instruction before it."""
     special, before, after = tokenizer.special, 0, 0
-    if special.enclose(ids):
+    if special.surround(ids):
         before = special.before.size + common_prefix(ids[special.before.size :], prompt)
         before, after = max(before, tokenizer.count_instruction(ids)), special.after.size
     if ids.size > max_length <= before + after:

@@ -9,27 +9,27 @@ from dataclasses import replace
 
 import numpy as np
 
-from whimbrel.tokenizer.truncation import Lengths, Limit
-from whimbrel.types.card import Form
+from whimbrel.tokenizer.truncation import LengthBounds, TruncationLimit
+from whimbrel.types.card import TextFormat
 from whimbrel.types.seq import Seq
 
 
-def lengths(form: Form | None, least: int, most: int) -> Lengths:
+def length_bounds(form: TextFormat | None, least: int, most: int) -> LengthBounds:
     """Tokens that texts of a form may have, where those without one may have `least` to `most`."""
     if form is None:
-        return Lengths(least, most, most)
+        return LengthBounds(least, most, most)
     expansion = form.expansion
     least = max(least + _marker(form), 0 if expansion is None else expansion.length)
     is_fixed = expansion is not None and expansion.length == form.max_length
-    return Lengths(least, min(form.max_length, most), form.max_length if is_fixed else most)
+    return LengthBounds(least, min(form.max_length, most), form.max_length if is_fixed else most)
 
 
-def room(form: Form | None, limit: Limit) -> Limit:
+def remaining_limit(form: TextFormat | None, limit: TruncationLimit) -> TruncationLimit:
     """What the form leaves of a limit."""
     return limit if form is None else replace(limit, max_length=limit.max_length - _marker(form))
 
 
-def give_form(seq: Seq, form: Form | None, *, is_query: bool) -> Seq:
+def add_markers_and_expansion(seq: Seq, form: TextFormat | None, *, is_query: bool) -> Seq:
     """Put in what the form wants, into a seq that leaves room for it; None: nothing."""
     ids, num_keys = seq.ids, 0
     if form is not None and form.marker_id is not None:
@@ -43,5 +43,5 @@ def give_form(seq: Seq, form: Form | None, *, is_query: bool) -> Seq:
     return replace(seq, ids=ids, num_keys=num_keys, is_query=is_query)
 
 
-def _marker(form: Form) -> int:
+def _marker(form: TextFormat) -> int:
     return 0 if form.marker_id is None else 1

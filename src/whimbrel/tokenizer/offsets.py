@@ -12,24 +12,24 @@ from whimbrel.checkpoint.tokenizer.classes import unknown_token
 from whimbrel.tokenizer.tokenizer import Tokenizer
 from whimbrel.tokenizer.validation import check_texts
 from whimbrel.types.request import Request
-from whimbrel.types.seq import Seq, TokenSpans
+from whimbrel.types.seq import Seq, TokenOffsets
 
 
-def locate(tokenizer: Tokenizer, request: Request) -> tuple[list[Seq], list[TokenSpans]]:
+def encode_with_offsets(tokenizer: Tokenizer, request: Request) -> tuple[list[Seq], list[TokenOffsets]]:
     """As `Tokenizer.encode`, of texts; and which characters their tokens are of, those of a prompt not counted."""
-    terms, texts = tokenizer.terms(request), check_texts(request.texts)
+    terms, texts = tokenizer.encode_params(request), check_texts(request.texts)
     seqs: list[Seq] = []
-    spans: list[TokenSpans] = []
-    for encodings in tokenizer.backend.encodings(texts, terms.prompt, located=True):
+    spans: list[TokenOffsets] = []
+    for encodings in tokenizer.backend.encode_batches(texts, terms.prompt, located=True):
         for encoding in encodings:
             ids = np.array(encoding.ids, np.int32)
-            kept = tokenizer.special.kept(ids, terms.limit)
-            spans.append(_find_spans(tokenizer, encoding, texts[len(spans)], terms.prompt)[kept])
+            kept = tokenizer.special.truncate_indices(ids, terms.limit)
+            spans.append(_find_offsets(tokenizer, encoding, texts[len(spans)], terms.prompt)[kept])
             seqs.append(tokenizer.seq(ids, len(seqs), terms))
     return seqs, spans
 
 
-def _find_spans(tokenizer: Tokenizer, encoding: tokenizers.Encoding, text: str, prompt: str) -> TokenSpans:
+def _find_offsets(tokenizer: Tokenizer, encoding: tokenizers.Encoding, text: str, prompt: str) -> TokenOffsets:
     """Of the encoding of prompt + text. Characters are counted from where the text begins."""
     chars_T2 = np.array(encoding.offsets, np.int32).reshape(-1, 2) - len(prompt)
     special_T = np.array(encoding.special_tokens_mask, np.bool_)
@@ -46,4 +46,4 @@ def _find_spans(tokenizer: Tokenizer, encoding: tokenizers.Encoding, text: str, 
     unknown = unknown_token(tokenizer.card.tokenizer)
     if unknown is not None and (unknown_id := tokenizer.backend.raw.token_to_id(unknown)) is not None:
         inner_T &= np.array(encoding.ids) != unknown_id
-    return TokenSpans(chars_T2, special_T, inner_T)
+    return TokenOffsets(chars_T2, special_T, inner_T)

@@ -12,7 +12,7 @@ from whimbrel.tokenizer.backend import BackendTokenizer
 from whimbrel.types.request import Request
 
 
-def cut_sides(request: Request, *backends: BackendTokenizer) -> Request:
+def truncate_sides(request: Request, *backends: BackendTokenizer) -> Request:
     """The request with its queries and documents cut, as it asks; `backends` are those of the two. Vectors that stand for a
     text stay as they are. Raises InvalidRequest and TooLarge."""
     limits = {"max_query_tokens": request.max_query_tokens, "max_document_tokens": request.max_document_tokens}
@@ -33,7 +33,7 @@ def _cut(side: Sequence[object], limit: int, part: int, backend: BackendTokenize
     for index, text in enumerate(side):
         if isinstance(text, str):
             first.setdefault(text, f"input[{index}][{part}]")
-    slices = backend.encodings(list(first), names=list(first.values()), special=False, located=True)
+    slices = backend.encode_batches(list(first), names=list(first.values()), special=False, located=True)
     found: dict[object, str] = {}
     for text, encoding in zip(first, chain.from_iterable(slices), strict=True):
         found[text] = text

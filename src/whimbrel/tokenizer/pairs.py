@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 
 from whimbrel.errors import InvalidRequest
-from whimbrel.tokenizer.truncation import Limit
+from whimbrel.tokenizer.truncation import TruncationLimit
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.seq import Seq
 
@@ -37,7 +37,7 @@ class PairTemplate:
     def num_special(self) -> int:
         return self.before.size + self.between.size + self.after.size
 
-    def seq(self, first: Int32Array, second: Int32Array, index: int, limit: Limit) -> Seq:
+    def seq(self, first: Int32Array, second: Int32Array, index: int, limit: TruncationLimit) -> Seq:
         """The seq of two texts, cut to the limit. Raises TooLong, and InvalidRequest if it would be empty."""
         num_tokens = self.num_special + first.size + second.size
         if num_tokens == 0:

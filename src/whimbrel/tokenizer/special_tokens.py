@@ -9,7 +9,7 @@ import numpy as np
 import tokenizers
 
 from whimbrel.errors import CheckpointError
-from whimbrel.tokenizer.truncation import Limit
+from whimbrel.tokenizer.truncation import TruncationLimit
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 
@@ -29,17 +29,17 @@ class SpecialTokens:
     def num_tokens(self) -> int:
         return self.before.size + self.after.size
 
-    def enclose(self, ids: Int32Array) -> bool:
+    def surround(self, ids: Int32Array) -> bool:
         """Whether they stand around these."""
         first, last = ids[: self.before.size], ids[ids.size - self.after.size :]
         return np.array_equal(first, self.before) and np.array_equal(last, self.after)
 
-    def kept(self, ids: Int32Array, limit: Limit) -> slice | Int32Array:
+    def truncate_indices(self, ids: Int32Array, limit: TruncationLimit) -> slice | Int32Array:
         """Which tokens are left of a text, these among them; ids that came without are cut as they are."""
         if ids.size <= limit.max_length:
             return slice(None)
         places = np.arange(ids.size, dtype=np.int32)
-        if not self.enclose(ids):
+        if not self.surround(ids):
             return limit.cut(places, limit.max_length)
         first, end = self.before.size, ids.size - self.after.size
         return np.concatenate((places[:first], limit.cut(places[first:end], limit.max_length - self.num_tokens), places[end:]))
@@ -47,7 +47,7 @@ class SpecialTokens:
 
 def find_special_tokens(tokenizer: tokenizers.Tokenizer, card: Card) -> SpecialTokens:
     """Raises CheckpointError if they depend on the text, or have a type that the model does not know."""
-    if card.tokenizer.bare is not None:
+    if card.tokenizer.static is not None:
         return SpecialTokens(np.empty(0, np.int32), np.empty(0, np.int32))
     found = {_around(tokenizer, probe) for probe in _PROBES}
     if len(found) != 1:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import tokenizers
 
-from whimbrel.tokenizer.truncation import Limit
+from whimbrel.tokenizer.truncation import TruncationLimit
 from whimbrel.types.arrays import Int32Array
-from whimbrel.types.card import BareTokens
+from whimbrel.types.card import StaticTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class BareRules:
+class StaticRules:
     """BareTokens of the card, for one tokenizer."""
 
     empty_id: int
@@ -26,11 +26,11 @@ class BareRules:
     token_size: int
     """Characters that a token of the limit stands for; 0: characters do not count."""
 
-    def shortens(self, limit: Limit) -> bool:
+    def shortens(self, limit: TruncationLimit) -> bool:
         """Whether texts are cut before they are tokenised."""
         return self.token_size > 0 and limit.truncate != "never"
 
-    def shorten(self, text: str, limit: Limit) -> str:
+    def shorten(self, text: str, limit: TruncationLimit) -> str:
         """A text without the characters that lie beyond the limit."""
         most = self.token_size * limit.max_length
         return text[-most:] if limit.truncate == "left" else text[:most]
@@ -40,11 +40,11 @@ class BareRules:
         return ids if ids.size else np.array([self.empty_id], np.int32)
 
 
-def bare_rules(tokenizer: tokenizers.Tokenizer, bare: BareTokens) -> BareRules:
+def find_static_rules(tokenizer: tokenizers.Tokenizer, bare: StaticTokenizer) -> StaticRules:
     """What the card says of bare tokens, with this vocabulary."""
     unknown_id = _unknown_id(tokenizer) if bare.drop_unknown else None
     token_size = int(np.median([len(token) for token in tokenizer.get_vocab()])) if bare.cut_characters else 0
-    return BareRules(bare.empty_id, unknown_id, token_size)
+    return StaticRules(bare.empty_id, unknown_id, token_size)
 
 
 def _unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:

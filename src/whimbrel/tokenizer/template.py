@@ -22,7 +22,7 @@ from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
 from whimbrel.tokenizer.special_tokens import SpecialTokens
 from whimbrel.tokenizer.tokenizer import Tokenizer
-from whimbrel.tokenizer.truncation import Lengths, Limit
+from whimbrel.tokenizer.truncation import LengthBounds, TruncationLimit
 from whimbrel.tokenizer.validation import check_pairs, has_ids
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
@@ -38,7 +38,7 @@ _EXAMPLE: Final = ("How far do birds fly?", "Some fly 10,000 km.\nThat is far", 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Form:
+class _TokenizedTemplate:
     """A template, its own tokens made."""
 
     pieces: tuple[Int32Array | str, ...]
@@ -82,14 +82,16 @@ class TemplateTokenizer:
         controls = _controls(self._full, card.template)
         self._plain = BackendTokenizer(_without(self._full, controls), special=False, max_characters=maxsize)
         none = np.empty(0, np.int32)
-        self._around = self._tokenizer.special if card.template.around else SpecialTokens(none, none)
-        if card.template.around and self._around.num_tokens == 0:
+        self._around = self._tokenizer.special if card.template.add_special_tokens else SpecialTokens(none, none)
+        if card.template.add_special_tokens and self._around.num_tokens == 0:
             raise CheckpointError("puts no special token around a text; this model needs it.", file=_FILE, key="post_processor")
-        self._forms = {form: self._form(form, controls) for form in (card.template.texts, card.template.instructed) if form}
+        self._forms = {
+            form: self._form(form, controls) for form in (card.template.texts, card.template.texts_with_instruction) if form
+        }
         least = 1 + max(self._least_size(form) for form in self._forms.values())
         if plan.max_length < least:
             raise CheckpointError(f"max length {plan.max_length} leaves no room in the template.", file=_FILE)
-        self._lengths = Lengths(least, plan.max_length, plan.max_length)
+        self._lengths = LengthBounds(least, plan.max_length, plan.max_length)
 
     def encode(self, request: Request) -> list[Seq]:
         """Tokenise all pairs of a request, or take ids as they are. Raises as Tokenizer.encode does."""
@@ -112,7 +114,7 @@ class TemplateTokenizer:
             raise find_surrogate(list(chain(*pairs)), names, instruction=instruction) or error from None
         limits = self._limits(rows[:2], form, limit)
         return [
-            self._seq(pieces, index, form, limits, shortened=self._template.shortens(*pairs[index]))
+            self._seq(pieces, index, form, limits, shortened=self._template.truncates_chars(*pairs[index]))
             for index, pieces in enumerate(rows[2:])
         ]
 
@@ -128,20 +130,20 @@ class TemplateTokenizer:
         name = self._card.default_prompt_name if request.prompt_name is None else request.prompt_name
         return None if name is None else self._card.prompt_text(name) or None
 
-    def _rows(self, parts: Sequence[Pair], form: _Form, instruction: str) -> list[list[Int32Array]]:
+    def _rows(self, parts: Sequence[Pair], form: _TokenizedTemplate, instruction: str) -> list[list[Int32Array]]:
         """The tokens of each piece of each pair. What occurs more than once is tokenised once."""
         runs = [
             [fill(run, query=query, document=document, instruction=instruction) for run in form.runs]
             for query, document in parts
         ]
-        ids = self._plain.distinct(runs)
+        ids = self._plain.encode_unique(runs)
         return [[ids[next(texts)] if isinstance(piece, str) else piece for piece in form.pieces] for texts in map(iter, runs)]
 
-    def _least_size(self, form: _Form) -> int:
+    def _least_size(self, form: _TokenizedTemplate) -> int:
         """Tokens of a pair in which nothing is said."""
         return self._around.num_tokens + sum(piece.size for piece in self._rows([("", "")], form, "")[0])
 
-    def _limits(self, different: Sequence[list[Int32Array]], form: _Form, limit: Limit) -> _Limits:
+    def _limits(self, different: Sequence[list[Int32Array]], form: _TokenizedTemplate, limit: TruncationLimit) -> _Limits:
         template, lead = self._template, form.lead
         first, second = (np.concatenate(pieces).tolist() for pieces in different)
         tail = common_end(first, second) + self._around.after.size
@@ -153,7 +155,7 @@ class TemplateTokenizer:
             raise InvalidRequest("leaves no room for query and document.", param="instruction")
         return _Limits(total, int(body * template.query_share), self._around.before.size + lead, tail, limit.truncate)
 
-    def _seq(self, pieces: list[Int32Array], index: int, form: _Form, limits: _Limits, *, shortened: bool) -> Seq:
+    def _seq(self, pieces: list[Int32Array], index: int, form: _TokenizedTemplate, limits: _Limits, *, shortened: bool) -> Seq:
         size = self._around.num_tokens + sum(piece.size for piece in pieces)
         if self._template.query_share < 1:
             pieces = [
@@ -175,13 +177,13 @@ class TemplateTokenizer:
 
     # Loading
 
-    def _form(self, texts: Sequence[str], controls: Collection[str]) -> _Form:
+    def _form(self, texts: Sequence[str], controls: Collection[str]) -> _TokenizedTemplate:
         pieces = list[Int32Array | str]()
         for text in texts:
             of_text = self._pieces(text, controls)
             self._check(text, of_text)
             pieces += of_text
-        return _Form(tuple(pieces))
+        return _TokenizedTemplate(tuple(pieces))
 
     def _pieces(self, text: str, controls: Collection[str]) -> list[Int32Array | str]:
         return [
@@ -194,7 +196,7 @@ class TemplateTokenizer:
     def _check(self, text: str, pieces: Sequence[Int32Array | str]) -> None:
         """The pieces must come to the same tokens as the text at once."""
         query, document, instruction = _EXAMPLE
-        row = self._rows([(query, document)], _Form(tuple(pieces)), instruction)[0]
+        row = self._rows([(query, document)], _TokenizedTemplate(tuple(pieces)), instruction)[0]
         whole = self._full.encode(fill(text, query=query, document=document, instruction=instruction), add_special_tokens=False)
         if np.concatenate(row).tolist() != whole.ids:
             raise CheckpointError("cannot tokenise the parts of the model's template on their own.", file=_FILE)
@@ -202,7 +204,7 @@ class TemplateTokenizer:
 
 def _controls(tokenizer: tokenizers.Tokenizer, template: Template) -> frozenset[str]:
     """Special tokens, and what else the template has of the added tokens, line breaks aside."""
-    own = "".join(map(fill, (*template.texts, *(template.instructed or ()))))
+    own = "".join(map(fill, (*template.texts, *(template.texts_with_instruction or ()))))
     added = tokenizer.get_added_tokens_decoder().values()
     return frozenset(
         token.content for token in added if token.special or (token.content in own and not token.content.isspace())

@@ -33,7 +33,7 @@ def check_characters(sizes: Sequence[int], most: int, names: Sequence[str] | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class TruncationLimit:
     """What the texts of a request are held to."""
 
     max_length: int
@@ -55,19 +55,19 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthBounds:
     """Which limits may be asked for, in tokens."""
 
-    least: int
-    usual: int
+    minimum: int
+    default: int
     """That of a request that asks for none."""
-    most: int
+    maximum: int
 
-    def limit(self, request: Request, truncate: Truncate) -> Limit:
+    def limit(self, request: Request, truncate: Truncate) -> TruncationLimit:
         """That of a request; `truncate` is the checkpoint's. Raises InvalidRequest."""
-        wanted = self.usual if request.max_tokens is None else request.max_tokens
-        if not self.least <= wanted <= self.most:
+        wanted = self.default if request.max_tokens is None else request.max_tokens
+        if not self.minimum <= wanted <= self.maximum:
             raise InvalidRequest(
-                f"{wanted:,} tokens per text; this model takes {self.least} to {self.most:,}.", param="max_tokens"
+                f"{wanted:,} tokens per text; this model takes {self.minimum} to {self.maximum:,}.", param="max_tokens"
             )
-        return Limit(wanted, request.truncate or truncate)
+        return TruncationLimit(wanted, request.truncate or truncate)

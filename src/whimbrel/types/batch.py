@@ -29,7 +29,7 @@ class Batch:
     cu_seqlens: Int32Array
     """B + 1 offsets: seq i owns tokens cu_seqlens[i] to cu_seqlens[i + 1]."""
     prompt_tokens_B: Int32Array
-    num_keys_B: Int32Array
+    num_attended_B: Int32Array
     """How many leading tokens of a seq are attended to: mostly all."""
     is_query_B: NDArray[np.bool_]
     spans_B: list[Int32Array | None] | None
@@ -55,14 +55,18 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
     input_ids`, a padding token inside a text has position pad_id and is not counted.
     """
     given_lengths = np.fromiter((seq.ids.size for seq in seqs), np.int32, len(seqs))
-    order = np.lexsort((np.fromiter((seq.num_keys for seq in seqs), np.int32, len(seqs)), -given_lengths)).astype(np.int32)
+    order = np.lexsort((np.fromiter((seq.num_attended for seq in seqs), np.int32, len(seqs)), -given_lengths)).astype(np.int32)
     places: list[int] = order.tolist()
     ordered = [seqs[i] for i in places]
     lengths = given_lengths[order]
     cu_seqlens = np.concatenate((np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)))
     ids = np.concatenate([seq.ids for seq in ordered])
     table_B6 = np.array(
-        [(seq.prompt_tokens, seq.type_id, seq.second, seq.num_keys, seq.is_query, seq.adapter) for seq in ordered], np.int32
+        [
+            (seq.prompt_tokens, seq.type_id, seq.second_text_start, seq.num_attended, seq.is_query, seq.adapter)
+            for seq in ordered
+        ],
+        np.int32,
     ).reshape(-1, 6)
     prompt_tokens, type_ids, seconds, num_keys, is_query, adapters = np.ascontiguousarray(table_B6.T)
     return Batch(
@@ -72,7 +76,7 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
         type_ids_T=_type_ids(cu_seqlens, lengths, type_ids, seconds),
         cu_seqlens=cu_seqlens,
         prompt_tokens_B=prompt_tokens,
-        num_keys_B=np.where(num_keys > 0, num_keys, lengths).astype(np.int32),
+        num_attended_B=np.where(num_keys > 0, num_keys, lengths).astype(np.int32),
         is_query_B=is_query.astype(np.bool_),
         spans_B=[seq.spans_S2 for seq in ordered] if any(seq.spans_S2 is not None for seq in ordered) else None,
         adapters_B=adapters,
@@ -96,7 +100,7 @@ def _positions(ids: Int32Array, cu_seqlens: Int32Array, lengths: Int32Array, off
     return np.where(ids != pad_id, counted[1:] - counted[starts] + (offset - 1), pad_id).astype(np.int32)
 
 
-def runs(cu_seqlens: Int32Array, num_keys_B: Int32Array | None = None) -> list[tuple[int, int, int, int]]:
+def equal_length_groups(cu_seqlens: Int32Array, num_keys_B: Int32Array | None = None) -> list[tuple[int, int, int, int]]:
     """(first token, number of seqs, length, number of keys) of each run of neighbouring seqs that are equal in both."""
     lengths = np.diff(cu_seqlens)
     keys = lengths if num_keys_B is None else num_keys_B

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from whimbrel.errors import InvalidRequest
-from whimbrel.types.heads import Activation, Finish, Head, Vocabulary
+from whimbrel.types.heads import Activation, Head, MlmHead, OutputActivation
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import InputType, OutputName, Similarity
 from whimbrel.types.template import Template
 
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-StatedPooling: TypeAlias = PoolingMode | Literal["splade", "math-shepherd"]
+PoolingOption: TypeAlias = PoolingMode | Literal["splade", "math-shepherd"]
 """What a user may say of a checkpoint that does not say it: how tokens are pooled, or that its language-modelling head makes
 weights of vocabulary entries, or rewards of steps."""
-STATED_POOLINGS: Final[tuple[StatedPooling, ...]] = (*POOLING_MODES, "splade", "math-shepherd")
+POOLING_OPTIONS: Final[tuple[PoolingOption, ...]] = (*POOLING_MODES, "splade", "math-shepherd")
 
 
 RerankerName: TypeAlias = Literal["qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank"]
@@ -125,7 +125,7 @@ class Output:
 
     width: int
     """Columns of a row."""
-    usual_width: int = 0
+    default_width: int = 0
     """So many are kept, the first ones, where a request does not say; 0: all."""
     rows: Literal["text", "token", "entry", "vocabulary"] = "text"
     """A row for each text; for each token; for each entry of the vocabulary that the text has, the largest of its tokens; or
@@ -134,13 +134,13 @@ class Output:
     """How the tokens of a text become one row: modes are concatenated in this order."""
     include_prompt: bool = True
     token_head: tuple[Head, ...] = ()
-    vocabulary: Vocabulary | None = None
+    vocabulary: MlmHead | None = None
     """What makes one row over the vocabulary of a text's tokens, in place of `modes`."""
     head: tuple[Head, ...] = ()
     max_entries: int = 0
     """So many entries a text keeps, the largest; 0: all."""
-    finish: Finish = "identity"
-    finished: bool = True
+    activation: OutputActivation = "identity"
+    activated: bool = True
     """Whether rows are finished where a request does not say."""
     skip_ids: tuple[int, ...] = ()
     """Tokens that give no row,"""
@@ -192,7 +192,7 @@ AddedToken: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class BareTokens:
+class StaticTokenizer:
     """Texts have no special tokens around them, and may have no tokens at all."""
 
     empty_id: int
@@ -232,12 +232,12 @@ class TokenizerCard:
     """What added_tokens.json names, in checkpoints whose tokenizer_config.json does not list its added tokens."""
     added_tokens: tuple[AddedToken, ...] | None
     """What tokenizer_config.json adds, with ids and flags; None: it does not say."""
-    bare: BareTokens | None = None
+    static: StaticTokenizer | None = None
     """Of models that are mere tables."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expansion:
+class QueryExpansion:
     """Tokens that a short query is filled up with. Each gives a vector, and attends to what the query has itself."""
 
     token_id: int
@@ -250,14 +250,14 @@ class Expansion:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TextFormat:
     """How texts of one input type become tokens, where queries and documents do so in ways of their own."""
 
     max_length: int
     """Tokens, all that is put around a text included; a request may set another limit."""
     marker_id: int | None = None
     """This token comes after the first one."""
-    expansion: Expansion | None = None
+    expansion: QueryExpansion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class Card:
     labels: tuple[str, ...] = ()
     """The names of the columns of `scores` and `token_scores`, of a checkpoint with classes."""
     similarity: str | None = None
-    forms: Mapping[InputType, Form] = field(default_factory=dict[InputType, Form])
+    text_formats: Mapping[InputType, TextFormat] = field(default_factory=dict[InputType, TextFormat])
     """Of models that treat queries and documents differently: then every request says which its texts are."""
     template: Template | None = None
     """Into what a pair is put; None: pairs are pairs."""
@@ -356,7 +356,9 @@ def _of_tokens(outputs: Mapping[OutputName, Output], encoder: Encoder) -> dict[O
     dense = outputs.get("dense")
     if dense is None:
         return {}
-    found: dict[OutputName, Output] = {"hidden": Output(encoder.hidden_size, rows="token", finish="normalize", finished=False)}
+    found: dict[OutputName, Output] = {
+        "hidden": Output(encoder.hidden_size, rows="token", activation="normalize", activated=False)
+    }
     if len(dense.modes) == 1:
         found["token_dense"] = replace(dense, rows="token", modes=(), include_prompt=True)
     return found

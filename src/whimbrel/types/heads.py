@@ -35,7 +35,7 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogits:
+class LogitScore:
     """The logit of a token of the vocabulary as the next one, less that of another: rows of the table of output embeddings."""
 
     name: str
@@ -47,7 +47,7 @@ class TokenLogits:
 
 
 @dataclass(frozen=True, slots=True)
-class Quotient:
+class DivideBy:
     """Division by a number."""
 
     divisor: float
@@ -59,7 +59,7 @@ class Normalize:
 
 
 @dataclass(frozen=True, slots=True)
-class SparseCode:
+class SparseAutoencoder:
     """The encoder of a sparse autoencoder: the k largest latents, if they are positive; all others are 0."""
 
     source: str
@@ -72,7 +72,7 @@ class SparseCode:
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class MlmHead:
     """The decoder of a masked-language-model head, pooled: tokens become one row over the whole vocabulary (SPLADE)."""
 
     weight: str
@@ -91,7 +91,7 @@ class Vocabulary:
     """Its tensors lie among the transformer's."""
 
 
-Head: TypeAlias = Dense | LayerNorm | Normalize | TokenLogits | Quotient | SparseCode | Vocabulary
+Head: TypeAlias = Dense | LayerNorm | Normalize | LogitScore | DivideBy | SparseAutoencoder | MlmHead
 
-Finish: TypeAlias = Literal["normalize", "sigmoid", "softmax", "identity"]
+OutputActivation: TypeAlias = Literal["normalize", "sigmoid", "softmax", "identity"]
 """What is done to a row at last, if a request does not say otherwise."""

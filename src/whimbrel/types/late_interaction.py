@@ -17,7 +17,7 @@ from whimbrel.errors import InvalidRequest
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-MAX_NUMBERS: Final = 2**17
+MAX_DIMS: Final = 2**17
 """An encoded text has at most so many numbers, 512 KiB. The defaults make 10,240."""
 _MAX_PRODUCTS: Final = 4096
 """So many dot products are made of each token at most. The defaults make 420."""
@@ -61,15 +61,15 @@ class MuveraParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name, (least, most) in _MUVERA_LIMITS.items():
             _check_integer(name, getattr(self, name), least, most)
-        if self.num_numbers > MAX_NUMBERS:
-            message = f"r_reps * 2**k_sim * dim_proj makes {self.num_numbers:,} numbers; the limit is {MAX_NUMBERS:,}."
+        if self.num_dims > MAX_DIMS:
+            message = f"r_reps * 2**k_sim * dim_proj makes {self.num_dims:,} numbers; the limit is {MAX_DIMS:,}."
             raise InvalidRequest(message, param="k_sim")
         if (products := self.r_reps * (self.dim_proj + self.k_sim)) > _MAX_PRODUCTS:
             message = f"r_reps * (dim_proj + k_sim) makes {products:,} products for each token; the limit is {_MAX_PRODUCTS:,}."
             raise InvalidRequest(message, param="r_reps")
 
     @property
-    def num_numbers(self) -> int:
+    def num_dims(self) -> int:
         """Of an encoded text."""
         return self.r_reps * self.dim_proj << self.k_sim
 
@@ -107,7 +107,7 @@ def read_muvera(given: object) -> MuveraParameters | None:
 
 
 @contextmanager
-def within(field: str) -> Generator[None]:
+def prefix_errors(field: str) -> Generator[None]:
     """Errors over parameters are named as those of this field."""
     try:
         yield
@@ -123,7 +123,7 @@ def _from_mapping(kind: type[S], field: str, given: Mapping[object, Any]) -> S:
     for name in msgspec.structs.fields(kind):
         if name.required and name.name not in given:
             raise InvalidRequest("is missing.", param=f"{field}.{name.name}")
-    with within(field):
+    with prefix_errors(field):
         return kind(**cast(Mapping[str, Any], given))
 
 

@@ -101,9 +101,9 @@ def text_request(
 ) -> Request:
     """The Request that a list of texts and its options stand for. Raises InvalidRequest."""
     check_options(options, TextOptions)
-    name, text = named_prompt(card, options.get("prompt"))
+    name, text = resolve_prompt(card, options.get("prompt"))
     return Request(
-        listed(texts),
+        as_list(texts),
         _names(outputs),
         prompt=text,
         prompt_name=name,
@@ -120,13 +120,13 @@ def text_request(
     )
 
 
-def refuse_muvera(options: TextOptions) -> None:
+def reject_muvera(options: TextOptions) -> None:
     """Of the verb that gives token vectors. Raises InvalidRequest."""
     if read_muvera(options.get("muvera")) is not None:
         raise InvalidRequest("gives no token vectors; call the verb muvera, or encode.", param="muvera")
 
 
-def with_muvera(options: TextOptions) -> TextOptions:
+def require_muvera(options: TextOptions) -> TextOptions:
     """The options of the verb that gives encodings. Raises InvalidRequest."""
     given = options.get("muvera")
     if given is False:
@@ -134,7 +134,7 @@ def with_muvera(options: TextOptions) -> TextOptions:
     return {**options, "muvera": True if given is None else given}
 
 
-def named_prompt(card: Card, prompt: str | None) -> tuple[str | None, str | None]:
+def resolve_prompt(card: Card, prompt: str | None) -> tuple[str | None, str | None]:
     """(name, text) of a prompt that is given by either. Raises InvalidRequest."""
     return (prompt, None) if isinstance(prompt, str) and prompt in card.prompts else read_prompt(prompt)
 
@@ -154,7 +154,7 @@ def _names(outputs: OutputName | Iterable[OutputName]) -> tuple[OutputName, ...]
     return tuple(outputs)
 
 
-def listed(texts: str | Iterable[T], param: str = "input") -> list[str] | list[T]:
+def as_list(texts: str | Iterable[T], param: str = "input") -> list[str] | list[T]:
     """A list of texts. What has other things in it than texts, or none in order, is refused. Raises InvalidRequest."""
     if isinstance(texts, str):
         return [texts]
@@ -164,9 +164,9 @@ def listed(texts: str | Iterable[T], param: str = "input") -> list[str] | list[T
     return list(texts)
 
 
-def strings(texts: str | Iterable[str], param: str) -> list[str]:
+def as_strings(texts: str | Iterable[str], param: str) -> list[str]:
     """As `listed`, of strings alone. Raises InvalidRequest."""
-    found = listed(texts, param)
+    found = as_list(texts, param)
     for index, text in enumerate(found):
         if not isinstance(cast(object, text), str):
             raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=f"{param}[{index}]")
@@ -181,7 +181,7 @@ def _is_iterable(texts: object) -> bool:
     return True
 
 
-def asked(output: T | None) -> T:
+def require(output: T | None) -> T:
     """An output that was asked for, and so is there."""
     assert output is not None
     return output

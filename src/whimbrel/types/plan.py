@@ -182,7 +182,7 @@ def _max_length(wanted: int | None, card: Card) -> int:
     return wanted
 
 
-def length_for(plan: Plan, card: Card, tower: Card) -> int:
+def max_length_for(plan: Plan, card: Card, tower: Card) -> int:
     """Tokens per text in one of the card's towers: its own limit, unless the user has set one."""
     return tower.max_length if plan.max_length == card.max_length else min(plan.max_length, tower.encoder.max_positions)
 

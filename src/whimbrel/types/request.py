@@ -30,11 +30,11 @@ InputType: TypeAlias = Literal["query", "document"]
 Pair: TypeAlias = tuple[str, str]
 """A query and a document, or any two texts of which one score is asked."""
 
-Vectors: TypeAlias = "NDArray[Any] | tuple[Int32Array, Float32Array]"
+VectorInput: TypeAlias = "NDArray[Any] | tuple[Int32Array, Float32Array]"
 """What a caller sends in place of a text that is compared: its dense vector (D,), its token vectors (T, D), or the entries and
 the weights of its sparse one. Which types there are: `given`."""
 
-Compared: TypeAlias = "tuple[str | Vectors, str | Vectors]"
+PairInput: TypeAlias = "tuple[str | VectorInput, str | VectorInput]"
 """A pair of which either part may be vectors."""
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]
@@ -51,7 +51,7 @@ class Request:
     contradict each other.
     """
 
-    texts: Sequence[str] | Sequence[Pair] | Sequence[Compared] | Sequence[Int64Array]
+    texts: Sequence[str] | Sequence[Pair] | Sequence[PairInput] | Sequence[Int64Array]
     outputs: tuple[OutputName, ...] = ()
     """What is asked for, all from one pass; none: what the model is made for."""
     prompt: str | None = None
@@ -88,7 +88,7 @@ class Request:
     """The texts are consecutive parts of one document, run in one pass; each part's vector is the mean of its own tokens.
 
     They are joined as they are, so a space between them belongs to one. Dense vectors only, of models that pool by the mean."""
-    locate: bool = False
+    return_offsets: bool = False
     """The answer says which characters each token is of."""
     split_long: bool = False
     """A text that is too long is run in parts; its vector is their mean, weighted by their tokens. Dense vectors only."""
@@ -96,20 +96,20 @@ class Request:
     """Lower numbers run first (as in vLLM)."""
     deadline: float = inf
     """When the answer is of no more use (time.perf_counter): what has not run by then does not run."""
-    owner: str = ""
-    """Whose request it is: owners share an engine evenly, and so do the requests of an owner."""
+    tenant: str = ""
+    """Whose request it is: tenants share an engine evenly, and so do the requests of a tenant."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def enter(self, *, owner: str, deadline: float) -> None:
+    def enter(self, *, tenant: str, deadline: float) -> None:
         """Say whose it is, and until when it is wanted; of a request that nobody else has seen yet."""
-        object.__setattr__(self, "owner", owner)
+        object.__setattr__(self, "tenant", tenant)
         object.__setattr__(self, "deadline", deadline)
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenize:
+class TokenizeRequest:
     """What the tokens of some texts are, whole: nothing is cut."""
 
     texts: Sequence[str]
@@ -120,10 +120,10 @@ class Tokenize:
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
+class DetokenizeRequest:
     """What texts some token ids are."""
 
-    rows: Sequence[Sequence[int]]
+    ids: Sequence[Sequence[int]]
     special: bool = True
     """Whether special tokens are written too."""
 
@@ -140,34 +140,34 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "max_query_tokens": ((int, type(None)), "an integer"),
     "max_document_tokens": ((int, type(None)), "an integer"),
     "late_chunking": ((bool,), "true or false"),
-    "locate": ((bool,), "true or false"),
+    "return_offsets": ((bool,), "true or false"),
     "explain": ((bool,), "true or false"),
     "split_long": ((bool,), "true or false"),
     "priority": ((int,), "an integer"),
     "deadline": ((float, int), "a number"),
-    "owner": ((str,), "a string"),
+    "tenant": ((str,), "a string"),
 }
 
 _PRIORITIES: Final = range(-(2**31), 2**31)
 
-_WORDS: Final[dict[str, tuple[str, ...]]] = {
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "input_type": ("query", "document"),
     "truncate": ("right", "left", "never"),
     "score_by": ("dense", "sparse", "multi_vector"),
 }
 
-_typed: Final = attrgetter(*_TYPES)
+_typed_fields: Final = attrgetter(*_TYPES)
 
-_worded: Final = attrgetter(*_WORDS)
+_choice_fields: Final = attrgetter(*_CHOICES)
 
 
 def check_fields(request: Request) -> None:
     """Refuse what no model takes; single texts are the tokenizer's to check. Raises InvalidRequest."""
     _check_lists(request)
-    typed = _typed(request)
-    if not _fit(tuple(map(type, typed))):
+    typed = _typed_fields(request)
+    if not _types_match(tuple(map(type, typed))):
         _check_types(typed)
-    for (name, words), given in zip(_WORDS.items(), _worded(request), strict=True):
+    for (name, words), given in zip(_CHOICES.items(), _choice_fields(request), strict=True):
         if given is not None and (not isinstance(given, str) or given not in words):
             raise InvalidRequest(f"{given!r} is not known; it takes {', '.join(words)}.", param=name)
     for name, given in (("max_query_tokens", request.max_query_tokens), ("max_document_tokens", request.max_document_tokens)):
@@ -190,7 +190,7 @@ def _check_types(typed: tuple[object, ...]) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _fit(kinds: tuple[type, ...]) -> bool:
+def _types_match(kinds: tuple[type, ...]) -> bool:
     """Whether these are just the types of _TYPES: then it need not be looked which of them are not."""
     return all(kind in types for kind, (types, _) in zip(kinds, _TYPES.values(), strict=True))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
-from whimbrel.types.seq import PairTokens, TokenSpans
+from whimbrel.types.seq import PairTokens, TokenOffsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Outputs:
     scores: Float32Array | None = None
     """(N, C)"""
     token_scores: Ragged | None = None
-    matches: Ragged | None = None
+    token_matches: Ragged | None = None
     """Of pairs that are explained: for each token vector of the query its greatest similarity to one of the document, and
     where that stands, from 0 on; 0 and -1 if the document has none. (Q, 2) for each pair."""
     muvera: Float32Array | None = None
@@ -131,9 +131,9 @@ class Result:
     num_tokens: int
     num_truncated: int
     timings: Timings
-    spans: Sequence[TokenSpans] | None = None
+    token_offsets: Sequence[TokenOffsets] | None = None
     """For each text which characters its tokens are of, if the request asked for it."""
-    tokens: Sequence[PairTokens] | None = None
+    pair_tokens: Sequence[PairTokens] | None = None
     """Of each pair, if the request asked for an explanation."""
 
     @property

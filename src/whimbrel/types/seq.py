@@ -12,7 +12,7 @@ from whimbrel.types.arrays import Int32Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
+class TokenInfo:
     """The tokens of a text, prompt and special tokens included."""
 
     ids_T: Int32Array
@@ -33,9 +33,9 @@ class Seq:
     prompt_tokens: int = 0
     """Leading tokens that pooling leaves out (models with include_prompt=False)."""
     type_id: int = 0
-    second: int = 0
+    second_text_start: int = 0
     """Where the second text of a pair begins, if its tokens have a type of their own (type_id + 1); 0: nowhere."""
-    num_keys: int = 0
+    num_attended: int = 0
     """Only so many leading tokens are attended to, by all; 0: every token is."""
     is_query: bool = False
     truncated: bool = False
@@ -48,17 +48,17 @@ class Seq:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenSpans:
+class TokenOffsets:
     """Of which characters of a text its tokens are."""
 
     chars_T2: Int32Array
     special_T: NDArray[np.bool_]
     """Which tokens are none of the text's own: put around it, or of a prompt."""
-    inner_T: NDArray[np.bool_]
+    is_continuation_T: NDArray[np.bool_]
     """Which tokens go on with the word of the token before."""
 
-    def __getitem__(self, places: slice | Int32Array) -> TokenSpans:
-        return TokenSpans(self.chars_T2[places], self.special_T[places], self.inner_T[places])
+    def __getitem__(self, places: slice | Int32Array) -> TokenOffsets:
+        return TokenOffsets(self.chars_T2[places], self.special_T[places], self.is_continuation_T[places])
 
 
 PairTokens: TypeAlias = "tuple[tuple[str, ...] | None, tuple[str, ...] | None]"

@@ -18,11 +18,11 @@ class Template:
     """How a pair becomes one text, or several that are tokenised on their own and put one after another."""
 
     texts: tuple[str, ...]
-    instructed: tuple[str, ...] | None = None
+    texts_with_instruction: tuple[str, ...] | None = None
     """The same where there is an instruction; None: the model takes none."""
-    around: bool = False
+    add_special_tokens: bool = False
     """Whether the tokenizer's own special tokens stand around it all."""
-    strips: bool = False
+    strip_inputs: bool = False
     """Whether white space around query and document is taken off."""
     body_length: int | None = None
     """Tokens of query, document and what stands between them, that the fixed tokens before and after are not counted in; None:
@@ -34,17 +34,17 @@ class Template:
 
     def form(self, instruction: str | None) -> tuple[str, ...] | None:
         """The texts for a request with or without an instruction; None: there are none."""
-        return self.texts if instruction is None else self.instructed
+        return self.texts if instruction is None else self.texts_with_instruction
 
     def parts(self, query: str, document: str) -> tuple[str, str]:
         """Query and document as they are put into it."""
         if self.max_characters is not None:
             query, document = query[: self.max_characters[0]], document[: self.max_characters[1]]
-        if self.strips:
+        if self.strip_inputs:
             query, document = query.strip(), document.strip()
         return query, document
 
-    def shortens(self, query: str, document: str) -> bool:
+    def truncates_chars(self, query: str, document: str) -> bool:
         """Whether `parts` leaves out characters at an end."""
         most = self.max_characters
         return most is not None and (len(query) > most[0] or len(document) > most[1])

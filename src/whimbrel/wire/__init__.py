@@ -5,24 +5,43 @@ numpy, orjson and pybase64 only; no Python object per float, and no copy before 
 
 from __future__ import annotations
 
-from whimbrel.wire.dtypes import FLOATS, ByteOrder, DType, FloatType, Typed, from_bytes, to_bits, to_int8
+from whimbrel.wire.dtypes import FLOATS, ByteOrder, DType, EncodedArray, FloatType, from_bytes, to_bits, to_int8
 from whimbrel.wire.json_base64 import (
-    LARGE,
+    STREAM_ABOVE,
     Base64,
-    Lazily,
+    LazyList,
     base64_list,
     base64_rows,
     from_base64,
-    json_pieces,
+    json_chunks,
     number_rows,
     to_base64,
     to_json,
 )
-from whimbrel.wire.raw import Block, join_blocks, npy_pieces, read_blocks, read_npy
+from whimbrel.wire.raw import Block, join_blocks, npy_chunks, read_blocks, read_npy
 
 __all__ = [
-    "FLOATS", "LARGE", "Base64", "Block", "ByteOrder", "DType", "FloatType", "Lazily", "Typed", "base64_list", "base64_rows",
-    "from_base64", "from_bytes", "join_blocks", "json_pieces", "npy_pieces", "number_rows", "read_blocks", "read_npy",
-    "to_base64", "to_bits",
-    "to_int8", "to_json",
+    "FLOATS",
+    "STREAM_ABOVE",
+    "Base64",
+    "Block",
+    "ByteOrder",
+    "DType",
+    "EncodedArray",
+    "FloatType",
+    "LazyList",
+    "base64_list",
+    "base64_rows",
+    "from_base64",
+    "from_bytes",
+    "join_blocks",
+    "json_chunks",
+    "npy_chunks",
+    "number_rows",
+    "read_blocks",
+    "read_npy",
+    "to_base64",
+    "to_bits",
+    "to_int8",
+    "to_json",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from whimbrel.types.arrays import Int64Array
-from whimbrel.wire.dtypes import Typed
+from whimbrel.wire.dtypes import EncodedArray
 from whimbrel.wire.flatbuffers import Number, Structs, Table, write_flat
 
 _VERSION_5: Final = 4
@@ -33,12 +33,12 @@ class Column:
     length: int
     kind: int
     type: Table
-    buffers: Sequence[Typed] = ()
+    buffers: Sequence[EncodedArray] = ()
     children: Sequence[Column] = ()
     extension: str = ""
 
 
-def vectors(name: str, array_ND: Typed) -> Column:
+def vectors(name: str, array_ND: EncodedArray) -> Column:
     """A vector for each row."""
     count, width = array_ND.shape
     return Column(name, count, _FIXED_LIST, Table([Number("i", width)]), children=[scalars("item", array_ND)])
@@ -47,7 +47,7 @@ def vectors(name: str, array_ND: Typed) -> Column:
 def lists(name: str, offsets_N1: Int64Array, items: Column) -> Column:
     """A list for each row: item offsets_N1[i] to offsets_N1[i + 1]."""
     order = _first_buffer(items).order
-    offsets = Typed(offsets_N1.astype(np.int32), "int32", order)
+    offsets = EncodedArray(offsets_N1.astype(np.int32), "int32", order)
     return Column(name, len(offsets_N1) - 1, _LIST, Table(), [offsets], [replace(items, name="item")])
 
 
@@ -56,22 +56,22 @@ def struct_of(name: str, *columns: Column) -> Column:
     return Column(name, columns[0].length, _STRUCT, Table(), children=columns)
 
 
-def scalars(name: str, array: Typed) -> Column:
-    bits = 8 * array.stored.itemsize
+def scalars(name: str, array: EncodedArray) -> Column:
+    bits = 8 * array.storage_dtype.itemsize
     length = int(np.prod(array.shape))
     if array.dtype in _PRECISION:
         return Column(name, length, _FLOAT, Table([Number("h", _PRECISION[array.dtype])]), [array])
     if array.dtype == "bfloat16":
         return Column(name, length, _FIXED_BINARY, Table([Number("i", 2)]), [array], extension="lance.bfloat16")
-    signed = array.stored.kind == "i"
+    signed = array.storage_dtype.kind == "i"
     return Column(name, length, _INT, Table([Number("i", bits), Number("b", signed)]), [array])
 
 
-def _first_buffer(column: Column) -> Typed:
+def _first_buffer(column: Column) -> EncodedArray:
     return column.buffers[0] if column.buffers else _first_buffer(column.children[0])
 
 
-def arrow_pieces(columns: Sequence[Column], about: Mapping[str, str]) -> tuple[int, Iterator[bytes | memoryview]]:
+def arrow_chunks(columns: Sequence[Column], about: Mapping[str, str]) -> tuple[int, Iterator[bytes | memoryview]]:
     """The number of bytes of the stream, and these. `about` becomes the schema's metadata."""
     buffers = [buffer for column in columns for buffer in _flat_buffers(column)]
     sizes = [0 if buffer is None else buffer.nbytes for buffer in buffers]
@@ -87,11 +87,11 @@ def arrow_pieces(columns: Sequence[Column], about: Mapping[str, str]) -> tuple[i
     return len(heads) + end + len(_END), _stream(heads, buffers)
 
 
-def _stream(heads: bytes, buffers: Sequence[Typed | None]) -> Iterator[bytes | memoryview]:
+def _stream(heads: bytes, buffers: Sequence[EncodedArray | None]) -> Iterator[bytes | memoryview]:
     yield heads
     for buffer in buffers:
         if buffer is not None:
-            yield from buffer.pieces()
+            yield from buffer.chunks()
             if rest := -buffer.nbytes % _ALIGN:
                 yield bytes(rest)
     yield _END
@@ -113,7 +113,7 @@ def _pairs(about: Mapping[str, str]) -> list[Table] | None:
     return [Table([name, value]) for name, value in about.items()] or None
 
 
-def _flat_buffers(column: Column) -> Iterator[Typed | None]:
+def _flat_buffers(column: Column) -> Iterator[EncodedArray | None]:
     """As Arrow orders them; None is what would say which are null."""
     yield None
     yield from column.buffers

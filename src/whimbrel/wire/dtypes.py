@@ -27,7 +27,7 @@ DType: TypeAlias = Literal[
 ByteOrder: TypeAlias = Literal["native", "little", "big"]
 
 FLOATS: Final[tuple[FloatType, ...]] = get_args(FloatType)
-_PIECE: Final = 2**16
+_CHUNK_ITEMS: Final = 2**16
 """Numbers that are converted at a time."""
 _LARGEST: Final[Mapping[str, float]] = {
     # half a step above the largest number: from there on rounding would lead to infinity
@@ -43,7 +43,7 @@ _STORED: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Typed:
+class EncodedArray:
     """An array and the type in which it travels; it is converted on the way, some rows at a time.
 
     Raises InvalidRequest where the type cannot hold it; `name` says in the message what it is.
@@ -69,7 +69,7 @@ class Typed:
             )
 
     @property
-    def stored(self) -> np.dtype[Any]:
+    def storage_dtype(self) -> np.dtype[Any]:
         """numpy's type of the same bytes, byte order included; bfloat16 are uint16, fp8 uint8."""
         return _stored(self.dtype, self.order)
 
@@ -86,13 +86,13 @@ class Typed:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * self.stored.itemsize
+        return prod(self.shape) * self.storage_dtype.itemsize
 
     def __len__(self) -> int:
         return len(self.array)
 
-    def __getitem__(self, rows: slice) -> Typed:
-        part = object.__new__(Typed)  # what holds for all rows need not be checked again
+    def __getitem__(self, rows: slice) -> EncodedArray:
+        part = object.__new__(EncodedArray)  # what holds for all rows need not be checked again
         for name, value in zip(self.__slots__, (self.array[rows], self.dtype, self.order, self.name), strict=True):
             object.__setattr__(part, name, value)
         return part
@@ -100,23 +100,23 @@ class Typed:
     def encoded(self) -> NDArray[Any]:
         """All of it as it travels, contiguous."""
         codes = _ENCODE[self.dtype](self.array) if self.dtype in _ENCODE else self.array
-        return np.ascontiguousarray(codes, self.stored)
+        return np.ascontiguousarray(codes, self.storage_dtype)
 
     def numbers(self) -> NDArray[Any]:
         """What it reads back as, in this machine's byte order."""
         return self.array if self.dtype == "float32" else _decoded(replace(self, order="native").encoded(), self.dtype)
 
-    def pieces(self) -> Iterator[memoryview]:
+    def chunks(self) -> Iterator[memoryview]:
         """Its bytes, row by row; a view of the array where nothing is to be converted."""
         if self._is_ready():
             yield _bytes_of(self.array)
             return
-        step = max(1, _PIECE // max(1, prod(self.array.shape[1:])))
+        step = max(1, _CHUNK_ITEMS // max(1, prod(self.array.shape[1:])))
         for start in range(0, len(self.array), step):
             yield _bytes_of(self[start : start + step].encoded())
 
     def _is_ready(self) -> bool:
-        return self.array.flags.c_contiguous and self.array.dtype == self.stored and self.dtype not in _ENCODE
+        return self.array.flags.c_contiguous and self.array.dtype == self.storage_dtype and self.dtype not in _ENCODE
 
 
 def from_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], order: ByteOrder = "little") -> NDArray[Any]:

@@ -13,13 +13,13 @@ import pybase64
 from numpy.typing import NDArray
 
 from whimbrel.types.arrays import Float32Array
-from whimbrel.wire.dtypes import Typed
+from whimbrel.wire.dtypes import EncodedArray
 
 _WIRE_FLOAT: Final = np.dtype("<f4")
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS
-LARGE: Final = 100 * 2**10
+STREAM_ABOVE: Final = 100 * 2**10
 """Numbers, or five times as many of base64: an answer of more is printed in pieces, so that others have their turn."""
-_PIECE: Final = 20 * 2**10
+_CHUNK_ITEMS: Final = 20 * 2**10
 """Numbers that are printed without a pause: about half a millisecond, and less than 256 KiB."""
 _AT_ONCE: Final = 2**20
 """Bytes whose base64 is made at once: about a quarter of a millisecond."""
@@ -34,11 +34,11 @@ _LEAST: Final = 2**16
 class Base64:
     """Stands in JSON for the base64 of an array's bytes, which is made when it is printed."""
 
-    array: Typed
+    array: EncodedArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lazily:
+class LazyList:
     """Stands in JSON for the list of these items, which are made when they are printed."""
 
     items: Iterable[object]
@@ -52,7 +52,7 @@ def to_json(value: object) -> bytes:
     return orjson.dumps(value, default=_default, option=_OPTIONS)
 
 
-def json_pieces(value: object) -> Iterator[bytes | memoryview]:
+def json_chunks(value: object) -> Iterator[bytes | memoryview]:
     """The same bytes as those of `to_json`, in pieces that are printed as they are asked for."""
     parts: list[bytes | memoryview] = []
     size = 0
@@ -65,9 +65,9 @@ def json_pieces(value: object) -> Iterator[bytes | memoryview]:
     yield b"".join(parts)
 
 
-def to_base64(vectors_ND: Float32Array | Typed) -> list[str]:
+def to_base64(vectors_ND: Float32Array | EncodedArray) -> list[str]:
     """Each row's bytes as base64; of an array those of little-endian float32."""
-    rows = (vectors_ND if isinstance(vectors_ND, Typed) else Typed(vectors_ND)).encoded()
+    rows = (vectors_ND if isinstance(vectors_ND, EncodedArray) else EncodedArray(vectors_ND)).encoded()
     size = rows.shape[1] * rows.itemsize
     if size % 3 or not size:
         return [pybase64.b64encode_as_string(row) for row in rows]
@@ -76,7 +76,7 @@ def to_base64(vectors_ND: Float32Array | Typed) -> list[str]:
 
 
 def base64_list(
-    head: bytes, vectors_ND: Typed, tail: bytes, *, before: bytes, after: bytes
+    head: bytes, vectors_ND: EncodedArray, tail: bytes, *, before: bytes, after: bytes
 ) -> tuple[int, Iterator[memoryview | bytes]]:
     """JSON with a list in it, and the bytes that come ahead of it and behind it: the list has for each row
     `before % index`, the row's bytes as base64, and `after`.
@@ -97,7 +97,7 @@ def base64_list(
 
 
 def _base64_pieces(
-    head: bytes, vectors_ND: Typed, tail: bytes, before: bytes, after: NDArray[np.uint8]
+    head: bytes, vectors_ND: EncodedArray, tail: bytes, before: bytes, after: NDArray[np.uint8]
 ) -> Iterator[memoryview]:
     step = max(1, _AT_ONCE * len(vectors_ND) // max(1, vectors_ND.nbytes))
     for first in range(0, len(vectors_ND), step):
@@ -149,18 +149,18 @@ def _table(text: bytes, first: int) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join([text % index for index in range(first, last)]), np.uint8).reshape(last - first, -1)
 
 
-def base64_rows(vectors_ND: Typed) -> list[str] | list[Base64]:
+def base64_rows(vectors_ND: EncodedArray) -> list[str] | list[Base64]:
     """Each row's bytes as base64, or what stands for it in JSON if that would take long."""
-    if vectors_ND.array.size <= _PIECE << 4:
+    if vectors_ND.array.size <= _CHUNK_ITEMS << 4:
         return to_base64(vectors_ND)
     return [Base64(vectors_ND[row : row + 1]) for row in range(len(vectors_ND))]
 
 
-def number_rows(vectors_ND: Typed) -> NDArray[Any] | list[Typed]:
+def number_rows(vectors_ND: EncodedArray) -> NDArray[Any] | list[EncodedArray]:
     """The numbers of each row as JSON prints them, or what stands for them if making them would take long."""
-    if vectors_ND.dtype == "float32" or vectors_ND.array.size <= _PIECE:
+    if vectors_ND.dtype == "float32" or vectors_ND.array.size <= _CHUNK_ITEMS:
         return vectors_ND.numbers()
-    return [Typed(row_D, vectors_ND.dtype, vectors_ND.order, vectors_ND.name) for row_D in vectors_ND.array]
+    return [EncodedArray(row_D, vectors_ND.dtype, vectors_ND.order, vectors_ND.name) for row_D in vectors_ND.array]
 
 
 def from_base64(rows: Sequence[str | bytes]) -> Float32Array:
@@ -176,9 +176,9 @@ def from_base64(rows: Sequence[str | bytes]) -> Float32Array:
 def _default(value: object) -> object:
     if isinstance(value, Base64):
         return pybase64.b64encode_as_string(value.array.encoded().data)
-    if isinstance(value, Lazily):
+    if isinstance(value, LazyList):
         return list(value.items)
-    if isinstance(value, Typed):
+    if isinstance(value, EncodedArray):
         return value.numbers()
     if isinstance(value, np.ndarray):  # not contiguous, or of another byte order
         array = cast("NDArray[Any]", value)
@@ -189,12 +189,12 @@ def _default(value: object) -> object:
 
 
 def _print(value: object) -> Iterator[bytes | memoryview]:
-    if isinstance(value, dict) and _weigh(value, _PIECE) > _PIECE:
+    if isinstance(value, dict) and _cost(value, _CHUNK_ITEMS) > _CHUNK_ITEMS:
         for number, (name, each) in enumerate(cast("dict[str, object]", value).items()):
             yield (b",%b:" if number else b"{%b:") % to_json(name)
             yield from _print(each)
         yield b"}"
-    elif isinstance(value, list | np.ndarray | Typed) and _weigh(value, _PIECE) > _PIECE:
+    elif isinstance(value, list | np.ndarray | EncodedArray) and _cost(value, _CHUNK_ITEMS) > _CHUNK_ITEMS:
         for number, group in enumerate(_groups(cast(Any, value))):
             if isinstance(group, list) and len(group) == 1:
                 yield b"," if number else b"["
@@ -205,7 +205,7 @@ def _print(value: object) -> Iterator[bytes | memoryview]:
                 yield b"," if number else b"["
                 yield memoryview(to_json(group))[1:-1]
         yield b"]"
-    elif isinstance(value, Lazily):
+    elif isinstance(value, LazyList):
         yield b"["
         for number, each in enumerate(value.items):
             if number:
@@ -216,23 +216,23 @@ def _print(value: object) -> Iterator[bytes | memoryview]:
         yield to_json(cast(object, value))
 
 
-def _groups(value: list[object] | NDArray[Any] | Typed) -> Iterator[list[object] | NDArray[Any] | Typed]:
+def _groups(value: list[object] | NDArray[Any] | EncodedArray) -> Iterator[list[object] | NDArray[Any] | EncodedArray]:
     """Consecutive items of about `_PIECE` numbers together; a single one may have more."""
     if not isinstance(value, list):
-        step = max(1, _PIECE * len(value) // _weigh(value))
+        step = max(1, _CHUNK_ITEMS * len(value) // _cost(value))
         yield from (value[start : start + step] for start in range(0, len(value), step))
         return
     start = weight = 0
     for index, item in enumerate(value):
-        item_weight = _weigh(item)
-        if weight + item_weight > _PIECE and index > start:
+        item_weight = _cost(item)
+        if weight + item_weight > _CHUNK_ITEMS and index > start:
             yield value[start:index]
             start, weight = index, 0
         weight += item_weight
     yield value[start:]
 
 
-def _weigh(value: Any, most: int | None = None) -> int:
+def _cost(value: Any, most: int | None = None) -> int:
     """How many numbers take as long to be printed as `value`, about; counting ends above `most`."""
     kind = cast(object, type(value))
     if kind is np.ndarray:
@@ -240,20 +240,20 @@ def _weigh(value: Any, most: int | None = None) -> int:
     if kind is str:
         return 1 + (len(value) >> 6)
     if kind is dict or kind is list:
-        return _weigh_all(value.values() if kind is dict else value, most)
-    if kind is Typed:
+        return _total_cost(value.values() if kind is dict else value, most)
+    if kind is EncodedArray:
         return value.array.size
     if kind is Base64:
         return 20 + (value.array.array.size >> 3)
-    return _PIECE + 1 if kind is Lazily else 1
+    return _CHUNK_ITEMS + 1 if kind is LazyList else 1
 
 
-def _weigh_all(values: Iterable[object], most: int | None) -> int:
+def _total_cost(values: Iterable[object], most: int | None) -> int:
     if most is None:
-        return sum(map(_weigh, values))
+        return sum(map(_cost, values))
     weight = 0
     for value in values:
-        weight += _weigh(value, most)
+        weight += _cost(value, most)
         if weight > most:
             break
     return weight

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.wire.dtypes import ByteOrder, DType, Typed, from_bytes
+from whimbrel.wire.dtypes import ByteOrder, DType, EncodedArray, from_bytes
 
 _ALIGN: Final = 8
 
@@ -31,7 +31,7 @@ class Block(msgspec.Struct, frozen=True):
     """One after its last byte."""
 
 
-def join_blocks(arrays: Mapping[str, Typed]) -> tuple[list[Block], int, Iterator[bytes | memoryview]]:
+def join_blocks(arrays: Mapping[str, EncodedArray]) -> tuple[list[Block], int, Iterator[bytes | memoryview]]:
     """What is where, the number of bytes, and these."""
     blocks: list[Block] = []
     end = 0
@@ -42,11 +42,11 @@ def join_blocks(arrays: Mapping[str, Typed]) -> tuple[list[Block], int, Iterator
     return blocks, end, _joined(blocks, list(arrays.values()))
 
 
-def _joined(blocks: Sequence[Block], arrays: Sequence[Typed]) -> Iterator[bytes | memoryview]:
+def _joined(blocks: Sequence[Block], arrays: Sequence[EncodedArray]) -> Iterator[bytes | memoryview]:
     end = 0
     for block, array in zip(blocks, arrays, strict=True):
         yield bytes(block.start - end)
-        yield from array.pieces()
+        yield from array.chunks()
         end = block.end
 
 
@@ -59,15 +59,19 @@ def read_blocks(blocks: Sequence[Block], body: bytes | memoryview) -> dict[str, 
     return {each.name: from_bytes(data[each.start : each.end], each.dtype, each.shape, each.endianness) for each in blocks}
 
 
-def npy_pieces(array: Typed) -> tuple[int, Iterator[bytes | memoryview]]:
+def npy_chunks(array: EncodedArray) -> tuple[int, Iterator[bytes | memoryview]]:
     """The number of bytes of a file that `numpy.load` reads, and these. bfloat16 and fp8 are void, as ml_dtypes saves them."""
     head = io.BytesIO()
     void = array.dtype == "bfloat16" or array.dtype.startswith("fp8")
     np.lib.format.write_array_header_1_0(
         head,
-        {"descr": f"|V{array.stored.itemsize}" if void else array.stored.str, "fortran_order": False, "shape": array.shape},
+        {
+            "descr": f"|V{array.storage_dtype.itemsize}" if void else array.storage_dtype.str,
+            "fortran_order": False,
+            "shape": array.shape,
+        },
     )
-    return head.tell() + array.nbytes, chain([head.getvalue()], array.pieces())
+    return head.tell() + array.nbytes, chain([head.getvalue()], array.chunks())
 
 
 def read_npy(data: bytes | memoryview) -> NDArray[Any]:

@@ -56,7 +56,7 @@ def read_stacked_adapters(config: JsonFile) -> dict[str, Any]:
     """Fields of an Encoder: adapters that lie among the weights, or none."""
     names = _read_names(config)
     if not names:
-        config.refuse_other({"load_trained_adapters": (False, None), "task_instructions": (None, {})})
+        config.require_values({"load_trained_adapters": (False, None), "task_instructions": (None, {})})
         config.ignore("lora_alpha", "lora_rank")
         return {}
     if not config.get("load_trained_adapters", bool, False):
@@ -101,7 +101,7 @@ def read_instructions(config: JsonFile, adapters: tuple[str, ...], prompts: Json
 def read_default_adapter(transformer: JsonFile, adapters: tuple[str, ...]) -> str | None:
     """The task that custom_st.py is loaded with: its adapter is used for texts without a task, its instruction is not."""
     arguments = JsonFile(transformer.name, transformer.get("model_args", dict, {}))
-    arguments.refuse_unknown({"default_task", "trust_remote_code"})
+    arguments.reject_unknown_keys({"default_task", "trust_remote_code"})
     name = arguments.get("default_task", str, "")
     if name and name not in adapters:
         raise arguments.error(f"{name!r} is none of the adapters {', '.join(adapters)}.", "default_task")
@@ -119,12 +119,12 @@ def _read_names(config: JsonFile) -> tuple[str, ...]:
 
 def _read_peft(config: JsonFile) -> tuple[int, float]:
     """(rank, scale) of an adapter."""
-    config.refuse_other(_PEFT_FIXED)
+    config.require_values(_PEFT_FIXED)
     config.get("peft_type", str)
     targets = cast(list[object], config.get("target_modules", list))
     if not _TARGETS <= set(map(str, targets)) <= _TARGETS | _UNUSED_TARGETS:
         raise config.error(f"must be {', '.join(sorted(_TARGETS))}; is {targets!r:.200}.", "target_modules")
     rank = config.positive("r")
     scale = read_positive(config, "lora_alpha", 8.0) / rank
-    config.refuse_unread(_PEFT_INERT)
+    config.reject_unread_keys(_PEFT_INERT)
     return rank, scale

@@ -15,7 +15,7 @@ from whimbrel.checkpoint.config.common import (
     ACTIVATIONS,
     FULL,
     SLIDING,
-    accept_own_code,
+    allow_auto_map,
     read_depth,
     read_layer_types,
     read_layers,
@@ -30,7 +30,7 @@ from whimbrel.types.card import Encoder, Layer
 
 def read_bert(config: JsonFile, family: str = "bert", *, after_padding: bool = False) -> Encoder:
     """BERT and what shares its config. `after_padding`: positions begin after the padding id."""
-    config.refuse_other({"position_embedding_type": ("absolute", None)})
+    config.require_values({"position_embedding_type": ("absolute", None)})
     config.ignore(*_TINYBERT_INERT)
     pad_id = config.get("pad_token_id", int) if after_padding else config.get("pad_token_id", int, 0)
     offset = pad_id + 1 if after_padding else 0
@@ -63,7 +63,7 @@ def read_electra(config: JsonFile) -> Encoder:
 
 
 def read_mpnet(config: JsonFile) -> Encoder:
-    config.refuse_other({"relative_attention_num_buckets": (32,), "pad_token_id": (1,)})
+    config.require_values({"relative_attention_num_buckets": (32,), "pad_token_id": (1,)})
     bert = read_bert(config, "mpnet", after_padding=True)
     return replace(
         bert, type_vocab_size=0, positions="relative", num_buckets=config.get("relative_attention_num_buckets", int, 32)
@@ -97,8 +97,8 @@ def read_xlm_roberta(config: JsonFile) -> Encoder:
 
 def _jina_reranker(config: JsonFile) -> Encoder:
     """XLM-RoBERTa in the code that jina-embeddings-v3 came with too, with learned positions and without adapters."""
-    accept_own_code(config)
-    config.refuse_other({"lora_adaptations": (None, []), "truncate_dim": (None,)})
+    allow_auto_map(config)
+    config.require_values({"lora_adaptations": (None, []), "truncate_dim": (None,)})
     read_stacked_adapters(config)
     config.ignore(*JINA_INERT)
     config.get("use_flash_attn", bool, True)
@@ -113,8 +113,8 @@ def read_nomic(config: JsonFile) -> Encoder:
 
 def read_gte(config: JsonFile, theta: float) -> Encoder:
     """Saved by transformers, or by the code that it has this model from."""
-    accept_own_code(config)
-    config.refuse_other(_GTE_FIXED)
+    allow_auto_map(config)
+    config.require_values(_GTE_FIXED)
     for key in ("unpad_inputs", "use_memory_efficient_attention"):
         config.get(key, bool, False)
     return _rotary_bert(config, "gte", theta=theta, types=1, gated=True, biases=True)
@@ -154,7 +154,7 @@ def read_jina_v3(config: JsonFile) -> Encoder:
     """As transformers has it. It knows nothing of some keys of the code on the hub, which are still there: they must agree."""
     encoder = _rotary_bert(config, "jina_embeddings_v3", theta=20_000.0, types=1, gated=False, biases=True)
     rotary = encoder.layers[0].rotary
-    config.refuse_other(
+    config.require_values(
         {
             "position_embedding_type": ("rotary", None),
             "rotary_emb_base": (rotary.theta if rotary else None, None),

@@ -65,14 +65,14 @@ def read_matryoshka(config: JsonFile, dimension: int) -> tuple[int, ...]:
     return tuple(cast(list[int], widths))
 
 
-def accept_own_code(config: JsonFile) -> None:
+def allow_auto_map(config: JsonFile) -> None:
     """Let config.json name code of the checkpoint's own: the caller knows what it computes, and it is never run."""
     for part, name in cast(dict[str, object], config.get("auto_map", dict, {})).items():
         if not isinstance(name, str):
             raise config.error(f"{part} must be the name of a class, is {name!r:.80}.", "auto_map")
 
 
-def refuse_own_code(config: JsonFile) -> None:
+def reject_auto_map(config: JsonFile) -> None:
     """Refuse a config.json that names code of the checkpoint's own, unless that has been accepted."""
     if "auto_map" in config.data and not config.was_read("auto_map"):
         raise config.error("this checkpoint needs code of its own; custom code is not run.", "auto_map")

@@ -15,7 +15,7 @@ from whimbrel.checkpoint.config.common import (
     ACTIVATIONS,
     FULL,
     SLIDING,
-    accept_own_code,
+    allow_auto_map,
     read_layer_types,
     read_layers,
     read_positive,
@@ -28,7 +28,7 @@ from whimbrel.types.card import Encoder, Layer, PoolingMode
 _POOLINGS: Final[Mapping[str, PoolingMode]] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 
 
-def stated_pooling(config: JsonFile) -> PoolingMode | None:
+def with_pooling_option(config: JsonFile) -> PoolingMode | None:
     """How config.json says that tokens are pooled: llama_bidirec says it there, and GritLM is known to."""
     if is_gritlm(config):
         return "mean"
@@ -53,9 +53,9 @@ def read_qwen3(config: JsonFile) -> Encoder:
 
 
 def read_llama_bidirec(config: JsonFile) -> Encoder:
-    accept_own_code(config)
-    stated_pooling(config)
-    config.refuse_other({"is_causal": (False, None), "use_bidirectional_attention": (True, None)})
+    allow_auto_map(config)
+    with_pooling_option(config)
+    config.require_values({"is_causal": (False, None), "use_bidirectional_attention": (True, None)})
     return replace(read_llama(config), causal=False)
 
 
@@ -71,7 +71,7 @@ def read_qwen2(config: JsonFile) -> Encoder:
             " trained.", "is_causal",
         )  # fmt: skip
     if is_gte or config.data.get("is_causal") is False or any(name.endswith("RewardModel") for name in names):
-        accept_own_code(config)
+        allow_auto_map(config)
     return _decoder(config, "llama", qkv_bias=True)
 
 
@@ -80,7 +80,7 @@ def read_mistral(config: JsonFile) -> Encoder:
     encoder = read_llama(config)
     if not is_gritlm(config):
         return encoder
-    accept_own_code(config)
+    allow_auto_map(config)
     return replace(encoder, causal=False, layers=tuple(replace(layer, window=None) for layer in encoder.layers))
 
 
@@ -91,7 +91,7 @@ def _decoder(config: JsonFile, family: str, *, qkv_bias: bool | None = None) -> 
     causal = config.get("is_causal", bool, True)
     bias = config.get("attention_bias", bool, False)
     mlp_bias = config.get("mlp_bias", bool, False)
-    config.refuse_other({"pretraining_tp": (1, None)})
+    config.require_values({"pretraining_tp": (1, None)})
     windows = _windows(config, len(sizes["layers"]), causal=causal)
     return Encoder(
         family=family,
@@ -132,7 +132,7 @@ def _windows(config: JsonFile, num_layers: int, *, causal: bool) -> list[int | N
 def read_gemma(config: JsonFile) -> Encoder:
     """A `hidden_act` of "gelu" stands for the tanh form."""
     config.positive("head_dim")
-    config.refuse_other({"hidden_activation": ("gelu_pytorch_tanh", None)})
+    config.require_values({"hidden_activation": ("gelu_pytorch_tanh", None)})
     decoder = _decoder(config, "gemma")
     return replace(
         decoder,
@@ -149,7 +149,7 @@ def read_gemma2(config: JsonFile) -> Encoder:
     rotary = read_rotary(config, 10_000.0, sizes["head_width"])
     kinds = read_layer_types(config, num_layers, [FULL if i % 2 else SLIDING for i in range(num_layers)])
     window = config.positive("sliding_window", 4096) - 1
-    config.refuse_other({"sliding_window_size": (window + 1, None)})
+    config.require_values({"sliding_window_size": (window + 1, None)})
     layers = tuple(Layer(window if kind == SLIDING else None, rotary) for kind in kinds)
     return _gemma(config, "gemma2", dict(sizes, layers=layers), softcap="attn_logit_softcapping")
 
@@ -167,7 +167,7 @@ def read_gemma3(config: JsonFile) -> Encoder:
     width = config.positive("sliding_window", 4096)
     window = width // 2 if both_ways else width - 1
     layers = read_layers(config, kinds, thetas, sizes["head_width"], window=window)
-    config.refuse_other({"attn_logit_softcapping": (None,)})
+    config.require_values({"attn_logit_softcapping": (None,)})
     return _gemma(config, "gemma3", dict(sizes, layers=layers), softcap=None)
 
 

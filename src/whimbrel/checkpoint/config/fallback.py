@@ -99,7 +99,7 @@ def read_fallback(config: JsonFile) -> Encoder:
     names = cast(list[object], config.get("architectures", list))
     if len(names) != 1:
         raise config.error(f"must name one architecture, is {names!r:.80}.", "architectures")
-    config.refuse_other(_FIXED)
+    config.require_values(_FIXED)
     for key in ("rope_scaling", "rope_parameters"):
         _refuse_changing(config, key, config.get(key, dict, {}))
     pad_id = config.get("pad_token_id", int) if model_type in _AFTER_PADDING else config.get("pad_token_id", int, 0)
@@ -128,7 +128,7 @@ def undeclared_keys(config: JsonFile) -> frozenset[str]:
     """Keys that may stand in a config beside those that transformers' class declares."""
     more = _UNDECLARED.get(config.get("model_type", str), "")
     if "position_embedding_type" not in more:
-        config.refuse_other({"position_embedding_type": ("absolute", None)})
+        config.require_values({"position_embedding_type": ("absolute", None)})
     return frozenset((*_FIXED, *_UNDECLARED[""].split(), *more.split(), "position_embedding_type"))
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from whimbrel.checkpoint.config.adapters import read_stacked_adapters
-from whimbrel.checkpoint.config.common import ACTIVATIONS, accept_own_code, read_depth, read_sizes, read_types
+from whimbrel.checkpoint.config.common import ACTIVATIONS, allow_auto_map, read_depth, read_sizes, read_types
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder, Layer, Rotary
 from whimbrel.types.heads import Activation
@@ -48,9 +48,9 @@ _GATES: Final[Mapping[str, Activation]] = {"swiglu": "silu", "geglu": "gelu", "g
 
 def read_hub_nomic(config: JsonFile) -> Encoder:
     """Nomic's BERT: post-norm, rotary positions, gated MLPs, or others and in some layers a mixture of experts."""
-    accept_own_code(config)
+    allow_auto_map(config)
     config.ignore(*_NOMIC_INERT)
-    config.refuse_other(_NOMIC_FIXED)
+    config.require_values(_NOMIC_FIXED)
     width, num_heads = config.positive("n_embd"), config.positive("n_head")
     if width % num_heads:
         raise config.error(f"{num_heads} does not divide n_embd {width}.", "n_head")
@@ -131,7 +131,7 @@ def _refuse_contradictions(config: JsonFile, encoder: Encoder, rotary: Rotary) -
         "hidden_act": encoder.activation,
         "rope_parameters": {"rope_theta": rotary.theta, "rope_type": "default"},
     }
-    config.refuse_other({key: (value, None) for key, value in twice.items()})
+    config.require_values({key: (value, None) for key, value in twice.items()})
 
 
 def _rounded(value: int, multiple: int) -> int:
@@ -143,8 +143,8 @@ def _rounded(value: int, multiple: int) -> int:
 
 def read_jina_bert(config: JsonFile) -> Encoder:
     """BERT with a bias for distance instead of positions, and mostly with a gated MLP."""
-    accept_own_code(config)
-    config.refuse_other({"position_embedding_type": ("alibi",)})
+    allow_auto_map(config)
+    config.require_values({"position_embedding_type": ("alibi",)})
     config.ignore("emb_pooler", "model_max_length")
     kinds: Mapping[str, Activation | None] = {"geglu": "gelu", "reglu": "relu", "original": None}
     gate = config.choice("feed_forward_type", kinds, "original")
@@ -172,8 +172,8 @@ _GELUS: Final[Mapping[str, Activation]] = {name: value for name, value in ACTIVA
 
 def read_jina_roberta(config: JsonFile, family: str = "jina_embeddings_v3") -> Encoder:
     """XLM-RoBERTa with rotary positions, and with adapters or without."""
-    accept_own_code(config)
-    config.refuse_other(_JINA_FIXED)
+    allow_auto_map(config)
+    config.require_values(_JINA_FIXED)
     adapters = read_stacked_adapters(config)
     if adapters and family != "jina_embeddings_v3":
         raise config.error("adapters are supported for jina-embeddings-v3 only.", "lora_adaptations")

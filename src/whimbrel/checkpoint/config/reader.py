@@ -22,7 +22,7 @@ from whimbrel.checkpoint.config.bert import (
     read_roberta,
     read_xlm_roberta,
 )
-from whimbrel.checkpoint.config.common import refuse_own_code
+from whimbrel.checkpoint.config.common import reject_auto_map
 from whimbrel.checkpoint.config.decoders import (
     read_gemma,
     read_gemma2,
@@ -79,10 +79,10 @@ def read_encoder(config: JsonFile) -> Encoder:
     if names == ["HF_ColBERT"]:
         names = list[object]([_wrapped(config)])
     if not _is_native(config, names) and is_offered(config, names):
-        config.refuse_other(_FIXED)
+        config.require_values(_FIXED)
         return _checked(config, read_fallback(config))
     if not all(isinstance(name, str) and name in _ARCHITECTURES for name in names):
-        refuse_own_code(config)
+        reject_auto_map(config)
     rows = [_form(config, name) for name in names]
     if len(set(rows)) != 1:
         raise config.error(f"must name one architecture, is {names!r:.80}.", "architectures")
@@ -91,17 +91,17 @@ def read_encoder(config: JsonFile) -> Encoder:
         config.ignore("model_type")  # jina-reranker-v2 states none
     else:
         config.get("model_type", str)
-        config.refuse_other({"model_type": (model_type,)})
+        config.require_values({"model_type": (model_type,)})
     encoder = reader(config)
-    refuse_own_code(config)
-    config.refuse_other(_FIXED)
-    config.refuse_unread(_INERT)
+    reject_auto_map(config)
+    config.require_values(_FIXED)
+    config.reject_unread_keys(_INERT)
     return _checked(config, encoder)
 
 
 def refuse_undeclared(config: JsonFile, declared: Collection[str]) -> None:
     """Refuse keys of a fallback's config that transformers' class does not declare, and of which nothing else is known."""
-    config.refuse_unknown(_INERT, _FIXED, undeclared_keys(config), declared)
+    config.reject_unknown_keys(_INERT, _FIXED, undeclared_keys(config), declared)
 
 
 def _is_native(config: JsonFile, names: list[object]) -> bool:

@@ -15,7 +15,7 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.late_interaction.common import (
     METADATA,
     Base,
-    Said,
+    ParsedLayout,
     fill_token,
     read_expansion,
     read_similarity,
@@ -24,7 +24,7 @@ from whimbrel.checkpoint.late_interaction.common import (
 from whimbrel.checkpoint.sentence_transformers.modules import KNOWN_SENTENCE, MODULES, SENTENCE, read_max_length, read_prompts
 from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.types.card import Expansion, Form
+from whimbrel.types.card import QueryExpansion, TextFormat
 from whimbrel.types.heads import Dense
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import InputType
@@ -58,13 +58,13 @@ DIMENSIONS: Final = ("dim", "colbert_dim", "projection_dim")
 """Keys of config.json that may repeat the width."""
 
 
-def read_stanford(base: Base) -> Said:
+def read_stanford(base: Base) -> ParsedLayout:
     """Defaults are those of ColBERTConfig. A padding token in a text is padding to that code: it becomes one that fills up a
     query, and has no vector in a document."""
     file = JsonFile.read(base.folder, METADATA)
-    file.refuse_other(_FIXED_METADATA)
+    file.require_values(_FIXED_METADATA)
     width = file.positive("dim", 128)
-    base.config.refuse_other(dict.fromkeys(DIMENSIONS, (width, None)))
+    base.config.require_values(dict.fromkeys(DIMENSIONS, (width, None)))
     expansion = read_expansion(
         base,
         file,
@@ -79,15 +79,15 @@ def read_stanford(base: Base) -> Said:
         key: base.token_id(file.get(key, str, default), file, key)
         for key, default in (("query_token_id", "[unused0]"), ("doc_token_id", "[unused1]"))
     }
-    forms: dict[InputType, Form] = {
+    forms: dict[InputType, TextFormat] = {
         "query": base.form(expansion.length, markers["query_token_id"], expansion),
         "document": base.form(file.positive("doc_maxlen", 220), markers["doc_token_id"]),
     }
     skips = string.punctuation if file.get("mask_punctuation", bool, True) else ""
     skip_ids = {*base.known(_first_pieces(base, skips)), *([] if pad_id is None else [pad_id])}
-    file.refuse_unread(_INERT_METADATA)
+    file.reject_unread_keys(_INERT_METADATA)
     head = Dense(None, "linear", base.encoder.hidden_size, width, bias=False, activation="identity")
-    return Said(forms, (head,), tuple(sorted(skip_ids)))
+    return ParsedLayout(forms, (head,), tuple(sorted(skip_ids)))
 
 
 def _first_pieces(base: Base, words: Iterable[str]) -> list[str]:
@@ -109,13 +109,13 @@ def _first_pieces(base: Base, words: Iterable[str]) -> list[str]:
 # PyLate's
 
 
-def read_pylate(base: Base) -> Said:
+def read_pylate(base: Base) -> ParsedLayout:
     """Defaults are those of ColBERT.__init__."""
     if not base.modules or any(kind != "Dense" for kind, _ in base.modules):
         raise CheckpointError(f"must be a Transformer and Dense layers, is {[kind for kind, _ in base.modules]}.", file=MODULES)
     file = JsonFile.read(base.folder, SENTENCE)
-    file.refuse_unknown(PYLATE_KEYS, KNOWN_SENTENCE)
-    file.refuse_other({"truncate_dim": (None,)})
+    file.reject_unknown_keys(PYLATE_KEYS, KNOWN_SENTENCE)
+    file.require_values({"truncate_dim": (None,)})
     prefixes: dict[InputType, str] = {
         "query": file.get("query_prefix", str, "[Q] "),
         "document": file.get("document_prefix", str, "[D] "),
@@ -130,7 +130,7 @@ def read_pylate(base: Base) -> Said:
         token_id = fill_token(base, file, "do_query_expansion")
         keys = ("query_length", "attend_to_expansion_tokens")
         expansion = read_expansion(base, file, keys, length, token_id=token_id, attended=attended)
-    forms: dict[InputType, Form] = {
+    forms: dict[InputType, TextFormat] = {
         "query": base.form(length, marker_ids["query"], expansion),
         "document": base.form(file.positive("document_length", 180), marker_ids["document"]),
     }
@@ -138,7 +138,7 @@ def read_pylate(base: Base) -> Said:
     for kind, prefix in prefixes.items():  # newer files say the prefix there as well
         if kind in prompts:
             prompts[kind] = prompts[kind].removeprefix(prefix)
-    return Said(
+    return ParsedLayout(
         forms,
         base.heads()[0],
         base.known(read_words(file, default=list(string.punctuation))),
@@ -151,10 +151,10 @@ def read_pylate(base: Base) -> Said:
 # Sentence Transformers'
 
 
-def read_multi_vector_encoder(base: Base) -> Said:
+def read_multi_vector_encoder(base: Base) -> ParsedLayout:
     file = JsonFile.read(base.folder, SENTENCE)
-    file.refuse_unknown(KNOWN_SENTENCE)
-    file.refuse_other({"truncate_dim": (None,)})
+    file.reject_unknown_keys(KNOWN_SENTENCE)
+    file.require_values({"truncate_dim": (None,)})
     head, finished = base.heads()
     masks = [path for kind, path in base.modules if kind == "MultiVectorMask"]
     if len(masks) > 1:
@@ -164,21 +164,21 @@ def read_multi_vector_encoder(base: Base) -> Said:
         raise base.transformer.error("queries are filled up, but no MultiVectorMask keeps those tokens.", "query_expansion")
     skip_ids, skip_in_queries = _mask(base, masks[0]) if masks else ((), False)
     usual = read_max_length(base.encoder, base.transformer, base.tokenizer)
-    forms: dict[InputType, Form] = {
+    forms: dict[InputType, TextFormat] = {
         "query": base.form(_query_length(base.transformer, expansion, usual), None, expansion),
         "document": base.form(base.transformer.positive("document_length", usual)),
     }
     prompts, default = read_prompts(file)
     pooling = _token_pooling(base, finished=finished)
-    return Said(forms, head, skip_ids, skip_in_queries, finished, prompts, default, read_similarity(file), pooling)
+    return ParsedLayout(forms, head, skip_ids, skip_in_queries, finished, prompts, default, read_similarity(file), pooling)
 
 
-def _stated_expansion(base: Base) -> Expansion | None:
+def _stated_expansion(base: Base) -> QueryExpansion | None:
     key = "query_expansion"
     if base.transformer.data.get(key) is None:
         return None
     stated = JsonFile(f"{base.transformer.name}: {key}", base.transformer.data[key])
-    stated.refuse_unknown({"strategy", "attend", "token", "length"})
+    stated.reject_unknown_keys({"strategy", "attend", "token", "length"})
     stated.choice("strategy", {"fixed": True, "min": True})
     token = stated.data.get("token")
     return read_expansion(
@@ -191,7 +191,7 @@ def _stated_expansion(base: Base) -> Expansion | None:
     )
 
 
-def _query_length(transformer: JsonFile, expansion: Expansion | None, usual: int) -> int:
+def _query_length(transformer: JsonFile, expansion: QueryExpansion | None, usual: int) -> int:
     """Longer queries are cut to the length of the expansion if that is "fixed", and not if it is "min"."""
     length = transformer.positive("query_length", usual)
     if expansion is None:
@@ -205,8 +205,8 @@ def _query_length(transformer: JsonFile, expansion: Expansion | None, usual: int
 def _mask(base: Base, path: str) -> tuple[tuple[int, ...], bool]:
     """(tokens without a vector, in queries too) of a MultiVectorMask."""
     file = JsonFile.read(base.folder, f"{path}/config.json")
-    file.refuse_unknown({"skiplist_words", "skiplist_tasks", "keep_only_token_ids"})
-    file.refuse_other({"keep_only_token_ids": (None, [])})
+    file.reject_unknown_keys({"skiplist_words", "skiplist_tasks", "keep_only_token_ids"})
+    file.require_values({"keep_only_token_ids": (None, [])})
     given: object = file.data.get("skiplist_tasks")
     tasks = [given] if isinstance(given, str) else file.get("skiplist_tasks", list, ["document"])
     if any(task not in ("query", "document") for task in tasks) or (tasks and "document" not in tasks):
@@ -231,7 +231,7 @@ def _token_pooling(base: Base, *, finished: bool) -> TokenPooling | None:
 def _stated_pooling(base: Base, path: str) -> TokenPooling | None:
     """What a module does, if anything. Its first versions said nothing of normalising, and did not (its load_config)."""
     file = JsonFile.read(base.folder, f"{path}/config.json")
-    file.refuse_unknown({"pool_factor", "num_protected_tokens", "normalize_embeddings", "tasks"})
+    file.reject_unknown_keys({"pool_factor", "num_protected_tokens", "normalize_embeddings", "tasks"})
     normalizes = file.get("normalize_embeddings", bool, False)
     try:
         pooling = TokenPooling(

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final, cast
 
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, follow, tokens, without_norm
+from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, resolve_features, tokens, without_norm
 from whimbrel.checkpoint.sentence_transformers.modules import Rows
-from whimbrel.types.card import Encoder, Expansion, Form, TokenizerCard
+from whimbrel.types.card import Encoder, QueryExpansion, TextFormat, TokenizerCard
 from whimbrel.types.heads import Head
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import InputType
@@ -54,14 +54,16 @@ class Base:
             raise file.error(f"{token!r:.80} is no token of this vocabulary that the model embeds.", key)
         return self.ids[token]
 
-    def form(self, max_length: int, marker_id: int | None = None, expansion: Expansion | None = None) -> Form:
-        return Form(min(max_length, self.encoder.max_positions), marker_id, expansion)
+    def form(self, max_length: int, marker_id: int | None = None, expansion: QueryExpansion | None = None) -> TextFormat:
+        return TextFormat(min(max_length, self.encoder.max_positions), marker_id, expansion)
 
     def heads(self) -> tuple[tuple[Head, ...], bool]:
         """(what changes each token's vector, whether these are normalised at last)."""
         rows = [row for row in self.modules if row[0] in CHAINED]
         given = tokens(self.encoder.hidden_size)
-        return without_norm(follow(self.folder, rows, given, "token_embeddings", of_dense="token_embeddings").token_head)
+        return without_norm(
+            resolve_features(self.folder, rows, given, "token_embeddings", of_dense="token_embeddings").token_head
+        )
 
     def known(self, words: Iterable[str]) -> tuple[int, ...]:
         """Ids of those words that are tokens."""
@@ -69,10 +71,10 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ParsedLayout:
     """What a layout says."""
 
-    forms: Mapping[InputType, Form]
+    forms: Mapping[InputType, TextFormat]
     head: tuple[Head, ...]
     skip_ids: tuple[int, ...]
     skip_in_queries: bool = False
@@ -85,7 +87,7 @@ class Said:
 
 def read_expansion(
     base: Base, file: JsonFile, keys: tuple[str, str], length: int, *, token_id: int, attended: bool
-) -> Expansion:
+) -> QueryExpansion:
     """Refuses what would not work. `keys` are where the length and `attended` stand."""
     if length > min(_MAX_EXPANSION, base.encoder.max_positions):
         limit = min(_MAX_EXPANSION, base.encoder.max_positions)
@@ -99,7 +101,7 @@ def read_expansion(
             f"transformers runs, or whose window is narrower than the {length:,} tokens of a query: some might see nothing.",
             keys[1],
         )
-    return Expansion(token_id, length, attended)
+    return QueryExpansion(token_id, length, attended)
 
 
 def fill_token(base: Base, file: JsonFile, key: str) -> int:

@@ -33,7 +33,7 @@ from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Output, StatedPooling
+from whimbrel.types.card import Card, Output, PoolingOption
 from whimbrel.types.heads import Dense
 
 Layout: TypeAlias = Literal["stanford", "pylate", "sentence_transformers"]
@@ -72,7 +72,7 @@ def _has_dense(folder: Path) -> bool:
     return any(isinstance(kind, str) and _KINDS.get(kind) == "Dense" for kind in types)
 
 
-def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: StatedPooling | None) -> Card:
+def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: PoolingOption | None) -> Card:
     """The card of a checkpoint that has this layout. `pooling` is what the user says, out of place here."""
     if pooling is not None:
         raise CheckpointError("says that each token gives a vector; leave out --pooling.", file="config.json")
@@ -84,8 +84,8 @@ def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: State
         width,
         rows="token",
         head=said.head,
-        finish="normalize",
-        finished=said.finished,
+        activation="normalize",
+        activated=said.finished,
         skip_ids=said.skip_ids,
         skip_in_queries=said.skip_in_queries,
         token_pooling=said.token_pooling,
@@ -102,7 +102,7 @@ def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: State
         matryoshka=base.config.get("is_matryoshka", bool, False) or bool(widths),
         matryoshka_dimensions=widths,
         similarity=said.similarity,
-        forms=said.forms,
+        text_formats=said.forms,
     )
 
 

@@ -43,7 +43,7 @@ def read_chat_template(root: Path, tokenizer: JsonFile, *, structured: bool, var
     strips = [strips for strips in (False, True) if _holds(render, _text(file, render, None), None, strips=strips)]
     if not strips:
         raise CheckpointError("does more with query and document than to put them somewhere.", file=file, key="chat_template")
-    template = Template((_text(file, render, None),), strips=strips[0])
+    template = Template((_text(file, render, None),), strip_inputs=strips[0])
     try:
         text = _text(file, render, _MARKS["instruction"])
     except CheckpointError:
@@ -52,7 +52,7 @@ def read_chat_template(root: Path, tokenizer: JsonFile, *, structured: bool, var
         return template
     if not all(_holds(render, text, instruction, strips=strips[0]) for instruction in ("i", _ASCII)):
         raise CheckpointError("does more with a system message than to put it somewhere.", file=file, key="chat_template")
-    return Template(template.texts, (text,), strips=strips[0])
+    return Template(template.texts, (text,), strip_inputs=strips[0])
 
 
 def _source(root: Path, tokenizer: JsonFile) -> tuple[str, str]:
@@ -118,7 +118,7 @@ def _text(file: str, render: _Render, instruction: str | None) -> str:
 
 def _holds(render: _Render, text: str, instruction: str | None, *, strips: bool) -> bool:
     """Whether the format string gives what the template does."""
-    template = Template((text,), strips=strips)
+    template = Template((text,), strip_inputs=strips)
     return all(
         fill(text, query=parts[0], document=parts[1], instruction=instruction or "") == render(query, document, instruction)
         for query, document in _PROBES

@@ -16,11 +16,11 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.checkpoint.config.common import ACTIVATIONS
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.sentence_transformers.heads import Features, follow, tokens
+from whimbrel.checkpoint.sentence_transformers.heads import Features, resolve_features, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder, Output, PoolingMode
-from whimbrel.types.heads import Activation, Dense, Finish, Head, LayerNorm
+from whimbrel.types.heads import Activation, Dense, Head, LayerNorm, OutputActivation
 from whimbrel.types.request import OutputName
 
 _Kind: TypeAlias = Literal["text", "token", "reward", "step"]
@@ -78,14 +78,14 @@ _DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3")
 _PADDING: Final = {"gemma": 0, "gemma2": 0, "gemma3": 0}
 """Padding ids that a config need not state."""
 
-_ACTIVATION: Final[Mapping[str, Finish]] = {
+_ACTIVATION: Final[Mapping[str, OutputActivation]] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.Identity": "identity",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
     "torch.nn.Sigmoid": "sigmoid",
     "torch.nn.modules.activation.Softmax": "softmax",
 }
-_BY_PROBLEM: Final[Mapping[str, Finish]] = {
+_BY_PROBLEM: Final[Mapping[str, OutputActivation]] = {
     "regression": "identity",
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
@@ -166,7 +166,7 @@ def read_chained_classes(
     given: Features = tokens(encoder.hidden_size)
     if is_cross_encoder(root):
         given = {"scores": read_classes(root, config, encoder, sentence)[0]["scores"]}
-    output = follow(folder, rows[1:], given, "scores")
+    output = resolve_features(folder, rows[1:], given, "scores")
     if not output.include_prompt:
         raise CheckpointError("a pair whose prompt is not pooled is not supported.", file=MODULES)
     labels = _labels(config, 2)
@@ -222,11 +222,11 @@ def _mode(config: JsonFile, encoder: Encoder, layers: _Layers) -> PoolingMode:
     return config.choice("classifier_pooling", modes, "cls") if encoder.family == "modernbert" else layers.mode
 
 
-def _finish(config: JsonFile, sentence: JsonFile, encoder: Encoder, num_labels: int) -> tuple[Finish, bool]:
+def _finish(config: JsonFile, sentence: JsonFile, encoder: Encoder, num_labels: int) -> tuple[OutputActivation, bool]:
     """(what is done to scores, whether that is done where a request does not say)."""
     stated = config.get("sentence_transformers", dict, {})
     inner = JsonFile(f"{config.name}: sentence_transformers", stated)
-    inner.refuse_unknown({"activation_fn", "version"})
+    inner.reject_unknown_keys({"activation_fn", "version"})
     for file, key in ((sentence, "activation_fn"), (inner, "activation_fn"), (config, _OLD_ACTIVATION)):
         if file.data.get(key) is not None:
             return file.choice(key, _ACTIVATION), True

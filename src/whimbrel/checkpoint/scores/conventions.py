@@ -82,7 +82,7 @@ CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {
     "bge-gemma": Convention(
         Template(
             ("A: {query}", "\n", "B: {document}", "\n", _BGE_TASK),
-            around=True,
+            add_special_tokens=True,
             body_length=1024,
             query_share=0.75,
         ),
@@ -92,14 +92,14 @@ CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {
         ids=("BAAI/bge-reranker-v2-gemma",),
     ),
     "nemotron": Convention(
-        Template(("question:{query} \n \n passage:{document}",), around=True),
+        Template(("question:{query} \n \n passage:{document}",), add_special_tokens=True),
         stems=("LlamaBidirectional",),
         finished=False,
         max_length=8192,
         ids=("nvidia/llama-nemotron-rerank-1b-v2",),
     ),
     "zerank": Convention(
-        Template((_ZERANK,), strips=True, max_characters=(2000, 10_000)),
+        Template((_ZERANK,), strip_inputs=True, max_characters=(2000, 10_000)),
         stems=("Qwen3",),
         tokens=("Yes", None),
         divisor=5.0,

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from whimbrel.checkpoint.config.common import accept_own_code
-from whimbrel.checkpoint.config.decoders import stated_pooling
+from whimbrel.checkpoint.config.common import allow_auto_map
+from whimbrel.checkpoint.config.decoders import with_pooling_option
 from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.scores.chat_template import read_chat_template
 from whimbrel.checkpoint.scores.conventions import CONVENTIONS, convention_of
-from whimbrel.checkpoint.sentence_transformers.heads import follow, tokens
+from whimbrel.checkpoint.sentence_transformers.heads import resolve_features, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import (
     MODULES,
     SENTENCE,
@@ -37,7 +37,7 @@ from whimbrel.checkpoint.sentence_transformers.modules import (
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Encoder, Output, RerankerName
-from whimbrel.types.heads import Dense, Finish, Head, Quotient, TokenLogits
+from whimbrel.types.heads import Dense, DivideBy, Head, LogitScore, OutputActivation
 from whimbrel.types.template import Template, fill
 
 _FILE: Final = "sentence_bert_config.json"
@@ -50,7 +50,7 @@ _KINDS: Final = kinds_of("""
     sentence_transformers.sentence_transformer.modules.dropout.Dropout
     sentence_transformers.cross_encoder.modules.logit_score.LogitScore
 """)
-_SCORE_ACTIVATIONS: Final[Mapping[str, Finish]] = {
+_SCORE_ACTIVATIONS: Final[Mapping[str, OutputActivation]] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
@@ -61,7 +61,7 @@ _TIED: Final = ("gemma", "gemma3_text")
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _ParsedReranker:
     """What is said of a reranker, but for its tokenizer."""
 
     encoder: Encoder
@@ -92,7 +92,7 @@ def read_reranker(folder: Path, name: str, stated: RerankerName | None) -> Card:
     """The card of a checkpoint of which `is_reranker` holds. Raises CheckpointError."""
     config = JsonFile.read(folder, "config.json")
     tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
-    tokenizer.refuse_other({"truncation_side": ("right", None)})
+    tokenizer.require_values({"truncation_side": ("right", None)})
     said = _read_modules(folder, config, tokenizer) if has_modules(folder) else _read_convention(folder, name, config, stated)
     max_length = read_max_length(said.encoder, JsonFile.read_optional(folder, _FILE), tokenizer)
     return Card(
@@ -111,11 +111,11 @@ def read_reranker(folder: Path, name: str, stated: RerankerName | None) -> Card:
 # The conventions
 
 
-def _read_convention(folder: Path, name: str, config: JsonFile, stated: RerankerName | None) -> _Said:
+def _read_convention(folder: Path, name: str, config: JsonFile, stated: RerankerName | None) -> _ParsedReranker:
     kind = stated or convention_of(name)
     assert kind is not None
     convention = CONVENTIONS[kind]
-    accept_own_code(config)
+    allow_auto_map(config)
     config.ignore(*_ACTIVATION_KEYS)
     encoder = read_encoder(config)
     stem, is_causal = _architecture(config)
@@ -124,14 +124,14 @@ def _read_convention(folder: Path, name: str, config: JsonFile, stated: Reranker
     if is_causal:
         true, false = cast(tuple[str, str | None], convention.tokens)
         head = read_token_logits(config, encoder, token_id(folder, true), None if false is None else token_id(folder, false))
-        heads = (head,) if convention.divisor == 1.0 else (head, Quotient(convention.divisor))
+        heads = (head,) if convention.divisor == 1.0 else (head, DivideBy(convention.divisor))
     else:
         heads = _score(config, encoder)
     finish = _activation_in(config)
     finished = convention.finished if finish is None else finish == "sigmoid"
-    return _Said(
+    return _ParsedReranker(
         encoder,
-        Output(1, modes=(stated_pooling(config) or "lasttoken",), head=heads, finish="sigmoid", finished=finished),
+        Output(1, modes=(with_pooling_option(config) or "lasttoken",), head=heads, activation="sigmoid", activated=finished),
         convention.template,
         convention.max_length or _most_tokens(convention.template),
     )
@@ -155,13 +155,13 @@ def token_id(folder: Path, token: str) -> int:
     return number
 
 
-def read_token_logits(config: JsonFile, encoder: Encoder, true_id: int, false_id: int | None) -> TokenLogits:
+def read_token_logits(config: JsonFile, encoder: Encoder, true_id: int, false_id: int | None) -> LogitScore:
     """The logit of a token as the next one, less that of another. Raises CheckpointError for models that do more to logits."""
     if encoder.family not in _UNCAPPED or config.data.get("final_logit_softcapping") is not None:
         raise config.error("logits of this model are not supported.", "architectures")
     tied = config.get("tie_word_embeddings", bool, config.data.get("model_type") in _TIED)
     name = "embed_tokens" if tied else "lm_head"
-    return TokenLogits(name, encoder.vocab_size, encoder.hidden_size, true_id, false_id)
+    return LogitScore(name, encoder.vocab_size, encoder.hidden_size, true_id, false_id)
 
 
 def _score(config: JsonFile, encoder: Encoder) -> tuple[Head, ...]:
@@ -175,7 +175,7 @@ def _score(config: JsonFile, encoder: Encoder) -> tuple[Head, ...]:
     temperature = config.get("temperature", float, 1.0) if config.data.get("model_type") == "llama_bidirec" else 1.0
     if temperature <= 0:
         raise config.error(f"must be positive, is {temperature}.", "temperature")
-    return (dense,) if temperature == 1.0 else (dense, Quotient(temperature))
+    return (dense,) if temperature == 1.0 else (dense, DivideBy(temperature))
 
 
 def _most_tokens(template: Template) -> int | None:
@@ -188,7 +188,7 @@ def _most_tokens(template: Template) -> int | None:
 # The layout of Sentence Transformers
 
 
-def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> _Said:
+def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> _ParsedReranker:
     rows = [row for row in read_modules(folder, _KINDS) if row[0] != "Dropout"]
     if rows[:1] != [("Transformer", "")] or any(kind == "Transformer" for kind, _ in rows[1:]):
         raise CheckpointError(f"must begin with one Transformer, in this folder; is {rows}.", file=MODULES)
@@ -200,10 +200,10 @@ def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> _Said:
     finish = _activation_in(config) if stated is None else sentence.choice("activation_fn", _SCORE_ACTIVATIONS)
     template = read_chat_template(folder, tokenizer, structured=structured, variables=variables)
     prompts, default = read_prompts(sentence)
-    if template.instructed is None and any(prompts.values()):
+    if template.texts_with_instruction is None and any(prompts.values()):
         raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
     output = _read_output(folder, rows, task, config, encoder)
-    return _Said(
+    return _ParsedReranker(
         encoder,
         replace(output, finish=finish or "sigmoid"),
         template,
@@ -216,7 +216,7 @@ def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder:
     """The score: of the logits of tokens, of transformers' own classifier, or of modules behind a model with neither."""
     kinds = [kind for kind, _ in rows[1:]]
     if task == "feature-extraction" and "LogitScore" not in kinds:
-        output = follow(folder, rows[1:], tokens(encoder.hidden_size), "scores")
+        output = resolve_features(folder, rows[1:], tokens(encoder.hidden_size), "scores")
         if output.width != 1 or not output.include_prompt:
             message = f"{output.width} scores, or a prompt that is not pooled; the score of a pair is one number of all tokens."
             raise CheckpointError(message, file=MODULES)
@@ -225,13 +225,13 @@ def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder:
     if kinds != (["LogitScore"] if is_causal else []) or is_causal != (task == "text-generation"):
         raise CheckpointError("must have a LogitScore if and only if the model is causal.", file=MODULES)
     head = (_read_logit_score(folder, rows[1][1], config, encoder),) if is_causal else _score(config, encoder)
-    return Output(1, modes=(stated_pooling(config) or "lasttoken",), head=head)
+    return Output(1, modes=(with_pooling_option(config) or "lasttoken",), head=head)
 
 
-def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encoder) -> TokenLogits:
+def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encoder) -> LogitScore:
     file = JsonFile.read(folder, f"{path}/config.json")
-    file.refuse_unknown({"true_token_id", "false_token_id", "module_input_name"})
-    file.refuse_other({"module_input_name": ("causal_logits", None)})
+    file.reject_unknown_keys({"true_token_id", "false_token_id", "module_input_name"})
+    file.require_values({"module_input_name": ("causal_logits", None)})
     true = file.get("true_token_id", int)
     false = file.get("false_token_id", int) if file.data.get("false_token_id") is not None else None
     for key, number in (("true_token_id", true), ("false_token_id", false)):
@@ -264,7 +264,7 @@ def _read_transformer(folder: Path) -> tuple[str, Mapping[str, Any], bool]:
     file = read_transformer(folder, used=("processing_kwargs",), stated=stated)
     modalities = cast(dict[str, Any], file.get("modality_config", dict))
     processing = JsonFile(file.name, file.get("processing_kwargs", dict, {}))
-    processing.refuse_unknown({"chat_template"})
+    processing.reject_unknown_keys({"chat_template"})
     variables: dict[str, Any] = processing.get("chat_template", dict, {})
     for key in variables:
         if key in _NO_VARIABLES:
@@ -277,7 +277,7 @@ _NO_VARIABLES: Final = frozenset(
 )
 
 
-def _activation_in(config: JsonFile) -> Finish | None:
+def _activation_in(config: JsonFile) -> OutputActivation | None:
     """The activation that config.json names, where older versions of Sentence Transformers put it."""
     new, old = _ACTIVATION_KEYS
     section: dict[str, Any] = config.get(new, dict, {})

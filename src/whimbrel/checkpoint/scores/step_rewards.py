@@ -13,7 +13,7 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.scores.llm_rerankers import read_token_logits, token_id
 from whimbrel.types.card import Encoder, Output
 
-SHEPHERDS: Final = ("peiyi9979/math-shepherd-mistral-7b-prm",)
+MATH_SHEPHERD_IDS: Final = ("peiyi9979/math-shepherd-mistral-7b-prm",)
 """Ids on the hub."""
 _GOOD, _BAD, _TAG = "\u2581+", "\u2581-", "\u2581ки"
 """As the card's calls of the tokenizer give them: encode("+ -")[1:] and encode("ки")[-1]."""
@@ -24,4 +24,4 @@ def read_step_rewards(root: Path, config: JsonFile, encoder: Encoder) -> Output:
     """A reward at each tag. Raises CheckpointError if the vocabulary in `root` has no such tag."""
     good, bad, tag = (token_id(root, token) for token in (_GOOD, _BAD, _TAG))
     logits = read_token_logits(config, encoder, good, bad)
-    return Output(1, rows="token", head=(logits,), finish="sigmoid", keep_ids=(tag,))
+    return Output(1, rows="token", head=(logits,), activation="sigmoid", keep_ids=(tag,))

@@ -20,7 +20,7 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, Rows
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import POOLING_MODES, Output, PoolingMode
-from whimbrel.types.heads import Activation, Dense, Head, LayerNorm, Normalize, SparseCode
+from whimbrel.types.heads import Activation, Dense, Head, LayerNorm, Normalize, SparseAutoencoder
 from whimbrel.types.request import OutputName
 
 Feature: TypeAlias = Literal["token_embeddings", "sentence_embedding", "scores"]
@@ -55,7 +55,7 @@ def finish_output(folder: Path, features: Features, rows: Rows, max_entries: int
     `max_entries` of a sparse vector; 0: not stated.
     """
     code = rows[-1][1] if rows and rows[-1][0] == "SparseAutoEncoder" else None
-    dense = follow(folder, rows if code is None else rows[:-1], features, "sentence_embedding")
+    dense = resolve_features(folder, rows if code is None else rows[:-1], features, "sentence_embedding")
     head, finished = without_norm(dense.head)
     dense = replace(dense, head=head, finished=finished)
     return {"dense": dense} if code is None else {"sparse": _read_sparse_code(folder, code, dense, max_entries)}
@@ -65,11 +65,13 @@ def cut_output(dense: Output, sentence: JsonFile) -> Output:
     """Dense vectors cut as config_sentence_transformers.json says: after all modules, and not normalised again."""
     if sentence.data.get("truncate_dim") is None:
         return dense
-    head = (*dense.head, Normalize()) if dense.finished else dense.head
+    head = (*dense.head, Normalize()) if dense.activated else dense.head
     return replace(dense, head=head, finished=False, usual_width=min(sentence.positive("truncate_dim"), dense.width))
 
 
-def follow(folder: Path, rows: Rows, given: Features, wanted: Feature, *, of_dense: Feature = "sentence_embedding") -> Output:
+def resolve_features(
+    folder: Path, rows: Rows, given: Features, wanted: Feature, *, of_dense: Feature = "sentence_embedding"
+) -> Output:
     """The feature `wanted` after the modules `rows`, of which the first finds the features `given`.
 
     `of_dense` is what a Dense works on that does not say it. Raises CheckpointError.
@@ -84,7 +86,7 @@ def follow(folder: Path, rows: Rows, given: Features, wanted: Feature, *, of_den
 
 def tokens(width: int) -> Features:
     """What a Transformer gives whose hidden states are `width` wide."""
-    return {"token_embeddings": Output(width, rows="token", finish="normalize")}
+    return {"token_embeddings": Output(width, rows="token", activation="normalize")}
 
 
 def without_norm(heads: tuple[Head, ...]) -> tuple[tuple[Head, ...], bool]:
@@ -107,7 +109,7 @@ def _read_pooling(folder: Path, path: str, features: Features, _: Feature) -> Fe
     before = _input(path, features, "token_embeddings")
     config = JsonFile.read(folder, f"{path}/config.json")
     sizes = {"word_embedding_dimension", "embedding_dimension"}
-    config.refuse_unknown(sizes, {"pooling_mode", "include_prompt"}, _OLD_POOLING)
+    config.reject_unknown_keys(sizes, {"pooling_mode", "include_prompt"}, _OLD_POOLING)
     size_key = "embedding_dimension" if "embedding_dimension" in config.data else "word_embedding_dimension"
     if (size := config.positive(size_key)) != before.width:
         raise config.error(f"{size} is not the width {before.width} of the tokens before it.", size_key)
@@ -132,7 +134,7 @@ def _read_modes(config: JsonFile) -> tuple[PoolingMode, ...]:
 def _read_dense(folder: Path, path: str, features: Features, default: Feature) -> Features:
     config = JsonFile.read(folder, f"{path}/config.json")
     names = {"module_input_name", "module_output_name"}
-    config.refuse_unknown({"in_features", "out_features", "bias", "activation_function", "use_residual"}, names)
+    config.reject_unknown_keys({"in_features", "out_features", "bias", "activation_function", "use_residual"}, names)
     before, target = _ends(config, path, features, default)
     if (in_features := config.positive("in_features")) != before.width:
         raise config.error(f"{in_features} is not the width {before.width} of what comes before.", "in_features")
@@ -151,7 +153,7 @@ def _read_dense(folder: Path, path: str, features: Features, default: Feature) -
 def _read_layer_norm(folder: Path, path: str, features: Features, _: Feature) -> Features:
     before = _input(path, features, "sentence_embedding")
     config = JsonFile.read(folder, f"{path}/config.json")
-    config.refuse_unknown({"dimension"})
+    config.reject_unknown_keys({"dimension"})
     if (dimension := config.positive("dimension")) != before.width:
         raise config.error(f"{dimension} is not the width {before.width} of what comes before.", "dimension")
     return {"sentence_embedding": _with_head(before, LayerNorm(path, "norm", dimension))}
@@ -159,7 +161,7 @@ def _read_layer_norm(folder: Path, path: str, features: Features, _: Feature) ->
 
 def _read_normalize(folder: Path, path: str, features: Features, _: Feature) -> Features:
     config = JsonFile.read_optional(folder, f"{path}/config.json")
-    config.refuse_unknown({"module_input_name", "module_output_name"})
+    config.reject_unknown_keys({"module_input_name", "module_output_name"})
     before, target = _ends(config, path, features, "sentence_embedding")
     return {target: _with_head(before, Normalize())}
 
@@ -200,20 +202,20 @@ def _listed(features: Features) -> str:
 def _read_sparse_code(folder: Path, path: str, dense: Output, max_entries: int) -> Output:
     """A SparseAutoEncoder after what would have given dense vectors. `max_entries` stands in place of k, unless it is 0."""
     config = JsonFile.read(folder, f"{path}/config.json")
-    config.refuse_unknown({"input_dim", "hidden_dim", "k", "k_aux", "normalize", "dead_threshold"})
+    config.reject_unknown_keys({"input_dim", "hidden_dim", "k", "k_aux", "normalize", "dead_threshold"})
     if (in_features := config.positive("input_dim")) != dense.width:
         raise config.error(f"{in_features} is not the width {dense.width} of what comes before.", "input_dim")
     out_features = config.positive("hidden_dim", 512)
     k = max_entries or config.positive("k", 8)
     if k > out_features:
         raise config.error(f"{k} latents are to be kept of {out_features}.", "k")
-    code = SparseCode(path, in_features, out_features, k, config.get("normalize", bool, False))
+    code = SparseAutoencoder(path, in_features, out_features, k, config.get("normalize", bool, False))
     return Output(
         out_features,
         rows="vocabulary",
         modes=dense.modes,
         include_prompt=dense.include_prompt,
         token_head=dense.token_head,
-        head=(*dense.head, *([Normalize()] if dense.finished else []), code),
+        head=(*dense.head, *([Normalize()] if dense.activated else []), code),
         max_entries=k,
     )

@@ -78,9 +78,9 @@ def read_modules(folder: Path, kinds: Mapping[str, str]) -> Rows:
 
 
 def _read_row(folder: Path, row: JsonFile, kinds: Mapping[str, str]) -> tuple[str, str]:
-    row.refuse_unknown({"idx", "name", "path", "type", "kwargs"})
+    row.reject_unknown_keys({"idx", "name", "path", "type", "kwargs"})
     arguments = ["task"] if row.data.get("type") == WITH_TASKS else None
-    row.refuse_other({"kwargs": (arguments, [], {}, None)})
+    row.require_values({"kwargs": (arguments, [], {}, None)})
     path = module_path(folder, "", row, "path", row.get("path", str))
     return module_kind(row, "type", row.data.get("type"), kinds), path
 
@@ -134,10 +134,10 @@ def read_transformer(
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
     fixed = {key: values for key, values in {**_FEATURES, **(stated or {})}.items() if key not in used}
-    config.refuse_unknown(fixed, used, _ARGUMENTS, {"max_seq_length", "do_lower_case", "unpad_inputs"})
-    config.refuse_other(fixed)
+    config.reject_unknown_keys(fixed, used, _ARGUMENTS, {"max_seq_length", "do_lower_case", "unpad_inputs"})
+    config.require_values(fixed)
     for key in (key for key in _ARGUMENTS if key not in used):
-        JsonFile(f"{file}: {key}", config.get(key, dict, {})).refuse_unknown(_INERT_ARGUMENTS)
+        JsonFile(f"{file}: {key}", config.get(key, dict, {})).reject_unknown_keys(_INERT_ARGUMENTS)
     return config
 
 
@@ -164,14 +164,14 @@ KNOWN_SENTENCE: Final = frozenset(
 def read_sentence(folder: Path, kind: str, own: Collection[str] = ()) -> JsonFile:
     """What is said of the model as a whole, which is of this kind. `own` are the keys that only this kind has."""
     config = JsonFile.read_optional(folder, SENTENCE)
-    config.refuse_unknown(KNOWN_SENTENCE, {"max_active_dims"}, own)
-    config.refuse_other({"model_type": (kind, None)})
+    config.reject_unknown_keys(KNOWN_SENTENCE, {"max_active_dims"}, own)
+    config.require_values({"model_type": (kind, None)})
     if kind != "SentenceTransformer":
-        config.refuse_other({"truncate_dim": (None,)})
+        config.require_values({"truncate_dim": (None,)})
     if kind != "SparseEncoder":
-        config.refuse_other({"max_active_dims": (None,)})
+        config.require_values({"max_active_dims": (None,)})
     read_prompts(config)
-    config.refuse_other({"similarity_fn_name": ("cosine", "dot", "euclidean", "manhattan", None)})
+    config.require_values({"similarity_fn_name": ("cosine", "dot", "euclidean", "manhattan", None)})
     return config
 
 

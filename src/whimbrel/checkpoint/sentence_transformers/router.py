@@ -36,7 +36,7 @@ def read_router(folder: Path, path: str) -> Routes:
     """Read the Router in `path`. Raises CheckpointError."""
     name = next((name for name in _FILES if (folder / path / name).exists()), _FILES[0])
     config = JsonFile.read(folder, f"{path}/{name}" if path else name)
-    config.refuse_unknown({"types", "structure", "parameters"})
+    config.reject_unknown_keys({"types", "structure", "parameters"})
     types = cast(dict[str, object], config.get("types", dict))
     kinds = {module: module_kind(config, "types", kind, KINDS) for module, kind in types.items()}
     rows = dict[str, Rows]()
@@ -54,7 +54,7 @@ def read_router(folder: Path, path: str) -> Routes:
 
 def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None, str]:
     """The Router's own order: what is mapped, the route that is called as the task or as the modality, the default."""
-    parameters.refuse_unknown({"allow_empty_key", "default_route", "route_mappings"})
+    parameters.reject_unknown_keys({"allow_empty_key", "default_route", "route_mappings"})
     mapped = _mappings(parameters, routes)
     default = parameters.data.get("default_route")
     if default is None and parameters.get("allow_empty_key", bool, True):

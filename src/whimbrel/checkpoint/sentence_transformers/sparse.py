@@ -22,7 +22,7 @@ from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
 from whimbrel.checkpoint.torch_zip import tensor_shapes
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder, Output, TokenizerCard
-from whimbrel.types.heads import Activation, Dense, LayerNorm, Vocabulary
+from whimbrel.types.heads import Activation, Dense, LayerNorm, MlmHead
 
 FILL_MASK: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("fill-mask",),
@@ -76,16 +76,16 @@ _STRATEGIES: Final[Mapping[str, Literal["max", "sum"]]] = {"max": "max", "sum": 
 def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entries: int) -> Output:
     """SPLADE: config.json says which head, `pooling` is SpladePooling's config; an empty one has its defaults."""
     sizes = {"word_embedding_dimension", "embedding_dimension"}
-    pooling.refuse_unknown(sizes, {"pooling_strategy", "activation_function", "chunk_size"})
+    pooling.reject_unknown_keys(sizes, {"pooling_strategy", "activation_function", "chunk_size"})
     for key in sizes:
-        pooling.refuse_other({key: (encoder.vocab_size, None)})
+        pooling.require_values({key: (encoder.vocab_size, None)})
     if (names := _HEADS.get(encoder.family)) is None:
         raise config.error("the language-modelling head of this architecture is not supported.", "architectures")
     return Output(
         encoder.vocab_size,
         rows="vocabulary",
         token_head=_transform(config, encoder, names),
-        vocabulary=Vocabulary(
+        vocabulary=MlmHead(
             weight=f"{names.decoder}.weight",
             table=names.table if config.get("tie_word_embeddings", bool, True) else None,
             biases=names.biases if _has_bias(config, "decoder_bias", default=True) else (),
@@ -101,7 +101,7 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
 def _transform(config: JsonFile, encoder: Encoder, names: _LanguageHead) -> tuple[Dense, LayerNorm]:
     """What stands before the decoder."""
     if encoder.family == "modernbert":
-        config.refuse_other({"classifier_activation": ("gelu", None)})
+        config.require_values({"classifier_activation": ("gelu", None)})
     return (
         Dense(
             None,
@@ -140,7 +140,7 @@ def read_m3(root: Path, encoder: Encoder, tokenizer: TokenizerCard) -> dict[Lite
     if (root / _COLBERT).exists():
         head = Dense(_COLBERT, "", encoder.hidden_size, _rows(root, _COLBERT), bias=True, activation="identity")
         outputs["multi_vector"] = Output(
-            head.out_features, rows="token", head=(head,), finish="normalize", skip_first=1, similarity="meanmaxsim"
+            head.out_features, rows="token", head=(head,), activation="normalize", skip_first=1, similarity="meanmaxsim"
         )
     return outputs
 

@@ -27,7 +27,7 @@ from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import BareTokens, Card, Encoder, Output, TokenizerCard
+from whimbrel.types.card import Card, Encoder, Output, StaticTokenizer, TokenizerCard
 from whimbrel.types.request import OutputName
 
 _WEIGHTS: Final = "model.safetensors"
@@ -63,7 +63,7 @@ def read_static_card(folder: Path, name: str, rows: Rows) -> Card:
         outputs: dict[OutputName, Output] = {"sparse": replace(entries, max_entries=max_entries)}
     else:
         encoder, tokenizer, max_length, normalized = _read_table(folder / path)
-        mean = Output(encoder.hidden_size, modes=("mean",), finish="normalize", finished=False)
+        mean = Output(encoder.hidden_size, modes=("mean",), activation="normalize", activated=False)
         outputs = finish_output(folder, {"sentence_embedding": mean}, rows[1:], max_entries)
         if (dense := outputs.get("dense")) is not None:
             outputs["dense"] = cut_output(dense if normalized is None else replace(dense, finished=normalized), sentence)
@@ -96,18 +96,18 @@ def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
         length = config.data.get("max_length", _MODEL2VEC_LENGTH)
         limit = UNLIMITED if length is None else config.positive("max_length", _MODEL2VEC_LENGTH)
         normalized = config.get("normalize", bool, False)
-        config.refuse_unread(_INERT, {"max_length", "model_type"})
-        bare = BareTokens(encoder.vocab_size, drop_unknown=True, cut_characters=length is not None)
+        config.reject_unread_keys(_INERT, {"max_length", "model_type"})
+        bare = StaticTokenizer(encoder.vocab_size, drop_unknown=True, cut_characters=length is not None)
         return encoder, _tokenizer("right", bare), limit, normalized
     limit, side = _truncation(tokenizer)
-    return encoder, _tokenizer(side, BareTokens(encoder.vocab_size)), limit, None
+    return encoder, _tokenizer(side, StaticTokenizer(encoder.vocab_size)), limit, None
 
 
 def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard, int, Output]:
     """What lies in the folder of a SparseStaticEmbedding: (encoder, tokenizer, tokens per text, sparse vectors)."""
     root = folder / path
     config = JsonFile.read_optional(root, "config.json")
-    config.refuse_unknown({"frozen", "path"})
+    config.reject_unknown_keys({"frozen", "path"})
     stated = JsonFile.read_optional(root, "tokenizer_config.json")
     tokenizer = read_tokenizer(root, JsonFile("config.json", {"model_type": "none"}), stated, lowercase=False)
     idf = None
@@ -124,7 +124,7 @@ def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard,
     limit = int(min(stated.get(key, float, UNLIMITED), UNLIMITED))
     if limit < 1:
         raise stated.error(f"must be positive, is {limit}.", key)
-    bare = BareTokens(encoder.vocab_size, as_stored=False)
+    bare = StaticTokenizer(encoder.vocab_size, as_stored=False)
     return encoder, replace(tokenizer, bare=bare), limit, Output(1, rows="entry", skip_ids=(bare.empty_id,))
 
 
@@ -150,7 +150,7 @@ def _table_encoder(vocab_size: int, width: int) -> Encoder:
     )
 
 
-def _tokenizer(side: Literal["right", "left"], bare: BareTokens) -> TokenizerCard:
+def _tokenizer(side: Literal["right", "left"], bare: StaticTokenizer) -> TokenizerCard:
     """tokenizer.json as it is: no other file counts."""
     return TokenizerCard(
         tokenizer_class="tokenizer.json",
@@ -167,7 +167,7 @@ def _tokenizer(side: Literal["right", "left"], bare: BareTokens) -> TokenizerCar
         second_type=False,
         legacy_tokens=(),
         added_tokens=None,
-        bare=bare,
+        static=bare,
     )
 
 
@@ -176,7 +176,7 @@ def _truncation(tokenizer: JsonFile) -> tuple[int, Literal["right", "left"]]:
     truncation = JsonFile(tokenizer.name, tokenizer.get("truncation", dict, {}))
     if not truncation.data:
         return UNLIMITED, "right"
-    truncation.refuse_unknown({"direction", "max_length", "strategy", "stride"})
+    truncation.reject_unknown_keys({"direction", "max_length", "strategy", "stride"})
     sides: dict[str, Literal["right", "left"]] = {"Right": "right", "Left": "left"}
     return truncation.positive("max_length"), truncation.choice("direction", sides, "Right")
 

@@ -121,8 +121,8 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
 
     `lowercase` is the do_lower_case of Sentence Transformers.
     """
-    tokenizer.refuse_unknown(_USED_TOKENIZER, _INERT_TOKENIZER, _ROLES, _own_roles(tokenizer))
-    tokenizer.refuse_other({"split_special_tokens": (False, None), "keep_accents": (False, None), "init_inputs": ([], None)})
+    tokenizer.reject_unknown_keys(_USED_TOKENIZER, _INERT_TOKENIZER, _ROLES, _own_roles(tokenizer))
+    tokenizer.require_values({"split_special_tokens": (False, None), "keep_accents": (False, None), "init_inputs": ([], None)})
     file = read_tokenizer_file(root)
     kind = _tokenizer_class(root, config, tokenizer)
     if kind == "tokenizer.json" and not (root / "tokenizer.json").exists():
@@ -177,7 +177,7 @@ def _ends(tokenizer: JsonFile) -> bool:
     names = cast(list[object], code.get("AutoTokenizer")) if isinstance(code.get("AutoTokenizer"), list) else [None]
     if not all(isinstance(name, str) and name.rpartition("--")[2] in _ENDING for name in names):
         raise tokenizer.error("this tokenizer needs code of its own; custom code is not run.", "auto_map")
-    tokenizer.refuse_other({"add_bos_token": (False, None)})
+    tokenizer.require_values({"add_bos_token": (False, None)})
     return tokenizer.get("add_eos_token", bool, False)
 
 
@@ -228,7 +228,7 @@ def _pop_roles(stated: JSON, key: str) -> JSON:
 
 def _special_tokens_map(root: Path, stated: JSON) -> JSON:
     file = JsonFile.read_optional(root, "special_tokens_map.json")
-    file.refuse_unknown(_ROLES, _EXTRA)
+    file.reject_unknown_keys(_ROLES, _EXTRA)
     known = cast(list[Any], stated.get("extra_special_tokens") or [])
     more: Any = file.data.get("extra_special_tokens")
     if isinstance(more, list):

@@ -13,16 +13,16 @@ from whimbrel.client.request_bodies import (
     check_count,
     document_name,
     input_name,
-    listed_texts,
     named,
-    refuse_options,
+    reject_options,
     size_of,
+    text_list,
 )
 from whimbrel.client.responses import checked, floats, in_order, join_outputs, join_scores, scores_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
-from whimbrel.types.options import ScoreOptions, TextOptions, strings
+from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs
 from whimbrel.wire import from_base64
@@ -56,7 +56,7 @@ def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
     """Dense vectors of texts, which are documents unless `input_type` says otherwise."""
-    refuse_options("cohere", outputs, ("dense",), options, _OPTIONS)
+    reject_options("cohere", outputs, ("dense",), options, _OPTIONS)
     fields: dict[str, Any] = {
         "input_type": _INPUT_TYPES[options.get("input_type")],
         "embedding_types": ["base64"],
@@ -68,7 +68,7 @@ def encode(
         fields["max_tokens"] = options.get("max_tokens")
     if options.get("truncate") is not None:
         fields["truncate"] = _TRUNCATE[options.get("truncate")]
-    items = listed_texts(texts)
+    items = text_list(texts)
     return Task(
         "/v2/embed", items, partial(_body, fields, "texts"), _read, join_outputs, size_of, name=input_name, max_items=MAX_TEXTS
     )
@@ -85,7 +85,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
     if limit is not None:
         fields["max_tokens_per_doc"] = limit
-    texts = strings(documents, "documents")
+    texts = as_strings(documents, "documents")
     return Task(
         "/v2/rerank",
         texts,

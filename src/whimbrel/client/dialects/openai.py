@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from whimbrel.client.request_bodies import input_body, listed_texts, named, refuse_options, size_of
+from whimbrel.client.request_bodies import input_body, named, reject_options, size_of, text_list
 from whimbrel.client.responses import checked, floats, in_order, join_outputs
 from whimbrel.client.task import Reply, Task
 from whimbrel.types.options import TextOptions
@@ -32,11 +32,11 @@ def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
     """Dense vectors of texts."""
-    refuse_options("openai", outputs, ("dense",), options, _OPTIONS)
+    reject_options("openai", outputs, ("dense",), options, _OPTIONS)
     fields: dict[str, Any] = {"encoding_format": "base64", **named(model)}
     if options.get("dimensions") is not None:
         fields["dimensions"] = options.get("dimensions")
-    return Task("/v1/embeddings", listed_texts(texts), partial(input_body, fields), _read, join_outputs, size_of)
+    return Task("/v1/embeddings", text_list(texts), partial(input_body, fields), _read, join_outputs, size_of)
 
 
 def _read(reply: Reply, count: int) -> Outputs:

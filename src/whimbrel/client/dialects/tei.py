@@ -11,19 +11,19 @@ import numpy as np
 
 from whimbrel.client.request_bodies import (
     body_of,
-    chosen_output,
+    choose_output,
     document_name,
     input_name,
-    listed_texts,
     named,
-    refuse_options,
+    reject_options,
     size_of,
+    text_list,
 )
-from whimbrel.client.responses import checked, ends_of, floats, in_order, join_outputs, join_scores, scores_of
+from whimbrel.client.responses import checked, floats, in_order, join_outputs, join_scores, offsets_of, scores_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
-from whimbrel.types.options import ScoreOptions, TextOptions, strings
+from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Ragged, Sparse
 
@@ -49,8 +49,8 @@ def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
     """One output of texts: dense or sparse vectors, or the hidden state of each token."""
-    output = chosen_output(outputs)
-    refuse_options("tei", outputs, tuple(_PATHS), options, _OPTIONS if output == "dense" else _OPTIONS_OF_TOKENS)
+    output = choose_output(outputs)
+    reject_options("tei", outputs, tuple(_PATHS), options, _OPTIONS if output == "dense" else _OPTIONS_OF_TOKENS)
     fields: dict[str, Any] = named(model) | _truncation(options.get("truncate"))
     if (prompt := options.get("prompt")) is not None:
         fields["prompt_name"] = prompt
@@ -58,7 +58,7 @@ def encode(
         if options.get(name) is not None:
             fields[name] = options.get(name)
     write, read = partial(_body, fields, "inputs"), partial(_read, output)
-    return Task(_PATHS[output], listed_texts(texts), write, read, join_outputs, size_of, name=input_name, max_items=MAX_TEXTS)
+    return Task(_PATHS[output], text_list(texts), write, read, join_outputs, size_of, name=input_name, max_items=MAX_TEXTS)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
@@ -71,7 +71,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
         raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
     raw = {"query": query, "raw_scores": options.get("activate") is False}
     fields = named(model) | raw | _truncation(options.get("truncate"))
-    texts = strings(documents, "documents")
+    texts = as_strings(documents, "documents")
     write = partial(_body, fields, "texts")
     return Task(
         "/rerank", texts, write, _read_ranked, join_scores, size_of, name=document_name, may_be_empty=True, max_items=MAX_TEXTS
@@ -95,7 +95,7 @@ def _read(output: str, reply: Reply, count: int) -> Outputs:
         found = Outputs(sparse=_sparse(msgspec.json.decode(reply.content, type=list[list[_Entry]])))
     else:
         rows = [floats(each, 2) for each in msgspec.json.decode(reply.content, type=list[list[list[float]]])]
-        tokens = Ragged(np.concatenate(rows), ends_of([len(each) for each in rows]))
+        tokens = Ragged(np.concatenate(rows), offsets_of([len(each) for each in rows]))
         found = Outputs(hidden=tokens) if output == "hidden" else Outputs(multi_vector=tokens)
     return checked(found, (output,), count)
 
@@ -103,7 +103,7 @@ def _read(output: str, reply: Reply, count: int) -> Outputs:
 def _sparse(rows: list[list[_Entry]]) -> Sparse:
     entries = [entry for row in rows for entry in sorted(row, key=lambda entry: entry.index)]
     ids = np.array([entry.index for entry in entries], np.int32)
-    return Sparse(ids, floats([entry.value for entry in entries], 1), ends_of([len(row) for row in rows]))
+    return Sparse(ids, floats([entry.value for entry in entries], 1), offsets_of([len(row) for row in rows]))
 
 
 def _read_ranked(reply: Reply, count: int) -> Float32Array:

@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from whimbrel.client.request_bodies import Json, body_of, check_count, input_body, listed_texts, pairs_of, size_of
+from whimbrel.client.request_bodies import Json, body_of, check_count, input_body, pairs_of, size_of, text_list
 from whimbrel.client.responses import (
-    chained,
+    flatten,
     join_classes,
     join_outputs,
     join_scores,
@@ -25,7 +25,7 @@ from whimbrel.client.task import JSON, MESSAGE_PACK, Reply, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import read_muvera, read_token_pooling
-from whimbrel.types.options import ScoreOptions, TextOptions, check_options, read_prompt, strings
+from whimbrel.types.options import ScoreOptions, TextOptions, as_strings, check_options, read_prompt
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ranked
 from whimbrel.wire import to_json
@@ -51,7 +51,7 @@ def encode(
     if "muvera" in fields:
         wanted = tuple("muvera" if name == "multi_vector" else name for name in wanted)
     read = partial(read_outputs, wanted)
-    items = listed_texts(texts)
+    items = text_list(texts)
     return Task("/v1/embed", items, partial(input_body, fields), read, join_outputs, size_of, whole="late_chunking" in fields)
 
 
@@ -72,7 +72,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
 def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[list[Explanation]]:
     """What each token of a query found in documents."""
     pairs, name = pairs_of(query, documents, ("query", "documents"), options)
-    return _pair_task(model, pairs, options, name, read=read_explanations, join=chained, explain=True)
+    return _pair_task(model, pairs, options, name, read=read_explanations, join=flatten, explain=True)
 
 
 def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
@@ -83,7 +83,7 @@ def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
 
 def classify(model: str | None, texts: str | Iterable[Any], options: ScoreOptions) -> Task[Classes]:
     """The classes of texts or of pairs."""
-    items = listed_texts(texts)
+    items = text_list(texts)
     fields = _class_fields(model, options)
     return Task("/v1/classify", items, partial(input_body, fields), read_classes, join_classes, size_of)
 
@@ -93,7 +93,7 @@ def token_classify(
 ) -> Task[list[list[Entity]]]:
     """The entities in texts."""
     fields = _class_fields(model, options) | {"aggregation": aggregation}
-    return Task("/v1/token_classify", strings(texts, "input"), partial(input_body, fields), read_entities, chained, size_of)
+    return Task("/v1/token_classify", as_strings(texts, "input"), partial(input_body, fields), read_entities, flatten, size_of)
 
 
 def _given(fields: Mapping[str, Any]) -> Json:

@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import CUT, SAY, purpose, worded
+from whimbrel.dialects.common.fields import HINT_INPUT_TYPE, HINT_TRUNCATE, prompt_for_task, translate_hints
 from whimbrel.dialects.common.inputs import read_texts
-from whimbrel.dialects.common.quantized import check_bits, typed
+from whimbrel.dialects.common.quantized import check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types.card import Card
 from whimbrel.types.request import InputType, Request, Truncate
@@ -145,7 +145,7 @@ def read_embed(body: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel],
 
 
 def _purpose(card: Card, word: str | None) -> dict[str, Any]:
-    found = purpose(card, word, _INPUT_TYPES.get(word or ""))
+    found = prompt_for_task(card, word, _INPUT_TYPES.get(word or ""))
     if word is not None and word not in _INPUT_TYPES and found["prompt_name"] is None:
         names = ", ".join(dict.fromkeys((*_INPUT_TYPES, *card.prompts)))
         raise InvalidRequest(f"{word[:40]!r} is no prompt of this model; it takes: {names}.", param="input_type")
@@ -174,12 +174,12 @@ def _text(given: CohereInput, param: str) -> str:
     return given.content[0].text or ""
 
 
-def write_embed(sent: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_embed(sent: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer of version 2; its numbers are printed from arrays' memory."""
     return _write(sent, result, "2", "embeddings_by_type", _by_type(sent, result))
 
 
-def write_embed_v1(sent: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_embed_v1(sent: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer of version 1."""
     if sent.embedding_types:
         return _write(sent, result, "1", "embeddings_by_type", _by_type(sent, result))
@@ -187,11 +187,11 @@ def write_embed_v1(sent: CohereEmbedRequest, result: Result, model: ServedModel)
 
 
 def _by_type(sent: CohereEmbedRequest, result: Result) -> dict[str, Any]:
-    columns = {kind: typed(result.dense, kind) for kind in sent.embedding_types or ("float",)}
+    columns = {kind: quantize(result.dense, kind) for kind in sent.embedding_types or ("float",)}
     return {kind: base64_rows(column) if kind == "base64" else column for kind, column in columns.items()}
 
 
-def _write(sent: CohereEmbedRequest, result: Result, version: str, kind: str, embeddings: Any) -> bytes | Answer:
+def _write(sent: CohereEmbedRequest, result: Result, version: str, kind: str, embeddings: Any) -> bytes | Response:
     body = {
         "id": str(uuid4()),
         "response_type": kind,
@@ -209,12 +209,12 @@ def meta(version: str, **units: int) -> dict[str, Any]:
 
 _NAMES: Final = {"input": "texts", "dimensions": "output_dimension", "outputs": "model", "prompt_name": "input_type"}
 """Fields of a Request that have another name here."""
-_WORDS: Final = {CUT: 'truncate="END"', SAY: 'input_type="search_query" or "search_document"'}
+_WORDS: Final = {HINT_TRUNCATE: 'truncate="END"', HINT_INPUT_TYPE: 'input_type="search_query" or "search_document"'}
 
 
 def write_embed_error(error: WhimbrelError) -> bytes:
     """An error over a body of this API."""
-    return render_error(worded(error, _WORDS).renamed(_NAMES))
+    return render_error(translate_hints(error, _WORDS).renamed(_NAMES))
 
 
 def render_error(error: WhimbrelError) -> bytes:
@@ -226,9 +226,9 @@ ROUTES: Final = (
     Route(
         path="/v2/embed",
         summary="Dense vectors of texts, in several types of numbers (Cohere v2).",
-        read_request=read_embed,
-        write_result=write_embed,
-        write_error=write_embed_error,
+        parse_request=read_embed,
+        render_response=write_embed,
+        render_error=write_embed_error,
         request_type=CohereEmbedRequest,
         response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document", "embedding_types": ["float", "int8"]}',
@@ -236,12 +236,12 @@ ROUTES: Final = (
     Route(
         path="/v1/embed",
         summary="A body with `texts`: dense vectors (Cohere v1).",
-        read_request=read_embed,
-        write_result=write_embed_v1,
-        write_error=write_embed_error,
+        parse_request=read_embed,
+        render_response=write_embed_v1,
+        render_error=write_embed_error,
         request_type=CohereEmbedRequest,
         response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document"}',
-        marks=frozenset(("texts", "images")),
+        discriminators=frozenset(("texts", "images")),
     ),
 )

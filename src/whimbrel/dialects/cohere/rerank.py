@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from whimbrel.dialects.cohere.embed import CohereMeta, meta, render_error
 from whimbrel.dialects.common.decode import decode, is_packed
-from whimbrel.dialects.common.fields import CUT, worded
+from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
 from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.openai import Usage
 from whimbrel.dialects.rerank import RankedDocument, RerankRequest, named_of_rerank, rank, request_of
 from whimbrel.errors import InvalidRequest, WhimbrelError
@@ -82,17 +82,17 @@ def read_rerank_v1(body: bytes) -> tuple[CohereRerankRequestV1, Request]:
     return sent, request_of(replace(sent, truncate=cuts))
 
 
-def write_rerank(sent: CohereRerankRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_rerank(sent: CohereRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer of version 2, the best first."""
     return _write(sent, result, model, "2")
 
 
-def write_rerank_v1(sent: CohereRerankRequestV1, result: Result, model: ServedModel) -> bytes | Answer:
+def write_rerank_v1(sent: CohereRerankRequestV1, result: Result, model: ServedModel) -> bytes | Response:
     """That of version 1."""
     return _write(sent, result, model, "1")
 
 
-def _write(sent: RerankRequest, result: Result, model: ServedModel, version: str) -> bytes | Answer:
+def _write(sent: RerankRequest, result: Result, model: ServedModel, version: str) -> bytes | Response:
     body: dict[str, Any] = {
         "id": str(uuid4()),
         "results": rank(sent, result, documents=sent.return_documents is True),
@@ -110,7 +110,7 @@ def write_rerank_error(error: WhimbrelError) -> bytes:
 
 def write_rerank_error_v1(error: WhimbrelError) -> bytes:
     """The same in the words of version 1."""
-    return write_rerank_error(worded(error, {CUT: "max_chunks_per_doc=1"}))
+    return write_rerank_error(translate_hints(error, {HINT_TRUNCATE: "max_chunks_per_doc=1"}))
 
 
 _EXAMPLE: Final = '"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]'
@@ -119,9 +119,9 @@ ROUTES: Final = (
     Route(
         path="/v2/rerank",
         summary="Documents in the order in which they answer a query (Cohere v2, vLLM).",
-        read_request=read_rerank,
-        write_result=write_rerank,
-        write_error=write_rerank_error,
+        parse_request=read_rerank,
+        render_response=write_rerank,
+        render_error=write_rerank_error,
         request_type=CohereRerankRequest,
         response_type=CohereRerankResponse,
         example=f'{{{_EXAMPLE}, "top_n": 1}}',
@@ -129,12 +129,12 @@ ROUTES: Final = (
     Route(
         path="/v1/rerank",
         summary="A body with `rank_fields` or `max_chunks_per_doc`: the same (Cohere v1).",
-        read_request=read_rerank_v1,
-        write_result=write_rerank_v1,
-        write_error=write_rerank_error_v1,
+        parse_request=read_rerank_v1,
+        render_response=write_rerank_v1,
+        render_error=write_rerank_error_v1,
         request_type=CohereRerankRequestV1,
         response_type=CohereRerankResponse,
         example=f'{{{_EXAMPLE}, "max_chunks_per_doc": 1}}',
-        marks=frozenset(("rank_fields", "max_chunks_per_doc")),
+        discriminators=frozenset(("rank_fields", "max_chunks_per_doc")),
     ),
 )

@@ -9,13 +9,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from whimbrel.dialects.common.inputs import refuse_many
+from whimbrel.dialects.common.inputs import reject_many
 from whimbrel.errors import InvalidRequest
 
 T = TypeVar("T")
 
 
-class Unreadable(InvalidRequest):
+class MalformedBody(InvalidRequest):
     """The body is empty, or no JSON at all."""
 
 
@@ -36,9 +36,9 @@ def is_packed(body: bytes) -> bool:
 def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
     """Decode `body` as `kind`; `packed`: it is MessagePack. Raises InvalidRequest with the path of the fault, TooLarge."""
     if not body or body.isspace():
-        raise Unreadable("the body is empty; send a JSON object.")
+        raise MalformedBody("the body is empty; send a JSON object.")
     if not packed:
-        refuse_many(body)
+        reject_many(body)
     language = "MessagePack" if packed else "JSON"
     try:
         return _decoder(kind, packed).decode(body)
@@ -48,11 +48,11 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
         param = path[1] or None if path else None
         raise InvalidRequest(f"{_PATH.sub('', text)}{_choices(kind, param)}.", param=param) from None
     except RecursionError:
-        raise Unreadable(f"the {language} is nested too deeply.") from None
+        raise MalformedBody(f"the {language} is nested too deeply.") from None
     except UnicodeDecodeError:
-        raise Unreadable("the body is not valid UTF-8.") from None
+        raise MalformedBody("the body is not valid UTF-8.") from None
     except (msgspec.MsgspecError, ValueError, MemoryError) as error:
-        raise Unreadable(f"the body is not valid {language}: {error}.") from None
+        raise MalformedBody(f"the body is not valid {language}: {error}.") from None
 
 
 def _choices(kind: type, param: str | None) -> str:

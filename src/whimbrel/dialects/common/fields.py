@@ -81,20 +81,20 @@ def read_input_type(given: str | None) -> InputType | None:
     return "query" if given == "query" else None if given is None else "document"
 
 
-def purpose(card: Card, word: str | None, input_type: InputType | None) -> dict[str, Any]:
+def prompt_for_task(card: Card, word: str | None, input_type: InputType | None) -> dict[str, Any]:
     """The fields of a Request that say what its texts are for, where an API has a `word` for it: the model's prompt of that
     name, in any case of letters, if it has one; and which `input_type` the word stands for."""
     prompts = {} if word is None else {name.casefold(): name for name in card.tower(card.tower_for(input_type)).prompts}
     return {"prompt_name": prompts.get((word or "").casefold()), "input_type": input_type}
 
 
-CUT: Final = 'truncate="right"'
+HINT_TRUNCATE: Final = 'truncate="right"'
 """What errors over texts that are too long hint at,"""
-SAY: Final = 'input_type="query" or "document"'
+HINT_INPUT_TYPE: Final = 'input_type="query" or "document"'
 """and those over texts of which it is not known what they are."""
 
 
-def worded(error: E, words: Mapping[str, str]) -> E:
+def translate_hints(error: E, words: Mapping[str, str]) -> E:
     """The same error, with what an API has in place of our words in its hints."""
     message = reduce(lambda text, each: text.replace(*each), words.items(), error.message)
     if message == error.message:

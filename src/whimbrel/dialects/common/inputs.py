@@ -22,7 +22,7 @@ class TextObject(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
-def refuse_many(body: bytes) -> None:
+def reject_many(body: bytes) -> None:
     """Before JSON is decoded, which holds up everybody for a second per million of lists. Raises TooLarge."""
     if len(body) <= MAX_IDS:
         return

@@ -9,18 +9,18 @@ from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
 from whimbrel.types.request import OutputName
-from whimbrel.wire import DType, Typed
+from whimbrel.wire import DType, EncodedArray
 
 NumberType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
 
 _BITS: Final = frozenset(("binary", "ubinary"))
 
 
-def typed(rows_ND: Float32Array, kind: str) -> Typed:
+def quantize(rows_ND: Float32Array, kind: str) -> EncodedArray:
     """The rows in a NumberType, or the floats that `base64` is of. `int8` and `uint8`: 127ths of each row's largest entry, and
     that + 128. `ubinary` and `binary`: bits, eight columns to a byte, and that - 128; of a width that `check_bits` lets
     through."""
-    return Typed(rows_ND, "float32" if kind in ("float", "base64") else cast(DType, kind))
+    return EncodedArray(rows_ND, "float32" if kind in ("float", "base64") else cast(DType, kind))
 
 
 def check_bits(card: Card, output: OutputName, dimensions: int | None, kinds: Collection[str], *, param: str) -> None:
@@ -28,7 +28,7 @@ def check_bits(card: Card, output: OutputName, dimensions: int | None, kinds: Co
     if _BITS.isdisjoint(kinds):
         return
     found = card.output(output)
-    width = dimensions or found.usual_width or found.width
+    width = dimensions or found.default_width or found.width
     if width % 8:
         raise InvalidRequest(
             f"bits are packed eight to a byte, and {width:,} columns are no multiple of 8. Ask for another width, or for int8.",

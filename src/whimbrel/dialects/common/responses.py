@@ -8,11 +8,11 @@ from typing import Final
 
 import msgspec
 
-from whimbrel.dialects.common.route import JSON, Answer, ServedModel
+from whimbrel.dialects.common.route import JSON, Response, ServedModel
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
-from whimbrel.wire import FLOATS, LARGE, ByteOrder, DType, Typed, join_blocks, json_pieces, npy_pieces, to_json
-from whimbrel.wire.arrow import Column, arrow_pieces, lists, scalars, struct_of, vectors
+from whimbrel.wire import FLOATS, STREAM_ABOVE, ByteOrder, DType, EncodedArray, join_blocks, json_chunks, npy_chunks, to_json
+from whimbrel.wire.arrow import Column, arrow_chunks, lists, scalars, struct_of, vectors
 
 OCTETS: Final = "application/octet-stream"
 NPY: Final = "application/x-npy"
@@ -25,15 +25,15 @@ _FLAT: Final = ("dense", "scores", "muvera")
 """Outputs that are printed number after number; others take about twice the time."""
 
 
-def json_answer(value: object, result: Result, *, as_text: bool = False, times: int = 1) -> bytes | Answer:
+def json_answer(value: object, result: Result, *, as_text: bool = False, times: int = 1) -> bytes | Response:
     """JSON of what a result has, as numbers or `as_text`: base64; `times`: in so many types.
 
     What is large is printed piece by piece while it is sent, so that others have their turn.
     """
-    arrays = typed_outputs(result.outputs, "float32", "little")
+    arrays = encoded_outputs(result.outputs, "float32", "little")
     size = times * sum(array.nbytes * (1 if name in _FLAT else 2) for name, array in arrays.items())
-    is_large = size > LARGE * (20 if as_text else 4)
-    return Answer(json_pieces(value), held=size) if is_large else to_json(value)
+    is_large = size > STREAM_ABOVE * (20 if as_text else 4)
+    return Response(json_chunks(value), memory_bytes=size) if is_large else to_json(value)
 
 
 def usage(result: Result) -> dict[str, int]:
@@ -41,51 +41,51 @@ def usage(result: Result) -> dict[str, int]:
     return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
 
 
-def typed_outputs(outputs: Outputs, dtype: DType, order: ByteOrder) -> dict[str, Typed]:
+def encoded_outputs(outputs: Outputs, dtype: DType, order: ByteOrder) -> dict[str, EncodedArray]:
     """The arrays of what was asked for; of the lists there are `.offsets`, then `.rows`, or `.ids` and `.weights`.
 
     `dtype` is that of vectors and, if it is one of floats, also of scores and weights, which are float32 otherwise.
     """
-    found: dict[str, Typed] = {}
+    found: dict[str, EncodedArray] = {}
     for name in Outputs.__slots__:
         output = getattr(outputs, name)
         kind: DType = dtype if name in _VECTORS or dtype in FLOATS else "float32"
         if isinstance(output, Sparse):
-            found[f"{name}.offsets"] = Typed(output.offsets_N1, "int64", order)
-            found[f"{name}.ids"] = Typed(output.ids_X, "int32", order)
-            found[f"{name}.weights"] = Typed(output.weights_X, kind, order, name)
+            found[f"{name}.offsets"] = EncodedArray(output.offsets_N1, "int64", order)
+            found[f"{name}.ids"] = EncodedArray(output.ids_X, "int32", order)
+            found[f"{name}.weights"] = EncodedArray(output.weights_X, kind, order, name)
         elif isinstance(output, Ragged):
-            found[f"{name}.offsets"] = Typed(output.offsets_N1, "int64", order)
-            found[f"{name}.rows"] = Typed(output.rows_XD, kind, order, name)
+            found[f"{name}.offsets"] = EncodedArray(output.offsets_N1, "int64", order)
+            found[f"{name}.rows"] = EncodedArray(output.rows_XD, kind, order, name)
         elif output is not None:
-            found[name] = Typed(output, kind, order, name)
+            found[name] = EncodedArray(output, kind, order, name)
     return found
 
 
-def bytes_answer(arrays: Mapping[str, Typed], result: Result, model: ServedModel) -> Answer:
+def bytes_answer(arrays: Mapping[str, EncodedArray], result: Result, model: ServedModel) -> Response:
     """The arrays one after another, and in a header what they are."""
     blocks, size, pieces = join_blocks(arrays)
     about = {"model": model.plan.served_name, "usage": usage(result), "arrays": blocks}
-    return Answer(pieces, OCTETS, {METADATA: header(about)}, size)
+    return Response(pieces, OCTETS, {METADATA: header(about)}, size)
 
 
-def bare_answer(arrays: Mapping[str, Typed]) -> Answer:
+def bare_answer(arrays: Mapping[str, EncodedArray]) -> Response:
     """The bytes of one array and nothing else."""
     array = _only(arrays, "bytes_only")
-    return Answer(array.pieces(), OCTETS, size=array.nbytes)
+    return Response(array.chunks(), OCTETS, size=array.nbytes)
 
 
-def npy_answer(arrays: Mapping[str, Typed]) -> Answer:
+def npy_answer(arrays: Mapping[str, EncodedArray]) -> Response:
     """A file that `numpy.load` reads."""
-    size, pieces = npy_pieces(_only(arrays, "npy"))
-    return Answer(pieces, NPY, size=size)
+    size, pieces = npy_chunks(_only(arrays, "npy"))
+    return Response(pieces, NPY, size=size)
 
 
-def arrow_answer(arrays: Mapping[str, Typed], result: Result, model: ServedModel) -> Answer:
+def arrow_answer(arrays: Mapping[str, EncodedArray], result: Result, model: ServedModel) -> Response:
     """A stream of one record batch with a column for each output; model and usage are in the schema's metadata."""
     about = {"model": model.plan.served_name, "usage": json.dumps(usage(result))}
-    size, pieces = arrow_pieces(list(_columns(arrays)), about)
-    return Answer(pieces, ARROW, size=size)
+    size, pieces = arrow_chunks(list(_columns(arrays)), about)
+    return Response(pieces, ARROW, size=size)
 
 
 def header(about: object) -> str:
@@ -94,7 +94,7 @@ def header(about: object) -> str:
     return text.decode() if text.isascii() else json.dumps(msgspec.json.decode(text))
 
 
-def _only(arrays: Mapping[str, Typed], form: str) -> Typed:
+def _only(arrays: Mapping[str, EncodedArray], form: str) -> EncodedArray:
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     raise InvalidRequest(
@@ -104,7 +104,7 @@ def _only(arrays: Mapping[str, Typed], form: str) -> Typed:
     )
 
 
-def _columns(arrays: Mapping[str, Typed]) -> Iterator[Column]:
+def _columns(arrays: Mapping[str, EncodedArray]) -> Iterator[Column]:
     for name, array in arrays.items():
         output, _, part = name.partition(".")
         if not part:
@@ -117,7 +117,7 @@ def _columns(arrays: Mapping[str, Typed]) -> Iterator[Column]:
             yield struct_of(output, lists("ids", offsets, scalars("item", array)), lists("weights", offsets, weights))
 
 
-def accepted(accept: str, offered: Sequence[str]) -> str:
+def accepted_media_type(accept: str, offered: Sequence[str]) -> str:
     """Which of `offered` the value of an Accept header likes best; JSON where it names none of them.
 
     Of equals the one that is named first, and types before patterns, which stand for JSON.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from whimbrel.errors import WhimbrelError
-from whimbrel.types.request import Decode, Request, Tokenize
+from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 
 if TYPE_CHECKING:
     from whimbrel.types.card import Card
@@ -28,8 +28,8 @@ class ServedModel(Protocol):
     def plan(self) -> Plan: ...
 
 
-Asked: TypeAlias = Request | Tokenize | Decode
-Read: TypeAlias = "Callable[[bytes], tuple[Any, Asked | Callable[[ServedModel], Asked] | None]]"
+EngineCall: TypeAlias = Request | TokenizeRequest | DetokenizeRequest
+ParseRequest: TypeAlias = "Callable[[bytes], tuple[Any, EngineCall | Callable[[ServedModel], EngineCall] | None]]"
 """body -> (sent, request), or what makes a request of it once the model is known; both raise InvalidRequest. None: the
 model has nothing to do, and the result is None too."""
 
@@ -39,16 +39,16 @@ def _none() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class Response:
     """What goes back."""
 
-    pieces: Iterable[bytes | memoryview]
+    chunks: Iterable[bytes | memoryview]
     """Sent one after another. Making one may take a millisecond; others have their turn before the next is made."""
     media_type: str = JSON
     headers: Mapping[str, str] = field(default_factory=_none)
     size: int | None = None
     """Bytes of all pieces, if that is known before they are made."""
-    held: int = 0
+    memory_bytes: int = 0
     """About how many bytes are in memory until the last piece is made, where `size` is not known."""
 
 
@@ -61,30 +61,30 @@ class Route:
 
     path: str
     summary: str
-    read_request: Read
-    write_result: Callable[[Any, Any, ServedModel], bytes | Answer]
+    parse_request: ParseRequest
+    render_response: Callable[[Any, Any, ServedModel], bytes | Response]
     """(sent, result, model) -> body. The result is a Result, or of Tokenize and Decode what they say."""
-    write_error: Callable[[WhimbrelError], bytes]
+    render_error: Callable[[WhimbrelError], bytes]
     request_type: type
     response_type: Any
     example: str
     media_types: tuple[str, ...] = (JSON,)
     """What a body may be declared as."""
-    marks: frozenset[str] = frozenset()
+    discriminators: frozenset[str] = frozenset()
     """Of several routes of one path the first is taken of whose fields the body has one; that without any is the last, and
     takes what is left."""
-    accepts: Mapping[str, Read] = field(default_factory=dict[str, Read])
+    accepts: Mapping[str, ParseRequest] = field(default_factory=dict[str, ParseRequest])
     """What a client may accept in place of JSON, and how a body that does not say another format is read then."""
     status: Callable[[WhimbrelError], int] = lambda error: error.status
     """The status of an error."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class GetRoute:
     """What is told of the models that are served, at a GET."""
 
     path: str
     summary: str
-    write: Callable[[Sequence[ServedModel]], bytes]
-    write_error: Callable[[WhimbrelError], bytes]
+    render_response: Callable[[Sequence[ServedModel]], bytes]
+    render_error: Callable[[WhimbrelError], bytes]
     response_type: Any

@@ -75,8 +75,8 @@ _REFUSED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
 """Values that change nothing, and why others are refused."""
 _LONGEST: Final = 100
 """Bytes of a value that is looked at: none that is accepted has more."""
-OF_TEXTS: Final = ("padding", "late_chunking_params")
-OF_PAIRS: Final = (
+UNSUPPORTED_TEXT_FIELDS: Final = ("padding", "late_chunking_params")
+UNSUPPORTED_PAIR_FIELDS: Final = (
     "padding",
     "chat_template",
     "chat_template_kwargs",
@@ -84,7 +84,7 @@ OF_PAIRS: Final = (
 )
 
 
-def refuse_unsupported(body: bytes, names: Sequence[str] = (), *, text: Literal["input", "prompt"] | None = "input") -> None:
+def reject_unsupported(body: bytes, names: Sequence[str] = (), *, text: Literal["input", "prompt"] | None = "input") -> None:
     """Refuse those of the named fields that would change numbers and are not honoured, and chats in place of the field `text`.
     Raises InvalidRequest."""
     if all(body.find(name.encode()) < 0 for name in (*names, "messages")):  # `in` costs five times as much
@@ -100,7 +100,7 @@ def refuse_unsupported(body: bytes, names: Sequence[str] = (), *, text: Literal[
             raise InvalidRequest(why, param=name)
 
 
-class Cut(Protocol):
+class TruncationFields(Protocol):
     """What fields of truncation a body has."""
 
     @property
@@ -111,7 +111,7 @@ class Cut(Protocol):
     def truncation_side(self) -> Literal["right", "left"] | None: ...
 
 
-def read_cut(sent: Cut, *, usual: bool) -> tuple[Truncate | None, int | None]:
+def read_truncation(sent: TruncationFields, *, usual: bool) -> tuple[Truncate | None, int | None]:
     """(truncate, max_tokens) of a Request. `usual`: whether texts are cut where it does not say. Raises InvalidRequest."""
     limit, side = sent.truncate_prompt_tokens, sent.truncation_side
     cuts = sent.truncate if sent.truncate is not None else usual or limit is not None
@@ -130,7 +130,7 @@ def read_normalize(sent: VLLMTextFields) -> bool | None:
 
 def vllm_text_request(sent: VLLMTextFields, outputs: tuple[OutputName, ...], *, cuts: bool, **more: Any) -> Request:
     """The Request of a body of texts. `cuts`: whether they are cut where it does not say. Raises InvalidRequest, TooLarge."""
-    truncate, limit = read_cut(sent, usual=cuts)
+    truncate, limit = read_truncation(sent, usual=cuts)
     request = text_request(sent, outputs, truncate=truncate, max_tokens=limit, **more)
     if sent.add_special_tokens is False and isinstance(request.texts[0], str):
         raise InvalidRequest("a text gets its special tokens; send token ids to do without.", param="add_special_tokens")

@@ -12,11 +12,11 @@ from msgspec import Meta
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.inputs import read_texts
 from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs import scoring
-from whimbrel.outputs.scoring import Question
+from whimbrel.outputs.scoring import Operation
 from whimbrel.types.options import ScoreOptions
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
@@ -93,15 +93,15 @@ def read_token_classify(body: bytes) -> tuple[TokenClassifyRequest, Callable[[Se
     return sent, partial(_request, _token_classify, sent)
 
 
-def _request(question: Callable[[Any, ServedModel], Question[Any]], sent: ClassFields, model: ServedModel) -> Request:
+def _request(question: Callable[[Any, ServedModel], Operation[Any]], sent: ClassFields, model: ServedModel) -> Request:
     return question(sent, model).request
 
 
-def _classify(sent: ClassifyRequest, model: ServedModel) -> Question[Any]:
+def _classify(sent: ClassifyRequest, model: ServedModel) -> Operation[Any]:
     return scoring.classify(model.card, read_texts(sent.input), **_options(sent))
 
 
-def _token_classify(sent: TokenClassifyRequest, model: ServedModel) -> Question[Any]:
+def _token_classify(sent: TokenClassifyRequest, model: ServedModel) -> Operation[Any]:
     texts = read_texts(sent.input)
     if not texts:
         raise InvalidRequest("is an empty list; give at least one text.", param="input")
@@ -112,15 +112,15 @@ def _options(sent: ClassFields) -> ScoreOptions:
     return {"prompt": sent.prompt, "activate": sent.activate, "truncate": sent.truncate}
 
 
-def write_classify(sent: ClassifyRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_classify(sent: ClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, in the order of the inputs."""
-    classes = _classify(sent, model).answer(result)
+    classes = _classify(sent, model).postprocess(result)
     return json_answer({"labels": classes.labels, "scores": classes.scores_NC, **_about(result, model)}, result)
 
 
 def write_token_classify(sent: TokenClassifyRequest, result: Result, model: ServedModel) -> bytes:
     """The answer, in the order of the inputs."""
-    entities = _token_classify(sent, model).answer(result)
+    entities = _token_classify(sent, model).postprocess(result)
     return to_json({"entities": entities, **_about(result, model)})
 
 
@@ -132,9 +132,9 @@ ROUTES: Final = (
     Route(
         path="/v1/classify",
         summary="The classes of texts or of pairs (Whimbrel's own).",
-        read_request=read_classify,
-        write_result=write_classify,
-        write_error=render_error,
+        parse_request=read_classify,
+        render_response=write_classify,
+        render_error=render_error,
         request_type=ClassifyRequest,
         response_type=ClassifyResponse,
         example='{"input": ["A whimbrel is a wader."]}',
@@ -142,9 +142,9 @@ ROUTES: Final = (
     Route(
         path="/v1/token_classify",
         summary="The entities in texts (Whimbrel's own).",
-        read_request=read_token_classify,
-        write_result=write_token_classify,
-        write_error=render_error,
+        parse_request=read_token_classify,
+        render_response=write_token_classify,
+        render_error=render_error,
         request_type=TokenClassifyRequest,
         response_type=TokenClassifyResponse,
         example='{"input": ["Whimbrels winter in Ghana."]}',

@@ -20,18 +20,18 @@ from whimbrel.dialects.common.responses import (
     arrow_answer,
     bare_answer,
     bytes_answer,
+    encoded_outputs,
     json_answer,
     npy_answer,
-    typed_outputs,
     usage,
 )
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.openai import EncodingFormat, Usage, render_error
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
 from whimbrel.types.request import InputType, OutputName, Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
-from whimbrel.wire import Base64, ByteOrder, Typed, base64_rows
+from whimbrel.wire import Base64, ByteOrder, EncodedArray, base64_rows
 
 EmbedType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"]
 
@@ -169,9 +169,9 @@ def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[EmbedR
     )
 
 
-def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, made of the arrays' memory."""
-    arrays = typed_outputs(result.outputs, sent.embed_dtype or "float32", sent.endianness or "little")
+    arrays = encoded_outputs(result.outputs, sent.embed_dtype or "float32", sent.endianness or "little")
     match sent.encoding_format:
         case "bytes":
             return bytes_answer(arrays, result, model)
@@ -195,7 +195,7 @@ def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> byte
     return json_answer(body, result, as_text=as_text)
 
 
-def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[str, Typed], as_text: bool) -> Any:
+def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[str, EncodedArray], as_text: bool) -> Any:
     """One output, an item for each input."""
     if isinstance(output, Sparse):
         ids, weights = (_texts(arrays[f"{name}.{part}"], output.offsets_N1, as_text) for part in ("ids", "weights"))
@@ -206,14 +206,14 @@ def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[s
     return base64_rows(arrays[name]) if as_text else _numbers(arrays[name])
 
 
-def _texts(array: Typed, offsets_N1: Int64Array, as_text: bool) -> list[Any]:
+def _texts(array: EncodedArray, offsets_N1: Int64Array, as_text: bool) -> list[Any]:
     """What stands in JSON for each text's part of an array."""
     places: list[int] = offsets_N1.tolist()
     parts = [array[start:end] for start, end in pairwise(places)]
     return [Base64(each) for each in parts] if as_text else [_numbers(each) for each in parts]
 
 
-def _numbers(array: Typed) -> Typed | NDArray[Any]:
+def _numbers(array: EncodedArray) -> EncodedArray | NDArray[Any]:
     """An array that JSON prints as it is, if no type is asked for that is yet to be made of it."""
     return array.array if array.dtype in ("float32", "int32") else array
 
@@ -222,9 +222,9 @@ ROUTES: Final = (
     Route(
         path="/v1/embed",
         summary="Any of a model's outputs, all from one pass (Whimbrel's own).",
-        read_request=read_request,
-        write_result=write_result,
-        write_error=render_error,
+        parse_request=read_request,
+        render_response=write_result,
+        render_error=render_error,
         request_type=EmbedRequest,
         response_type=EmbedResponse,
         example='{"input": ["A whimbrel is a wader."], "encoding_format": "base64"}',

@@ -11,9 +11,9 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from whimbrel.dialects.common.decode import Unreadable
-from whimbrel.dialects.common.fields import CUT, worded
-from whimbrel.dialects.common.route import Answer, ServedModel
+from whimbrel.dialects.common.decode import MalformedBody
+from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
+from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.errors import (
     ComputeError,
     InvalidRequest,
@@ -41,12 +41,12 @@ class Empty(InvalidRequest):
     """There is nothing to work on."""
 
 
-def not_this_kind(message: str) -> InvalidRequest:
+def wrong_model_type(message: str) -> InvalidRequest:
     """The model that is asked is of another kind; TEI has a status of its own for that."""
-    return InvalidRequest(message, param=_KIND)
+    return InvalidRequest(message, param=_WRONG_MODEL_TYPE)
 
 
-_KIND: Final = "outputs"
+_WRONG_MODEL_TYPE: Final = "outputs"
 """What errors over the kind of a model name; no body here has such a field."""
 
 
@@ -65,7 +65,7 @@ def status(error: WhimbrelError) -> int:
     """The status of an error, where it is not Whimbrel's."""
     if isinstance(error, ComputeError) or _is_of_kind(error):
         return 424
-    if isinstance(error, Empty | Unreadable):
+    if isinstance(error, Empty | MalformedBody):
         return 400
     if type(error) in (InvalidRequest, TooLong) or (isinstance(error, TooLarge) and error.param is not None):
         return 422  # 413 is for bodies of too many bytes
@@ -91,7 +91,7 @@ def render_error(error: WhimbrelError) -> bytes:
     """An error in TEI's shape."""
     if isinstance(error, Unauthorized):
         return b""
-    text = error.message if _is_of_kind(error) else str(worded(error, {CUT: "truncate: true"}))
+    text = error.message if _is_of_kind(error) else str(translate_hints(error, {HINT_TRUNCATE: "truncate: true"}))
     return msgspec.json.encode(TEIError(text, error_type(error)))
 
 
@@ -100,12 +100,12 @@ _NAMES: Final = {"input": "inputs"}
 
 
 def _is_of_kind(error: WhimbrelError) -> bool:
-    return type(error) is InvalidRequest and error.param == _KIND
+    return type(error) is InvalidRequest and error.param == _WRONG_MODEL_TYPE
 
 
-def timed(body: bytes | Answer, result: Result, model: ServedModel, characters: int) -> Answer:
+def timed(body: bytes | Response, result: Result, model: ServedModel, characters: int) -> Response:
     """An answer that says in its headers, in whole milliseconds, how long it took; `characters` are those of the inputs."""
-    answer = body if isinstance(body, Answer) else Answer([body], size=len(body))
+    answer = body if isinstance(body, Response) else Response([body], size=len(body))
     return replace(answer, headers=_headers(result, model, characters))
 
 

@@ -12,16 +12,16 @@ import orjson
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import CUT, worded
+from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
 from whimbrel.dialects.common.inputs import MAX_INPUTS, read_texts
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, status, timed, write_error
 from whimbrel.errors import TooLarge, WhimbrelError
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.request import InputType, OutputName, Request, Truncate
 from whimbrel.types.result import Result
-from whimbrel.wire import Lazily, to_json
+from whimbrel.wire import LazyList, to_json
 
 Inputs: TypeAlias = Annotated[
     str | list[str | int | list[int]],
@@ -33,21 +33,21 @@ Inputs: TypeAlias = Annotated[
 Direction: TypeAlias = Annotated[
     Literal["right", "left", "Right", "Left"] | None, Meta(description="Which end of a text that is too long is cut.")
 ]
-Cuts: TypeAlias = Annotated[
+TruncateFlag: TypeAlias = Annotated[
     bool | None,
     Meta(
         description="Whether a text that is too long is cut, as by default (and by TEI's since 1.9); `false`: it is an error."
     ),
 ]
-Name: TypeAlias = Annotated[str | None, Meta(description="The served model's name; TEI serves one, and knows none.")]
+ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name; TEI serves one, and knows none.")]
 
 
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     """What all routes that encode texts take; each says itself which inputs."""
 
     inputs: Any
-    model: Name = None
-    truncate: Cuts = None
+    model: ModelName = None
+    truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
     input_type: Annotated[
@@ -95,7 +95,7 @@ class Sentences(msgspec.Struct, frozen=True):
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """How sentences are read."""
 
-    truncate: Cuts = None
+    truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     prompt_name: str | None = None
 
@@ -105,7 +105,7 @@ class SimilarityRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     inputs: Sentences
     parameters: Parameters | None = None
-    model: Name = None
+    model: ModelName = None
 
 
 class SparseValue(msgspec.Struct):
@@ -183,12 +183,12 @@ def cut(truncate: bool | None, direction: str | None) -> Truncate:
     return "left" if direction in ("left", "Left") else "right"
 
 
-def write_embed(sent: TextFields, result: Result, model: ServedModel) -> Answer:
+def write_embed(sent: TextFields, result: Result, model: ServedModel) -> Response:
     """A vector for each text."""
     return timed(json_answer(result.dense, result), result, model, count_characters(sent.inputs))
 
 
-def write_embed_all(sent: TextFields, result: Result, model: ServedModel) -> Answer:
+def write_embed_all(sent: TextFields, result: Result, model: ServedModel) -> Response:
     """For each text a vector for each token."""
     found = result.outputs.multi_vector if result.outputs.hidden is None else result.outputs.hidden
     assert found is not None
@@ -196,11 +196,11 @@ def write_embed_all(sent: TextFields, result: Result, model: ServedModel) -> Ans
     return timed(json_answer(rows, result), result, model, count_characters(sent.inputs))
 
 
-def write_embed_sparse(sent: TextFields, result: Result, model: ServedModel) -> Answer:
+def write_embed_sparse(sent: TextFields, result: Result, model: ServedModel) -> Response:
     """For each text the entries whose weight is not 0."""
     sparse = result.outputs.sparse
     assert sparse is not None
-    entries = Lazily(_entries(*sparse[index]) for index in range(len(sparse)))
+    entries = LazyList(_entries(*sparse[index]) for index in range(len(sparse)))
     return timed(json_answer(entries, result), result, model, count_characters(sent.inputs))
 
 
@@ -214,12 +214,12 @@ def _printed(array_X: np.ndarray[Any, Any]) -> list[bytes]:
     return to_json(np.ascontiguousarray(array_X))[1:-1].split(b",") if array_X.size else []
 
 
-def write_similarity(sent: SimilarityRequest, result: Result, model: ServedModel) -> Answer:
+def write_similarity(sent: SimilarityRequest, result: Result, model: ServedModel) -> Response:
     """The cosine of the source and each sentence."""
     return similarities(sent.inputs, result, model)
 
 
-def similarities(inputs: Sentences, result: Result, model: ServedModel) -> Answer:
+def similarities(inputs: Sentences, result: Result, model: ServedModel) -> Response:
     """What /similarity answers."""
     vectors_ND = result.dense
     characters = len(inputs.source_sentence) + sum(map(len, inputs.sentences))
@@ -239,18 +239,18 @@ def _sentence(index: int = 0, *_: int) -> str:
 
 def write_similarity_error(error: WhimbrelError) -> bytes:
     """An error that names a sentence."""
-    return named_errors(_sentence)(worded(error, {CUT: "parameters.truncate: true"}))
+    return named_errors(_sentence)(translate_hints(error, {HINT_TRUNCATE: "parameters.truncate: true"}))
 
 
 def _route(
-    path: str, summary: str, read: Callable[[bytes], Any], write: Callable[..., Answer], kinds: tuple[Any, Any]
+    path: str, summary: str, read: Callable[[bytes], Any], write: Callable[..., Response], kinds: tuple[Any, Any]
 ) -> Route:
     return Route(
         path=path,
         summary=summary,
-        read_request=read,
-        write_result=write,
-        write_error=write_error,
+        parse_request=read,
+        render_response=write,
+        render_error=write_error,
         request_type=kinds[0],
         response_type=kinds[1],
         example='{"inputs": "What is a whimbrel?"}',
@@ -277,9 +277,9 @@ ROUTES: Final = (
     Route(
         path="/similarity",
         summary="How near a sentence is to others, by the cosine of dense vectors (TEI).",
-        read_request=read_similarity,
-        write_result=write_similarity,
-        write_error=write_similarity_error,
+        parse_request=read_similarity,
+        render_response=write_similarity,
+        render_error=write_similarity_error,
         request_type=SimilarityRequest,
         response_type=list[float],
         example='{"inputs": {"source_sentence": "A wader.", "sentences": ["A bird.", "A sandwich."]}}',

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Final, cast
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.tei import scores
-from whimbrel.dialects.tei.answers import not_this_kind, status, write_error
+from whimbrel.dialects.tei.answers import status, write_error, wrong_model_type
 from whimbrel.dialects.tei.embed import (
-    Cuts,
     Direction,
     Parameters,
     Sentences,
+    TruncateFlag,
     VectorFields,
     dense,
     similarities,
@@ -38,7 +38,7 @@ from whimbrel.types.result import Result
 class RootParameters(PredictParameters, frozen=True, kw_only=True):
     """Those of /predict, and of /similarity."""
 
-    truncate: Cuts = None
+    truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     prompt_name: str | None = None
 
@@ -73,7 +73,7 @@ def read_root(body: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel
     return sent, request
 
 
-def write_root(sent: RootRequest, result: Result, model: ServedModel) -> Answer:
+def write_root(sent: RootRequest, result: Result, model: ServedModel) -> Response:
     """What that route answers."""
     if isinstance(sent.inputs, Sentences):
         return similarities(sent.inputs, result, model)
@@ -83,7 +83,7 @@ def write_root(sent: RootRequest, result: Result, model: ServedModel) -> Answer:
     return _WRITE[output](sent, result, model)
 
 
-_WRITE: Final[dict[OutputName, Callable[[Any, Result, ServedModel], Answer]]] = {
+_WRITE: Final[dict[OutputName, Callable[[Any, Result, ServedModel], Response]]] = {
     "dense": write_embed,
     "sparse": write_embed_sparse,
     "multi_vector": write_embed_all,
@@ -93,7 +93,7 @@ _WRITE: Final[dict[OutputName, Callable[[Any, Result, ServedModel], Answer]]] = 
 def _first(model: ServedModel) -> OutputName:
     output = next(iter(model.card.outputs))
     if output == "token_scores":
-        raise not_this_kind("this model judges tokens, for which TEI has no route; ask /v1/embed.")
+        raise wrong_model_type("this model judges tokens, for which TEI has no route; ask /v1/embed.")
     return output
 
 
@@ -112,9 +112,9 @@ def _routes(path: str) -> tuple[Route, ...]:
         Route(
             path=path,
             summary="What a model is made for: /embed, /embed_sparse, /embed_all or /predict; or /similarity (TEI).",
-            read_request=read_root,
-            write_result=write_root,
-            write_error=write_error,
+            parse_request=read_root,
+            render_response=write_root,
+            render_error=write_error,
             request_type=RootRequest,
             response_type=list[Any],
             example='{"inputs": "What is a whimbrel?"}',

@@ -15,10 +15,10 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode, is_packed
 from whimbrel.dialects.common.inputs import MAX_INPUTS
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
-from whimbrel.dialects.tei.answers import Empty, named_errors, not_this_kind, status, timed, write_error
-from whimbrel.dialects.tei.embed import Cuts, Direction, Name, count_characters, cut
+from whimbrel.dialects.tei.answers import Empty, named_errors, status, timed, write_error, wrong_model_type
+from whimbrel.dialects.tei.embed import Direction, ModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Pair, Request
@@ -35,8 +35,8 @@ class TEIRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     query: str
     texts: Annotated[list[str], Meta(description="At most 10,000.", max_length=100_000)]
-    model: Name = None
-    truncate: Cuts = None
+    model: ModelName = None
+    truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     raw_scores: Raw = None
     return_text: Annotated[bool | None, Meta(description="Send the texts back.")] = None
@@ -66,8 +66,8 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
         Sequences,
         Meta(description="A text; a pair, as a list of two texts; or at most 2,048 lists, of one text each, or of two."),
     ]
-    model: Name = None
-    truncate: Cuts = None
+    model: ModelName = None
+    truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     raw_scores: Raw = None
     parameters: Annotated[
@@ -97,7 +97,9 @@ def read_rerank(body: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
     def request(model: ServedModel) -> Request:
         output = model.card.outputs.get("scores")
         if output is not None and output.width != 1:
-            raise not_this_kind(f"this model gives {output.width} scores, of as many classes, and ranks nothing; ask /predict.")
+            raise wrong_model_type(
+                f"this model gives {output.width} scores, of as many classes, and ranks nothing; ask /predict."
+            )
         return Request(
             pairs,
             ("scores",),
@@ -108,7 +110,7 @@ def read_rerank(body: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
     return sent, request
 
 
-def write_rerank(sent: TEIRerankRequest, result: Result, model: ServedModel) -> Answer:
+def write_rerank(sent: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
     """The texts, the best first, and of equal ones the one that came first."""
     given_NC = _scores(result)
     order: list[int] = np.argsort(-given_NC[:, 0], kind="stable").tolist()
@@ -154,7 +156,7 @@ def sequences(inputs: Sequences) -> list[str] | list[Pair]:
     return [cast(Pair, tuple(row)) for row in rows]
 
 
-def write_predict(sent: PredictRequest, result: Result, model: ServedModel) -> Answer:
+def write_predict(sent: PredictRequest, result: Result, model: ServedModel) -> Response:
     """The classes of each text, the best first."""
     parameters = sent.parameters or PredictParameters()
     order_NC = np.argsort(-_scores(result), axis=1, kind="stable")[:, : parameters.top_k]
@@ -182,7 +184,7 @@ def _activation(raw: bool | None, parameters: PredictParameters | None, model: S
         return parameters.function_to_apply
     if raw:
         return "none"
-    return None if output.finish != "identity" else "sigmoid" if output.width == 1 else "softmax"
+    return None if output.activation != "identity" else "sigmoid" if output.width == 1 else "softmax"
 
 
 def apply(function: Applied | None, scores_NC: Float32Array) -> Float32Array:
@@ -206,21 +208,21 @@ ROUTES: Final = (
     Route(
         path="/rerank",
         summary="Texts in the order in which they answer a query (TEI).",
-        read_request=read_rerank,
-        write_result=write_rerank,
-        write_error=named_errors(_text),
+        parse_request=read_rerank,
+        render_response=write_rerank,
+        render_error=named_errors(_text),
         request_type=TEIRerankRequest,
         response_type=list[Rank],
         example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
-        marks=frozenset({"texts"}),
+        discriminators=frozenset({"texts"}),
         status=status,
     ),
     Route(
         path="/predict",
         summary="The classes of texts, or of pairs (TEI).",
-        read_request=read_predict,
-        write_result=write_predict,
-        write_error=write_error,
+        parse_request=read_predict,
+        render_response=write_predict,
+        render_error=write_error,
         request_type=PredictRequest,
         response_type=list[Prediction | list[Prediction]],
         example='{"inputs": "I like whimbrels."}',

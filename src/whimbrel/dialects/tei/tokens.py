@@ -10,13 +10,13 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.inputs import MAX_INPUTS
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, status, write_error
-from whimbrel.dialects.tei.embed import Name
+from whimbrel.dialects.tei.embed import ModelName
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.types.request import Decode, Tokenize
-from whimbrel.types.seq import Tokens
-from whimbrel.wire import Lazily, json_pieces, to_json
+from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
+from whimbrel.types.seq import TokenInfo
+from whimbrel.wire import LazyList, json_chunks, to_json
 
 _MANY: Final = 2048
 """Tokens: an answer of more is printed in pieces, so that others have their turn."""
@@ -26,7 +26,7 @@ class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /tokenize in TEI's form."""
 
     inputs: Annotated[str | list[str], Meta(description="At most 2,048 texts, of any length: nothing is cut.")]
-    model: Name = None
+    model: ModelName = None
     add_special_tokens: Annotated[
         bool | None, Meta(description="Whether special tokens stand around texts, as by default.")
     ] = None
@@ -47,25 +47,25 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /decode."""
 
     ids: Annotated[list[int | list[int]], Meta(description="Token ids of a text, or lists of them.")]
-    model: Name = None
+    model: ModelName = None
     skip_special_tokens: Annotated[bool | None, Meta(description="Whether special tokens are left out, as by default.")] = None
 
 
-def read_tokenize(body: bytes) -> tuple[TEITokenizeRequest, Tokenize]:
+def read_tokenize(body: bytes) -> tuple[TEITokenizeRequest, TokenizeRequest]:
     """The body as it was sent, and what it stands for. Raises InvalidRequest or TooLarge."""
     sent = decode(TEITokenizeRequest, body)
     texts = _checked(_texts(sent), "input")
-    return sent, Tokenize(texts, special=sent.add_special_tokens is not False, prompt_name=sent.prompt_name)
+    return sent, TokenizeRequest(texts, special=sent.add_special_tokens is not False, prompt_name=sent.prompt_name)
 
 
-def write_tokens(sent: TEITokenizeRequest, found: list[Tokens], model: ServedModel) -> bytes | Answer:
+def write_tokens(sent: TEITokenizeRequest, found: list[TokenInfo], model: ServedModel) -> bytes | Response:
     """The tokens of each text."""
     prompt = "" if sent.prompt_name is None else model.card.prompt_text(sent.prompt_name)
-    rows = [Lazily(_tokens(prompt + text, tokens)) for text, tokens in zip(_texts(sent), found, strict=True)]
-    return Answer(json_pieces(rows)) if sum(tokens.ids_T.size for tokens in found) > _MANY else to_json(rows)
+    rows = [LazyList(_tokens(prompt + text, tokens)) for text, tokens in zip(_texts(sent), found, strict=True)]
+    return Response(json_chunks(rows)) if sum(tokens.ids_T.size for tokens in found) > _MANY else to_json(rows)
 
 
-def _tokens(text: str, tokens: Tokens) -> Iterator[dict[str, Any]]:
+def _tokens(text: str, tokens: TokenInfo) -> Iterator[dict[str, Any]]:
     columns = zip(tokens.ids_T.tolist(), tokens.names, tokens.special_T.tolist(), tokens.chars_T2.tolist(), strict=True)
     for id_, name, special, (start, stop) in columns:
         piece, places = (name, (None, None)) if special else (text[start:stop], (start, stop))
@@ -76,7 +76,7 @@ def _texts(sent: TEITokenizeRequest) -> list[str]:
     return [sent.inputs] if isinstance(sent.inputs, str) else sent.inputs
 
 
-def read_decode(body: bytes) -> tuple[DecodeRequest, Decode]:
+def read_decode(body: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
     """The same of /decode."""
     sent = decode(DecodeRequest, body)
     rows: list[Any] = sent.ids if sent.ids and isinstance(sent.ids[0], list) else [sent.ids] if sent.ids else []
@@ -85,7 +85,7 @@ def read_decode(body: bytes) -> tuple[DecodeRequest, Decode]:
             raise InvalidRequest("ids and lists of ids cannot be mixed in one list.", param=f"ids[{index}]")
         if any(not 0 <= each < 2**31 for each in cast(list[int], row)):
             raise InvalidRequest("a token id is 0 or more, and fits into 31 bits.", param=f"ids[{index}]")
-    return sent, Decode(rows, special=sent.skip_special_tokens is False)
+    return sent, DetokenizeRequest(rows, special=sent.skip_special_tokens is False)
 
 
 def write_texts(sent: DecodeRequest, texts: list[str], model: ServedModel) -> bytes:
@@ -109,21 +109,21 @@ ROUTES: Final = (
     Route(
         path="/tokenize",
         summary="The tokens of texts (TEI).",
-        read_request=read_tokenize,
-        write_result=write_tokens,
-        write_error=write_error,
+        parse_request=read_tokenize,
+        render_response=write_tokens,
+        render_error=write_error,
         request_type=TEITokenizeRequest,
         response_type=list[list[SimpleToken]],
         example='{"inputs": "What is a whimbrel?"}',
-        marks=frozenset({"inputs"}),
+        discriminators=frozenset({"inputs"}),
         status=status,
     ),
     Route(
         path="/decode",
         summary="The texts that token ids stand for (TEI).",
-        read_request=read_decode,
-        write_result=write_texts,
-        write_error=named_errors(_ids),
+        parse_request=read_decode,
+        render_response=write_texts,
+        render_error=named_errors(_ids),
         request_type=DecodeRequest,
         response_type=list[str],
         example='{"ids": [101, 7592, 102]}',

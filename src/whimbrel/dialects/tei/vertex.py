@@ -17,10 +17,10 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.inputs import MAX_INPUTS
-from whimbrel.dialects.common.route import Answer, Route, ServedModel
+from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei.answers import named_errors, of_inputs, status
-from whimbrel.dialects.tei.embed import Name
+from whimbrel.dialects.tei.embed import ModelName
 from whimbrel.dialects.tei.root import RootRequest, read_root, write_root
 from whimbrel.dialects.tei.scores import TEIRerankRequest, read_rerank, write_rerank
 from whimbrel.errors import InvalidRequest, TooLarge
@@ -41,7 +41,7 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
             "not in what is done to them."
         ),
     ]
-    model: Name = None
+    model: ModelName = None
 
 
 class VertexResponse(msgspec.Struct):
@@ -82,29 +82,29 @@ def read_vertex(body: bytes) -> tuple[Instances, Callable[[ServedModel], Request
     return instances, (lambda model: _joined(instances, model)) if each else None
 
 
-def write_vertex(sent: Instances, result: Result | None, model: ServedModel) -> bytes | Answer:
+def write_vertex(sent: Instances, result: Result | None, model: ServedModel) -> bytes | Response:
     """What each instance is answered."""
-    answers: list[Answer] = []
+    answers: list[Response] = []
     if result is not None:
         ends = accumulate((len(request.texts) for request in _requests(sent, model)), initial=0)
         answers = [
             _write(instance.sent, _part(result, start, end), model)
             for instance, (start, end) in zip(sent.each, pairwise(ends), strict=True)
         ]
-    held = sum(answer.held for answer in answers)
-    return Answer(_pieces(answers), held=held) if held else b"".join(_pieces(answers))
+    held = sum(answer.memory_bytes for answer in answers)
+    return Response(_pieces(answers), memory_bytes=held) if held else b"".join(_pieces(answers))
 
 
-def _write(sent: RootRequest | TEIRerankRequest, result: Result, model: ServedModel) -> Answer:
+def _write(sent: RootRequest | TEIRerankRequest, result: Result, model: ServedModel) -> Response:
     return write_rerank(sent, result, model) if isinstance(sent, TEIRerankRequest) else write_root(sent, result, model)
 
 
-def _pieces(answers: Sequence[Answer]) -> Iterator[bytes | memoryview]:
+def _pieces(answers: Sequence[Response]) -> Iterator[bytes | memoryview]:
     yield b'{"predictions":['
     for index, answer in enumerate(answers):
         if index:
             yield b","
-        yield from answer.pieces
+        yield from answer.chunks
     yield b"]}"
 
 
@@ -166,9 +166,9 @@ ROUTES: Final = (
     Route(
         path="/vertex",
         summary="Several bodies of `/` in one, as Vertex AI sends them (TEI).",
-        read_request=read_vertex,
-        write_result=write_vertex,
-        write_error=named_errors(_text),
+        parse_request=read_vertex,
+        render_response=write_vertex,
+        render_error=named_errors(_text),
         request_type=VertexRequest,
         response_type=VertexResponse,
         example='{"instances": [{"inputs": "What is a whimbrel?"}, {"inputs": "A wader."}]}',

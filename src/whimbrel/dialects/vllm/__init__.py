@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from whimbrel.dialects.common.route import Page, Route
+from whimbrel.dialects.common.route import GetRoute, Route
 from whimbrel.dialects.vllm import pooling, tokens
 
-__all__ = ["PAGES", "ROUTES"]
+__all__ = ["GET_ROUTES", "ROUTES"]
 
 ROUTES: Final[tuple[Route, ...]] = (*pooling.ROUTES, *tokens.ROUTES)
-PAGES: Final[tuple[Page, ...]] = pooling.PAGES
+GET_ROUTES: Final[tuple[GetRoute, ...]] = pooling.GET_ROUTES

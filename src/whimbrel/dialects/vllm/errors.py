@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from whimbrel.dialects.common.fields import CUT, worded
+from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
 from whimbrel.errors import WhimbrelError
 
 
@@ -41,5 +41,5 @@ def render_error(error: WhimbrelError) -> bytes:
     """An error as vLLM writes it."""
     code = status(error)
     kind = _TYPES.get(code) or HTTPStatus(code).phrase
-    error = worded(error, {CUT: "truncate_prompt_tokens=-1"})
+    error = translate_hints(error, {HINT_TRUNCATE: "truncate_prompt_tokens=-1"})
     return msgspec.json.encode(ErrorResponse(ErrorDetail(str(error), kind, error.param, code)))

@@ -19,15 +19,21 @@ from whimbrel.dialects import rerank
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.ids import created, new_id
 from whimbrel.dialects.common.responses import METADATA, OCTETS, header, json_answer, usage
-from whimbrel.dialects.common.route import Answer, Page, Route, ServedModel
-from whimbrel.dialects.common.vllm_fields import OF_TEXTS, VLLMTextFields, read_normalize, refuse_unsupported, vllm_text_request
+from whimbrel.dialects.common.route import GetRoute, Response, Route, ServedModel
+from whimbrel.dialects.common.vllm_fields import (
+    UNSUPPORTED_TEXT_FIELDS,
+    VLLMTextFields,
+    read_normalize,
+    reject_unsupported,
+    vllm_text_request,
+)
 from whimbrel.dialects.openai import Usage
 from whimbrel.dialects.vllm.errors import render_error, status
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import InputType, OutputName, Request
 from whimbrel.types.result import Ragged, Result
-from whimbrel.wire import Base64, Typed, base64_rows, to_json
+from whimbrel.wire import Base64, EncodedArray, base64_rows, to_json
 
 Input = Annotated[
     str | list[str | int | list[int]],
@@ -127,7 +133,7 @@ _MAX_HEADER: Final = 65_000
 
 def read_pooling(body: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes the Request of it. Raises InvalidRequest or TooLarge."""
-    refuse_unsupported(body, OF_TEXTS)
+    reject_unsupported(body, UNSUPPORTED_TEXT_FIELDS)
     sent = decode(PoolingRequest, body)
 
     def request(model: ServedModel) -> Request:
@@ -147,7 +153,7 @@ def read_pooling(body: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
     return sent, request_of
 
 
-def write_pooling(sent: PoolingRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_pooling(sent: PoolingRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, as JSON or as bytes."""
     found = result.outputs
     outputs = found.dense, found.scores, found.multi_vector, found.token_scores, found.token_dense
@@ -169,15 +175,15 @@ def _as_base64(sent: PoolingRequest, output: Float32Array | Ragged) -> Sequence[
     return [Base64(rows[start:end]) for start, end in pairwise(places)]
 
 
-def _typed(sent: PoolingRequest, rows_XD: Float32Array) -> Typed:
-    return Typed(rows_XD, sent.embed_dtype or "float32", sent.endianness or "native", "the answer")
+def _typed(sent: PoolingRequest, rows_XD: Float32Array) -> EncodedArray:
+    return EncodedArray(rows_XD, sent.embed_dtype or "float32", sent.endianness or "native", "the answer")
 
 
-def _write_bytes(sent: PoolingRequest, output: Float32Array | Ragged, about: dict[str, Any]) -> Answer:
+def _write_bytes(sent: PoolingRequest, output: Float32Array | Ragged, about: dict[str, Any]) -> Response:
     rows = _typed(sent, output.rows_XD if isinstance(output, Ragged) else output)
     width = rows.shape[1]
     places: list[int] = output.offsets_N1.tolist() if isinstance(output, Ragged) else list(range(len(output) + 1))
-    size = width * rows.stored.itemsize
+    size = width * rows.storage_dtype.itemsize
     numbers = {"embed_dtype": rows.dtype, "endianness": "big" if rows.is_big else "little"}
     about["data"] = [
         {"index": index, **numbers, "start": start * size, "end": end * size}
@@ -193,17 +199,17 @@ def _write_bytes(sent: PoolingRequest, output: Float32Array | Ragged, about: dic
                 "fewer texts at once.",
                 param="encoding_format",
             )
-    return Answer(rows.pieces(), OCTETS, headers, rows.nbytes)
+    return Response(rows.chunks(), OCTETS, headers, rows.nbytes)
 
 
 def read_classify(body: bytes) -> tuple[VLLMClassifyRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    refuse_unsupported(body, OF_TEXTS)
+    reject_unsupported(body, UNSUPPORTED_TEXT_FIELDS)
     sent = decode(VLLMClassifyRequest, body)
     return sent, vllm_text_request(sent, ("scores",), cuts=False, activate=sent.use_activation, normalize=sent.normalize)
 
 
-def write_classify(sent: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes | Answer:
+def write_classify(sent: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, in the order of the inputs."""
     scores_NC, labels = result.outputs.scores, model.card.labels
     assert scores_NC is not None
@@ -243,11 +249,11 @@ def write_classify_error(error: WhimbrelError) -> bytes:
     return render_error(error.renamed({**_NAMES, "outputs": "model"}))
 
 
-_SHARED: Final = {"/v1/rerank": rerank.named_of_rerank, "/v1/score": rerank.named_of_score}
+_SHARED_WITH_V1: Final = {"/v1/rerank": rerank.named_of_rerank, "/v1/score": rerank.named_of_score}
 """Routes that are also served without /v1, and the words of their errors."""
 
 
-def _bare(route: Route, name: Callable[[WhimbrelError], WhimbrelError]) -> Route:
+def _without_v1(route: Route, name: Callable[[WhimbrelError], WhimbrelError]) -> Route:
     """A route of /v1 under vLLM's other path, with vLLM's errors."""
     path = route.path.removeprefix("/v1")
 
@@ -261,9 +267,9 @@ ROUTES: Final = (
     Route(
         path="/pooling",
         summary="What a model gives for texts or their tokens (vLLM).",
-        read_request=read_pooling,
-        write_result=write_pooling,
-        write_error=write_error,
+        parse_request=read_pooling,
+        render_response=write_pooling,
+        render_error=write_error,
         request_type=PoolingRequest,
         response_type=PoolingResponse,
         example='{"input": ["A whimbrel is a wader."]}',
@@ -272,15 +278,17 @@ ROUTES: Final = (
     Route(
         path="/classify",
         summary="The scores of a classifier's classes (vLLM).",
-        read_request=read_classify,
-        write_result=write_classify,
-        write_error=write_classify_error,
+        parse_request=read_classify,
+        render_response=write_classify,
+        render_error=write_classify_error,
         request_type=VLLMClassifyRequest,
         response_type=VLLMClassifyResponse,
         example='{"input": ["What a fine bird."]}',
         status=status,
     ),
-    *(_bare(route, _SHARED[route.path]) for route in rerank.ROUTES if route.path in _SHARED),
+    *(_without_v1(route, _SHARED_WITH_V1[route.path]) for route in rerank.ROUTES if route.path in _SHARED_WITH_V1),
 )
 
-PAGES: Final = (Page("/version", "The version of the server (vLLM).", write_version, render_error, VLLMVersionResponse),)
+GET_ROUTES: Final = (
+    GetRoute("/version", "The version of the server (vLLM).", write_version, render_error, VLLMVersionResponse),
+)

@@ -10,11 +10,11 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.route import Route, ServedModel
-from whimbrel.dialects.common.vllm_fields import refuse_unsupported
+from whimbrel.dialects.common.vllm_fields import reject_unsupported
 from whimbrel.dialects.vllm.errors import render_error, status
 from whimbrel.errors import WhimbrelError, relocated
-from whimbrel.types.request import Decode, Tokenize
-from whimbrel.types.seq import Tokens
+from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
+from whimbrel.types.seq import TokenInfo
 from whimbrel.wire import to_json
 
 
@@ -49,14 +49,14 @@ class VLLMDetokenizeResponse(msgspec.Struct):
     prompt: str
 
 
-def read_tokenize(body: bytes) -> tuple[VLLMTokenizeRequest, Tokenize]:
+def read_tokenize(body: bytes) -> tuple[VLLMTokenizeRequest, TokenizeRequest]:
     """The body as it was sent, and what it asks. Raises InvalidRequest."""
-    refuse_unsupported(body, text="prompt")
+    reject_unsupported(body, text="prompt")
     sent = decode(VLLMTokenizeRequest, body)
-    return sent, Tokenize([sent.prompt], special=sent.add_special_tokens is not False)
+    return sent, TokenizeRequest([sent.prompt], special=sent.add_special_tokens is not False)
 
 
-def write_tokenize(sent: VLLMTokenizeRequest, found: Sequence[Tokens], model: ServedModel) -> bytes:
+def write_tokenize(sent: VLLMTokenizeRequest, found: Sequence[TokenInfo], model: ServedModel) -> bytes:
     """The answer."""
     (tokens,) = found
     names = list(tokens.names) if sent.return_token_strs else None
@@ -68,10 +68,10 @@ def write_tokenize(sent: VLLMTokenizeRequest, found: Sequence[Tokens], model: Se
     })  # fmt: skip
 
 
-def read_detokenize(body: bytes) -> tuple[VLLMDetokenizeRequest, Decode]:
+def read_detokenize(body: bytes) -> tuple[VLLMDetokenizeRequest, DetokenizeRequest]:
     """The body as it was sent, and what it asks. Raises InvalidRequest or TooLarge."""
     sent = decode(VLLMDetokenizeRequest, body)
-    return sent, Decode([sent.tokens])
+    return sent, DetokenizeRequest([sent.tokens])
 
 
 def write_detokenize(sent: VLLMDetokenizeRequest, found: Sequence[str], model: ServedModel) -> bytes:
@@ -93,21 +93,21 @@ ROUTES: Final = (
     Route(
         path="/tokenize",
         summary="The token ids of a text (vLLM).",
-        read_request=read_tokenize,
-        write_result=write_tokenize,
-        write_error=write_tokenize_error,
+        parse_request=read_tokenize,
+        render_response=write_tokenize,
+        render_error=write_tokenize_error,
         request_type=VLLMTokenizeRequest,
         response_type=VLLMTokenizeResponse,
         example='{"prompt": "A whimbrel is a wader.", "return_token_strs": true}',
-        marks=frozenset({"prompt", "messages"}),
+        discriminators=frozenset({"prompt", "messages"}),
         status=status,
     ),
     Route(
         path="/detokenize",
         summary="The text of token ids (vLLM).",
-        read_request=read_detokenize,
-        write_result=write_detokenize,
-        write_error=write_detokenize_error,
+        parse_request=read_detokenize,
+        render_response=write_detokenize,
+        render_error=write_detokenize_error,
         request_type=VLLMDetokenizeRequest,
         response_type=VLLMDetokenizeResponse,
         example='{"tokens": [101, 102]}',

@@ -22,16 +22,16 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class AttentionLayout:
     """Where the seqs of a batch lie among its rows, on the host and on the device."""
 
     cu_seqlens: Tensor
     """B + 1 offsets, int32, on the device."""
-    runs: Sequence[tuple[int, int, int, int]]
+    equal_length_groups: Sequence[tuple[int, int, int, int]]
     """(first token, number of seqs, length, number of keys) of neighbouring seqs that are equal in both."""
     num_tokens: int
     max_seqlen: int
-    num_keys_B: Tensor | None = None
+    num_attended_B: Tensor | None = None
     """How many leading tokens of each seq are attended to, int32, on the device; None: all."""
     adapters_R: Tensor | None = None
     """Which of the model's adapters each row uses, on the device, -1 for none; None: no row uses any."""
@@ -40,7 +40,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scores:
+class ScoreOptions:
     """How the queries of a layer score its keys."""
 
     scale: float
@@ -66,20 +66,20 @@ _MAX_MASK_ELEMENTS: Final = 2**26
 """So many elements of masks are kept for the layers to come, which is 256 MB; what is larger is made anew by each layer."""
 
 
-def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, scores: Scores) -> Tensor:
+def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     """softmax(scores) v within each seq -> (R, N * H) in the dtype of v. Rows beyond the tokens are 0. K divides N."""
     if v_RKH.is_cuda and v_RKH.dtype != torch.float32 and scores.bias is None and scores.softcap is None:
         return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
     return _attend_runs(q_RNH, k_RKH, v_RKH, layout, scores)
 
 
-def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, scores: Scores) -> Tensor:
+def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     num_rows, num_heads, width = q_RNH.shape
     out_RNH = v_RKH.new_empty(num_rows, num_heads, width)
     out_RNH[layout.num_tokens :] = 0
     products = v_RKH.dtype == torch.bfloat16 and not v_RKH.is_cuda and scores.plain and num_heads == v_RKH.shape[1]
     floats: tuple[Tensor, Tensor, Tensor] | None = None
-    for start, count, length, keys in layout.runs:
+    for start, count, length, keys in layout.equal_length_groups:
         rows = slice(start, start + count * length)
         out_BLNH = out_RNH[rows].view(count, length, num_heads, width)
         if products and keys == length in _PRODUCT_LENGTHS:
@@ -103,7 +103,7 @@ def _in_float32(x_RNH: Tensor) -> Tensor:
     return F.pad(x_RNH.float(), (0, missing)) if missing else x_RNH.float()
 
 
-def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores, masks: _Masks) -> Tensor:
+def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
     """Seqs of equal length -> (B, N, L, H). With a mask all is made contiguous: SDPA's bits would depend on the batch."""
     length, keys = q_BNLH.shape[2], k_BKLH.shape[2]
     causal = scores.causal and scores.window is None and scores.bias is None and keys == length
@@ -123,7 +123,7 @@ def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores, masks:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
-def _kept_mask(masks: _Masks, scores: Scores, place: tuple[int, int, int], device: torch.device) -> Tensor | None:
+def _kept_mask(masks: _Masks, scores: ScoreOptions, place: tuple[int, int, int], device: torch.device) -> Tensor | None:
     """What `_mask` gives, made once for all layers that mask alike, unless those of all queries of the seq are too large."""
     key = (scores.causal, scores.window, scores.bias, place)
     if (kept := masks.get(key)) is not None:
@@ -136,7 +136,7 @@ def _kept_mask(masks: _Masks, scores: Scores, place: tuple[int, int, int], devic
     return mask
 
 
-def _mask(scores: Scores, first: int, last: int, num_keys: int, device: torch.device) -> Tensor | None:
+def _mask(scores: ScoreOptions, first: int, last: int, num_keys: int, device: torch.device) -> Tensor | None:
     """What is added to the scores of queries `first` to `last` of a seq, (1 or N, last - first, keys); None: nothing."""
     if scores.plain or (scores.causal and num_keys == 1 and scores.bias is None):
         return None
@@ -151,7 +151,7 @@ def _mask(scores: Scores, first: int, last: int, num_keys: int, device: torch.de
     return base.masked_fill(hidden_QK, -torch.inf)
 
 
-def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: Scores, masks: _Masks) -> Tensor:
+def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
     """Scores through cap * tanh(scores / cap) -> (B, N, L, H).
 
     Keys are filled up to a multiple of 16, since torch's vectorised tanh treats what is left over with other bits.
@@ -187,7 +187,7 @@ def _products(q_LNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, scale: float) -> Tens
     return torch.bmm(scores_NRR.softmax(-1), v)[:, :length].transpose(0, 1)
 
 
-def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, scores: Scores) -> Tensor:
+def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     num_rows, num_heads, width = q_RNH.shape
@@ -199,7 +199,7 @@ def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, 
         scale=scores.scale,
         window_size=(before, 0 if scores.causal else before),
         enable_gqa=num_heads != k.shape[1],
-        seqused_k=layout.num_keys_B,
+        seqused_k=layout.num_attended_B,
     )  # fmt: skip
     assert isinstance(out_TNH, Tensor)
     out_RD = v_RKH.new_zeros(num_rows, num_heads * width)
@@ -207,12 +207,12 @@ def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, 
     return out_RD
 
 
-def attend_reference(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Layout, scores: Scores) -> Tensor:
+def attend_reference(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     """The formula itself, seq by seq in float32."""
     num_rows, num_heads, width = q_RNH.shape
     out_RNH = torch.zeros(num_rows, num_heads, width)
     offsets = layout.cu_seqlens.numpy(force=True)
-    num_keys = np.diff(offsets) if layout.num_keys_B is None else layout.num_keys_B.numpy(force=True)
+    num_keys = np.diff(offsets) if layout.num_attended_B is None else layout.num_attended_B.numpy(force=True)
     for seq, (start, end) in enumerate(pairwise(offsets)):
         q, k, v = (x[start:end].float() for x in (q_RNH, k_RKH, v_RKH))
         k, v = (x[: num_keys[seq]].repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))

@@ -76,7 +76,7 @@ class Linear:
         out = self._in_blocks(x_RI)
         if self._low_rank is not None and foreign_RK is not None:
             out += self._low_rank(x_RI, foreign_RK)
-        return in_whole_blocks(self._after, out)
+        return in_blocks(self._after, out)
 
     def _in_blocks(self, x_RI: Tensor) -> Tensor:
         if (finding := self._finding) is not None:
@@ -170,7 +170,7 @@ class LowRank:
         return self._up(low_RPK.masked_fill(foreign_RK[:, None], 0).view(low_RK.shape))
 
 
-def in_whole_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
+def in_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
     """activation(x), on a multiple of 64 elements: torch's vectorised loops treat what is left over with other bits."""
     num_rows, width = x_RO.shape
     if num_rows * width % 64 == 0:

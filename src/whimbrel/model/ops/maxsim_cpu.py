@@ -69,7 +69,7 @@ def maxsim_cpu(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _PairTile:
     """Queries, each of which meets each of some documents."""
 
     queries_M: Int64Array
@@ -83,7 +83,7 @@ def _parts(
     documents: TokenVectors,
     query_P: NDArray[np.integer],
     document_P: NDArray[np.integer],
-) -> Iterator[_Part]:
+) -> Iterator[_PairTile]:
     """The pairs whose document has tokens, in parts of about `_SLAB` document tokens."""
     lengths_N, query_lengths_M = documents.lengths, queries.lengths
     places_P = np.flatnonzero((lengths_N[document_P] > 0) & (query_lengths_M[query_P] > 0))
@@ -96,7 +96,7 @@ def _parts(
         ends_N = np.cumsum(lengths_N[documents_N])
         cuts = np.searchsorted(ends_N, np.arange(_SLAB, int(ends_N[-1]), _SLAB)) + 1
         for places in np.split(places_MN, np.unique(cuts[cuts < documents_N.size]), axis=1):
-            yield _Part(query_P[places[:, 0]].astype(np.int64), document_P[places[0]].astype(np.int64), places)
+            yield _PairTile(query_P[places[:, 0]].astype(np.int64), document_P[places[0]].astype(np.int64), places)
 
 
 def _alike(
@@ -121,14 +121,14 @@ def _score(
     queries: TokenVectors,
     documents: TokenVectors,
     scores_P: Float32Array,
-    part: _Part,
+    part: _PairTile,
     *,
     threads: Executor | None = None,
     num_threads: int = 1,
 ) -> None:
     """Write the scores of a part."""
     starts_M, ends_M = queries.starts_N[part.queries_M], queries.ends_N[part.queries_M]
-    meeting = _Meeting.of(queries.floats(_rows(starts_M, ends_M)), documents, part.documents_N)
+    meeting = _PairProducts.of(queries.floats(_rows(starts_M, ends_M)), documents, part.documents_N)
     left = iter(meeting.tiles)
     num_threads = min(num_threads, len(meeting.tiles))
     if threads is None or num_threads == 1:
@@ -151,7 +151,7 @@ class _Tile:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Meeting:
+class _PairProducts:
     """The tokens of some queries and of some documents, none of which is empty."""
 
     products: TileProducts
@@ -163,7 +163,7 @@ class _Meeting:
     tiles: list[_Tile]
 
     @classmethod
-    def of(cls, query_QD: Tensor, documents: TokenVectors, documents_N: Int64Array) -> _Meeting:
+    def of(cls, query_QD: Tensor, documents: TokenVectors, documents_N: Int64Array) -> _PairProducts:
         starts_N, ends_N = documents.starts_N[documents_N], documents.ends_N[documents_N]
         products = find_tile_products(documents.width).result()
         blocks = _blocks(query_QD, products)

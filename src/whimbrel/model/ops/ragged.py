@@ -22,7 +22,7 @@ def segment_reduce(x_TD: Tensor, starts_P: Tensor, ends_P: Tensor, how: Literal[
     return torch.segment_reduce(x_TD.float(), how, offsets=offsets.long(), axis=0)[1::2]
 
 
-def neighbours_max(x_TD: Tensor, lengths_P: Tensor) -> Tensor:
+def adjacent_max(x_TD: Tensor, lengths_P: Tensor) -> Tensor:
     """The maximum over the first lengths_P[0] tokens, the next lengths_P[1], and so on -> (P, D), in the dtype of x.
 
     An empty range gives -inf. On CPUs torch's segment_reduce reads column by column, which takes some 20 times as long as
@@ -49,7 +49,7 @@ def normalize(x_PD: Tensor) -> Tensor:
     return x_PD / norms_P1.clamp_min(_LEAST_NORM).masked_fill(norms_P1.isinf(), torch.nan)
 
 
-def cut(x_PD: Tensor, widths_P: Tensor) -> Tensor:
+def truncate_columns(x_PD: Tensor, widths_P: Tensor) -> Tensor:
     """Zero all but the first widths_P[i] columns of row i.
 
     Zeroed at full width rather than sliced, so that one batch may mix widths and a row's norm has the same bits in all.

@@ -26,7 +26,7 @@ def frequencies(rotary: Rotary, device: torch.device) -> tuple[Tensor, float]:
     return turns_F.to(device), scale
 
 
-def turn(x_RNH: Tensor, cos_RF: Tensor, sin_RF: Tensor, *, interleaved: bool) -> Tensor:
+def apply_rotary(x_RNH: Tensor, cos_RF: Tensor, sin_RF: Tensor, *, interleaved: bool) -> Tensor:
     """Every head of every row, turned by its position's angles, in float32. Columns beyond 2 F stay as they are."""
     width = 2 * cos_RF.shape[1]
     turned, rest = x_RNH[..., :width].float(), x_RNH[..., width:]

@@ -43,7 +43,7 @@ _COLUMNS_COST: Final = 32
 """The same for a block of columns, for which all rows are read once more."""
 
 
-def round_rows(num_rows: int) -> int:
+def round_up_rows(num_rows: int) -> int:
     """The number of rows that a batch of `num_rows` is filled up to: one of FINE_SIZES, or a multiple of 32 beyond them."""
     step = 16 if num_rows <= 256 else 32
     return -(-num_rows // step) * step

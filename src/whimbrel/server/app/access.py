@@ -62,20 +62,20 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def owner(self, headers: Headers) -> str | None:
+    def tenant(self, headers: Headers) -> str | None:
         """Whose request this is: "" where no key is asked for, else a word for the key, which tells nothing of it.
 
         None: the key is missing or wrong. `Authorization: Bearer KEY` is what OpenAI's clients send, `api-key` what Azure's do.
         """
         if not self._digests:
             return ""
-        owner = None
+        tenant = None
         for given in _given_keys(headers):
             digest = sha256(given).digest()
             for number, known in enumerate(self._digests, start=1):  # all of them: time does not tell which one was close
                 if hmac.compare_digest(digest, known):
-                    owner = f"key{number}"
-        return owner
+                    tenant = f"key{number}"
+        return tenant
 
 
 def _given_keys(headers: Headers) -> list[bytes]:

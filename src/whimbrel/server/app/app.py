@@ -16,39 +16,40 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse
+from starlette.responses import Response as HTTPResponse
 from starlette.routing import Route as HTTPRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whimbrel import __version__
-from whimbrel.dialects import JSON, PAGES, Answer, Page, Route, openai, tei
-from whimbrel.dialects.common.responses import accepted
-from whimbrel.dialects.common.route import Asked, Read
+from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, openai, tei
+from whimbrel.dialects.common.responses import accepted_media_type
+from whimbrel.dialects.common.route import EngineCall, ParseRequest
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, Unavailable, WhimbrelError
 from whimbrel.server.app.guards import guards as guards_of
-from whimbrel.server.app.limits import DEFAULTS, GuardOptions
+from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import docs_page, openapi_document
-from whimbrel.server.app.request_log import Ledger, shown
-from whimbrel.server.app.request_record import notes_of
-from whimbrel.server.app.routing import WAYS, Ways, render_error
-from whimbrel.server.app.served_models import AsyncEmbedder, Served
+from whimbrel.server.app.request_log import RequestLogMiddleware, sanitize
+from whimbrel.server.app.request_record import context_of
+from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes, render_error
+from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
 from whimbrel.server.app.transfer import check_type, read_body, read_small_body, send_answer
-from whimbrel.server.http.exchange import GONE
+from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
 from whimbrel.telemetry.metrics import Metrics
-from whimbrel.telemetry.trace import level, trace
-from whimbrel.types.request import Decode, Request, Tokenize
+from whimbrel.telemetry.trace import Timer, gauge
+from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 
 T = TypeVar("T")
 
-Handler: TypeAlias = Callable[[HTTPRequest], Awaitable[Response]]
+Handler: TypeAlias = Callable[[HTTPRequest], Awaitable[HTTPResponse]]
 
 
 class App:
     """An ASGI app: middleware around the dialects' routes, which are found at once, and the others, which Starlette finds."""
 
-    def __init__(self, posts: Mapping[str, ASGIApp], routes: list[HTTPRoute], guards: GuardOptions) -> None:
+    def __init__(self, posts: Mapping[str, ASGIApp], routes: list[HTTPRoute], guards: ServerLimits) -> None:
         self.routes = routes
         """All of them."""
         handlers = {HTTPException: _http_error, WhimbrelError: _whimbrel_error}
@@ -57,7 +58,7 @@ class App:
         guarded: ASGIApp = self._answer
         for kind, args, kwargs in reversed(guards_of(guards)):
             guarded = kind(guarded, *args, **kwargs)
-        self._app = Ledger(guarded, routes, guards)
+        self._app = RequestLogMiddleware(guarded, routes, guards)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app if scope["type"] == "http" else self._others  # of what other servers ask besides, Starlette knows
@@ -71,11 +72,11 @@ class App:
             await handler(scope, receive, send)
 
 
-def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> App:
+def create_app(served: ModelRegistry, *, guards: ServerLimits = DEFAULTS) -> App:
     """The app that serves some models to whom `guards` let in."""
     server = _Server(served)
-    posts = {path: _Post(served, ways) for path, ways in WAYS.items()}
-    pages = [HTTPRoute(page.path, server.page(page), methods=["GET"]) for page in PAGES]
+    posts = {path: _PostEndpoint(served, ways) for path, ways in ROUTES_BY_PATH.items()}
+    pages = [HTTPRoute(page.path, server.page(page), methods=["GET"]) for page in GET_ROUTES]
     gets: dict[str, Handler] = {
         "/v1/models": server.models,
         "/v1/models/{model:path}": server.model,
@@ -94,10 +95,10 @@ def create_app(served: Served, *, guards: GuardOptions = DEFAULTS) -> App:
     return App(posts, [*asked, *pages, *got], guards)
 
 
-class _Post:
+class _PostEndpoint:
     """An ASGI app: what is asked for at one path."""
 
-    def __init__(self, served: Served, ways: Ways) -> None:
+    def __init__(self, served: ModelRegistry, ways: PathRoutes) -> None:
         self._served = served
         self._ways = ways
         self._media_types = ways.media_types
@@ -114,26 +115,26 @@ class _Post:
         try:
             if self._served.draining:
                 raise Unavailable("the server is about to stop.", retry_after=5.0)
-            notes = notes_of(scope)
-            deadline = _deadline(notes.given)
-            check_type(notes.given, self._media_types)
+            notes = context_of(scope)
+            deadline = _deadline(notes.request_headers)
+            check_type(notes.request_headers, self._media_types)
             route = self._ways.default  # until all of the body is there
-            with trace("receive", into=notes.stages):
+            with Timer("receive", into=notes.stages):
                 body = await read_body(receive)
             route = self._ways.choose(body)
             answer = await self._answer(route, body, scope, receive, deadline)
         except WhimbrelError as error:
-            notes_of(scope).error = error.code
+            context_of(scope).error = error.code
             route = route or self._ways.choose(await read_small_body(scope, receive))
-            notes_of(scope).closes = self._served.draining
-            await _error_response(error, route.status(error), route.write_error(error))(scope, receive, send)
+            context_of(scope).closes = self._served.draining
+            await _error_response(error, route.status(error), route.render_error(error))(scope, receive, send)
         else:
             await send_answer(answer, scope, send)
 
-    async def _answer(self, route: Route, body: bytes, scope: Scope, receive: Receive, deadline: float) -> Answer:
-        notes = notes_of(scope)
-        with trace("read", into=notes.stages):
-            sent, asked = _reader(route, notes.given)(body)
+    async def _answer(self, route: Route, body: bytes, scope: Scope, receive: Receive, deadline: float) -> Response:
+        notes = context_of(scope)
+        with Timer("read", into=notes.stages):
+            sent, asked = _reader(route, notes.request_headers)(body)
             notes.model = "other"
             embedder = self._served.find(sent.model)
             notes.model = embedder.plan.served_name
@@ -142,19 +143,19 @@ class _Post:
         if request is not None:
             if isinstance(request, Request):
                 notes.num_texts = len(request.texts)
-                request.enter(owner=scope["state"]["owner"], deadline=deadline)
+                request.enter(tenant=scope["state"]["tenant"], deadline=deadline)
             result = await _run_while_connected(_run(embedder, request), scope, receive)
         if isinstance(result, Result):
             notes.note_result(result)
-        with trace("write", into=notes.stages):
-            answer = route.write_result(sent, result, embedder)
-        return Answer([answer], size=len(answer)) if isinstance(answer, bytes) else answer
+        with Timer("write", into=notes.stages):
+            answer = route.render_response(sent, result, embedder)
+        return Response([answer], size=len(answer)) if isinstance(answer, bytes) else answer
 
 
-def _run(embedder: AsyncEmbedder, asked: Asked) -> Awaitable[Any]:
-    if isinstance(asked, Tokenize):
+def _run(embedder: AsyncEmbedder, asked: EngineCall) -> Awaitable[Any]:
+    if isinstance(asked, TokenizeRequest):
         return embedder.tokenize(asked)
-    if isinstance(asked, Decode):
+    if isinstance(asked, DetokenizeRequest):
         return embedder.decode(asked)
     return embedder.run(asked)
 
@@ -171,7 +172,7 @@ async def _run_while_connected(running: Awaitable[T], scope: Scope, receive: Rec
             task.cancel()
 
     waiting: asyncio.Future[Any] | None = None
-    if (when_gone := scope.get("extensions", {}).get(GONE)) is not None:
+    if (when_gone := scope.get("extensions", {}).get(DISCONNECT_EXTENSION)) is not None:
         when_gone(leave)
     else:  # on another server: the body is read, and what comes next is the end of the connection
         waiting = asyncio.ensure_future(receive())
@@ -191,62 +192,62 @@ async def _run_while_connected(running: Awaitable[T], scope: Scope, receive: Rec
 class _Server:
     """The handlers, and what they share."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ModelRegistry) -> None:
         self._served = served
         self._created = int(time.time())
         self._metrics = Metrics([embedder.plan.served_name for embedder in served])
 
-    def page(self, page: Page) -> Handler:
+    def page(self, page: GetRoute) -> Handler:
         """The handler of what a dialect tells of the models."""
 
-        async def handle(http: HTTPRequest) -> Response:
-            return _json(page.write(list(self._served)))
+        async def handle(http: HTTPRequest) -> HTTPResponse:
+            return _json(page.render_response(list(self._served)))
 
         return handle
 
-    async def models(self, http: HTTPRequest) -> Response:
+    async def models(self, http: HTTPRequest) -> HTTPResponse:
         return _json(openai.write_models([self._model(embedder) for embedder in self._served]))
 
-    async def model(self, http: HTTPRequest) -> Response:
+    async def model(self, http: HTTPRequest) -> HTTPResponse:
         return _json(msgspec.json.encode(self._model(self._served.find(http.path_params["model"]))))
 
     def _model(self, embedder: AsyncEmbedder) -> openai.Model:
         plan = embedder.plan
         return openai.Model(id=plan.served_name, created=self._created, max_model_len=plan.max_length)
 
-    async def live(self, http: HTTPRequest) -> Response:
+    async def live(self, http: HTTPRequest) -> HTTPResponse:
         return _json(b'{"status":"ok"}')
 
-    async def ready(self, http: HTTPRequest) -> Response:
+    async def ready(self, http: HTTPRequest) -> HTTPResponse:
         if not self._served.ready:
             raise Unavailable(f"{self._served.status}.")
         return _json(b'{"status":"ok"}')
 
-    async def info(self, http: HTTPRequest) -> Response:
+    async def info(self, http: HTTPRequest) -> HTTPResponse:
         """Of one model, with the fields that TEI has there."""
         models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
         more = tei.describe(*self._served) if len(models) == 1 else {}
         return _json(msgspec.json.encode({"version": __version__, "models": models} | more))
 
-    async def metrics(self, http: HTTPRequest) -> Response:
+    async def metrics(self, http: HTTPRequest) -> HTTPResponse:
         if not self._metrics.shared:  # the engines are in this process, and nobody else tells how they are
             for embedder in self._served:
-                level("queue_tokens", embedder.queued_tokens, model=embedder.plan.served_name)
-                level("engines_up", embedder.ready, model=embedder.plan.served_name)
+                gauge("queue_tokens", embedder.queued_tokens, model=embedder.plan.served_name)
+                gauge("engines_up", embedder.ready, model=embedder.plan.served_name)
         content, content_type = self._metrics.render(http.headers.get("accept", ""))
-        return Response(content, headers={"content-type": content_type})
+        return HTTPResponse(content, headers={"content-type": content_type})
 
-    async def openapi(self, http: HTTPRequest) -> Response:
+    async def openapi(self, http: HTTPRequest) -> HTTPResponse:
         return _json(msgspec.json.encode(openapi_document()))
 
-    async def docs(self, http: HTTPRequest) -> Response:
+    async def docs(self, http: HTTPRequest) -> HTTPResponse:
         page = docs_page(openapi_document(), base_url=str(http.base_url).rstrip("/"))
         policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
         return HTMLResponse(page, headers={"content-security-policy": policy})
 
 
-def _json(content: bytes) -> Response:
-    return Response(content, media_type="application/json")
+def _json(content: bytes) -> HTTPResponse:
+    return HTTPResponse(content, media_type="application/json")
 
 
 def _deadline(headers: Mapping[bytes, bytes]) -> float:
@@ -263,37 +264,37 @@ def _deadline(headers: Mapping[bytes, bytes]) -> float:
     return time.perf_counter() + seconds
 
 
-def _reader(route: Route, headers: Mapping[bytes, bytes]) -> Read:
+def _reader(route: Route, headers: Mapping[bytes, bytes]) -> ParseRequest:
     """How the body is read, by what the client accepts."""
     given = headers.get(b"accept", b"*/*")
     if given == b"*/*" or not route.accepts:
-        return route.read_request
-    kind = accepted(given.decode("latin-1"), list(route.accepts))
-    return route.accepts.get(kind, route.read_request)
+        return route.parse_request
+    kind = accepted_media_type(given.decode("latin-1"), list(route.accepts))
+    return route.accepts.get(kind, route.parse_request)
 
 
-def _error_response(error: WhimbrelError, status: int, content: bytes) -> Response:
+def _error_response(error: WhimbrelError, status: int, content: bytes) -> HTTPResponse:
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded | Unavailable):
         headers["retry-after"] = str(max(1, ceil(error.retry_after)))
     if error.retry is not None:
         headers["x-should-retry"] = str(error.retry).lower()
-    return Response(content, status_code=status, media_type=JSON, headers=headers)
+    return HTTPResponse(content, status_code=status, media_type=JSON, headers=headers)
 
 
-async def _whimbrel_error(http: HTTPRequest, error: Exception) -> Response:
+async def _whimbrel_error(http: HTTPRequest, error: Exception) -> HTTPResponse:
     assert isinstance(error, WhimbrelError)
-    notes_of(http.scope).error = error.code
+    context_of(http.scope).error = error.code
     return _error_response(error, *render_error(http.scope["path"], error))
 
 
-async def _http_error(http: HTTPRequest, error: Exception) -> Response:
+async def _http_error(http: HTTPRequest, error: Exception) -> HTTPResponse:
     """Starlette's own refusals: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
-    path = shown(http.scope["path"])
+    path = sanitize(http.scope["path"])
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        response = await _whimbrel_error(http, MethodNotAllowed(f"{path} takes {allowed}, not {shown(http.method)}."))
+        response = await _whimbrel_error(http, MethodNotAllowed(f"{path} takes {allowed}, not {sanitize(http.method)}."))
         response.headers["allow"] = allowed
         return response
     return await _whimbrel_error(http, NotFound(f"no route {path}; /docs lists them."))

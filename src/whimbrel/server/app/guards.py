@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthorized, WhimbrelError
 from whimbrel.server.app.access import Keys, host_name, is_loopback, is_same_origin, origin_name
-from whimbrel.server.app.limits import GuardOptions
-from whimbrel.server.app.request_log import shown
-from whimbrel.server.app.request_record import notes_of
+from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.request_log import sanitize
+from whimbrel.server.app.request_record import context_of
 from whimbrel.server.app.routing import render_error
 from whimbrel.server.app.transfer import read_small_body
 
@@ -34,7 +34,7 @@ _ANSWER_HEADERS: Final = (
 )  # fmt: skip
 
 
-def guards(options: GuardOptions) -> list[Middleware]:
+def guards(options: ServerLimits) -> list[Middleware]:
     """The middleware of an app, from the outside in."""
     cors = Middleware(
         CORSMiddleware,
@@ -44,13 +44,17 @@ def guards(options: GuardOptions) -> list[Middleware]:
         allow_private_network="*" not in options.origins,
         expose_headers=_ANSWER_HEADERS,
     )
-    return [Middleware(Edge, options=options), *([cors] if options.origins else []), Middleware(Access, options=options)]
+    return [
+        Middleware(HeadLimitsMiddleware, options=options),
+        *([cors] if options.origins else []),
+        Middleware(AuthMiddleware, options=options),
+    ]
 
 
-class Edge:
+class HeadLimitsMiddleware:
     """ASGI middleware around every request that the ledger enters: its head keeps to the limits, and names this server."""
 
-    def __init__(self, app: ASGIApp, options: GuardOptions) -> None:
+    def __init__(self, app: ASGIApp, options: ServerLimits) -> None:
         self._app = app
         self._options = options
         self._hosts = None if options.hosts is None else frozenset(options.hosts)
@@ -61,7 +65,7 @@ class Edge:
         try:
             self._check(scope)
         except WhimbrelError as error:
-            notes_of(scope).closes = True  # who sends such a head may not mean its end where we do
+            context_of(scope).closes = True  # who sends such a head may not mean its end where we do
             await _refuse(error, scope, send)
         else:
             await self._app(scope, receive, send)
@@ -97,21 +101,21 @@ class Edge:
         name = host_name(host)
         if name is None:
             raise InvalidRequest(
-                f"the Host header is {shown(host) or 'missing'}; send a name or an address, with or without a port."
+                f"the Host header is {sanitize(host) or 'missing'}; send a name or an address, with or without a port."
             )
         if self._hosts is not None and not (name in self._hosts or is_loopback(name) or name == _own_address(scope)):
             raise Forbidden(
-                f"this server does not answer to the host {shown(name)}; --allowed-host {shown(name)} would change that."
+                f"this server does not answer to the host {sanitize(name)}; --allowed-host {sanitize(name)} would change that."
             )
 
 
-class Access:
+class AuthMiddleware:
     """ASGI middleware: every route but OPEN_PATHS asks for a key, if there are keys; a web page must be one that may call.
 
-    Leaves `owner` in the scope's state: a word for the key that came, "" without keys.
+    Leaves `tenant` in the scope's state: a word for the key that came, "" without keys.
     """
 
-    def __init__(self, app: ASGIApp, options: GuardOptions) -> None:
+    def __init__(self, app: ASGIApp, options: ServerLimits) -> None:
         self._app = app
         self._keys = Keys(options.api_keys)
         self._origins = frozenset(options.origins)
@@ -120,30 +124,30 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._check_origin(scope)
-            scope["state"]["owner"] = self._owner(scope)
+            scope["state"]["tenant"] = self._tenant(scope)
         except WhimbrelError as error:
             await _refuse(error, scope, send, await read_small_body(scope, receive))
         else:
             await self._app(scope, receive, send)
 
-    def _owner(self, scope: Scope) -> str:
-        owner = self._keys.owner(scope["headers"])
-        if owner is None and scope["path"] not in self._open:
+    def _tenant(self, scope: Scope) -> str:
+        tenant = self._keys.tenant(scope["headers"])
+        if tenant is None and scope["path"] not in self._open:
             raise Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
-        return owner or ""
+        return tenant or ""
 
     def _check_origin(self, scope: Scope) -> None:
         """A page of another site may not have a browser change anything here. (What it may read is CORS' business.)"""
         if scope["method"] in _SAFE_METHODS or "*" in self._origins:
             return
-        headers = notes_of(scope).given
+        headers = context_of(scope).request_headers
         origin = headers.get(b"origin")
         if origin is None:
             return
         text = origin.decode("latin-1")
         if text not in self._origins and not is_same_origin(text, headers.get(b"host", b"").decode("latin-1")):
-            way = f"; --cors-origin {shown(text)} would change that" if origin_name(text) else ""
-            raise Forbidden(f"pages of {shown(text)} may not call this server{way}.")
+            way = f"; --cors-origin {sanitize(text)} would change that" if origin_name(text) else ""
+            raise Forbidden(f"pages of {sanitize(text)} may not call this server{way}.")
 
 
 def _own_address(scope: Scope) -> str | None:
@@ -154,7 +158,7 @@ def _own_address(scope: Scope) -> str | None:
 
 async def _refuse(error: WhimbrelError, scope: Scope, send: Send, sent: bytes = b"") -> None:
     """Answer without the app, in the shape of the dialect, as far as it is known."""
-    notes_of(scope).error = error.code
+    context_of(scope).error = error.code
     status, body = render_error(scope["path"], error, sent)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if isinstance(error, Unauthorized):

@@ -22,7 +22,7 @@ LIMITS_VARIABLE: Final = "WHIMBREL_GUARDS"
 
 
 @dataclass(frozen=True, slots=True)
-class GuardOptions:
+class ServerLimits:
     """What a server process asks of clients, and grants them. Times are in seconds, rates in bytes per second."""
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -62,14 +62,14 @@ class GuardOptions:
     """Of this process; further ones wait to be accepted."""
 
 
-DEFAULTS: Final = GuardOptions()
-_TIMES: Final = frozenset(item.name for item in fields(GuardOptions) if item.type == "float")
+DEFAULTS: Final = ServerLimits()
+_TIMES: Final = frozenset(item.name for item in fields(ServerLimits) if item.type == "float")
 _MAX_SECONDS: Final = 86_400.0
 _MAX_NUMBER: Final = 2**40
-_LIMITS: Final = tuple(item.name for item in fields(GuardOptions) if item.type in ("int", "float"))
+_LIMITS: Final = tuple(item.name for item in fields(ServerLimits) if item.type in ("int", "float"))
 
 
-def read_guard_options(
+def read_server_limits(
     *,
     address: str,
     api_keys: Sequence[str] = (),
@@ -79,12 +79,12 @@ def read_guard_options(
     public_metrics: bool = False,
     environ: Mapping[str, str] = os.environ,
     warn: Callable[[str], None] = lambda text: None,
-) -> GuardOptions:
+) -> ServerLimits:
     """What the command line, a file of keys and the environment say. `address` is the IP address that is listened on.
 
     Raises SetupError. Keys given as options are removed from the process' title.
     """
-    hide_arguments(api_keys)
+    redact_argv(api_keys)
     return replace(
         _limits(environ.get(LIMITS_VARIABLE, "")),
         api_keys=_keys(api_keys, api_key_file, environ, warn),
@@ -141,7 +141,7 @@ def _origins(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(origin for origin in origins if origin is not None)
 
 
-def _limits(text: str) -> GuardOptions:
+def _limits(text: str) -> ServerLimits:
     """The defaults, but for the limits in a JSON object. Each must be positive."""
     if not text:
         return DEFAULTS
@@ -150,7 +150,7 @@ def _limits(text: str) -> GuardOptions:
         unknown = sorted(set(given) - set(_LIMITS))
         if unknown:
             raise ValueError(f"{unknown[0]} is not one of {', '.join(_LIMITS)}")
-        limits = msgspec.convert(asdict(DEFAULTS) | given, GuardOptions)
+        limits = msgspec.convert(asdict(DEFAULTS) | given, ServerLimits)
         wrong = [name for name in given if not getattr(limits, name) > 0]
         if wrong:
             raise ValueError(f"{wrong[0]} must be positive")
@@ -166,7 +166,7 @@ def _limits(text: str) -> GuardOptions:
     return limits
 
 
-def hide_arguments(secrets: Sequence[str]) -> None:
+def redact_argv(secrets: Sequence[str]) -> None:
     """Overwrite these arguments of the command line where the kernel shows them to everybody (`ps`). Linux only."""
     wanted = {secret.encode() for secret in secrets} - {b""}
     try:

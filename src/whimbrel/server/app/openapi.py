@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from whimbrel import __version__
+from whimbrel.dialects import GET_ROUTES, ROUTES, Route, openai
 from whimbrel.dialects import JSON as JSON_TYPE
-from whimbrel.dialects import PAGES, ROUTES, Route, openai
 from whimbrel.errors import (
     ComputeError,
     InvalidRequest,
@@ -24,7 +24,7 @@ from whimbrel.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from whimbrel.server.app.routing import WAYS, Ways
+from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
 
 JSON: TypeAlias = dict[str, Any]
 
@@ -56,11 +56,11 @@ _ERRORS: Final = (
 def openapi_document() -> JSON:
     """The OpenAPI 3.1 document."""
     bodies = [kind for route in ROUTES for kind in (route.request_type, route.response_type)]
-    gets = [*_GETS, *((page.path, page.summary, page.response_type) for page in PAGES)]
+    gets = [*_GETS, *((page.path, page.summary, page.response_type) for page in GET_ROUTES)]
     answers = [kind for _, _, kind in gets if kind is not None]
     types = [*bodies, *answers]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
-    paths: dict[str, JSON] = {path: {"post": _post(ways)} for path, ways in WAYS.items()}
+    paths: dict[str, JSON] = {path: {"post": _post(ways)} for path, ways in ROUTES_BY_PATH.items()}
     for path, summary, kind in gets:
         paths.setdefault(path, {})["get"] = _get(path, summary, kind)
     return {
@@ -78,7 +78,7 @@ def _content(kinds: Sequence[Any], *media_types: str) -> JSON:
     return {each: {"schema": schema} for each in media_types or (JSON_TYPE,)}
 
 
-def _post(ways: Ways) -> JSON:
+def _post(ways: PathRoutes) -> JSON:
     """What the routes of a path say."""
     routes = ways.routes
     body = _content([route.request_type for route in routes], *(ways.media_types or (JSON_TYPE,)))
@@ -101,7 +101,7 @@ def _errors(routes: Sequence[Route]) -> dict[str, JSON]:
             answer = found.setdefault(str(route.status(error)), {"description": text})
             if text not in answer["description"]:
                 answer["description"] += f" {text}"
-            if body := route.write_error(error):
+            if body := route.render_error(error):
                 examples = answer.setdefault("content", {}).setdefault(JSON_TYPE, {}).setdefault("examples", {})
                 examples.setdefault(route.summary, {"value": msgspec.json.decode(body)})
     return dict(sorted(found.items()))

@@ -19,12 +19,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whimbrel.errors import WhimbrelError
-from whimbrel.server.app.limits import DEFAULTS, GuardOptions
-from whimbrel.server.app.request_record import Notes
+from whimbrel.server.app.limits import DEFAULTS, ServerLimits
+from whimbrel.server.app.request_record import RequestContext
 from whimbrel.server.app.routing import render_error
-from whimbrel.server.app.transfer import Held, Transfer
+from whimbrel.server.app.transfer import MemoryBudget, MeteredTransfer
 from whimbrel.telemetry import trace
-from whimbrel.telemetry.trace import Finished
+from whimbrel.telemetry.trace import RequestFinished
 
 _log = logging.getLogger("whimbrel")
 
@@ -35,20 +35,20 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _TRACEPARENT: Final = re.compile(r"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
-def shown(text: str, limit: int = 100) -> str:
+def sanitize(text: str, limit: int = 100) -> str:
     """What a client sent, fit for a message or a log: on one line, without control characters, and not long."""
     cut = text if len(text) <= limit else text[:limit] + "..."
     return ascii(cut) if not cut.isprintable() else cut
 
 
-class Ledger:
+class RequestLogMiddleware:
     """ASGI middleware. `routes` are those of the app: their templates are the names that requests are counted by. `options`
     say how large bodies may be, and how much of them may be in memory."""
 
-    def __init__(self, app: ASGIApp, routes: Sequence[Route], options: GuardOptions = DEFAULTS) -> None:
+    def __init__(self, app: ASGIApp, routes: Sequence[Route], options: ServerLimits = DEFAULTS) -> None:
         self._app = app
         self._options = options
-        self._held = Held(options.max_held_bytes)
+        self._held = MemoryBudget(options.max_held_bytes)
         self._exact = frozenset(route.path for route in routes if not route.param_convertors)
         self._others = [route for route in routes if route.param_convertors]
 
@@ -56,19 +56,19 @@ class Ledger:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
-        notes = Notes(request_id, time.perf_counter(), headers)
+        notes = RequestContext(request_id, time.perf_counter(), headers)
         scope["state"] = {**scope.get("state", {}), "request_id": request_id, "notes": notes}
         route, received = self._route(scope["path"]), time.time()
-        transfer = Transfer(receive, send, notes, self._options, self._held)
-        trace.received(route)
+        transfer = MeteredTransfer(receive, send, notes, self._options, self._held)
+        trace.request_started(route)
         lost = True  # unless _run comes back: it lets nothing through but the end of this process
         try:
             await self._run(scope, transfer, notes)
             lost = False
         finally:
             status, outcome = transfer.end(lost=lost)
-            trace.finished(
-                Finished(
+            trace.request_finished(
+                RequestFinished(
                     request_id=notes.request_id,
                     method=scope["method"] if scope["method"] in _METHODS else _OTHER,
                     route=route,
@@ -88,7 +88,7 @@ class Ledger:
                 )
             )
 
-    async def _run(self, scope: Scope, transfer: Transfer, notes: Notes) -> None:
+    async def _run(self, scope: Scope, transfer: MeteredTransfer, notes: RequestContext) -> None:
         """Run the app; what it raises is ours, not the caller's, and is logged and answered as such."""
         try:
             await self._app(scope, transfer.receive, transfer.send)
@@ -100,10 +100,10 @@ class Ledger:
             if not transfer.left:
                 await self._answer_bug(error, scope, transfer, notes)
 
-    async def _answer_bug(self, error: Exception, scope: Scope, transfer: Transfer, notes: Notes) -> None:
+    async def _answer_bug(self, error: Exception, scope: Scope, transfer: MeteredTransfer, notes: RequestContext) -> None:
         """The log has the traceback, the answer only its kind."""
         fields = {"request_id": notes.request_id}
-        _log.error("%s %s failed", shown(scope["method"]), shown(scope["path"]), exc_info=error, extra={"fields": fields})
+        _log.error("%s %s failed", sanitize(scope["method"]), sanitize(scope["path"]), exc_info=error, extra={"fields": fields})
         notes.error = WhimbrelError.code
         if transfer.status:
             return  # the server breaks off an answer that has begun

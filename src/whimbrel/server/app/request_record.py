@@ -14,13 +14,13 @@ from whimbrel.types.result import Result
 
 
 @dataclass(slots=True)
-class Notes:
+class RequestContext:
     """In the end it becomes the request's Finished record."""
 
     request_id: str
     started: float
     """time.perf_counter"""
-    given: Mapping[bytes, bytes]
+    request_headers: Mapping[bytes, bytes]
     """The headers of the request; of several of one name the last."""
     model: str = ""
     """The served name; "other" where the client asks for one that is not served."""
@@ -60,7 +60,7 @@ def _timing(stages: tuple[Stage, ...]) -> bytes:
     return b", ".join([f"{stage};dur=%.2f".encode() for stage in (*stages, "total")])
 
 
-def notes_of(scope: Scope) -> Notes:
+def context_of(scope: Scope) -> RequestContext:
     """The notes of the request that this scope is of."""
-    notes: Notes = scope["state"]["notes"]
+    notes: RequestContext = scope["state"]["notes"]
     return notes

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from whimbrel.dialects import PAGES, ROUTES, Page, Route, openai
+from whimbrel.dialects import GET_ROUTES, ROUTES, GetRoute, Route, openai
 from whimbrel.dialects.common.decode import is_packed
 from whimbrel.errors import WhimbrelError
 
@@ -18,11 +18,11 @@ _MESSAGE_PACK: Final = lru_cache(msgspec.msgpack.Decoder)
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class PathRoutes:
     """The routes of one path, that without marks last."""
 
     routes: tuple[Route, ...]
-    marks: tuple[bytes, ...]
+    discriminators: tuple[bytes, ...]
     """Those of all routes."""
     fields: type[msgspec.Struct]
     """Has a field for each mark; others are not decoded."""
@@ -40,7 +40,7 @@ class Ways:
 
     def choose(self, body: bytes) -> Route:
         """The route that a body is for. One that cannot be read is for the first that it seems to be for."""
-        for mark in self.marks:
+        for mark in self.discriminators:
             if body.find(mark) >= 0:  # `in` first takes it for a number, which costs more than the search
                 break
         else:
@@ -48,34 +48,36 @@ class Ways:
         try:
             sent = (_MESSAGE_PACK if is_packed(body) else _JSON)(self.fields).decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            found = {mark.decode() for mark in self.marks if b'"%b"' % mark in body}
+            found = {mark.decode() for mark in self.discriminators if b'"%b"' % mark in body}
         else:
             found = {name for name in self.fields.__struct_fields__ if getattr(sent, name) is not msgspec.UNSET}
-        return next((route for route in self.routes if not route.marks.isdisjoint(found)), self.default)
+        return next((route for route in self.routes if not route.discriminators.isdisjoint(found)), self.default)
 
 
-def _by_path(routes: Iterable[Route]) -> dict[str, Ways]:
+def _by_path(routes: Iterable[Route]) -> dict[str, PathRoutes]:
     found: dict[str, tuple[Route, ...]] = {}
     for route in routes:
         found[route.path] = (*found.get(route.path, ()), route)
     return {path: _ways(each) for path, each in found.items()}
 
 
-def _ways(routes: Sequence[Route]) -> Ways:
-    marks = tuple(sorted({mark for route in routes for mark in route.marks}))
+def _ways(routes: Sequence[Route]) -> PathRoutes:
+    marks = tuple(sorted({mark for route in routes for mark in route.discriminators}))
     fields = msgspec.defstruct("Marks", [(mark, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for mark in marks])
-    return Ways(tuple(sorted(routes, key=lambda route: not route.marks)), tuple(mark.encode() for mark in marks), fields)
+    return PathRoutes(
+        tuple(sorted(routes, key=lambda route: not route.discriminators)), tuple(mark.encode() for mark in marks), fields
+    )
 
 
-WAYS: Final = _by_path(ROUTES)
-_PAGES: Final[dict[str, Page]] = {page.path: page for page in PAGES}
+ROUTES_BY_PATH: Final = _by_path(ROUTES)
+_GET_ROUTES: Final[dict[str, GetRoute]] = {page.path: page for page in GET_ROUTES}
 
 
 def render_error(path: str, error: WhimbrelError, sent: bytes = b"") -> tuple[int, bytes]:
     """The status and the body of an error over a request of which the path is known, and perhaps what was sent there."""
-    if path in WAYS:
-        route = WAYS[path].choose(sent)
-        return route.status(error), route.write_error(error)
-    if path in _PAGES:
-        return error.status, _PAGES[path].write_error(error)
+    if path in ROUTES_BY_PATH:
+        route = ROUTES_BY_PATH[path].choose(sent)
+        return route.status(error), route.render_error(error)
+    if path in _GET_ROUTES:
+        return error.status, _GET_ROUTES[path].render_error(error)
     return error.status, openai.write_error(error)

@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Iterator
 
 from whimbrel.errors import ModelNotFound, Unavailable
-from whimbrel.types.request import Decode, Request, Tokenize
+from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
-from whimbrel.types.seq import Tokens
+from whimbrel.types.seq import TokenInfo
 
 
 class AsyncEmbedder(Protocol):
@@ -32,11 +32,11 @@ class AsyncEmbedder(Protocol):
     @property
     def queued_tokens(self) -> int: ...
     async def run(self, request: Request) -> Result: ...
-    async def tokenize(self, asked: Tokenize) -> list[Tokens]: ...
-    async def decode(self, asked: Decode) -> list[str]: ...
+    async def tokenize(self, asked: TokenizeRequest) -> list[TokenInfo]: ...
+    async def decode(self, asked: DetokenizeRequest) -> list[str]: ...
 
 
-class Served:
+class ModelRegistry:
     """The models of a server; some may still be loading. Lives in one event loop."""
 
     def __init__(self, *embedders: AsyncEmbedder, num_models: int | None = None) -> None:

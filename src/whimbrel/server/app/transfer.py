@@ -9,11 +9,11 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
-from whimbrel.dialects import Answer
+from whimbrel.dialects import Response
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType, WhimbrelError
-from whimbrel.server.app.limits import GuardOptions
-from whimbrel.server.app.request_record import Notes, notes_of
-from whimbrel.server.app.routing import WAYS
+from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.request_record import RequestContext, context_of
+from whimbrel.server.app.routing import ROUTES_BY_PATH
 from whimbrel.telemetry.trace import Outcome
 
 _CLIENT_LEFT: Final = 499
@@ -36,7 +36,7 @@ _OUTCOMES: Final[dict[int, Outcome]] = {
 }
 
 
-class Held:
+class MemoryBudget:
     """Counts the bytes that requests hold in this process."""
 
     def __init__(self, limit: int) -> None:
@@ -53,17 +53,17 @@ class Held:
         self._count += count
 
 
-class Transfer:
+class MeteredTransfer:
     """What goes between a client and the app, limited and watched. `receive` and `send` are ASGI's."""
 
-    def __init__(self, receive: Receive, send: Send, notes: Notes, options: GuardOptions, held: Held) -> None:
+    def __init__(self, receive: Receive, send: Send, notes: RequestContext, options: ServerLimits, held: MemoryBudget) -> None:
         self._receive = receive
         self._send = send
         self._notes = notes
         self._max_body_bytes = options.max_body_bytes
         self._held = held
-        self._announced = int(notes.given.get(b"content-length", b"0"))  # the HTTP parser has checked it
-        self._body_ended = self._announced == 0 and b"transfer-encoding" not in notes.given
+        self._announced = int(notes.request_headers.get(b"content-length", b"0"))  # the HTTP parser has checked it
+        self._body_ended = self._announced == 0 and b"transfer-encoding" not in notes.request_headers
         self._body_size = 0
         self._answer_size = 0
         self.status = 0
@@ -164,9 +164,9 @@ async def read_body(receive: Receive) -> bytes:
 async def read_small_body(scope: Scope, receive: Receive) -> bytes:
     """The body of a request that is refused whatever it says, so that it is refused in the words of its dialect; none of it is
     read yet. Nothing where only one dialect has the path, or where it does not say that it is small and on its way."""
-    headers = notes_of(scope).given
+    headers = context_of(scope).request_headers
     size = headers.get(b"content-length", b"")
-    shared = scope["path"] in WAYS and len(WAYS[scope["path"]].routes) > 1
+    shared = scope["path"] in ROUTES_BY_PATH and len(ROUTES_BY_PATH[scope["path"]].routes) > 1
     if not shared or not size.isdigit() or int(size) > _SMALL or b"expect" in headers:
         return b""
     try:
@@ -175,14 +175,14 @@ async def read_small_body(scope: Scope, receive: Receive) -> bytes:
         return b""
 
 
-async def send_answer(answer: Answer, scope: Scope, send: Send) -> None:
+async def send_answer(answer: Response, scope: Scope, send: Send) -> None:
     """Send an answer in its pieces, each made when the one before it is handed over, and others have had their turn."""
     headers = [(b"content-type", answer.media_type.encode())]
     headers += [(name.lower().encode(), text.encode()) for name, text in answer.headers.items()]
     if answer.size is not None:
         headers.append((b"content-length", b"%d" % answer.size))
-    notes_of(scope).held = answer.held if answer.size is None else answer.size
-    pieces = iter(answer.pieces)
+    context_of(scope).held = answer.memory_bytes if answer.size is None else answer.size
+    pieces = iter(answer.chunks)
     piece = next(pieces, b"")  # if that fails, there is still time to say so
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for following in pieces:

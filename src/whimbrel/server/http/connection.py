@@ -22,9 +22,9 @@ import httptools
 from starlette.types import ASGIApp, Scope
 
 from whimbrel.errors import HeadersTooLarge, InvalidRequest, Overloaded, WhimbrelError
-from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import render_error
-from whimbrel.server.http.exchange import Exchange, Headers, head_of
+from whimbrel.server.http.exchange import Headers, RequestResponseCycle, head_of
 
 _MAX_OVERHEAD: Final = 2**17
 """Bytes in a row that are no body: a head, or what frames chunks. (What a head may really have is the app's to say.)"""
@@ -39,7 +39,7 @@ _RESET: Final = struct.pack("ii", 1, 0)
 class Connection(asyncio.Protocol):
     """One client. It enters itself into `connections`, and calls `on_lost` when it has left them."""
 
-    def __init__(self, app: ASGIApp, options: GuardOptions, connections: set[Connection], on_lost: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, options: ServerLimits, connections: set[Connection], on_lost: Callable[[], None]) -> None:
         self._app = app
         self.options = options
         self._connections = connections
@@ -49,11 +49,11 @@ class Connection(asyncio.Protocol):
         self._in_head = False
         self._replaying = False
         self._overhead = 0
-        self._exchanges: deque[Exchange] = deque()
+        self._exchanges: deque[RequestResponseCycle] = deque()
         """Those not answered, as they came: the first is at work, and of the last there may be more to come."""
         self._error: WhimbrelError | None = None
         """What broke HTTP; nothing is parsed any more."""
-        self._unwanted: int | None = None
+        self._discard_budget: int | None = None
         """Once the last answer is out: so much more is read of what still comes."""
         self._ended = False
         """Nothing more will come."""
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
         self.lost = True
         self._set_timer(None)
         if self._exchanges:
-            self._exchanges[0].break_off()
+            self._exchanges[0].abort()
         self.resume_writing()
         self._exchanges.clear()
         self._error = None
@@ -90,18 +90,18 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """A client that stops in the middle of a request is told; one that has said all counts as gone."""
-        if self._unwanted is not None or not self._exchanges or self._exchanges[-1].complete:
+        if self._discard_budget is not None or not self._exchanges or self._exchanges[-1].complete:
             return False
-        self._exchanges[-1].break_off()
+        self._exchanges[-1].abort()
         self._ended = True
         return True
 
     def data_received(self, data: bytes) -> None:
         """Bytes of any part of a request, or of several."""
-        if self._unwanted is not None:
-            self._unwanted -= len(data)
-            if self._unwanted < 0:
-                self.cut()
+        if self._discard_budget is not None:
+            self._discard_budget -= len(data)
+            if self._discard_budget < 0:
+                self.reset()
             return
         if self._error is not None:
             return
@@ -126,9 +126,9 @@ class Connection(asyncio.Protocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 data = data[upgrade.args[0] :]
-                self._replay()
+                self._reparse_after_upgrade()
 
-    def _replay(self) -> None:
+    def _reparse_after_upgrade(self) -> None:
         """Who asks for HTTP/2, as Java's client does, sends its body all the same. There the parser stops; another goes on."""
         headers = self._exchanges[-1].scope["headers"]
         framing = b"".join(b"%b: %b\r\n" % pair for pair in headers if pair[0] in _FRAMING)
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         if not self._exchanges:
             self._answer_error(error)
         elif not self._exchanges[-1].complete:
-            self._exchanges[-1].break_off()
+            self._exchanges[-1].abort()
 
     def _answer_error(self, error: WhimbrelError) -> None:
         status, body = render_error("", error)
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
             return
         if len(self._exchanges) > _MAX_WAITING:
             raise Overloaded(f"{_MAX_WAITING} requests of this connection wait already; send fewer at a time.", retry_after=1)
-        self._exchanges.append(Exchange(self, self._scope(), keep_alive=self._parser.should_keep_alive()))
+        self._exchanges.append(RequestResponseCycle(self, self._scope(), keep_alive=self._parser.should_keep_alive()))
         if len(self._exchanges) == 1:
             self._start()
         else:
@@ -232,14 +232,14 @@ class Connection(asyncio.Protocol):
         exchange = self._exchanges[0]
         exchange.task = self._loop.create_task(exchange.run(self._app))
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, exchange: RequestResponseCycle) -> None:
         """All of an answer is with the transport."""
         if self.lost:
             return
         if exchange.keep_alive and exchange.complete:
             self._exchanges.popleft()
             self._next()
-        elif self._ended or ((exchange.waits or exchange.complete) and not self._paused):
+        elif self._ended or ((exchange.expects_continue or exchange.complete) and not self._paused):
             self.transport.close()
         else:
             self._linger()
@@ -255,7 +255,7 @@ class Connection(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Nothing more is said here. What the client still sends is read for a while, so that it gets to read the answer."""
-        self._unwanted = self.options.drain_bytes
+        self._discard_budget = self.options.drain_bytes
         self._set_timer(self.options.drain_timeout)
         self._exchanges.clear()
         self.resume()
@@ -266,10 +266,10 @@ class Connection(asyncio.Protocol):
         """Close, once what is at work is answered."""
         if self._exchanges:
             self._exchanges[0].keep_alive = False
-        elif self._unwanted is None:  # otherwise it ends soon by itself
+        elif self._discard_budget is None:  # otherwise it ends soon by itself
             self.transport.close()
 
-    def cut(self) -> None:
+    def reset(self) -> None:
         """End it now; nothing that waits to be sent is kept."""
         if not self.lost:
             if (sock := self.transport.get_extra_info("socket")) is not None:
@@ -292,7 +292,12 @@ class Connection(asyncio.Protocol):
 
     def resume(self) -> None:
         """Take more, unless other requests wait or nothing can be read any more."""
-        if self._paused and not self.lost and len(self._exchanges) < 2 and (self._error is None or self._unwanted is not None):
+        if (
+            self._paused
+            and not self.lost
+            and len(self._exchanges) < 2
+            and (self._error is None or self._discard_budget is not None)
+        ):
             self._paused = False
             self.transport.resume_reading()
 

@@ -14,11 +14,11 @@ from typing import Final, Protocol, TypeAlias
 from starlette.types import ASGIApp, Message, Scope
 
 from whimbrel.errors import BodyTimeout
-from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.limits import ServerLimits
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
-GONE: Final = "whimbrel.gone"
+DISCONNECT_EXTENSION: Final = "whimbrel.gone"
 """The name of an extension of ASGI: `when_gone`."""
 
 _log = logging.getLogger("whimbrel")
@@ -32,14 +32,14 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
-class Gone(OSError):
+class ClientDisconnected(OSError):
     """The client has left, or was cut off."""
 
 
 class Transport(Protocol):
     """The operations of a connection that an exchange may use."""
 
-    options: GuardOptions
+    options: ServerLimits
     transport: asyncio.Transport
     is_full: bool
     """Whether the kernel's send buffer and ours are full."""
@@ -56,16 +56,16 @@ class Transport(Protocol):
         """Read from the socket again."""
         ...
 
-    def cut(self) -> None:
+    def reset(self) -> None:
         """Close the connection at once, with a reset."""
         ...
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, exchange: RequestResponseCycle) -> None:
         """Begin the next request of the connection."""
         ...
 
 
-class Exchange:
+class RequestResponseCycle:
     """`receive` and `send` are ASGI's; `feed`, `end` and `break_off` say what became of the request."""
 
     def __init__(self, connection: Transport, scope: Scope, *, keep_alive: bool) -> None:
@@ -74,7 +74,7 @@ class Exchange:
         self.scope = scope
         self.keep_alive = keep_alive
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.waits = scope["http_version"] == "1.1" and headers.get(b"expect", b"").lower() == b"100-continue"
+        self.expects_continue = scope["http_version"] == "1.1" and headers.get(b"expect", b"").lower() == b"100-continue"
         """Whether the client sends its body only if told to."""
         self.complete = False
         """Whether all of the request has come."""
@@ -91,7 +91,7 @@ class Exchange:
         self._read = False
         """Whether the app has had all of the request."""
         self._on_gone: Callable[[], None] | None = None
-        scope["extensions"] = {GONE: self.when_gone}
+        scope["extensions"] = {DISCONNECT_EXTENSION: self.on_disconnect}
         self._start: Message | None = None
         self._chunked = False
         self._bodyless = scope["method"] == "HEAD"
@@ -110,7 +110,7 @@ class Exchange:
         """Let `app` answer. If it does not, to the end, the connection is cut."""
         try:
             await app(self.scope, self.receive, self.send)
-        except Gone:
+        except ClientDisconnected:
             pass
         except Exception:
             _log.exception("the app failed. This is a bug.")
@@ -118,13 +118,13 @@ class Exchange:
             del self.scope["extensions"]  # it refers to us
             if not self.answered:
                 self.answered = True
-                self._connection.cut()
+                self._connection.reset()
 
     # The request
 
     def feed(self, body: bytes) -> None:
         """A part of the body came."""
-        self.waits = False
+        self.expects_continue = False
         self._unread.append(body)
         self._num_unread += len(body)
         self._num_fed += len(body)
@@ -134,18 +134,18 @@ class Exchange:
 
     def end(self) -> None:
         """It is whole."""
-        self.waits = False
+        self.expects_continue = False
         self.complete = True
         self._change.set()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Nothing more will come, or nobody is there any more."""
         self._broken = True
         self._change.set()
         if self._on_gone is not None:
             self._on_gone()
 
-    def when_gone(self, call: Callable[[], None]) -> None:
+    def on_disconnect(self, call: Callable[[], None]) -> None:
         """Call this when the client leaves; for an app that has read the request and needs not wait for what comes next."""
         self._on_gone = call
         self._connection.resume()  # or nobody would notice
@@ -154,8 +154,8 @@ class Exchange:
 
     async def receive(self) -> Message:
         """A part of the body, or, once it is read, that the client has left. Raises BodyTimeout."""
-        if self.waits and not self._broken and not self._handed:
-            self.waits = False
+        if self.expects_continue and not self._broken and not self._handed:
+            self.expects_continue = False
             self._connection.transport.write(_CONTINUE)
         while not self._broken and not self.answered:
             if self._unread or (self.complete and not self._read):
@@ -191,7 +191,7 @@ class Exchange:
             return
         connection = self._connection
         if connection.lost or self.answered:
-            raise Gone
+            raise ClientDisconnected
         body, more = message.get("body", b""), message.get("more_body", False)
         pieces: list[bytes | memoryview] = []
         if self._start is not None:
@@ -252,7 +252,7 @@ class Exchange:
         finally:
             self._timer.cancel()
         if connection.lost:
-            raise Gone
+            raise ClientDisconnected
 
     def _check_pace(self) -> None:
         """Whether the client takes its answer. If not, it is cut off, which ends the waiting."""
@@ -264,7 +264,7 @@ class Exchange:
         too_slow = seconds > options.write_pause and self._handed - left < seconds * options.min_write_rate
         if too_slow or now - self._moved > options.write_pause:
             _log.info("cut off a client that took its answer too slowly")
-            connection.cut()
+            connection.reset()
         else:
             self._timer = self._loop.call_later(options.write_pause / _CHECKS, self._check_pace)
 

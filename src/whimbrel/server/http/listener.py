@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.http.connection import Connection
 from whimbrel.server.http.sockets import connection_limit
 
@@ -20,7 +20,7 @@ _PAUSE: Final = 0.1
 class Server:
     """`serve()` until `stop()`, in one event loop."""
 
-    def __init__(self, app: ASGIApp, listener: int, guards: GuardOptions) -> None:
+    def __init__(self, app: ASGIApp, listener: int, guards: ServerLimits) -> None:
         """`listener` is the socket's descriptor; it is left open."""
         self._app = app
         self._listener = listener

@@ -32,7 +32,7 @@ _BUFFER: Final = 2**20
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-class BrokenLine(Exception):
+class ProtocolError(Exception):
     """The other end sent what is no message."""
 
 
@@ -64,7 +64,7 @@ class _Reader(Generic[T]):
         data, fds, flags, _ = socket.recv_fds(sock, _CHUNK, _MAX_FDS)
         self.fds.extend(fds)
         if flags & socket.MSG_CTRUNC:
-            raise BrokenLine("descriptors were lost: too many files are open")
+            raise ProtocolError("descriptors were lost: too many files are open")
         self._bytes += data
         return bool(data)
 
@@ -77,13 +77,13 @@ class _Reader(Generic[T]):
         while len(view) - at >= 4:
             size = int.from_bytes(view[at : at + 4], "little")
             if size > MAX_MESSAGE:
-                raise BrokenLine(f"a message of {size:,} bytes")
+                raise ProtocolError(f"a message of {size:,} bytes")
             if len(view) - at - 4 < size:
                 break
             try:
                 message: T = self._decoder.decode(view[at + 4 : at + 4 + size])
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                raise BrokenLine(f"not a message: {error}") from None
+                raise ProtocolError(f"not a message: {error}") from None
             at += 4 + size
             yield message
         if at:
@@ -92,7 +92,7 @@ class _Reader(Generic[T]):
     def take_fd(self) -> int:
         """The descriptor that came with the message just read."""
         if not self.fds:
-            raise BrokenLine("a descriptor is missing")
+            raise ProtocolError("a descriptor is missing")
         return self.fds.popleft()
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class _Reader(Generic[T]):
             os.close(self.fds.popleft())
 
 
-class Line(Generic[T]):
+class Channel(Generic[T]):
     """An end for threads. `kind` is the union of the messages that come."""
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
@@ -155,7 +155,7 @@ class Line(Generic[T]):
                     self._sock.shutdown(socket.SHUT_RDWR)
 
 
-class AsyncLine(Generic[T]):
+class AsyncChannel(Generic[T]):
     """An end for an event loop. `on_message(message)` is called for each; `on_end(error or None)` once."""
 
     def __init__(
@@ -164,7 +164,7 @@ class AsyncLine(Generic[T]):
         kind: Any,
         *,
         on_message: Callable[[T], None],
-        on_end: Callable[[BrokenLine | None], None],
+        on_end: Callable[[ProtocolError | None], None],
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -210,7 +210,7 @@ class AsyncLine(Generic[T]):
         except OSError:
             self._end(None)
             return
-        except BrokenLine as error:
+        except ProtocolError as error:
             self._end(error)
             return
         try:
@@ -218,11 +218,11 @@ class AsyncLine(Generic[T]):
                 self._on_message(message)
                 if self._closed:
                     return
-        except BrokenLine as error:
+        except ProtocolError as error:
             self._end(error)
         except Exception as error:  # ours: what was half handled cannot be gone on from
             _log.critical("a message could not be handled. This is a bug.", exc_info=True)
-            self._end(BrokenLine(f"{type(error).__name__} while it was handled"))
+            self._end(ProtocolError(f"{type(error).__name__} while it was handled"))
         else:
             if not more:
                 self._end(None)
@@ -250,7 +250,7 @@ class AsyncLine(Generic[T]):
         else:
             self._loop.remove_writer(self._sock.fileno())
 
-    def _end(self, error: BrokenLine | None) -> None:
+    def _end(self, error: ProtocolError | None) -> None:
         if not self._closed:
             self.close()
             self._on_end(error)

@@ -13,7 +13,7 @@ from whimbrel.telemetry import logs
 
 _WANTED_FILES: Final = 65_536
 
-LINE_BROKEN: Final = 71
+CHANNEL_BROKEN: Final = 71
 """Exit code of a process that could not read what another sent, or had no file left for it."""
 
 CONTROL_FD: Final = "WHIMBREL_CONTROL_FD"
@@ -28,7 +28,7 @@ def control_socket() -> socket.socket:
         sys.exit("this is a part of `whimbrel serve`; it cannot be run alone.")
 
 
-def end_process(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End at once, whatever threads are about; what was logged is written."""
     logs.flush()
     os._exit(code)

@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from whimbrel.server.processes.backoff import Backoff
-from whimbrel.server.processes.channel import AsyncLine, BrokenLine, pair
+from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
-from whimbrel.server.processes.messages import CannotStart, Down, Planned
-from whimbrel.server.processes.shared_memory import Board
+from whimbrel.server.processes.messages import CannotStart, EngineDown, Planned
+from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.telemetry import metrics
 
-_LAST_WORDS_SECONDS: Final = 1.0
+_EOF_GRACE_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +33,8 @@ class Child:
     name: str
     backoff: Backoff = field(default_factory=Backoff)
     process: Process | None = None
-    line: AsyncLine[Any] | None = None
-    silent: asyncio.Event = field(default_factory=asyncio.Event)
+    channel: AsyncChannel[Any] | None = None
+    eof: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the line has ended: it has said all that it will say."""
     ready: bool = False
     ready_since: float = 0.0
@@ -45,7 +45,7 @@ class Child:
         """Begin a life; `kind` is the union of the messages that it sends. Raises OSError."""
         self.killed_for = self.error = None
         self.ready = False
-        self.silent.clear()
+        self.eof.clear()
         optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
         ours, theirs = pair()
         with theirs:
@@ -66,24 +66,24 @@ class Child:
             except OSError:
                 ours.close()
                 raise
-        self.line = AsyncLine[Any](ours, kind, on_message=on_message, on_end=self._line_ended)
+        self.channel = AsyncChannel[Any](ours, kind, on_message=on_message, on_end=self._line_ended)
 
     async def ended(self) -> int:
         """Wait for the end of a life and its last words. Returns the exit code, negative for a signal."""
         assert self.process is not None
         code = await self.process.wait()
         try:
-            await asyncio.wait_for(self.silent.wait(), _LAST_WORDS_SECONDS)
+            await asyncio.wait_for(self.eof.wait(), _EOF_GRACE_SECONDS)
         except TimeoutError:  # something that it started holds its end of the line
-            if self.line is not None:
-                self.line.close()
-        self.line = None
+            if self.channel is not None:
+                self.channel.close()
+        self.channel = None
         return code
 
     def send(self, message: msgspec.Struct, *fds: int) -> None:
         """Say something, with descriptors that are closed then; nothing happens if it is not there."""
-        if self.line is not None:
-            self.line.send(message, fds)
+        if self.channel is not None:
+            self.channel.send(message, fds)
         else:
             for fd in fds:
                 os.close(fd)
@@ -94,9 +94,9 @@ class Child:
             self.killed_for = reason
             self.process.kill()
 
-    def _line_ended(self, error: BrokenLine | None) -> None:
-        self.line = None
-        self.silent.set()
+    def _line_ended(self, error: ProtocolError | None) -> None:
+        self.channel = None
+        self.eof.set()
         if error is not None:
             self.kill(f"it sent what cannot be read ({error})")
 
@@ -110,10 +110,10 @@ class EngineChild(Child):
     model: int = 0
     replica: int = 0
     planned: Planned | None = None
-    board: Board | None = None
+    board: StatusBoard | None = None
     board_fd: int = -1
     board_bytes: int = 0
-    last_down: Down | None = None
+    last_down: EngineDown | None = None
     begun: float = 0.0
     load_seconds: float = 5.0
     """How long it took to load, the last time."""
@@ -134,7 +134,7 @@ class WorkerChild(Child):
     drained: bool = False
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
         return f"it ended with exit code {code}"

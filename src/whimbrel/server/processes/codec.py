@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.engine.prepared import Prepared
-from whimbrel.outputs.stored_vectors import Given
-from whimbrel.server.processes.messages import GivenKind
+from whimbrel.engine.prepared import EngineRequest
+from whimbrel.outputs.stored_vectors import StoredVectors
+from whimbrel.server.processes.messages import StoredKind
 from whimbrel.server.processes.shared_memory import align
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.result import Sparse
@@ -25,29 +25,29 @@ def num_ints(num_seqs: int, num_tokens: int, num_spans: int, num_pairs: int = 0)
     return _COLUMNS * num_seqs + num_tokens + 2 * (num_spans + num_pairs)
 
 
-def request_bytes(prepared: Prepared) -> int:
+def request_bytes(prepared: EngineRequest) -> int:
     """What a request takes; whole lines of the cache, so that what comes after it is aligned."""
-    comparison = prepared.comparison
+    comparison = prepared.pair_scoring
     num_pairs = 0 if comparison is None else comparison.num_pairs
     num = num_ints(len(prepared.seqs), prepared.num_tokens, count_spans(prepared.seqs), num_pairs)
-    given = () if comparison is None else comparison.given
+    given = () if comparison is None else comparison.stored
     return align(4 * num) + sum(align(array.nbytes) for each in given for array in each.arrays)
 
 
-def pack(prepared: Prepared, memory: NDArray[np.uint8]) -> None:
+def pack(prepared: EngineRequest, memory: NDArray[np.uint8]) -> None:
     """Write a request into memory: its seqs, and what is compared."""
-    comparison = prepared.comparison
+    comparison = prepared.pair_scoring
     arrays: list[NDArray[Any]] = [pack_seqs(prepared.seqs)]
     if comparison is not None:
         arrays[0] = np.concatenate((arrays[0], comparison.queries_P, comparison.documents_P))
-        arrays += [array for each in comparison.given for array in each.arrays]
+        arrays += [array for each in comparison.stored for array in each.arrays]
     start = 0
     for array in arrays:
         memory[start : start + array.nbytes].view(array.dtype)[:] = array.ravel()
         start += align(array.nbytes)
 
 
-def unpack_given(source: memoryview | mmap, num_before: int, kinds: Sequence[GivenKind]) -> tuple[Given, ...]:
+def unpack_stored(source: memoryview | mmap, num_before: int, kinds: Sequence[StoredKind]) -> tuple[StoredVectors, ...]:
     """The vectors that come after so many numbers; views of the source."""
     start = align(4 * num_before)
 
@@ -57,14 +57,14 @@ def unpack_given(source: memoryview | mmap, num_before: int, kinds: Sequence[Giv
         start += align(found.nbytes)
         return found
 
-    given: list[Given] = []
+    given: list[StoredVectors] = []
     for dtype, num_texts, num_rows, num_columns, is_sparse in kinds:
         offsets, rows = array("int64", num_texts + 1), array(dtype, num_rows * num_columns).reshape(num_rows, num_columns)
-        given.append(Given(rows, offsets, array("int32", num_rows) if is_sparse else None))
+        given.append(StoredVectors(rows, offsets, array("int32", num_rows) if is_sparse else None))
     return tuple(given)
 
 
-def given_kinds(given: Iterable[Given]) -> list[GivenKind]:
+def stored_kinds(given: Iterable[StoredVectors]) -> list[StoredKind]:
     """What `unpack_given` must know."""
     return [(each.rows_XD.dtype.name, len(each), *each.rows_XD.shape, each.ids_X is not None) for each in given]
 
@@ -87,8 +87,8 @@ def pack_seqs(seqs: Sequence[Seq]) -> Int32Array:
             seq.ids.size,
             seq.prompt_tokens,
             seq.type_id,
-            seq.second,
-            seq.num_keys,
+            seq.second_text_start,
+            seq.num_attended,
             seq.is_query,
             -1 if seq.spans_S2 is None else len(seq.spans_S2),
             seq.adapter,

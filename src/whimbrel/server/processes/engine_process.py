@@ -24,22 +24,22 @@ from typing import Final
 import numpy as np
 
 from whimbrel.engine.engine import Engine
-from whimbrel.engine.job import Work
-from whimbrel.engine.prepared import Prepared
+from whimbrel.engine.job import BatchItems
+from whimbrel.engine.prepared import EngineRequest
 from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
-from whimbrel.outputs.layout import answer_places, place
-from whimbrel.outputs.multi_vector import Condense
-from whimbrel.outputs.pair_scoring import Comparison
-from whimbrel.outputs.requested import Ask
-from whimbrel.server.processes.channel import BrokenLine, Line
-from whimbrel.server.processes.child_process import LINE_BROKEN, control_socket, end_process, raise_file_limit
-from whimbrel.server.processes.codec import num_ints, pack_entries, request_bytes, unpack_given, unpack_pairs, unpack_seqs
+from whimbrel.outputs.layout import plan_layout, response_layout
+from whimbrel.outputs.multi_vector import TokenReduction
+from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.outputs.requested import OutputSpec
+from whimbrel.server.processes.channel import Channel, ProtocolError
+from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, raise_file_limit
+from whimbrel.server.processes.codec import num_ints, pack_entries, request_bytes, unpack_pairs, unpack_seqs, unpack_stored
 from whimbrel.server.processes.messages import (
-    Answer,
     Attach,
     Cancel,
     CannotStart,
     ControlEngine,
+    EngineAnswer,
     Load,
     Phase,
     Planned,
@@ -48,9 +48,9 @@ from whimbrel.server.processes.messages import (
     ToEngine,
     failed,
 )
-from whimbrel.server.processes.shared_memory import SHARED_BYTES, Board, bytes_at, map_memory, share
+from whimbrel.server.processes.shared_memory import SHARED_BYTES, StatusBoard, bytes_at, map_memory, share
 from whimbrel.telemetry import logs, metrics
-from whimbrel.telemetry.trace import level
+from whimbrel.telemetry.trace import gauge
 from whimbrel.types.result import Result, Sparse, Timings
 
 _log = logging.getLogger("whimbrel")
@@ -69,21 +69,21 @@ class Origin:
     uid: int
 
 
-class Recorder:
+class BoardObserver:
     """Writes on the board what goes to the device."""
 
     def __init__(self, num_lanes: int, max_batch_tokens: int) -> None:
         num_flights = _FLIGHTS_PER_LANE * num_lanes
-        self.board, self.fd, self.size = Board.create(num_flights, max_batch_tokens)
+        self.board, self.fd, self.size = StatusBoard.create(num_flights, max_batch_tokens)
         self._free = list(range(num_flights))
 
-    def started(self, work: Work) -> int:
+    def started(self, work: BatchItems) -> int:
         """Before a batch is launched."""
         try:
             slot = self._free.pop()
         except IndexError:
             return -1
-        entries = [(origin.worker, seq.index, origin.uid) for job, seq in work if isinstance(origin := job.tag, Origin)]
+        entries = [(origin.worker, seq.index, origin.uid) for job, seq in work if isinstance(origin := job.origin, Origin)]
         num_tokens = sum(seq.ids.size for _, seq in work)
         self.board.start(slot, perf_counter(), entries, num_tokens)
         return slot
@@ -100,13 +100,13 @@ class Recorder:
             self._free.append(slot)
 
 
-class WorkerLine:
+class WorkerChannel:
     """The requests of one worker."""
 
     def __init__(self, engine: Engine, worker: int, sock: socket.socket) -> None:
         self._engine = engine
         self._worker = worker
-        self._line = Line[ToEngine](sock, ToEngine)
+        self._line = Channel[ToEngine](sock, ToEngine)
         self._segments: dict[int, mmap] = {}
         self._futures: dict[int, Future[Result]] = {}
         threading.Thread(target=self._read, name=f"whimbrel-worker-{worker}", daemon=True).start()
@@ -119,7 +119,7 @@ class WorkerLine:
                 raise self._line.failure
         except BaseException as error:
             _log.critical("the line to worker %d is broken (%s); this engine ends.", self._worker, error)
-            end_process(LINE_BROKEN)
+            exit_process(CHANNEL_BROKEN)
         # The worker is gone: nobody waits for its requests.
         for future in list(self._futures.values()):
             future.cancel()
@@ -141,7 +141,7 @@ class WorkerLine:
         segment = self._segments[message.segment] if message.segment else None
         source = memoryview(bytearray(message.arrays)) if segment is None else segment  # a message is not aligned
         prepared = self._prepared(message, source)
-        size = answer_places(prepared.places, prepared.comparison).num_bytes
+        size = response_layout(prepared.layout, prepared.pair_scoring).num_bytes
         memory = np.empty(size, np.uint8) if segment is None else bytes_at(segment, request_bytes(prepared), size)
         try:
             future = self._engine.submit_prepared(
@@ -155,31 +155,31 @@ class WorkerLine:
             return
         self._futures[message.uid] = future
         inline = memory.data if segment is None else _NOTHING
-        has_entries = answer_places(prepared.places, prepared.comparison).unplaced is not None
+        has_entries = response_layout(prepared.layout, prepared.pair_scoring).dynamic_output is not None
         future.add_done_callback(partial(self._answer, message.uid, inline, has_entries))
 
-    def _prepared(self, message: Submit, source: memoryview | mmap) -> Prepared:
+    def _prepared(self, message: Submit, source: memoryview | mmap) -> EngineRequest:
         """The request, its arrays still where they lie."""
         seqs, comparison = unpack_seqs(source, message.num_seqs, message.num_tokens, message.num_spans), None
         if message.compare is not None:
             output, similarity, num_pairs, explain = message.compare
             before = num_ints(message.num_seqs, message.num_tokens, message.num_spans)
-            given = unpack_given(source, before + 2 * num_pairs, message.given)
-            comparison = Comparison(output, similarity, *unpack_pairs(source, before, num_pairs), given, explain)
+            given = unpack_stored(source, before + 2 * num_pairs, message.stored)
+            comparison = PairScoring(output, similarity, *unpack_pairs(source, before, num_pairs), given, explain)
         card = self._engine.card.tower(seqs[0].tower if seqs else 0)
-        return Prepared(
+        return EngineRequest(
             seqs,
-            place(card, seqs, [Ask(*ask) for ask in message.asks]),
+            plan_layout(card, seqs, [OutputSpec(*ask) for ask in message.specs]),
             num_tokens=message.num_tokens,
             num_truncated=message.num_truncated,
             received=message.received,
             tokenize=message.tokenize,
             priority=message.priority,
             deadline=message.deadline,
-            owner=message.owner,
+            tenant=message.tenant,
             suspects=message.suspects,
-            comparison=comparison,
-            condense=None if message.pooling is None else Condense(message.pooling),
+            pair_scoring=comparison,
+            reduction=None if message.pooling is None else TokenReduction(message.pooling),
         )
 
     def _answer(self, uid: int, inline: memoryview, has_entries: bool, future: Future[Result]) -> None:
@@ -202,22 +202,22 @@ class WorkerLine:
             except (OSError, MemoryError):
                 self._fail(uid, OutOfMemory(f"there is no memory for {len(entries):,} bytes of weights."))
                 return
-        self._line.send(Answer(uid, inline, memoryview(entries), num_bytes, timings.queue, timings.compute), fds)
+        self._line.send(EngineAnswer(uid, inline, memoryview(entries), num_bytes, timings.queue, timings.compute), fds)
 
     def _fail(self, uid: int, error: WhimbrelError) -> None:
         if isinstance(error, Unavailable) and not _stopping.is_set():
-            end_process(70)  # the engine is broken: another life of it answers
+            exit_process(70)  # the engine is broken: another life of it answers
         self._line.send(failed(uid, error))
 
 
-def _beat(engine: Engine, board: Board) -> None:
+def _beat(engine: Engine, board: StatusBoard) -> None:
     model = engine.plan.served_name
     while True:
-        level("queue_tokens", engine.queued_tokens, model=model)
-        level("queue_small_tokens", engine.small_tokens, model=model)
+        gauge("queue_tokens", engine.queued_tokens, model=model)
+        gauge("queue_small_tokens", engine.small_tokens, model=model)
         board.beat(perf_counter(), queued=engine.queued_tokens, small=engine.small_tokens, rate=engine.rate)
         if not engine.ready and not _stopping.is_set():
-            end_process(70)  # one of its threads has died
+            exit_process(70)  # one of its threads has died
         time.sleep(_BEAT_SECONDS)
 
 
@@ -225,11 +225,11 @@ _stopping: Final = threading.Event()
 """Set when the engine is told to end."""
 
 
-def _load(control: Line[ControlEngine], load: Load) -> tuple[Engine, Recorder]:
-    recorders: list[Recorder] = []
+def _load(control: Channel[ControlEngine], load: Load) -> tuple[Engine, BoardObserver]:
+    recorders: list[BoardObserver] = []
 
-    def planned(engine: Engine) -> Recorder:
-        recorders.append(Recorder(engine.plan.num_lanes, engine.plan.max_batch_tokens))
+    def planned(engine: Engine) -> BoardObserver:
+        recorders.append(BoardObserver(engine.plan.num_lanes, engine.plan.max_batch_tokens))
         control.send(Planned(str(engine.folder), engine.card.name, engine.plan))
         return recorders[0]
 
@@ -247,7 +247,7 @@ def _load(control: Line[ControlEngine], load: Load) -> tuple[Engine, Recorder]:
 def main() -> None:
     """The process: load, say so, answer until told to stop or the supervisor is gone."""
     raise_file_limit()
-    control = Line[ControlEngine](control_socket(), ControlEngine)
+    control = Channel[ControlEngine](control_socket(), ControlEngine)
     messages = iter(control)
     load = next(messages, None)
     if not isinstance(load, Load):
@@ -260,26 +260,26 @@ def main() -> None:
     except (SetupError, CheckpointError) as error:
         control.send(CannotStart(str(error), error.hint if isinstance(error, SetupError) else None))
         control.close()
-        end_process(1)
+        exit_process(1)
     except Exception as error:
         _log.critical("the engine could not be loaded", exc_info=True)
         control.send(CannotStart(f"{type(error).__name__}: {error}", None))
         control.close()
-        end_process(1)
+        exit_process(1)
     metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
     threading.Thread(target=_beat, args=(engine, recorder.board), name="whimbrel-beat", daemon=True).start()
     control.send(Ready(recorder.size, engine.plan), [recorder.fd])
     try:
         for message in messages:
             if isinstance(message, Attach):
-                WorkerLine(engine, message.worker, socket.socket(fileno=control.take_fd()))
+                WorkerChannel(engine, message.worker, socket.socket(fileno=control.take_fd()))
             else:
                 _stopping.set()
                 engine.close()
-                end_process(0)
-    except BrokenLine as error:
+                exit_process(0)
+    except ProtocolError as error:
         _log.critical("the supervisor sent what cannot be read (%s)", error)
-    end_process(0)  # the supervisor is gone
+    exit_process(0)  # the supervisor is gone
 
 
 if __name__ == "__main__":

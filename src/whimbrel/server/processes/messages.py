@@ -10,14 +10,14 @@ from typing import Final, TypeAlias
 import msgspec
 
 from whimbrel.errors import Overloaded, Unavailable, WhimbrelError
-from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.limits import ServerLimits
 from whimbrel.telemetry.logs import LogOptions
-from whimbrel.types.card import RerankerName, StatedPooling
+from whimbrel.types.card import PoolingOption, RerankerName
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.plan import Options, Plan
 from whimbrel.types.request import OutputName, Similarity
 
-GivenKind: TypeAlias = tuple[str, int, int, int, bool]
+StoredKind: TypeAlias = tuple[str, int, int, int, bool]
 """Of vectors that came with a request: their type, how many texts, rows and columns, and whether they are sparse."""
 
 
@@ -38,7 +38,7 @@ class Submit(_Message):
     arrays: memoryview
     num_seqs: int
     num_spans: int
-    asks: list[tuple[OutputName, int, bool, int, bool]]
+    specs: list[tuple[OutputName, int, bool, int, bool]]
     """The fields of outputs.Ask."""
     num_tokens: int
     num_truncated: int
@@ -46,13 +46,13 @@ class Submit(_Message):
     tokenize: float
     priority: int
     deadline: float
-    owner: str
+    tenant: str
     suspects: dict[int, int]
     admitted: bool
     """Whether another life of an engine had admitted it, so that it must not be refused for overload."""
     compare: tuple[OutputName, Similarity, int, bool] | None = None
     """Of a comparison its output, its similarity, how many pairs it has, which come after the seqs, and whether it explains."""
-    given: list[GivenKind] = []
+    stored: list[StoredKind] = []
     """These vectors come last."""
     pooling: TokenPooling | None = None
     """Of documents that are compared by their token vectors."""
@@ -70,7 +70,7 @@ class Drop(_Message):
     segment: int
 
 
-class Answer(_Message):
+class EngineAnswer(_Message):
     """The outputs, in the request's segment or in `memory`; what has no place there in `entries`; and the timings."""
 
     uid: int
@@ -100,7 +100,7 @@ class Load(_Message):
     """What an engine process is to run; its first message."""
 
     model: str | None
-    pooling: StatedPooling | None
+    pooling: PoolingOption | None
     options: Options
     name: str
     """Of the process, e.g. "engine-0-0"."""
@@ -150,10 +150,10 @@ class Stop(_Message):
 # Between the supervisor and a worker.
 
 
-class Work(_Message):
+class WorkerConfig(_Message):
     """What a worker is to do; its first message. The listening socket comes with it."""
 
-    guards: GuardOptions
+    guards: ServerLimits
     num_models: int
     num_known: int
     """Models that are known already: as many Model messages follow at once."""
@@ -166,18 +166,18 @@ class Work(_Message):
     otel: bool
 
 
-class Model(_Message):
+class ModelConfig(_Message):
     """A model is known: its tokenizer can be loaded."""
 
     model: int
-    pooling: StatedPooling | None
+    pooling: PoolingOption | None
     folder: str
     card_name: str
     plan: Plan
     reranker: RerankerName | None = None
 
 
-class Up(_Message):
+class EngineUp(_Message):
     """An engine is ready. The line to it and its board come with this message, as descriptors."""
 
     model: int
@@ -186,7 +186,7 @@ class Up(_Message):
     plan: Plan
 
 
-class Down(_Message):
+class EngineDown(_Message):
     """An engine is not ready, and why: before its first life, after a death, or while it loads again."""
 
     model: int
@@ -210,7 +210,7 @@ class Drain(_Message):
     """Refuse what comes, finish what was accepted, say so with Drained."""
 
 
-class Abort(_Message):
+class AbortRequests(_Message):
     """Answer what is left with an error."""
 
 
@@ -222,16 +222,16 @@ class Drained(_Message):
     """The worker has nothing left to answer."""
 
 
-class Beat(_Message):
+class Heartbeat(_Message):
     """The worker's event loop turns."""
 
 
 ToEngine: TypeAlias = Submit | Cancel | Drop
-FromEngine: TypeAlias = Answer | Failed
+FromEngine: TypeAlias = EngineAnswer | Failed
 ControlEngine: TypeAlias = Load | Attach | Stop
 ReportEngine: TypeAlias = Phase | Planned | Ready | CannotStart
-ControlWorker: TypeAlias = Work | Model | Up | Down | Quarantine | Drain | Abort | Stop
-ReportWorker: TypeAlias = Started | Drained | Beat | Quarantine
+ControlWorker: TypeAlias = WorkerConfig | ModelConfig | EngineUp | EngineDown | Quarantine | Drain | AbortRequests | Stop
+ReportWorker: TypeAlias = Started | Drained | Heartbeat | Quarantine
 
 
 def failed(uid: int, error: WhimbrelError) -> Failed:

@@ -21,20 +21,20 @@ QUARANTINE_SECONDS: Final = 600.0
 _MAX_REMEMBERED: Final = 1024
 
 
-class Suspicion:
+class QuarantineList:
     """The texts that a worker holds something against."""
 
     def __init__(self) -> None:
         self._blame: OrderedDict[bytes, tuple[float, float]] = OrderedDict()  # (how much, until when)
         self._guilty: OrderedDict[bytes, float] = OrderedDict()  # until when
 
-    def blame(self, seq: Seq, much: float, now: float) -> bytes | None:
+    def record_crash(self, seq: Seq, much: float, now: float) -> bytes | None:
         """An engine died while this was alone on it. Returns its digest if that was once too often."""
         digest = _digest(seq)
         before, until = self._blame.pop(digest, (0.0, inf))
         total = much + (before if until > now else 0.0)
         if total >= MAX_BLAME:
-            self.condemn(digest, now)
+            self.add(digest, now)
             return digest
         self._blame[digest] = total, now + QUARANTINE_SECONDS
         _bound(self._blame)
@@ -44,13 +44,13 @@ class Suspicion:
         """It has run, and the engine lives."""
         self._blame.pop(_digest(seq), None)
 
-    def condemn(self, digest: bytes, now: float) -> None:
+    def add(self, digest: bytes, now: float) -> None:
         """Refuse a text for a while."""
         self._guilty[digest] = now + QUARANTINE_SECONDS
         self._guilty.move_to_end(digest)
         _bound(self._guilty)
 
-    def judge(self, seqs: Sequence[Seq], now: float) -> tuple[int | None, list[int]]:
+    def check(self, seqs: Sequence[Seq], now: float) -> tuple[int | None, list[int]]:
         """The index of a text that is refused, if there is one, and the indices of those that must run alone."""
         while self._guilty and next(iter(self._guilty.values())) <= now:
             self._guilty.popitem(last=False)

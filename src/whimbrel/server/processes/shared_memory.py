@@ -150,7 +150,7 @@ class SegmentPool:
             numbers.append(self._dropped.popleft())
         return numbers
 
-    def lend(self, segment: Segment, offset: int, size: int) -> NDArray[np.uint8]:
+    def borrow(self, segment: Segment, offset: int, size: int) -> NDArray[np.uint8]:
         """A part of a segment, which comes back to the pool when the last view of it is gone."""
         part = bytes_at(segment.memory, offset, size)
         weakref.finalize(part, self.give_back, segment).atexit = False
@@ -163,7 +163,7 @@ _ENTRY: Final = np.dtype([("worker", "i4"), ("index", "i4"), ("uid", "i8")])
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class InFlightBatch:
     """A batch that was on the device."""
 
     started: float
@@ -172,7 +172,7 @@ class Flight:
     """(worker, index, uid) of each seq."""
 
 
-class Board:
+class StatusBoard:
     """What an engine tells without being asked: what waits, how fast it works, and what is on the device right now.
 
     It writes; the supervisor and the workers read, also after its death. Times are those of time.perf_counter,
@@ -190,14 +190,14 @@ class Board:
         self._entries = np.frombuffer(memory, _ENTRY, flights * capacity, at).reshape(flights, capacity)
 
     @staticmethod
-    def create(num_flights: int, capacity: int) -> tuple[Board, int, int]:
+    def create(num_flights: int, capacity: int) -> tuple[StatusBoard, int, int]:
         """A new board for so many batches of so many seqs: (board, descriptor, bytes)."""
         size = align(16) + align(_HEADER.itemsize) + align(_FLIGHT.itemsize * num_flights)
         size += _ENTRY.itemsize * num_flights * capacity
         fd = anonymous(size)
         memory = mmap.mmap(fd, size)
         np.frombuffer(memory, "i8", 2)[:] = num_flights, capacity
-        return Board(memory), fd, size
+        return StatusBoard(memory), fd, size
 
     def beat(self, now: float, *, queued: int, small: int, rate: float) -> None:
         """The engine lives, and so it stands."""
@@ -234,11 +234,11 @@ class Board:
         """A batch is done."""
         self._flights["started"][slot] = 0.0
 
-    def flights(self) -> list[Flight]:
+    def flights(self) -> list[InFlightBatch]:
         """What is on the device, or was when the engine died."""
-        found: list[Flight] = []
+        found: list[InFlightBatch] = []
         for slot in np.flatnonzero(self._flights["started"]).tolist():
             started, count, tokens = self._flights[slot].tolist()
             if started:  # it has not just ended
-                found.append(Flight(started, tokens, self._entries[slot, :count].copy()))
+                found.append(InFlightBatch(started, tokens, self._entries[slot, :count].copy()))
         return found

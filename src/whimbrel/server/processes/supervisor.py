@@ -22,19 +22,20 @@ from typing import Any, Final
 import msgspec
 
 from whimbrel.errors import SetupError
-from whimbrel.server.app.limits import GuardOptions
+from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.processes.channel import pair
-from whimbrel.server.processes.child_process import LINE_BROKEN
-from whimbrel.server.processes.children import EngineChild, WorkerChild, how_it_ended
+from whimbrel.server.processes.child_process import CHANNEL_BROKEN
+from whimbrel.server.processes.children import EngineChild, WorkerChild, describe_exit
 from whimbrel.server.processes.messages import (
-    Abort,
+    AbortRequests,
     Attach,
     CannotStart,
-    Down,
     Drain,
     Drained,
+    EngineDown,
+    EngineUp,
     Load,
-    Model,
+    ModelConfig,
     Phase,
     Planned,
     Quarantine,
@@ -43,16 +44,15 @@ from whimbrel.server.processes.messages import (
     ReportWorker,
     Started,
     Stop,
-    Up,
-    Work,
+    WorkerConfig,
 )
 from whimbrel.server.processes.quarantine import QUARANTINE_SECONDS
-from whimbrel.server.processes.shared_memory import Board, map_memory
+from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.server.processes.watchdog import TICK_SECONDS, Watchdog
 from whimbrel.telemetry import metrics
 from whimbrel.telemetry.logs import LogOptions
-from whimbrel.telemetry.trace import count, level
-from whimbrel.types.card import RerankerName, StatedPooling
+from whimbrel.telemetry.trace import count, gauge
+from whimbrel.types.card import PoolingOption, RerankerName
 from whimbrel.types.plan import Options
 
 _log = logging.getLogger("whimbrel")
@@ -60,7 +60,7 @@ _log = logging.getLogger("whimbrel")
 _STOP_SECONDS: Final = 5.0
 _LEAST_DRAIN_SECONDS: Final = 0.5
 """So long it takes to say that nothing is left."""
-_BLAME: Final = dict.fromkeys((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP), 0.25) | {LINE_BROKEN: 0.0}
+_BLAME: Final = dict.fromkeys((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP), 0.25) | {CHANNEL_BROKEN: 0.0}
 """How an engine ended -> how much the text that was alone on it is blamed; otherwise 1."""
 _MAX_QUARANTINED: Final = 1024
 
@@ -70,7 +70,7 @@ class ModelOptions:
     """One model that is to be served."""
 
     model: str | None
-    pooling: StatedPooling | None
+    pooling: PoolingOption | None
     options: Options
     reranker: RerankerName | None = None
 
@@ -80,7 +80,7 @@ class ServeOptions:
     """What `serve` was asked for."""
 
     models: tuple[ModelOptions, ...]
-    guards: GuardOptions
+    limits: ServerLimits
     num_workers: int = 1
     num_replicas: int = 1
     drain_seconds: float = 30.0
@@ -164,7 +164,7 @@ class Supervisor:
                 code = await child.ended()
             except OSError as error:  # no process, no file or no memory to be had
                 child.kill()
-                if child.line is not None:
+                if child.channel is not None:
                     await child.ended()
                 child.error = CannotStart(f"{child.name} cannot be started: {error.strerror or error}.", None)
                 code = 1
@@ -183,8 +183,8 @@ class Supervisor:
     def _died(self, child: EngineChild | WorkerChild, code: int) -> float:
         """What follows from a death. Returns the seconds to wait before the next life."""
         was_ready, child.ready = child.ready, False
-        metrics.forget(child.name)
-        how = child.killed_for or (child.error.message if child.error is not None else how_it_ended(code))
+        metrics.process_ended(child.name)
+        how = child.killed_for or (child.error.message if child.error is not None else describe_exit(code))
         if not self._announced and not was_ready:
             hint = child.error.hint if child.error is not None else None
             message = child.error.message if child.error is not None else f"{child.name} ended while it started: {how}."
@@ -234,10 +234,12 @@ class Supervisor:
         """Tell a worker what a model is."""
         if engine.planned is not None:
             planned, model = engine.planned, self._options.models[engine.model]
-            worker.send(Model(engine.model, model.pooling, planned.folder, planned.card_name, planned.plan, model.reranker))
+            worker.send(
+                ModelConfig(engine.model, model.pooling, planned.folder, planned.card_name, planned.plan, model.reranker)
+            )
 
     def _engine_ready(self, engine: EngineChild, message: Ready) -> None:
-        assert engine.line is not None
+        assert engine.channel is not None
         assert engine.planned is not None
         engine.planned = msgspec.structs.replace(engine.planned, plan=message.plan)
         engine.ready, engine.ready_since = True, perf_counter()
@@ -245,8 +247,8 @@ class Supervisor:
         engine.backoff.ready()
         if engine.board_fd >= 0:
             os.close(engine.board_fd)
-        engine.board_fd, engine.board_bytes = engine.line.take_fd(), message.board_bytes
-        engine.board = Board(map_memory(os.dup(engine.board_fd), engine.board_bytes))
+        engine.board_fd, engine.board_bytes = engine.channel.take_fd(), message.board_bytes
+        engine.board = StatusBoard(map_memory(os.dup(engine.board_fd), engine.board_bytes))
         engine.last_down = None
         self._tell_up(engine)
         for worker in self._workers:
@@ -255,16 +257,16 @@ class Supervisor:
 
     def _connect(self, engine: EngineChild, worker: WorkerChild) -> None:
         """Give an engine and a worker a new line to one another."""
-        if not engine.ready or worker.line is None or engine.line is None or engine.planned is None:
+        if not engine.ready or worker.channel is None or engine.channel is None or engine.planned is None:
             return
         ours, theirs = pair()
         engine.send(Attach(worker.index), ours.detach())
-        up = Up(engine.model, engine.replica, engine.board_bytes, engine.planned.plan)
+        up = EngineUp(engine.model, engine.replica, engine.board_bytes, engine.planned.plan)
         worker.send(up, theirs.detach(), os.dup(engine.board_fd))
 
     def _tell_up(self, engine: EngineChild) -> None:
         up = sum(each.ready for each in self._engines if each.model == engine.model)
-        level("engines_up", up, model=engine.served_name)
+        gauge("engines_up", up, model=engine.served_name)
 
     def _engine_died(self, engine: EngineChild, code: int, how: str, delay: float) -> None:
         self._tell_up(engine)
@@ -272,7 +274,7 @@ class Supervisor:
         retry_after = delay + engine.load_seconds
         failing = engine.backoff.failing
         reason = f"{engine.name} {'keeps failing' if failing else 'is restarting'}: {how}"
-        engine.last_down = Down(engine.model, engine.replica, reason, blame, failing, retry_after)
+        engine.last_down = EngineDown(engine.model, engine.replica, reason, blame, failing, retry_after)
         for worker in self._workers:
             worker.send(engine.last_down)
 
@@ -283,8 +285,8 @@ class Supervisor:
         fd = os.dup(self._listener.fileno())
         known = list({engine.model: engine for engine in self._engines if engine.planned is not None}.values())
         worker.send(
-            Work(
-                self._options.guards,
+            WorkerConfig(
+                self._options.limits,
                 len(self._options.models),
                 len(known),
                 self._options.num_replicas,
@@ -323,7 +325,7 @@ class Supervisor:
             self._quarantine(message, worker)
 
     def _end_if_drained(self) -> None:
-        if all(worker.drained or worker.line is None for worker in self._workers):
+        if all(worker.drained or worker.channel is None for worker in self._workers):
             self._finish(0)
 
     def _quarantine(self, message: Quarantine, finder: WorkerChild) -> None:
@@ -351,7 +353,7 @@ class Supervisor:
             await asyncio.sleep(TICK_SECONDS)
             self._watchdog.tick()
             for child in (*self._engines, *self._workers):
-                if child.killed_for is None and (reason := self._watchdog.why(child)):
+                if child.killed_for is None and (reason := self._watchdog.hang_reason(child)):
                     child.kill(reason)
 
     # The end
@@ -373,7 +375,7 @@ class Supervisor:
         await asyncio.sleep(max(self._options.drain_seconds, _LEAST_DRAIN_SECONDS))
         _log.error("requests were left after %.0f s of draining; they are answered with 503.", self._options.drain_seconds)
         for worker in self._workers:
-            worker.send(Abort())
+            worker.send(AbortRequests())
         self._exit_code = 1
         await asyncio.sleep(_STOP_SECONDS)
         self._finish(1)

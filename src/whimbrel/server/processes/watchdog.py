@@ -41,7 +41,7 @@ class Watchdog:
             _log.warning("the supervisor has stood still for %.1f s", self._now - before)
             self._forgiven_until = self._now + _SILENCE_SECONDS
 
-    def why(self, child: EngineChild | WorkerChild) -> str | None:
+    def hang_reason(self, child: EngineChild | WorkerChild) -> str | None:
         """Why a child is taken to stand still, if it is."""
         if self._now < self._forgiven_until or child.process is None or child.process.returncode is not None:
             return None

@@ -13,35 +13,35 @@ from typing import Any, Final
 import uvloop
 
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine.malloc import keep_freed_memory
+from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.errors import Unavailable
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.served_models import Served
+from whimbrel.server.app.served_models import ModelRegistry
 from whimbrel.server.http.listener import Server
-from whimbrel.server.processes.channel import AsyncLine, BrokenLine
-from whimbrel.server.processes.child_process import LINE_BROKEN, control_socket, end_process, max_segments, raise_file_limit
+from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
+from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, max_segments, raise_file_limit
 from whimbrel.server.processes.messages import (
-    Abort,
-    Beat,
+    AbortRequests,
     ControlWorker,
-    Down,
     Drain,
     Drained,
-    Model,
+    EngineDown,
+    EngineUp,
+    Heartbeat,
+    ModelConfig,
     Quarantine,
     ReportWorker,
     Started,
-    Up,
-    Work,
+    WorkerConfig,
 )
 from whimbrel.server.processes.remote_engine import RemoteEngine
-from whimbrel.server.processes.shared_memory import Board, map_memory
+from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.telemetry import logs, metrics, otel
 
 _log = logging.getLogger("whimbrel")
 
 _BEAT_SECONDS: Final = 1.0
-_NUM_FDS: Final[dict[type, int]] = {Work: 1, Up: 2}
+_NUM_FDS: Final[dict[type, int]] = {WorkerConfig: 1, EngineUp: 2}
 """How many descriptors come with a message."""
 
 
@@ -50,22 +50,22 @@ class Worker:
 
     def __init__(self, sock: socket.socket) -> None:
         self._told: asyncio.Queue[tuple[ControlWorker, list[int]]] = asyncio.Queue()
-        self._control = AsyncLine[ControlWorker](sock, ControlWorker, on_message=self._hear, on_end=_supervisor_gone)
+        self._control = AsyncChannel[ControlWorker](sock, ControlWorker, on_message=self._hear, on_end=_supervisor_gone)
         self._engines: dict[int, RemoteEngine] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serve until told to stop."""
         work, fds = await self._told.get()
-        assert isinstance(work, Work)
+        assert isinstance(work, WorkerConfig)
         self._work = work
         end_logs = logs.configure(work.logs, process=work.name, secrets=work.guards.api_keys)
         end_spans = otel.start() if work.otel else None
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), work.name)
-        self._served = Served(num_models=work.num_models)
+        self._served = ModelRegistry(num_models=work.num_models)
         for _ in range(work.num_known):
             model, _ = await self._told.get()
-            assert isinstance(model, Model)
+            assert isinstance(model, ModelConfig)
             await self._add(model)
         self._server = Server(create_app(self._served, guards=work.guards), fds[0], work.guards)
         self._keep(self._beat())
@@ -87,26 +87,26 @@ class Worker:
         """The supervisor's messages, one after another: a model is loaded before its engines are attached."""
         while True:
             message, fds = await self._told.get()
-            if isinstance(message, Model):
+            if isinstance(message, ModelConfig):
                 await self._add(message)
-            elif isinstance(message, Up):
-                board = Board(map_memory(fds[1], message.board_bytes))
+            elif isinstance(message, EngineUp):
+                board = StatusBoard(map_memory(fds[1], message.board_bytes))
                 self._engines[message.model].plan = message.plan
                 self._engines[message.model].attach(message.replica, socket.socket(fileno=fds[0]), board)
-            elif isinstance(message, Down):
+            elif isinstance(message, EngineDown):
                 if (engine := self._engines.get(message.model)) is not None:
                     engine.down(message)
             elif isinstance(message, Quarantine):
                 self._engines[message.model].quarantine(message.digest)
             elif isinstance(message, Drain):
                 self._keep(self._drain())
-            elif isinstance(message, Abort):
+            elif isinstance(message, AbortRequests):
                 for engine in self._engines.values():
                     engine.fail_all(Unavailable("the server has stopped.", retry_after=5.0))
             else:
                 self._server.stop()
 
-    async def _add(self, model: Model) -> None:
+    async def _add(self, model: ModelConfig) -> None:
         if model.model in self._engines:  # known from an earlier life of its engine
             return
         card = await asyncio.to_thread(
@@ -133,7 +133,7 @@ class Worker:
 
     async def _beat(self) -> None:
         while True:
-            self._say(Beat())
+            self._say(Heartbeat())
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -146,29 +146,29 @@ def _end_if_failed(task: asyncio.Task[None]) -> None:
     """Without its background tasks a worker is of no use: the supervisor starts another."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.critical("the worker failed. This is a bug.", exc_info=error)
-        end_process(1)
+        exit_process(1)
 
 
-def _broken(error: BrokenLine) -> None:
+def _broken(error: ProtocolError) -> None:
     _log.critical("an engine sent what cannot be read (%s); this worker ends.", error)
-    end_process(LINE_BROKEN)
+    exit_process(CHANNEL_BROKEN)
 
 
-def _supervisor_gone(error: BrokenLine | None) -> None:
+def _supervisor_gone(error: ProtocolError | None) -> None:
     if error is not None:
         _log.critical("the supervisor sent what cannot be read (%s); this worker ends.", error)
-    end_process(0 if error is None else LINE_BROKEN)
+    exit_process(0 if error is None else CHANNEL_BROKEN)
 
 
 async def _main(sock: socket.socket) -> None:
     await Worker(sock).run()
-    end_process(0)  # neither threads that still tokenise nor clients that came in the last moment matter any more
+    exit_process(0)  # neither threads that still tokenise nor clients that came in the last moment matter any more
 
 
 def main() -> None:
     """The process."""
     raise_file_limit()
-    keep_freed_memory()
+    tune_glibc_malloc()
     uvloop.run(_main(control_socket()))
 
 
