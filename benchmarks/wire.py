@@ -69,7 +69,7 @@ def make_cases(vectors_ND: Float32Array) -> Mapping[str, Callable[[], object]]:
 
     def answer(form: Any) -> int:
         sent = openai.EmbeddingsRequest(input="", encoding_format=form)
-        written = openai.write_result(sent, result, model)
+        written = openai.render_response(sent, result, model)
         return len(written) if isinstance(written, bytes) else sum(map(len, written.chunks))
 
     return {

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from test_openai import WRONG
 
 from raw import Answer, ask, head, post
 from serving import Server
-from test_openai_dialect import WRONG
 from whimbrel import Client, Engine
 
 GOLDEN = "A whimbrel is a wader."

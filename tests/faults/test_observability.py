@@ -524,7 +524,7 @@ def test_F11_a_full_disk_refuses_a_server_and_cannot_kill_one(tmp_path: Path) ->
     program = """
 import os, sys
 from pathlib import Path
-from whimbrel import metrics
+from whimbrel.telemetry import metrics
 from whimbrel.errors import SetupError
 path = Path(sys.argv[1])
 metrics.use_directory(path, "worker-0")

@@ -74,7 +74,7 @@ def read_transformer_card(folder: Path, name: str, rows: Rows, pooling: PoolingO
         if (dense := outputs.get("dense")) is not None:
             outputs |= read_m3(root, encoder, tokenizer)
             if is_gritlm(config):  # its instruction gives no vectors, and its own code normalises
-                dense = replace(dense, include_prompt=False, finished=dense.activated or pooling is not None)
+                dense = replace(dense, include_prompt=False, activated=dense.activated or pooling is not None)
             outputs["dense"] = cut_output(dense, sentence)
     widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
     is_cut = sentence.data.get("truncate_dim") is not None

@@ -83,38 +83,38 @@ class JinaEmbeddingsResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def read_embeddings(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+def parse_embeddings(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
     return _read(body, "dense")
 
 
-def read_multi_vector(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+def parse_multi_vector(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
     """The same of /v1/multi-vector; texts are documents unless it says queries."""
     return _read(body, "multi_vector")
 
 
-def _read(body: bytes, usual: OutputName) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
-    sent = decode(JinaEmbeddingsRequest, body)
-    output: OutputName = "multi_vector" if sent.return_multivector else usual
-    sent = replace(
-        sent,
-        input_type=sent.input_type
-        or _PARTS.get((sent.task or "").rpartition(".")[2], None if usual == "dense" else "document"),
-        normalize=sent.normalize if sent.normalized is None else sent.normalized,
-        truncate=False if sent.truncate is None else sent.truncate,
+def _read(raw: bytes, usual: OutputName) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+    body = decode(JinaEmbeddingsRequest, raw)
+    output: OutputName = "multi_vector" if body.return_multivector else usual
+    body = replace(
+        body,
+        input_type=body.input_type
+        or _PARTS.get((body.task or "").rpartition(".")[2], None if usual == "dense" else "document"),
+        normalize=body.normalize if body.normalized is None else body.normalized,
+        truncate=False if body.truncate is None else body.truncate,
     )
-    asked = service_request(sent, output)
+    asked = service_request(body, output)
 
     def request(model: ServedModel) -> Request:
-        check_bits(model.card, output, sent.dimensions, _kinds(sent), param="embedding_type")
-        return asked if sent.task is None else _for_task(sent.task, asked, model)
+        check_bits(model.card, output, body.dimensions, _kinds(body), param="embedding_type")
+        return asked if body.task is None else _for_task(body.task, asked, model)
 
-    return sent, request
+    return body, request
 
 
-def _kinds(sent: JinaEmbeddingsRequest) -> Sequence[str]:
+def _kinds(body: JinaEmbeddingsRequest) -> Sequence[str]:
     """The types that are asked for, each once."""
-    given = sent.embedding_type or sent.encoding_type or sent.encoding_format or "float"
+    given = body.embedding_type or body.encoding_type or body.encoding_format or "float"
     return (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
 
 
@@ -127,9 +127,9 @@ def _for_task(task: str, asked: Request, model: ServedModel) -> Request:
     return asked if asked.prompt is not None or asked.prompt_name is not None else dataclasses.replace(asked, **said)
 
 
-def write_embeddings(sent: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_embeddings(body: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer; numbers are printed from arrays' memory."""
-    texts_N, kinds = result.outputs.multi_vector, _kinds(sent)
+    texts_N, kinds = result.outputs.multi_vector, _kinds(body)
     name = "embedding" if texts_N is None else "embeddings"
     columns: dict[str, Any] = {
         kind: _vectors(quantize(result.dense, kind), kind)
@@ -140,13 +140,13 @@ def write_embeddings(sent: JinaEmbeddingsRequest, result: Result, model: ServedM
     values = columns[kinds[0]]
     if len(kinds) > 1:
         values = [dict(zip(kinds, each, strict=True)) for each in zip(*columns.values(), strict=True)]
-    body = {
+    content = {
         "object": "list",
         "data": [{"object": name, "index": index, name: value} for index, value in enumerate(values)],
         "model": model.plan.served_name,
         "usage": usage(result),
     }  # fmt: skip
-    return json_answer(body, result, as_text=texts_N is None and kinds == ("base64",), times=len(kinds))
+    return json_answer(content, result, as_text=texts_N is None and kinds == ("base64",), times=len(kinds))
 
 
 def _vectors(vectors_ND: EncodedArray, kind: str) -> Any:
@@ -172,8 +172,8 @@ ROUTES: Final = (
     Route(
         path="/v1/embeddings",
         summary="A body with `task`, `embedding_type`, `normalized` or `return_multivector`: Jina's.",
-        parse_request=read_embeddings,
-        render_response=write_embeddings,
+        parse_request=parse_embeddings,
+        render_response=render_embeddings,
         render_error=write_error,
         request_type=JinaEmbeddingsRequest,
         response_type=JinaEmbeddingsResponse,
@@ -184,8 +184,8 @@ ROUTES: Final = (
     Route(
         path="/v1/multi-vector",
         summary="A vector for each token of texts (Jina).",
-        parse_request=read_multi_vector,
-        render_response=write_embeddings,
+        parse_request=parse_multi_vector,
+        render_response=render_embeddings,
         render_error=write_error,
         request_type=JinaEmbeddingsRequest,
         response_type=JinaEmbeddingsResponse,

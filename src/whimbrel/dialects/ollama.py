@@ -149,26 +149,26 @@ class OllamaError(msgspec.Struct):
     error: str
 
 
-def read_embed(body: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel], Request] | None]:
+def parse_embed(raw: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel], Request] | None]:
     """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
-    sent = decode(OllamaEmbedRequest, body)
-    texts = [sent.input] if isinstance(sent.input, str) and sent.input else list(sent.input or ())
+    body = decode(OllamaEmbedRequest, raw)
+    texts = [body.input] if isinstance(body.input, str) and body.input else list(body.input or ())
     if len(texts) > MAX_INPUTS:
         raise TooLarge(f"{len(texts):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
-    truncate: Truncate = "never" if sent.truncate is False else "right"
-    dimensions = sent.dimensions or None
-    return sent, _request(sent, texts, truncate=truncate, dimensions=dimensions, normalize=True)
+    truncate: Truncate = "never" if body.truncate is False else "right"
+    dimensions = body.dimensions or None
+    return body, _request(body, texts, truncate=truncate, dimensions=dimensions, normalize=True)
 
 
-def read_embeddings(body: bytes) -> tuple[OllamaEmbeddingsRequest, Callable[[ServedModel], Request] | None]:
+def parse_embeddings(raw: bytes) -> tuple[OllamaEmbeddingsRequest, Callable[[ServedModel], Request] | None]:
     """The same of /api/embeddings."""
-    sent = decode(OllamaEmbeddingsRequest, body)
-    return sent, _request(sent, [sent.prompt] if sent.prompt else [], truncate="never", normalize=False)
+    body = decode(OllamaEmbeddingsRequest, raw)
+    return body, _request(body, [body.prompt] if body.prompt else [], truncate="never", normalize=False)
 
 
-def _request(sent: OllamaFields, texts: list[str], **more: Any) -> Callable[[ServedModel], Request] | None:
+def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[ServedModel], Request] | None:
     """What is asked; None: nothing. It takes the model, since a longer context than it has means all of that."""
-    options = sent.options or {}
+    options = body.options or {}
     for name in _CHANGES_NUMBERS:
         if name in options:
             raise InvalidRequest("cannot be set here: positions are as the checkpoint says.", param=f"options.{name}")
@@ -183,30 +183,30 @@ def _request(sent: OllamaFields, texts: list[str], **more: Any) -> Callable[[Ser
     return request if texts else None
 
 
-def read_show(body: bytes) -> tuple[ShowRequest, None]:
+def parse_show(raw: bytes) -> tuple[ShowRequest, None]:
     """The body as it was sent; the model has nothing to do."""
-    sent = decode(ShowRequest, body)
-    return ShowRequest(model=sent.model or sent.name), None
+    body = decode(ShowRequest, raw)
+    return ShowRequest(model=body.model or body.name), None
 
 
-def write_embed(sent: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes | Response:
+def render_embed(body: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes | Response:
     """The answer; its floats are printed from the array's memory."""
-    body: dict[str, Any] = {
-        "model": sent.model or model.plan.served_name,
+    content: dict[str, Any] = {
+        "model": body.model or model.plan.served_name,
         "embeddings": [] if result is None else result.dense,
         "total_duration": 0 if result is None else int(result.timings.total * 1e9),
         "load_duration": 0,
         "prompt_eval_count": 0 if result is None else result.num_tokens,
     }
-    return to_json(body) if result is None else json_answer(body, result)
+    return to_json(content) if result is None else json_answer(content, result)
 
 
-def write_embeddings(sent: OllamaEmbeddingsRequest, result: Result | None, model: ServedModel) -> bytes:
+def render_embeddings(body: OllamaEmbeddingsRequest, result: Result | None, model: ServedModel) -> bytes:
     """The same of /api/embeddings."""
     return to_json({"embedding": [] if result is None else result.dense[0]})
 
 
-def write_show(sent: ShowRequest, result: None, model: ServedModel) -> bytes:
+def render_show(body: ShowRequest, result: None, model: ServedModel) -> bytes:
     """What kind of model it is, how long texts may be and how wide its vectors are."""
     card, family = model.card, model.card.encoder.family
     said: dict[str, str | int] = {"general.architecture": family, "general.basename": model.plan.served_name}
@@ -218,19 +218,19 @@ def write_show(sent: ShowRequest, result: None, model: ServedModel) -> bytes:
     return msgspec.json.encode(ShowResponse(_details(model), said, capabilities))
 
 
-def write_tags(models: Sequence[ServedModel]) -> bytes:
+def render_tags(models: Sequence[ServedModel]) -> bytes:
     """The models that are served."""
     return msgspec.json.encode(ListResponse([ListedModel(**_listed(model)) for model in models]))
 
 
-def write_running(models: Sequence[ServedModel]) -> bytes:
+def render_running(models: Sequence[ServedModel]) -> bytes:
     """The same: all are loaded."""
     return msgspec.json.encode(
         ProcessResponse([RunningModel(**_listed(model), context_length=model.plan.max_length) for model in models])
     )
 
 
-def write_version(models: Sequence[ServedModel]) -> bytes:
+def render_version(models: Sequence[ServedModel]) -> bytes:
     """As Ollama says which version it is."""
     return msgspec.json.encode(VersionResponse(VERSION))
 
@@ -263,7 +263,7 @@ def write_error(error: WhimbrelError) -> bytes:
     return msgspec.json.encode(OllamaError(text))
 
 
-def write_prompt_error(error: WhimbrelError) -> bytes:
+def render_prompt_error(error: WhimbrelError) -> bytes:
     """The same of a body with one text."""
     hint = f" Pass {HINT_TRUNCATE} to cut it."  # which /api/embed alone can do
     return write_error(relocated(translate_hints(error, {hint: ""}), lambda *_: "prompt"))
@@ -281,8 +281,8 @@ ROUTES: Final = (
     Route(
         path="/api/embed",
         summary="Dense vectors of texts, of length 1 (Ollama).",
-        parse_request=read_embed,
-        render_response=write_embed,
+        parse_request=parse_embed,
+        render_response=render_embed,
         render_error=write_error,
         request_type=OllamaEmbedRequest,
         response_type=OllamaEmbedResponse,
@@ -293,9 +293,9 @@ ROUTES: Final = (
     Route(
         path="/api/embeddings",
         summary="The dense vector of a text (Ollama, before /api/embed).",
-        parse_request=read_embeddings,
-        render_response=write_embeddings,
-        render_error=write_prompt_error,
+        parse_request=parse_embeddings,
+        render_response=render_embeddings,
+        render_error=render_prompt_error,
         request_type=OllamaEmbeddingsRequest,
         response_type=OllamaEmbeddingsResponse,
         example='{"prompt": "A whimbrel is a wader."}',
@@ -305,8 +305,8 @@ ROUTES: Final = (
     Route(
         path="/api/show",
         summary="What kind of model it is (Ollama).",
-        parse_request=read_show,
-        render_response=write_show,
+        parse_request=parse_show,
+        render_response=render_show,
         render_error=write_error,
         request_type=ShowRequest,
         response_type=ShowResponse,
@@ -317,9 +317,9 @@ ROUTES: Final = (
 )
 
 GET_ROUTES: Final = (
-    GetRoute("/api/tags", "The models that are served (Ollama).", write_tags, write_error, ListResponse),
-    GetRoute("/api/ps", "The same, with how long texts may be (Ollama).", write_running, write_error, ProcessResponse),
+    GetRoute("/api/tags", "The models that are served (Ollama).", render_tags, write_error, ListResponse),
+    GetRoute("/api/ps", "The same, with how long texts may be (Ollama).", render_running, write_error, ProcessResponse),
     GetRoute(
-        "/api/version", "The version of Ollama's API that is spoken (Ollama).", write_version, write_error, VersionResponse
+        "/api/version", "The version of Ollama's API that is spoken (Ollama).", render_version, write_error, VersionResponse
     ),
 )

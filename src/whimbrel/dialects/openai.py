@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import read_input_type
+from whimbrel.dialects.common.fields import parse_input_type
 from whimbrel.dialects.common.ids import created, new_id
 from whimbrel.dialects.common.inputs import TextObject
 from whimbrel.dialects.common.responses import (
@@ -33,7 +33,7 @@ from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.common.vllm_fields import (
     UNSUPPORTED_TEXT_FIELDS,
     VLLMTextFields,
-    read_normalize,
+    parse_normalize,
     reject_unsupported,
     vllm_text_request,
 )
@@ -132,35 +132,35 @@ class ErrorResponse(msgspec.Struct):
     error: ErrorDetail
 
 
-def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[EmbeddingsRequest, Request]:
+def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbeddingsRequest, Request]:
     """The body as it was sent, but for the format that it does not say, and the Request it stands for.
 
     Raises InvalidRequest or TooLarge.
     """
-    reject_unsupported(body, UNSUPPORTED_TEXT_FIELDS)
-    sent = decode(EmbeddingsRequest, body)
-    if sent.encoding_format is None:
-        sent = msgspec.structs.replace(sent, encoding_format=default)
-    more = {"normalize": read_normalize(sent), "input_type": read_input_type(sent.input_type)}
-    request = vllm_text_request(sent, ("dense",), cuts=True, **more)
-    if sent.encoding_format == "bytes" and len(request.texts) > _MAX_BLOCKS:
+    reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
+    body = decode(EmbeddingsRequest, raw)
+    if body.encoding_format is None:
+        body = msgspec.structs.replace(body, encoding_format=default)
+    more = {"normalize": parse_normalize(body), "input_type": parse_input_type(body.input_type)}
+    request = vllm_text_request(body, ("dense",), cuts=True, **more)
+    if body.encoding_format == "bytes" and len(request.texts) > _MAX_BLOCKS:
         raise TooLarge(
             f"{len(request.texts):,} inputs; the limit with encoding_format bytes is {_MAX_BLOCKS}, for a header says "
             "where each vector lies. Ask for bytes_only, or split the request.",
             param="input",
         )
-    return sent, request
+    return body, request
 
 
-def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, made of the array's memory."""
-    if sent.encoding_format in (None, "float"):
+    if body.encoding_format in (None, "float"):
         data = [{"object": "embedding", "index": index, "embedding": row_D} for index, row_D in enumerate(result.dense)]
-        return json_answer({**_about(sent, result, model), "data": data}, result)
-    dense = EncodedArray(result.dense, sent.embed_dtype or "float32", sent.endianness or "native", "dense")
-    match sent.encoding_format:
+        return json_answer({**_about(body, result, model), "data": data}, result)
+    dense = EncodedArray(result.dense, body.embed_dtype or "float32", body.endianness or "native", "dense")
+    match body.encoding_format:
         case "bytes":
-            return _bytes_answer(sent, dense, result, model)
+            return _bytes_answer(body, dense, result, model)
         case "bytes_only":
             return bare_answer({"dense": dense})
         case "npy":
@@ -168,15 +168,15 @@ def write_result(sent: EmbeddingsRequest, result: Result, model: ServedModel) ->
         case "arrow":
             return arrow_answer({"dense": dense}, result, model)
         case "base64":
-            head = to_json(_about(sent, result, model))[:-1] + b',"data":'
+            head = to_json(_about(body, result, model))[:-1] + b',"data":'
             size, pieces = base64_list(head, dense, b"}", before=_BEFORE, after=b'"}')
             return Response(pieces, size=size)
 
 
-def _about(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
+def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
     """All but the vectors."""
     return {
-        "id": new_id("embd", sent.request_id),
+        "id": new_id("embd", body.request_id),
         "object": "list",
         "created": created(),
         "model": model.plan.served_name,
@@ -184,12 +184,12 @@ def _about(sent: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[
     }
 
 
-def _bytes_answer(sent: EmbeddingsRequest, vectors_ND: EncodedArray, result: Result, model: ServedModel) -> Response:
+def _bytes_answer(body: EmbeddingsRequest, vectors_ND: EncodedArray, result: Result, model: ServedModel) -> Response:
     """vLLM's: its header has an entry for each vector."""
     count, width = vectors_ND.shape
     size = width * vectors_ND.storage_dtype.itemsize
     about = {
-        "id": new_id("embd", sent.request_id),
+        "id": new_id("embd", body.request_id),
         "created": created(),
         "model": model.plan.served_name,
         "data": [
@@ -208,7 +208,7 @@ def _bytes_answer(sent: EmbeddingsRequest, vectors_ND: EncodedArray, result: Res
     return Response(vectors_ND.chunks(), OCTETS, {METADATA: header(about)}, vectors_ND.nbytes)
 
 
-def write_models(models: Sequence[Model]) -> bytes:
+def render_models(models: Sequence[Model]) -> bytes:
     """The answer of GET /v1/models."""
     return msgspec.json.encode(ModelsResponse(list(models)))
 
@@ -235,16 +235,16 @@ ROUTES: Final = (
     Route(
         path="/v1/embeddings",
         summary="Dense vectors of texts (OpenAI).",
-        parse_request=read_request,
-        render_response=write_result,
+        parse_request=parse_request,
+        render_response=render_response,
         render_error=write_error,
         request_type=EmbeddingsRequest,
         response_type=EmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
         accepts={
-            OCTETS: partial(read_request, default="bytes"),
-            NPY: partial(read_request, default="npy"),
-            ARROW: partial(read_request, default="arrow"),
+            OCTETS: partial(parse_request, default="bytes"),
+            NPY: partial(parse_request, default="npy"),
+            ARROW: partial(parse_request, default="arrow"),
         },
     ),
 )

@@ -18,10 +18,10 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode, is_packed
 from whimbrel.dialects.common.ids import created, new_id
-from whimbrel.dialects.common.pair_inputs import Text, Texts, read_part, read_parts, text_of
+from whimbrel.dialects.common.pair_inputs import Text, Texts, parse_part, parse_parts, text_of
 from whimbrel.dialects.common.responses import json_answer, usage
 from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Response, Route, ServedModel
-from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, read_truncation, reject_unsupported
+from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, parse_truncation, reject_unsupported
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError, relocated
 from whimbrel.types.arrays import Float32Array
@@ -169,44 +169,44 @@ class ScoreResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def read_rerank(body: bytes) -> tuple[RerankRequest, Request]:
+def parse_rerank(raw: bytes) -> tuple[RerankRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    reject_unsupported(body, UNSUPPORTED_PAIR_FIELDS, text=None)
-    sent = decode(RerankRequest, body, packed=is_packed(body))
-    return sent, request_of(sent)
+    reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
+    body = decode(RerankRequest, raw, packed=is_packed(raw))
+    return body, request_of(body)
 
 
-def request_of(sent: RerankRequest) -> Request:
+def request_of(body: RerankRequest) -> Request:
     """The Request that a body stands for. Raises InvalidRequest or TooLarge."""
-    query = read_part(sent.query, "query")
-    pairs = [(query, read_part(each, f"documents[{index}]")) for index, each in enumerate(sent.documents)]
-    return _request(sent, pairs, ("query", "documents"))
+    query = parse_part(body.query, "query")
+    pairs = [(query, parse_part(each, f"documents[{index}]")) for index, each in enumerate(body.documents)]
+    return _request(body, pairs, ("query", "documents"))
 
 
 _FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """How pairs are given; the first form that is whole counts."""
 
 
-def read_score(body: bytes) -> tuple[ScoreRequest, Request]:
+def parse_score(raw: bytes) -> tuple[ScoreRequest, Request]:
     """The same of /v1/score."""
-    reject_unsupported(body, UNSUPPORTED_PAIR_FIELDS, text=None)
-    sent = decode(ScoreRequest, body, packed=is_packed(body))
-    begun = [form for form in _FORMS if any(getattr(sent, name) is not None for name in form)] or _FORMS[-1:]
-    names = next((form for form in begun if all(getattr(sent, name) is not None for name in form)), begun[0])
-    first, second = (getattr(sent, name) for name in names)
+    reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
+    body = decode(ScoreRequest, raw, packed=is_packed(raw))
+    begun = [form for form in _FORMS if any(getattr(body, name) is not None for name in form)] or _FORMS[-1:]
+    names = next((form for form in begun if all(getattr(body, name) is not None for name in form)), begun[0])
+    first, second = (getattr(body, name) for name in names)
     if first is None or second is None:
         name = names[0] if first is None else names[1]
         raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
-    queries, documents = read_parts(first, names[0]), read_parts(second, names[1])
+    queries, documents = parse_parts(first, names[0]), parse_parts(second, names[1])
     if len(queries) == 1:
         queries = queries * len(documents)
     if len(queries) != len(documents):
         message = f"{len(queries):,} for {len(documents):,} {names[1]}; there must be one, or one for each."
         raise InvalidRequest(message, param=names[0])
-    return sent, _request(sent, list(zip(queries, documents, strict=True)), names)
+    return body, _request(body, list(zip(queries, documents, strict=True)), names)
 
 
-def _request(sent: PairFields, pairs: list[PairInput], names: tuple[str, str]) -> Request:
+def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -> Request:
     if not pairs:
         raise InvalidRequest("is empty; give at least one text.", param=names[1])
     if len(pairs) > MAX_PAIRS:
@@ -214,65 +214,65 @@ def _request(sent: PairFields, pairs: list[PairInput], names: tuple[str, str]) -
     for index, (query, _) in enumerate(pairs):
         if isinstance(query, str) and not query:
             raise InvalidRequest("is empty.", param=names[0] if names[0] == "query" else f"{names[0]}[{index}]")
-    truncate, limit = read_truncation(sent, usual=False)
+    truncate, limit = parse_truncation(body, usual=False)
     return Request(
         pairs,
         ("scores",),
-        prompt=sent.prompt,
-        prompt_name=sent.prompt_name,
-        instruction=sent.instruction,
-        activate=sent.use_activation,
-        score_by=sent.score_by,
-        token_pooling=read_token_pooling(sent.token_pooling),
-        dimensions=sent.dimensions,
-        explain=bool(sent.explain),
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
+        instruction=body.instruction,
+        activate=body.use_activation,
+        score_by=body.score_by,
+        token_pooling=read_token_pooling(body.token_pooling),
+        dimensions=body.dimensions,
+        explain=bool(body.explain),
         truncate=truncate,
         max_tokens=limit,
-        max_query_tokens=sent.max_tokens_per_query or None,
-        max_document_tokens=sent.max_tokens_per_doc or None,
-        priority=sent.priority or 0,
+        max_query_tokens=body.max_tokens_per_query or None,
+        max_document_tokens=body.max_tokens_per_doc or None,
+        priority=body.priority or 0,
     )
 
 
-def write_rerank(sent: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, the best first."""
-    results = rank(sent, result, documents=sent.return_documents is not False)
-    name = new_id("rerank", sent.request_id)
-    body = {"id": name, "model": model.plan.served_name, "usage": usage(result), "results": results}
-    return json_answer(body, result)
+    results = rank(body, result, documents=body.return_documents is not False)
+    name = new_id("rerank", body.request_id)
+    content = {"id": name, "model": model.plan.served_name, "usage": usage(result), "results": results}
+    return json_answer(content, result)
 
 
-def rank(sent: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
+def rank(body: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
     """RankedDocuments, the best first. `documents`: with their texts."""
     scores_P = _scores(result)
-    order: list[int] = np.argsort(-scores_P, kind="stable")[: sent.top_n or None].tolist()
+    order: list[int] = np.argsort(-scores_P, kind="stable")[: body.top_n or None].tolist()
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": score} for index, score in zip(order, scores_P[order], strict=True)
     ]
     for index, each in zip(order, results, strict=True) if documents else ():
-        if (text := text_of(sent.documents[index])) is not None:
+        if (text := text_of(body.documents[index])) is not None:
             each["document"] = {"text": text}
-    for each in results if sent.explain else ():
+    for each in results if body.explain else ():
         each["explanation"] = _explained(result, each["index"])
     return results
 
 
-def write_score(sent: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, in the order of the pairs."""
     scores_P = _scores(result)
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
-    for each in data if sent.explain else ():
+    for each in data if body.explain else ():
         each["explanation"] = _explained(result, each["index"])
-    head = {"id": new_id("score", sent.request_id), "object": "list", "created": created()}
+    head = {"id": new_id("score", body.request_id), "object": "list", "created": created()}
     return json_answer(head | {"data": data, "model": model.plan.served_name, "usage": usage(result)}, result)
 
 
-def write_rerank_error(error: WhimbrelError) -> bytes:
+def render_rerank_error(error: WhimbrelError) -> bytes:
     """An error that names the query, or a document by its place."""
     return render_error(named_of_rerank(error))
 
 
-def write_score_error(error: WhimbrelError) -> bytes:
+def render_score_error(error: WhimbrelError) -> bytes:
     """An error that names a query or a document by its place."""
     return render_error(named_of_score(error))
 
@@ -323,9 +323,9 @@ ROUTES: Final = (
     Route(
         path="/v1/rerank",
         summary="Documents in the order in which they answer a query (Jina, vLLM).",
-        parse_request=read_rerank,
-        render_response=write_rerank,
-        render_error=write_rerank_error,
+        parse_request=parse_rerank,
+        render_response=render_rerank,
+        render_error=render_rerank_error,
         request_type=RerankRequest,
         response_type=RerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
@@ -334,9 +334,9 @@ ROUTES: Final = (
     Route(
         path="/v1/score",
         summary="The scores of pairs of texts (vLLM).",
-        parse_request=read_score,
-        render_response=write_score,
-        render_error=write_score_error,
+        parse_request=parse_score,
+        render_response=render_score,
+        render_error=render_score_error,
         request_type=ScoreRequest,
         response_type=ScoreResponse,
         example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',

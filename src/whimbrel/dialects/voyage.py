@@ -98,44 +98,44 @@ class VoyageRerankResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def read_embeddings(body: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[ServedModel], Request]]:
+def parse_embeddings(raw: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
-    sent = decode(VoyageEmbeddingsRequest, body)
-    if None not in (sent.dimensions, sent.output_dimension) and sent.dimensions != sent.output_dimension:
+    body = decode(VoyageEmbeddingsRequest, raw)
+    if None not in (body.dimensions, body.output_dimension) and body.dimensions != body.output_dimension:
         raise InvalidRequest("differs from dimensions; give one of them.", param="output_dimension")
-    width = sent.output_dimension if sent.dimensions is None else sent.dimensions
-    asked = service_request(replace(sent, dimensions=width, truncate=_cuts(sent)))
+    width = body.output_dimension if body.dimensions is None else body.dimensions
+    asked = service_request(replace(body, dimensions=width, truncate=_cuts(body)))
 
     def request(model: ServedModel) -> Request:
-        check_bits(model.card, "dense", width, (sent.output_dtype or "float",), param="output_dtype")
+        check_bits(model.card, "dense", width, (body.output_dtype or "float",), param="output_dtype")
         return asked
 
-    return sent, request
+    return body, request
 
 
-def _cuts(sent: VoyageEmbeddingsRequest | VoyageRerankRequest) -> Any:
+def _cuts(body: VoyageEmbeddingsRequest | VoyageRerankRequest) -> Any:
     """What the body says of truncation; Voyage's word for it comes first."""
-    return sent.truncation is not False if sent.truncation is not None or sent.truncate is None else sent.truncate
+    return body.truncation is not False if body.truncation is not None or body.truncate is None else body.truncate
 
 
-def write_embeddings(sent: VoyageEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_embeddings(body: VoyageEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer; numbers are printed from arrays' memory."""
-    vectors_ND = quantize(result.dense, sent.output_dtype or "float")
-    vectors = base64_rows(vectors_ND) if sent.encoding_format == "base64" else number_rows(vectors_ND)
+    vectors_ND = quantize(result.dense, body.output_dtype or "float")
+    vectors = base64_rows(vectors_ND) if body.encoding_format == "base64" else number_rows(vectors_ND)
     data = [{"object": "embedding", "embedding": vector, "index": index} for index, vector in enumerate(vectors)]
-    return _write(data, result, model, as_text=sent.encoding_format == "base64")
+    return _write(data, result, model, as_text=body.encoding_format == "base64")
 
 
-def read_rerank(body: bytes) -> tuple[VoyageRerankRequest, Request]:
+def parse_rerank(raw: bytes) -> tuple[VoyageRerankRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    sent = decode(VoyageRerankRequest, body, packed=is_packed(body))
-    sent = replace(sent, top_n=sent.top_n if sent.top_k is None else sent.top_k)
-    return sent, request_of(replace(sent, truncate=_cuts(sent)))
+    body = decode(VoyageRerankRequest, raw, packed=is_packed(raw))
+    body = replace(body, top_n=body.top_n if body.top_k is None else body.top_k)
+    return body, request_of(replace(body, truncate=_cuts(body)))
 
 
-def write_rerank(sent: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_rerank(body: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, the best first."""
-    data = rank(sent, result, documents=sent.return_documents is True)
+    data = rank(body, result, documents=body.return_documents is True)
     for each in data:
         if "document" in each:
             each["document"] = each["document"]["text"]
@@ -151,12 +151,12 @@ def _write(data: list[dict[str, Any]], result: Result, model: ServedModel, *, as
 _WORDS: Final = {HINT_TRUNCATE: "truncation=true"}
 
 
-def write_embeddings_error(error: WhimbrelError) -> bytes:
+def render_embeddings_error(error: WhimbrelError) -> bytes:
     """An error over a body of /v1/embeddings."""
     return render_detail(translate_hints(error, _WORDS), dimensions="output_dimension")
 
 
-def write_rerank_error(error: WhimbrelError) -> bytes:
+def render_rerank_error(error: WhimbrelError) -> bytes:
     """An error that names the query, or a document by its place."""
     return render_detail(named_of_rerank(translate_hints(error, _WORDS)))
 
@@ -165,9 +165,9 @@ ROUTES: Final = (
     Route(
         path="/v1/embeddings",
         summary="A body with `output_dtype`, `output_dimension` or `truncation`: Voyage's.",
-        parse_request=read_embeddings,
-        render_response=write_embeddings,
-        render_error=write_embeddings_error,
+        parse_request=parse_embeddings,
+        render_response=render_embeddings,
+        render_error=render_embeddings_error,
         request_type=VoyageEmbeddingsRequest,
         response_type=VoyageEmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader."], "input_type": "document", "output_dtype": "int8"}',
@@ -177,9 +177,9 @@ ROUTES: Final = (
     Route(
         path="/v1/rerank",
         summary="A body with `top_k` or `truncation`: Voyage's.",
-        parse_request=read_rerank,
-        render_response=write_rerank,
-        render_error=write_rerank_error,
+        parse_request=parse_rerank,
+        render_response=render_rerank,
+        render_error=render_rerank_error,
         request_type=VoyageRerankRequest,
         response_type=VoyageRerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."], "top_k": 1}',

@@ -202,7 +202,7 @@ class Dispatcher:
         if not self._retries:
             return self._scheduler.take(now, self._idle)
         taken = self._retries.popleft()
-        return replace(taken, work=[(job, seq) for job, seq in taken.items if job in self._jobs])
+        return replace(taken, items=[(job, seq) for job, seq in taken.items if job in self._jobs])
 
     def _suspects_are_next(self) -> bool:
         while self._retries and not any(job in self._jobs for job, _ in self._retries[0].items):
@@ -249,7 +249,7 @@ class Dispatcher:
             if out_of_memory:
                 self._scheduler.out_of_memory(sum(seq.ids.size for _, seq in taken.items))
             if middle:
-                self._retries += [replace(taken, work=half) for half in (taken.items[:middle], taken.items[middle:])]
+                self._retries += [replace(taken, items=half) for half in (taken.items[:middle], taken.items[middle:])]
             else:
                 self._retries.append(replace(taken, kind="suspect"))
             self._changed.notify_all()

@@ -219,10 +219,10 @@ class Preprocessor:
         with relocating(side.map_location):
             read = self._encode(side.request)
         asks = [
-            replace(ask, finished=ask.activated or similarity == "cosine", compared=ask.name == "multi_vector")
+            replace(ask, activated=ask.activated or similarity == "cosine", keep_on_device=ask.name == "multi_vector")
             for ask in read.specs
         ]
-        return replace(read, asks=asks)
+        return replace(read, specs=asks)
 
     def _tokenizer(self, folder: Path, card: Card, plan: Plan, tower: int) -> Tokenizer | TemplateTokenizer:
         return TemplateTokenizer(folder, card, plan) if card.template else Tokenizer(folder, card, plan, tower=tower)

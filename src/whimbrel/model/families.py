@@ -148,7 +148,7 @@ _JINA_ADAPTERS: Final = replace(
     prefixes=("roberta.", "base_model.model.", "base_model.model.roberta."),
     qkv=tuple(f"encoder.layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
     unused=(r"pooler\.dense\..*",),
-    twin=replace(
+    alternative=replace(
         _JINA_COLBERT,
         qkv=tuple(f"layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
         out="layers.{i}.self_attn.o_proj",
@@ -195,7 +195,7 @@ _JINA_BERT: Final = replace(
     up=("encoder.layer.{i}.mlp.gated_layers",),
     down="encoder.layer.{i}.mlp.wo",
     mlp_sum="encoder.layer.{i}.mlp.layernorm",
-    twin=_JINA_CODE,
+    alternative=_JINA_CODE,
 )
 
 _MODERNBERT: Final = WeightNames(

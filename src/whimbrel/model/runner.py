@@ -165,14 +165,14 @@ class Runner:
         )
 
     def _rows(self, wanted: RowSelection) -> DeviceRowSelection:
-        finished_P, tokens_X = wanted.activated_P, wanted.tokens_X
+        activated_P, tokens_X = wanted.activated_P, wanted.tokens_X
         return DeviceRowSelection(
             self._put(wanted.origins_P),
             self._put(wanted.starts_P),
             self._put(wanted.ends_P),
             None if wanted.widths_P is None else self._put(wanted.widths_P),
-            self._put(finished_P),
-            bool(finished_P[0]) if finished_P.size and (finished_P == finished_P[0]).all() else None,
+            self._put(activated_P),
+            bool(activated_P[0]) if activated_P.size and (activated_P == activated_P[0]).all() else None,
             None if tokens_X is None else self._put(_fill(tokens_X, round_up_rows(tokens_X.size))),
         )
 

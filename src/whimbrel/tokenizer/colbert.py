@@ -40,7 +40,7 @@ def add_markers_and_expansion(seq: Seq, form: TextFormat | None, *, is_query: bo
         filled = np.full(form.expansion.length, form.expansion.token_id, np.int32)
         filled[: ids.size] = ids
         ids, num_keys = filled, 0 if form.expansion.attended else ids.size
-    return replace(seq, ids=ids, num_keys=num_keys, is_query=is_query)
+    return replace(seq, ids=ids, num_attended=num_keys, is_query=is_query)
 
 
 def _marker(form: TextFormat) -> int:

@@ -147,12 +147,12 @@ def read_classes(
             padding = config.data.get("pad_token_id", _PADDING.get(encoder.family))
             output = replace(output, padding_id=None if padding is None else encoder.pad_id)
         finish, finished = _finish(config, sentence, encoder, len(labels))
-        return {"scores": replace(output, finish=finish, finished=finished and kind == "text")}, labels
+        return {"scores": replace(output, activation=finish, activated=finished and kind == "text")}, labels
     layers = _SCORE_OF_TWO if kind == "step" else _of_tokens(config, encoder)
     finish = "softmax" if len(labels) > 1 else "sigmoid"
     keep_ids = (_step_tag(root),) if kind == "step" else ()
     output = _output(config, encoder, layers, len(labels))
-    return {"token_scores": replace(output, rows="token", finish=finish, keep_ids=keep_ids)}, labels
+    return {"token_scores": replace(output, rows="token", activation=finish, keep_ids=keep_ids)}, labels
 
 
 def read_chained_classes(
@@ -172,7 +172,7 @@ def read_chained_classes(
     labels = _labels(config, 2)
     if len(labels) != output.width:
         labels = tuple(f"LABEL_{i}" for i in range(output.width))
-    return {"scores": replace(output, finish=_finish(config, sentence, encoder, output.width)[0])}, labels
+    return {"scores": replace(output, activation=_finish(config, sentence, encoder, output.width)[0])}, labels
 
 
 def _kind(config: JsonFile) -> _Kind | None:

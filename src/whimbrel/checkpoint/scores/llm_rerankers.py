@@ -205,7 +205,7 @@ def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> _Parse
     output = _read_output(folder, rows, task, config, encoder)
     return _ParsedReranker(
         encoder,
-        replace(output, finish=finish or "sigmoid"),
+        replace(output, activation=finish or "sigmoid"),
         template,
         prompts=prompts,
         default_prompt_name=default,

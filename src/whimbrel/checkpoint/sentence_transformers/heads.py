@@ -57,7 +57,7 @@ def finish_output(folder: Path, features: Features, rows: Rows, max_entries: int
     code = rows[-1][1] if rows and rows[-1][0] == "SparseAutoEncoder" else None
     dense = resolve_features(folder, rows if code is None else rows[:-1], features, "sentence_embedding")
     head, finished = without_norm(dense.head)
-    dense = replace(dense, head=head, finished=finished)
+    dense = replace(dense, head=head, activated=finished)
     return {"dense": dense} if code is None else {"sparse": _read_sparse_code(folder, code, dense, max_entries)}
 
 
@@ -66,7 +66,7 @@ def cut_output(dense: Output, sentence: JsonFile) -> Output:
     if sentence.data.get("truncate_dim") is None:
         return dense
     head = (*dense.head, Normalize()) if dense.activated else dense.head
-    return replace(dense, head=head, finished=False, usual_width=min(sentence.positive("truncate_dim"), dense.width))
+    return replace(dense, head=head, activated=False, default_width=min(sentence.positive("truncate_dim"), dense.width))
 
 
 def resolve_features(

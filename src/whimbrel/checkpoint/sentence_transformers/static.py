@@ -66,7 +66,7 @@ def read_static_card(folder: Path, name: str, rows: Rows) -> Card:
         mean = Output(encoder.hidden_size, modes=("mean",), activation="normalize", activated=False)
         outputs = finish_output(folder, {"sentence_embedding": mean}, rows[1:], max_entries)
         if (dense := outputs.get("dense")) is not None:
-            outputs["dense"] = cut_output(dense if normalized is None else replace(dense, finished=normalized), sentence)
+            outputs["dense"] = cut_output(dense if normalized is None else replace(dense, activated=normalized), sentence)
     prompts, default_prompt_name = read_prompts(sentence)
     return Card(
         name=name,
@@ -125,7 +125,7 @@ def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard,
     if limit < 1:
         raise stated.error(f"must be positive, is {limit}.", key)
     bare = StaticTokenizer(encoder.vocab_size, as_stored=False)
-    return encoder, replace(tokenizer, bare=bare), limit, Output(1, rows="entry", skip_ids=(bare.empty_id,))
+    return encoder, replace(tokenizer, static=bare), limit, Output(1, rows="entry", skip_ids=(bare.empty_id,))
 
 
 def _beside(config: JsonFile, path: str) -> list[str]:

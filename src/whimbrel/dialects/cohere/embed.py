@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.fields import HINT_INPUT_TYPE, HINT_TRUNCATE, prompt_for_task, translate_hints
-from whimbrel.dialects.common.inputs import read_texts
+from whimbrel.dialects.common.inputs import parse_texts
 from whimbrel.dialects.common.quantized import check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer
 from whimbrel.dialects.common.route import Response, Route, ServedModel
@@ -124,24 +124,24 @@ _INPUT_TYPES: Final[dict[str, InputType | None]] = {
 }
 
 
-def read_embed(body: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel], Request]]:
+def parse_embed(raw: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
-    sent = decode(CohereEmbedRequest, body)
-    texts = read_texts(_texts(sent))
+    body = decode(CohereEmbedRequest, raw)
+    texts = parse_texts(_texts(body))
 
     def request(model: ServedModel) -> Request:
-        check_bits(model.card, "dense", sent.output_dimension, sent.embedding_types or (), param="embedding_types")
+        check_bits(model.card, "dense", body.output_dimension, body.embedding_types or (), param="embedding_types")
         return Request(
             texts,
             ("dense",),
-            dimensions=sent.output_dimension,
-            truncate=_TRUNCATE[sent.truncate],
-            max_tokens=None if sent.max_tokens is None else min(sent.max_tokens, model.plan.max_length),
-            priority=sent.priority or 0,
-            **_purpose(model.card, sent.input_type),
+            dimensions=body.output_dimension,
+            truncate=_TRUNCATE[body.truncate],
+            max_tokens=None if body.max_tokens is None else min(body.max_tokens, model.plan.max_length),
+            priority=body.priority or 0,
+            **_purpose(model.card, body.input_type),
         )
 
-    return sent, request
+    return body, request
 
 
 def _purpose(card: Card, word: str | None) -> dict[str, Any]:
@@ -152,14 +152,14 @@ def _purpose(card: Card, word: str | None) -> dict[str, Any]:
     return found
 
 
-def _texts(sent: CohereEmbedRequest) -> list[str]:
-    if sent.images or sent.input_type == "image":
-        raise InvalidRequest("this server takes texts, no images.", param="images" if sent.images else "input_type")
-    if (sent.texts is None) == (sent.inputs is None):
+def _texts(body: CohereEmbedRequest) -> list[str]:
+    if body.images or body.input_type == "image":
+        raise InvalidRequest("this server takes texts, no images.", param="images" if body.images else "input_type")
+    if (body.texts is None) == (body.inputs is None):
         raise InvalidRequest("give either texts or inputs.", param="texts")
-    if sent.inputs is None:
-        return sent.texts or []
-    return [_text(each, f"inputs[{index}].content") for index, each in enumerate(sent.inputs)]
+    if body.inputs is None:
+        return body.texts or []
+    return [_text(each, f"inputs[{index}].content") for index, each in enumerate(body.inputs)]
 
 
 def _text(given: CohereInput, param: str) -> str:
@@ -174,32 +174,32 @@ def _text(given: CohereInput, param: str) -> str:
     return given.content[0].text or ""
 
 
-def write_embed(sent: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_embed(body: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer of version 2; its numbers are printed from arrays' memory."""
-    return _write(sent, result, "2", "embeddings_by_type", _by_type(sent, result))
+    return _write(body, result, "2", "embeddings_by_type", _by_type(body, result))
 
 
-def write_embed_v1(sent: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_embed_v1(body: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer of version 1."""
-    if sent.embedding_types:
-        return _write(sent, result, "1", "embeddings_by_type", _by_type(sent, result))
-    return _write(sent, result, "1", "embeddings_floats", result.dense)
+    if body.embedding_types:
+        return _write(body, result, "1", "embeddings_by_type", _by_type(body, result))
+    return _write(body, result, "1", "embeddings_floats", result.dense)
 
 
-def _by_type(sent: CohereEmbedRequest, result: Result) -> dict[str, Any]:
-    columns = {kind: quantize(result.dense, kind) for kind in sent.embedding_types or ("float",)}
+def _by_type(body: CohereEmbedRequest, result: Result) -> dict[str, Any]:
+    columns = {kind: quantize(result.dense, kind) for kind in body.embedding_types or ("float",)}
     return {kind: base64_rows(column) if kind == "base64" else column for kind, column in columns.items()}
 
 
-def _write(sent: CohereEmbedRequest, result: Result, version: str, kind: str, embeddings: Any) -> bytes | Response:
-    body = {
+def _write(body: CohereEmbedRequest, result: Result, version: str, kind: str, embeddings: Any) -> bytes | Response:
+    content = {
         "id": str(uuid4()),
         "response_type": kind,
         "embeddings": embeddings,
-        "texts": _texts(sent),
+        "texts": _texts(body),
         "meta": meta(version, input_tokens=result.num_tokens),
     }  # fmt: skip
-    return json_answer(body, result, times=len(sent.embedding_types or "1"))
+    return json_answer(content, result, times=len(body.embedding_types or "1"))
 
 
 def meta(version: str, **units: int) -> dict[str, Any]:
@@ -212,7 +212,7 @@ _NAMES: Final = {"input": "texts", "dimensions": "output_dimension", "outputs": 
 _WORDS: Final = {HINT_TRUNCATE: 'truncate="END"', HINT_INPUT_TYPE: 'input_type="search_query" or "search_document"'}
 
 
-def write_embed_error(error: WhimbrelError) -> bytes:
+def render_embed_error(error: WhimbrelError) -> bytes:
     """An error over a body of this API."""
     return render_error(translate_hints(error, _WORDS).renamed(_NAMES))
 
@@ -226,9 +226,9 @@ ROUTES: Final = (
     Route(
         path="/v2/embed",
         summary="Dense vectors of texts, in several types of numbers (Cohere v2).",
-        parse_request=read_embed,
-        render_response=write_embed,
-        render_error=write_embed_error,
+        parse_request=parse_embed,
+        render_response=render_embed,
+        render_error=render_embed_error,
         request_type=CohereEmbedRequest,
         response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document", "embedding_types": ["float", "int8"]}',
@@ -236,9 +236,9 @@ ROUTES: Final = (
     Route(
         path="/v1/embed",
         summary="A body with `texts`: dense vectors (Cohere v1).",
-        parse_request=read_embed,
-        render_response=write_embed_v1,
-        render_error=write_embed_error,
+        parse_request=parse_embed,
+        render_response=render_embed_v1,
+        render_error=render_embed_error,
         request_type=CohereEmbedRequest,
         response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document"}',

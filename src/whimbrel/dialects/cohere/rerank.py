@@ -64,53 +64,53 @@ class CohereRerankResponse(msgspec.Struct):
     usage: Usage
 
 
-def read_rerank(body: bytes) -> tuple[CohereRerankRequest, Request]:
+def parse_rerank(raw: bytes) -> tuple[CohereRerankRequest, Request]:
     """The body as it was sent, and the Request it stands for, whose texts are cut if they are too long. Raises InvalidRequest
     and TooLarge."""
-    sent = decode(CohereRerankRequest, body)
-    if sent.relevant_spans is not None and sent.relevant_spans.mode != "disabled":
+    body = decode(CohereRerankRequest, raw)
+    if body.relevant_spans is not None and body.relevant_spans.mode != "disabled":
         raise InvalidRequest("spans are not given here; leave it out.", param="relevant_spans")
-    return sent, request_of(replace(sent, truncate=True if sent.truncate is None else sent.truncate))
+    return body, request_of(replace(body, truncate=True if body.truncate is None else body.truncate))
 
 
-def read_rerank_v1(body: bytes) -> tuple[CohereRerankRequestV1, Request]:
+def parse_rerank_v1(raw: bytes) -> tuple[CohereRerankRequestV1, Request]:
     """The same of version 1."""
-    sent = decode(CohereRerankRequestV1, body, packed=is_packed(body))
-    if sent.rank_fields not in (None, ["text"]):
+    body = decode(CohereRerankRequestV1, raw, packed=is_packed(raw))
+    if body.rank_fields not in (None, ["text"]):
         raise InvalidRequest('only ["text"] is known here; join the fields to one text.', param="rank_fields")
-    cuts = True if sent.truncate is None and sent.max_chunks_per_doc == 1 else sent.truncate
-    return sent, request_of(replace(sent, truncate=cuts))
+    cuts = True if body.truncate is None and body.max_chunks_per_doc == 1 else body.truncate
+    return body, request_of(replace(body, truncate=cuts))
 
 
-def write_rerank(sent: CohereRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_rerank(body: CohereRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer of version 2, the best first."""
-    return _write(sent, result, model, "2")
+    return _write(body, result, model, "2")
 
 
-def write_rerank_v1(sent: CohereRerankRequestV1, result: Result, model: ServedModel) -> bytes | Response:
+def render_rerank_v1(body: CohereRerankRequestV1, result: Result, model: ServedModel) -> bytes | Response:
     """That of version 1."""
-    return _write(sent, result, model, "1")
+    return _write(body, result, model, "1")
 
 
-def _write(sent: RerankRequest, result: Result, model: ServedModel, version: str) -> bytes | Response:
-    body: dict[str, Any] = {
+def _write(body: RerankRequest, result: Result, model: ServedModel, version: str) -> bytes | Response:
+    content: dict[str, Any] = {
         "id": str(uuid4()),
-        "results": rank(sent, result, documents=sent.return_documents is True),
+        "results": rank(body, result, documents=body.return_documents is True),
         "meta": meta(version, search_units=1),
         "model": model.plan.served_name,
         "usage": usage(result),
     }
-    return json_answer(body, result)
+    return json_answer(content, result)
 
 
-def write_rerank_error(error: WhimbrelError) -> bytes:
+def render_rerank_error(error: WhimbrelError) -> bytes:
     """An error that names the query, or a document by its place."""
     return render_error(named_of_rerank(error))
 
 
-def write_rerank_error_v1(error: WhimbrelError) -> bytes:
+def render_rerank_error_v1(error: WhimbrelError) -> bytes:
     """The same in the words of version 1."""
-    return write_rerank_error(translate_hints(error, {HINT_TRUNCATE: "max_chunks_per_doc=1"}))
+    return render_rerank_error(translate_hints(error, {HINT_TRUNCATE: "max_chunks_per_doc=1"}))
 
 
 _EXAMPLE: Final = '"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]'
@@ -119,9 +119,9 @@ ROUTES: Final = (
     Route(
         path="/v2/rerank",
         summary="Documents in the order in which they answer a query (Cohere v2, vLLM).",
-        parse_request=read_rerank,
-        render_response=write_rerank,
-        render_error=write_rerank_error,
+        parse_request=parse_rerank,
+        render_response=render_rerank,
+        render_error=render_rerank_error,
         request_type=CohereRerankRequest,
         response_type=CohereRerankResponse,
         example=f'{{{_EXAMPLE}, "top_n": 1}}',
@@ -129,9 +129,9 @@ ROUTES: Final = (
     Route(
         path="/v1/rerank",
         summary="A body with `rank_fields` or `max_chunks_per_doc`: the same (Cohere v1).",
-        parse_request=read_rerank_v1,
-        render_response=write_rerank_v1,
-        render_error=write_rerank_error_v1,
+        parse_request=parse_rerank_v1,
+        render_response=render_rerank_v1,
+        render_error=render_rerank_error_v1,
         request_type=CohereRerankRequestV1,
         response_type=CohereRerankResponse,
         example=f'{{{_EXAMPLE}, "max_chunks_per_doc": 1}}',

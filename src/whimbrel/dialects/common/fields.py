@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.inputs import read_texts
+from whimbrel.dialects.common.inputs import parse_texts
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.options import read_truncate
 from whimbrel.types.request import InputType, OutputName, Request
@@ -59,24 +59,24 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-def text_request(sent: TextFields, outputs: tuple[OutputName, ...], **more: Any) -> Request:
+def text_request(body: TextFields, outputs: tuple[OutputName, ...], **more: Any) -> Request:
     """The Request of a body; `more` are fields of Request that its dialect alone has, or reads in its own way. Raises
     InvalidRequest and TooLarge."""
-    usual: dict[str, Any] = {"normalize": sent.normalize, "truncate": read_truncate(sent.truncate)}
+    usual: dict[str, Any] = {"normalize": body.normalize, "truncate": read_truncate(body.truncate)}
     return Request(
-        read_texts(sent.input),
+        parse_texts(body.input),
         outputs,
-        prompt=sent.prompt,
-        prompt_name=sent.prompt_name,
-        dimensions=sent.dimensions,
-        late_chunking=bool(sent.late_chunking),
-        split_long=bool(sent.split_long),
-        priority=sent.priority or 0,
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
+        dimensions=body.dimensions,
+        late_chunking=bool(body.late_chunking),
+        split_long=bool(body.split_long),
+        priority=body.priority or 0,
         **(usual | more),
     )
 
 
-def read_input_type(given: str | None) -> InputType | None:
+def parse_input_type(given: str | None) -> InputType | None:
     """A passage is a document."""
     return "query" if given == "query" else None if given is None else "document"
 

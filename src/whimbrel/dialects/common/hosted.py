@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.fields import TextFields, read_input_type, text_request
+from whimbrel.dialects.common.fields import TextFields, parse_input_type, text_request
 from whimbrel.dialects.common.inputs import TextObject
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.request import OutputName, Request
@@ -39,9 +39,9 @@ class DetailError(msgspec.Struct):
     detail: str
 
 
-def service_request(sent: ServiceFields, output: OutputName = "dense") -> Request:
+def service_request(body: ServiceFields, output: OutputName = "dense") -> Request:
     """The Request that a body stands for. Raises InvalidRequest and TooLarge."""
-    return text_request(sent, (output,), input_type=read_input_type(sent.input_type))
+    return text_request(body, (output,), input_type=parse_input_type(body.input_type))
 
 
 _STATUSES: Final = {404: 400, 413: 400}

@@ -42,27 +42,27 @@ def _without_strings(body: bytes) -> bytes:
     return b"".join(plain.split(b'"')[::2])
 
 
-def read_texts(sent: str | Sequence[str | int | Sequence[int | str] | TextObject]) -> Any:
+def parse_texts(raw: str | Sequence[str | int | Sequence[int | str] | TextObject]) -> Any:
     """Texts, pairs of texts, or arrays of token ids. A list must be of one kind throughout, but texts may be objects."""
-    if isinstance(sent, str):
-        return [sent]
-    if not sent:
+    if isinstance(raw, str):
+        return [raw]
+    if not raw:
         raise InvalidRequest("is an empty list; give at least one text.", param="input")
-    kinds = set(map(type, sent))
+    kinds = set(map(type, raw))
     if TextObject in kinds:
-        sent = [_text(each, f"input[{i}]") if isinstance(each, TextObject) else each for i, each in enumerate(sent)]
-        kinds = set(map(type, sent))
+        raw = [_text(each, f"input[{i}]") if isinstance(each, TextObject) else each for i, each in enumerate(raw)]
+        kinds = set(map(type, raw))
     if len(kinds) > 1:
-        first = type(sent[0])
-        index = next(i for i, item in enumerate(sent) if type(item) is not first)
+        first = type(raw[0])
+        index = next(i for i, item in enumerate(raw) if type(item) is not first)
         raise InvalidRequest("texts, token ids and lists of them cannot be mixed in one list.", param=f"input[{index}]")
     if kinds == {int}:
-        return [_ids(cast(list[int], sent), "input")]
-    if len(sent) > MAX_INPUTS:
-        raise TooLarge(f"{len(sent):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+        return [_ids(cast(list[int], raw), "input")]
+    if len(raw) > MAX_INPUTS:
+        raise TooLarge(f"{len(raw):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
     if kinds == {str}:
-        return sent
-    rows = cast(list[list[int | str]], sent)
+        return raw
+    rows = cast(list[list[int | str]], raw)
     if any(str in map(type, row) for row in rows):
         return [_pair(row, f"input[{i}]") for i, row in enumerate(rows)]
     return [_ids(cast(list[int], ids), f"input[{i}]") for i, ids in enumerate(rows)]

@@ -48,13 +48,13 @@ Text = str | Document
 Texts = Annotated[list[Text], Meta(max_length=100_000)]  # so that a larger one is refused before it is read
 
 
-def read_parts(given: Text | list[Text], name: str) -> list[str | VectorInput]:
+def parse_parts(given: Text | list[Text], name: str) -> list[str | VectorInput]:
     if not isinstance(given, list):
-        return [read_part(given, name)]
-    return [read_part(each, f"{name}[{index}]") for index, each in enumerate(given)]
+        return [parse_part(given, name)]
+    return [parse_part(each, f"{name}[{index}]") for index, each in enumerate(given)]
 
 
-def read_part(given: Text, param: str) -> str | VectorInput:
+def parse_part(given: Text, param: str) -> str | VectorInput:
     """A text, or the vectors that stand for it. Raises InvalidRequest."""
     if isinstance(given, str):
         return given

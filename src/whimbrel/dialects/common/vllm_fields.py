@@ -111,27 +111,27 @@ class TruncationFields(Protocol):
     def truncation_side(self) -> Literal["right", "left"] | None: ...
 
 
-def read_truncation(sent: TruncationFields, *, usual: bool) -> tuple[Truncate | None, int | None]:
+def parse_truncation(body: TruncationFields, *, usual: bool) -> tuple[Truncate | None, int | None]:
     """(truncate, max_tokens) of a Request. `usual`: whether texts are cut where it does not say. Raises InvalidRequest."""
-    limit, side = sent.truncate_prompt_tokens, sent.truncation_side
-    cuts = sent.truncate if sent.truncate is not None else usual or limit is not None
+    limit, side = body.truncate_prompt_tokens, body.truncation_side
+    cuts = body.truncate if body.truncate is not None else usual or limit is not None
     truncate = read_truncate(cuts)
     if truncate in ("right", "left") and side not in (None, truncate):
         raise InvalidRequest(f"is {side!r}, and truncate is {truncate!r}; give one of them.", param="truncation_side")
     return truncate or side, None if limit == -1 else limit
 
 
-def read_normalize(sent: VLLMTextFields) -> bool | None:
+def parse_normalize(body: VLLMTextFields) -> bool | None:
     """Whether vectors are normalised, by either name. Raises InvalidRequest."""
-    if sent.normalize is not None and sent.use_activation not in (None, sent.normalize):
+    if body.normalize is not None and body.use_activation not in (None, body.normalize):
         raise InvalidRequest("contradicts normalize, which is the same for vectors; give one of them.", param="use_activation")
-    return sent.use_activation if sent.normalize is None else sent.normalize
+    return body.use_activation if body.normalize is None else body.normalize
 
 
-def vllm_text_request(sent: VLLMTextFields, outputs: tuple[OutputName, ...], *, cuts: bool, **more: Any) -> Request:
+def vllm_text_request(body: VLLMTextFields, outputs: tuple[OutputName, ...], *, cuts: bool, **more: Any) -> Request:
     """The Request of a body of texts. `cuts`: whether they are cut where it does not say. Raises InvalidRequest, TooLarge."""
-    truncate, limit = read_truncation(sent, usual=cuts)
-    request = text_request(sent, outputs, truncate=truncate, max_tokens=limit, **more)
-    if sent.add_special_tokens is False and isinstance(request.texts[0], str):
+    truncate, limit = parse_truncation(body, usual=cuts)
+    request = text_request(body, outputs, truncate=truncate, max_tokens=limit, **more)
+    if body.add_special_tokens is False and isinstance(request.texts[0], str):
         raise InvalidRequest("a text gets its special tokens; send token ids to do without.", param="add_special_tokens")
     return request

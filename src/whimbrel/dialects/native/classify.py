@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.inputs import read_texts
+from whimbrel.dialects.common.inputs import parse_texts
 from whimbrel.dialects.common.responses import json_answer, usage
 from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.openai import Usage, render_error
@@ -81,46 +81,46 @@ class TokenClassifyResponse(msgspec.Struct):
     usage: Usage
 
 
-def read_classify(body: bytes) -> tuple[ClassifyRequest, Callable[[ServedModel], Request]]:
+def parse_classify(raw: bytes) -> tuple[ClassifyRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes the Request of it. Raises InvalidRequest or TooLarge."""
-    sent = decode(ClassifyRequest, body)
-    return sent, partial(_request, _classify, sent)
+    body = decode(ClassifyRequest, raw)
+    return body, partial(_request, _classify, body)
 
 
-def read_token_classify(body: bytes) -> tuple[TokenClassifyRequest, Callable[[ServedModel], Request]]:
+def parse_token_classify(raw: bytes) -> tuple[TokenClassifyRequest, Callable[[ServedModel], Request]]:
     """The same of /v1/token_classify."""
-    sent = decode(TokenClassifyRequest, body)
-    return sent, partial(_request, _token_classify, sent)
+    body = decode(TokenClassifyRequest, raw)
+    return body, partial(_request, _token_classify, body)
 
 
-def _request(question: Callable[[Any, ServedModel], Operation[Any]], sent: ClassFields, model: ServedModel) -> Request:
-    return question(sent, model).request
+def _request(question: Callable[[Any, ServedModel], Operation[Any]], body: ClassFields, model: ServedModel) -> Request:
+    return question(body, model).request
 
 
-def _classify(sent: ClassifyRequest, model: ServedModel) -> Operation[Any]:
-    return scoring.classify(model.card, read_texts(sent.input), **_options(sent))
+def _classify(body: ClassifyRequest, model: ServedModel) -> Operation[Any]:
+    return scoring.classify(model.card, parse_texts(body.input), **_options(body))
 
 
-def _token_classify(sent: TokenClassifyRequest, model: ServedModel) -> Operation[Any]:
-    texts = read_texts(sent.input)
+def _token_classify(body: TokenClassifyRequest, model: ServedModel) -> Operation[Any]:
+    texts = parse_texts(body.input)
     if not texts:
         raise InvalidRequest("is an empty list; give at least one text.", param="input")
-    return scoring.token_classify(model.card, texts, sent.aggregation, **_options(sent))
+    return scoring.token_classify(model.card, texts, body.aggregation, **_options(body))
 
 
-def _options(sent: ClassFields) -> ScoreOptions:
-    return {"prompt": sent.prompt, "activate": sent.activate, "truncate": sent.truncate}
+def _options(body: ClassFields) -> ScoreOptions:
+    return {"prompt": body.prompt, "activate": body.activate, "truncate": body.truncate}
 
 
-def write_classify(sent: ClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_classify(body: ClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, in the order of the inputs."""
-    classes = _classify(sent, model).postprocess(result)
+    classes = _classify(body, model).postprocess(result)
     return json_answer({"labels": classes.labels, "scores": classes.scores_NC, **_about(result, model)}, result)
 
 
-def write_token_classify(sent: TokenClassifyRequest, result: Result, model: ServedModel) -> bytes:
+def render_token_classify(body: TokenClassifyRequest, result: Result, model: ServedModel) -> bytes:
     """The answer, in the order of the inputs."""
-    entities = _token_classify(sent, model).postprocess(result)
+    entities = _token_classify(body, model).postprocess(result)
     return to_json({"entities": entities, **_about(result, model)})
 
 
@@ -132,8 +132,8 @@ ROUTES: Final = (
     Route(
         path="/v1/classify",
         summary="The classes of texts or of pairs (Whimbrel's own).",
-        parse_request=read_classify,
-        render_response=write_classify,
+        parse_request=parse_classify,
+        render_response=render_classify,
         render_error=render_error,
         request_type=ClassifyRequest,
         response_type=ClassifyResponse,
@@ -142,8 +142,8 @@ ROUTES: Final = (
     Route(
         path="/v1/token_classify",
         summary="The entities in texts (Whimbrel's own).",
-        parse_request=read_token_classify,
-        render_response=write_token_classify,
+        parse_request=parse_token_classify,
+        render_response=render_token_classify,
         render_error=render_error,
         request_type=TokenClassifyRequest,
         response_type=TokenClassifyResponse,

@@ -147,32 +147,32 @@ class EmbedResponse(msgspec.Struct):
     usage: Usage
 
 
-def read_request(body: bytes, default: EncodingFormat = "float") -> tuple[EmbedRequest, Request]:
+def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbedRequest, Request]:
     """The body as it was sent, but for the format that it does not say, and the Request it stands for.
 
     Raises InvalidRequest or TooLarge.
     """
-    sent = decode(EmbedRequest, body)
-    if sent.encoding_format is None:
-        sent = msgspec.structs.replace(sent, encoding_format=default)
-    outputs = (sent.outputs,) if isinstance(sent.outputs, str) else tuple(sent.outputs or ())
-    return sent, text_request(
-        sent,
+    body = decode(EmbedRequest, raw)
+    if body.encoding_format is None:
+        body = msgspec.structs.replace(body, encoding_format=default)
+    outputs = (body.outputs,) if isinstance(body.outputs, str) else tuple(body.outputs or ())
+    return body, text_request(
+        body,
         outputs,
-        input_type=sent.input_type,
-        instruction=sent.instruction,
-        activate=sent.activate,
-        max_active_dims=sent.max_active_dims,
-        token_pooling=read_token_pooling(sent.token_pooling),
-        muvera=read_muvera(sent.muvera),
-        max_tokens=sent.max_tokens,
+        input_type=body.input_type,
+        instruction=body.instruction,
+        activate=body.activate,
+        max_active_dims=body.max_active_dims,
+        token_pooling=read_token_pooling(body.token_pooling),
+        muvera=read_muvera(body.muvera),
+        max_tokens=body.max_tokens,
     )
 
 
-def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_response(body: EmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, made of the arrays' memory."""
-    arrays = encoded_outputs(result.outputs, sent.embed_dtype or "float32", sent.endianness or "little")
-    match sent.encoding_format:
+    arrays = encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "little")
+    match body.encoding_format:
         case "bytes":
             return bytes_answer(arrays, result, model)
         case "bytes_only":
@@ -182,8 +182,8 @@ def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> byte
         case "arrow":
             return arrow_answer(arrays, result, model)
         case _:
-            as_text = sent.encoding_format == "base64"
-    body = {
+            as_text = body.encoding_format == "base64"
+    content = {
         "outputs": {
             name: _column(name, output, arrays, as_text)
             for name in Outputs.__slots__
@@ -192,7 +192,7 @@ def write_result(sent: EmbedRequest, result: Result, model: ServedModel) -> byte
         "model": model.plan.served_name,
         "usage": usage(result),
     }  # fmt: skip
-    return json_answer(body, result, as_text=as_text)
+    return json_answer(content, result, as_text=as_text)
 
 
 def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[str, EncodedArray], as_text: bool) -> Any:
@@ -222,16 +222,16 @@ ROUTES: Final = (
     Route(
         path="/v1/embed",
         summary="Any of a model's outputs, all from one pass (Whimbrel's own).",
-        parse_request=read_request,
-        render_response=write_result,
+        parse_request=parse_request,
+        render_response=render_response,
         render_error=render_error,
         request_type=EmbedRequest,
         response_type=EmbedResponse,
         example='{"input": ["A whimbrel is a wader."], "encoding_format": "base64"}',
         accepts={
-            OCTETS: partial(read_request, default="bytes"),
-            NPY: partial(read_request, default="npy"),
-            ARROW: partial(read_request, default="arrow"),
+            OCTETS: partial(parse_request, default="bytes"),
+            NPY: partial(parse_request, default="npy"),
+            ARROW: partial(parse_request, default="arrow"),
         },
     ),
 )

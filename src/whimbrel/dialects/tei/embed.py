@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
-from whimbrel.dialects.common.inputs import MAX_INPUTS, read_texts
+from whimbrel.dialects.common.inputs import MAX_INPUTS, parse_texts
 from whimbrel.dialects.common.responses import json_answer
 from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.tei.answers import Empty, named_errors, status, timed, write_error
@@ -115,47 +115,47 @@ class SparseValue(msgspec.Struct):
     value: float
 
 
-def read_embed(body: bytes) -> tuple[TEIEmbedRequest, Request]:
+def parse_embed(raw: bytes) -> tuple[TEIEmbedRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    sent = decode(TEIEmbedRequest, body)
-    return sent, dense(sent)
+    body = decode(TEIEmbedRequest, raw)
+    return body, dense(body)
 
 
-def read_embed_all(body: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel], Request]]:
+def parse_embed_all(raw: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel], Request]]:
     """The same of /embed_all: hidden states; of late-interaction models, which TEI does not have, their token vectors."""
-    sent = decode(EmbedAllRequest, body)
-    request = text_request(sent, "hidden")
+    body = decode(EmbedAllRequest, raw)
+    request = text_request(body, "hidden")
     late = replace(request, outputs=("multi_vector",))
-    return sent, lambda model: late if "multi_vector" in model.card.outputs else request
+    return body, lambda model: late if "multi_vector" in model.card.outputs else request
 
 
-def read_embed_sparse(body: bytes) -> tuple[EmbedSparseRequest, Request]:
+def parse_embed_sparse(raw: bytes) -> tuple[EmbedSparseRequest, Request]:
     """The same of /embed_sparse."""
-    sent = decode(EmbedSparseRequest, body)
-    return sent, text_request(sent, "sparse")
+    body = decode(EmbedSparseRequest, raw)
+    return body, text_request(body, "sparse")
 
 
-def read_similarity(body: bytes) -> tuple[SimilarityRequest, Request]:
+def parse_similarity(raw: bytes) -> tuple[SimilarityRequest, Request]:
     """The same of /similarity."""
-    sent = decode(SimilarityRequest, body)
-    return sent, similarity(sent.inputs, sent.parameters or Parameters())
+    body = decode(SimilarityRequest, raw)
+    return body, similarity(body.inputs, body.parameters or Parameters())
 
 
-def dense(sent: VectorFields) -> Request:
+def dense(body: VectorFields) -> Request:
     """What /embed asks."""
-    return text_request(sent, "dense", normalize=sent.normalize is not False, dimensions=sent.dimensions)
+    return text_request(body, "dense", normalize=body.normalize is not False, dimensions=body.dimensions)
 
 
-def text_request(sent: TextFields, output: OutputName, **more: Any) -> Request:
+def text_request(body: TextFields, output: OutputName, **more: Any) -> Request:
     """What is asked of the texts of a body."""
-    if not sent.inputs and isinstance(sent.inputs, list):
+    if not body.inputs and isinstance(body.inputs, list):
         raise Empty("is an empty list; give at least one text.", param="input")
     return Request(
-        read_texts(sent.inputs),
+        parse_texts(body.inputs),
         (output,),
-        prompt_name=sent.prompt_name,
-        input_type=sent.input_type,
-        truncate=cut(sent.truncate, sent.truncation_direction),
+        prompt_name=body.prompt_name,
+        input_type=body.input_type,
+        truncate=cut(body.truncate, body.truncation_direction),
         **more,
     )
 
@@ -183,25 +183,25 @@ def cut(truncate: bool | None, direction: str | None) -> Truncate:
     return "left" if direction in ("left", "Left") else "right"
 
 
-def write_embed(sent: TextFields, result: Result, model: ServedModel) -> Response:
+def render_embed(body: TextFields, result: Result, model: ServedModel) -> Response:
     """A vector for each text."""
-    return timed(json_answer(result.dense, result), result, model, count_characters(sent.inputs))
+    return timed(json_answer(result.dense, result), result, model, count_characters(body.inputs))
 
 
-def write_embed_all(sent: TextFields, result: Result, model: ServedModel) -> Response:
+def render_embed_all(body: TextFields, result: Result, model: ServedModel) -> Response:
     """For each text a vector for each token."""
     found = result.outputs.multi_vector if result.outputs.hidden is None else result.outputs.hidden
     assert found is not None
     rows = [found[index] for index in range(len(found))]
-    return timed(json_answer(rows, result), result, model, count_characters(sent.inputs))
+    return timed(json_answer(rows, result), result, model, count_characters(body.inputs))
 
 
-def write_embed_sparse(sent: TextFields, result: Result, model: ServedModel) -> Response:
+def render_embed_sparse(body: TextFields, result: Result, model: ServedModel) -> Response:
     """For each text the entries whose weight is not 0."""
     sparse = result.outputs.sparse
     assert sparse is not None
     entries = LazyList(_entries(*sparse[index]) for index in range(len(sparse)))
-    return timed(json_answer(entries, result), result, model, count_characters(sent.inputs))
+    return timed(json_answer(entries, result), result, model, count_characters(body.inputs))
 
 
 def _entries(ids_X: Int32Array, weights_X: Float32Array) -> orjson.Fragment:
@@ -214,9 +214,9 @@ def _printed(array_X: np.ndarray[Any, Any]) -> list[bytes]:
     return to_json(np.ascontiguousarray(array_X))[1:-1].split(b",") if array_X.size else []
 
 
-def write_similarity(sent: SimilarityRequest, result: Result, model: ServedModel) -> Response:
+def render_similarity(body: SimilarityRequest, result: Result, model: ServedModel) -> Response:
     """The cosine of the source and each sentence."""
-    return similarities(sent.inputs, result, model)
+    return similarities(body.inputs, result, model)
 
 
 def similarities(inputs: Sentences, result: Result, model: ServedModel) -> Response:
@@ -237,7 +237,7 @@ def _sentence(index: int = 0, *_: int) -> str:
     return f"inputs.sentences[{index - 1}]" if index else "inputs.source_sentence"
 
 
-def write_similarity_error(error: WhimbrelError) -> bytes:
+def render_similarity_error(error: WhimbrelError) -> bytes:
     """An error that names a sentence."""
     return named_errors(_sentence)(translate_hints(error, {HINT_TRUNCATE: "parameters.truncate: true"}))
 
@@ -259,27 +259,27 @@ def _route(
 
 
 ROUTES: Final = (
-    _route("/embed", "Dense vectors of texts (TEI).", read_embed, write_embed, (TEIEmbedRequest, list[list[float]])),
+    _route("/embed", "Dense vectors of texts (TEI).", parse_embed, render_embed, (TEIEmbedRequest, list[list[float]])),
     _route(
         "/embed_all",
         "A vector for each token of texts (TEI).",
-        read_embed_all,
-        write_embed_all,
+        parse_embed_all,
+        render_embed_all,
         (EmbedAllRequest, list[list[list[float]]]),
     ),
     _route(
         "/embed_sparse",
         "Weights of vocabulary entries for texts (TEI).",
-        read_embed_sparse,
-        write_embed_sparse,
+        parse_embed_sparse,
+        render_embed_sparse,
         (EmbedSparseRequest, list[list[SparseValue]]),
     ),
     Route(
         path="/similarity",
         summary="How near a sentence is to others, by the cosine of dense vectors (TEI).",
-        parse_request=read_similarity,
-        render_response=write_similarity,
-        render_error=write_similarity_error,
+        parse_request=parse_similarity,
+        render_response=render_similarity,
+        render_error=render_similarity_error,
         request_type=SimilarityRequest,
         response_type=list[float],
         example='{"inputs": {"source_sentence": "A wader.", "sentences": ["A bird.", "A sandwich."]}}',

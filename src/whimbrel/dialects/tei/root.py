@@ -23,14 +23,14 @@ from whimbrel.dialects.tei.embed import (
     TruncateFlag,
     VectorFields,
     dense,
+    render_embed,
+    render_embed_all,
+    render_embed_sparse,
     similarities,
     similarity,
     text_request,
-    write_embed,
-    write_embed_all,
-    write_embed_sparse,
 )
-from whimbrel.dialects.tei.scores import PredictParameters, PredictRequest, Raw, classes, sequences, write_predict
+from whimbrel.dialects.tei.scores import PredictParameters, PredictRequest, Raw, classes, render_predict, sequences
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Result
 
@@ -55,38 +55,38 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
     ] = None
 
 
-def read_root(body: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel], Request]]:
+def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel], Request]]:
     """The body as it was sent, and what it stands for. Raises InvalidRequest or TooLarge."""
-    sent = decode(RootRequest, body)
-    if isinstance(sent.inputs, Sentences):
-        of = sent.parameters or RootParameters()
+    body = decode(RootRequest, raw)
+    if isinstance(body.inputs, Sentences):
+        of = body.parameters or RootParameters()
         parameters = Parameters(truncate=of.truncate, truncation_direction=of.truncation_direction, prompt_name=of.prompt_name)
-        return sent, similarity(sent.inputs, parameters)
+        return body, similarity(body.inputs, parameters)
 
     def request(model: ServedModel) -> Request:
         output = _first(model)
         if output == "scores":
-            predict = _predict(sent)
+            predict = _predict(body)
             return classes(predict, sequences(predict.inputs), model)
-        return dense(sent) if output == "dense" else text_request(sent, output)
+        return dense(body) if output == "dense" else text_request(body, output)
 
-    return sent, request
+    return body, request
 
 
-def write_root(sent: RootRequest, result: Result, model: ServedModel) -> Response:
+def render_root(body: RootRequest, result: Result, model: ServedModel) -> Response:
     """What that route answers."""
-    if isinstance(sent.inputs, Sentences):
-        return similarities(sent.inputs, result, model)
+    if isinstance(body.inputs, Sentences):
+        return similarities(body.inputs, result, model)
     output = _first(model)
     if output == "scores":
-        return write_predict(_predict(sent), result, model)
-    return _WRITE[output](sent, result, model)
+        return render_predict(_predict(body), result, model)
+    return _WRITE[output](body, result, model)
 
 
 _WRITE: Final[dict[OutputName, Callable[[Any, Result, ServedModel], Response]]] = {
-    "dense": write_embed,
-    "sparse": write_embed_sparse,
-    "multi_vector": write_embed_all,
+    "dense": render_embed,
+    "sparse": render_embed_sparse,
+    "multi_vector": render_embed_all,
 }
 
 
@@ -97,13 +97,13 @@ def _first(model: ServedModel) -> OutputName:
     return output
 
 
-def _predict(sent: RootRequest) -> PredictRequest:
+def _predict(body: RootRequest) -> PredictRequest:
     return PredictRequest(
-        inputs=cast(Any, sent.inputs),  # sequences() finds token ids
-        truncate=sent.truncate,
-        truncation_direction=sent.truncation_direction,
-        raw_scores=sent.raw_scores,
-        parameters=sent.parameters,
+        inputs=cast(Any, body.inputs),  # sequences() finds token ids
+        truncate=body.truncate,
+        truncation_direction=body.truncation_direction,
+        raw_scores=body.raw_scores,
+        parameters=body.parameters,
     )
 
 
@@ -112,8 +112,8 @@ def _routes(path: str) -> tuple[Route, ...]:
         Route(
             path=path,
             summary="What a model is made for: /embed, /embed_sparse, /embed_all or /predict; or /similarity (TEI).",
-            parse_request=read_root,
-            render_response=write_root,
+            parse_request=parse_root,
+            render_response=render_root,
             render_error=write_error,
             request_type=RootRequest,
             response_type=list[Any],

@@ -85,14 +85,14 @@ class Prediction(msgspec.Struct):
     label: str
 
 
-def read_rerank(body: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], Request]]:
+def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
-    sent = decode(TEIRerankRequest, body, packed=is_packed(body))
-    if not sent.texts:
+    body = decode(TEIRerankRequest, raw, packed=is_packed(raw))
+    if not body.texts:
         raise Empty("is an empty list; give at least one text.", param="texts")
-    if len(sent.texts) > MAX_PAIRS:
-        raise TooLarge(f"{len(sent.texts):,} texts; the limit is {MAX_PAIRS:,}. Split the request.", param="texts")
-    pairs = [(sent.query, text) for text in sent.texts]
+    if len(body.texts) > MAX_PAIRS:
+        raise TooLarge(f"{len(body.texts):,} texts; the limit is {MAX_PAIRS:,}. Split the request.", param="texts")
+    pairs = [(body.query, text) for text in body.texts]
 
     def request(model: ServedModel) -> Request:
         output = model.card.outputs.get("scores")
@@ -103,37 +103,37 @@ def read_rerank(body: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
         return Request(
             pairs,
             ("scores",),
-            activate=None if output is None else _activation(sent.raw_scores, None, model) is None,
-            truncate=cut(sent.truncate, sent.truncation_direction),
+            activate=None if output is None else _activation(body.raw_scores, None, model) is None,
+            truncate=cut(body.truncate, body.truncation_direction),
         )
 
-    return sent, request
+    return body, request
 
 
-def write_rerank(sent: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
+def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
     """The texts, the best first, and of equal ones the one that came first."""
     given_NC = _scores(result)
     order: list[int] = np.argsort(-given_NC[:, 0], kind="stable").tolist()
-    scores_N = apply(_activation(sent.raw_scores, None, model), given_NC)[:, 0]
+    scores_N = apply(_activation(body.raw_scores, None, model), given_NC)[:, 0]
     ranks: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in zip(order, scores_N[order], strict=True)]
-    for rank in ranks if sent.return_text else ():
-        rank["text"] = sent.texts[rank["index"]]
-    characters = len(sent.query) * len(sent.texts) + sum(map(len, sent.texts))
+    for rank in ranks if body.return_text else ():
+        rank["text"] = body.texts[rank["index"]]
+    characters = len(body.query) * len(body.texts) + sum(map(len, body.texts))
     return timed(to_json(ranks), result, model, characters)
 
 
-def read_predict(body: bytes) -> tuple[PredictRequest, Callable[[ServedModel], Request]]:
+def parse_predict(raw: bytes) -> tuple[PredictRequest, Callable[[ServedModel], Request]]:
     """The same of /predict."""
-    sent = decode(PredictRequest, body)
-    texts = sequences(sent.inputs)
-    return sent, lambda model: classes(sent, texts, model)
+    body = decode(PredictRequest, raw)
+    texts = sequences(body.inputs)
+    return body, lambda model: classes(body, texts, model)
 
 
-def classes(sent: PredictRequest, texts: list[str] | list[Pair], model: ServedModel) -> Request:
+def classes(body: PredictRequest, texts: list[str] | list[Pair], model: ServedModel) -> Request:
     """What /predict asks."""
     model.card.output("scores")
-    activate = _activation(sent.raw_scores, sent.parameters, model) is None
-    return Request(texts, ("scores",), activate=activate, truncate=cut(sent.truncate, sent.truncation_direction))
+    activate = _activation(body.raw_scores, body.parameters, model) is None
+    return Request(texts, ("scores",), activate=activate, truncate=cut(body.truncate, body.truncation_direction))
 
 
 def sequences(inputs: Sequences) -> list[str] | list[Pair]:
@@ -156,18 +156,18 @@ def sequences(inputs: Sequences) -> list[str] | list[Pair]:
     return [cast(Pair, tuple(row)) for row in rows]
 
 
-def write_predict(sent: PredictRequest, result: Result, model: ServedModel) -> Response:
+def render_predict(body: PredictRequest, result: Result, model: ServedModel) -> Response:
     """The classes of each text, the best first."""
-    parameters = sent.parameters or PredictParameters()
+    parameters = body.parameters or PredictParameters()
     order_NC = np.argsort(-_scores(result), axis=1, kind="stable")[:, : parameters.top_k]
-    scores_NC = apply(_activation(sent.raw_scores, sent.parameters, model), _scores(result))
+    scores_NC = apply(_activation(body.raw_scores, body.parameters, model), _scores(result))
     labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
     found: list[list[dict[str, Any]]] = [
         [{"score": scores_NC[text, i], "label": labels[i]} for i in order] for text, order in enumerate(order_NC.tolist())
     ]
-    is_batch = not isinstance(sent.inputs, str) and isinstance(sent.inputs[0], list)
-    answer: object = found if is_batch or sent.parameters is not None else found[0]
-    return timed(to_json(answer), result, model, count_characters(sent.inputs))
+    is_batch = not isinstance(body.inputs, str) and isinstance(body.inputs[0], list)
+    answer: object = found if is_batch or body.parameters is not None else found[0]
+    return timed(to_json(answer), result, model, count_characters(body.inputs))
 
 
 def _scores(result: Result) -> Float32Array:
@@ -208,8 +208,8 @@ ROUTES: Final = (
     Route(
         path="/rerank",
         summary="Texts in the order in which they answer a query (TEI).",
-        parse_request=read_rerank,
-        render_response=write_rerank,
+        parse_request=parse_rerank,
+        render_response=render_rerank,
         render_error=named_errors(_text),
         request_type=TEIRerankRequest,
         response_type=list[Rank],
@@ -220,8 +220,8 @@ ROUTES: Final = (
     Route(
         path="/predict",
         summary="The classes of texts, or of pairs (TEI).",
-        parse_request=read_predict,
-        render_response=write_predict,
+        parse_request=parse_predict,
+        render_response=render_predict,
         render_error=write_error,
         request_type=PredictRequest,
         response_type=list[Prediction | list[Prediction]],

@@ -51,17 +51,17 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: Annotated[bool | None, Meta(description="Whether special tokens are left out, as by default.")] = None
 
 
-def read_tokenize(body: bytes) -> tuple[TEITokenizeRequest, TokenizeRequest]:
+def parse_tokenize(raw: bytes) -> tuple[TEITokenizeRequest, TokenizeRequest]:
     """The body as it was sent, and what it stands for. Raises InvalidRequest or TooLarge."""
-    sent = decode(TEITokenizeRequest, body)
-    texts = _checked(_texts(sent), "input")
-    return sent, TokenizeRequest(texts, special=sent.add_special_tokens is not False, prompt_name=sent.prompt_name)
+    body = decode(TEITokenizeRequest, raw)
+    texts = _checked(_texts(body), "input")
+    return body, TokenizeRequest(texts, special=body.add_special_tokens is not False, prompt_name=body.prompt_name)
 
 
-def write_tokens(sent: TEITokenizeRequest, found: list[TokenInfo], model: ServedModel) -> bytes | Response:
+def render_tokens(body: TEITokenizeRequest, found: list[TokenInfo], model: ServedModel) -> bytes | Response:
     """The tokens of each text."""
-    prompt = "" if sent.prompt_name is None else model.card.prompt_text(sent.prompt_name)
-    rows = [LazyList(_tokens(prompt + text, tokens)) for text, tokens in zip(_texts(sent), found, strict=True)]
+    prompt = "" if body.prompt_name is None else model.card.prompt_text(body.prompt_name)
+    rows = [LazyList(_tokens(prompt + text, tokens)) for text, tokens in zip(_texts(body), found, strict=True)]
     return Response(json_chunks(rows)) if sum(tokens.ids_T.size for tokens in found) > _MANY else to_json(rows)
 
 
@@ -72,23 +72,23 @@ def _tokens(text: str, tokens: TokenInfo) -> Iterator[dict[str, Any]]:
         yield {"id": id_, "text": piece, "special": special, "start": places[0], "stop": places[1]}
 
 
-def _texts(sent: TEITokenizeRequest) -> list[str]:
-    return [sent.inputs] if isinstance(sent.inputs, str) else sent.inputs
+def _texts(body: TEITokenizeRequest) -> list[str]:
+    return [body.inputs] if isinstance(body.inputs, str) else body.inputs
 
 
-def read_decode(body: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
+def parse_decode(raw: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
     """The same of /decode."""
-    sent = decode(DecodeRequest, body)
-    rows: list[Any] = sent.ids if sent.ids and isinstance(sent.ids[0], list) else [sent.ids] if sent.ids else []
+    body = decode(DecodeRequest, raw)
+    rows: list[Any] = body.ids if body.ids and isinstance(body.ids[0], list) else [body.ids] if body.ids else []
     for index, row in enumerate(_checked(rows, "ids")):
         if not isinstance(row, list) or not all(isinstance(each, int) for each in cast(list[object], row)):
             raise InvalidRequest("ids and lists of ids cannot be mixed in one list.", param=f"ids[{index}]")
         if any(not 0 <= each < 2**31 for each in cast(list[int], row)):
             raise InvalidRequest("a token id is 0 or more, and fits into 31 bits.", param=f"ids[{index}]")
-    return sent, DetokenizeRequest(rows, special=sent.skip_special_tokens is False)
+    return body, DetokenizeRequest(rows, special=body.skip_special_tokens is False)
 
 
-def write_texts(sent: DecodeRequest, texts: list[str], model: ServedModel) -> bytes:
+def render_texts(body: DecodeRequest, texts: list[str], model: ServedModel) -> bytes:
     """The text of each list of ids."""
     return msgspec.json.encode(texts)
 
@@ -109,8 +109,8 @@ ROUTES: Final = (
     Route(
         path="/tokenize",
         summary="The tokens of texts (TEI).",
-        parse_request=read_tokenize,
-        render_response=write_tokens,
+        parse_request=parse_tokenize,
+        render_response=render_tokens,
         render_error=write_error,
         request_type=TEITokenizeRequest,
         response_type=list[list[SimpleToken]],
@@ -121,8 +121,8 @@ ROUTES: Final = (
     Route(
         path="/decode",
         summary="The texts that token ids stand for (TEI).",
-        parse_request=read_decode,
-        render_response=write_texts,
+        parse_request=parse_decode,
+        render_response=render_texts,
         render_error=named_errors(_ids),
         request_type=DecodeRequest,
         response_type=list[str],

@@ -21,8 +21,8 @@ from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei.answers import named_errors, of_inputs, status
 from whimbrel.dialects.tei.embed import ModelName
-from whimbrel.dialects.tei.root import RootRequest, read_root, write_root
-from whimbrel.dialects.tei.scores import TEIRerankRequest, read_rerank, write_rerank
+from whimbrel.dialects.tei.root import RootRequest, parse_root, render_root
+from whimbrel.dialects.tei.scores import TEIRerankRequest, parse_rerank, render_rerank
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
@@ -56,7 +56,7 @@ class _Marks(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Instance:
-    sent: RootRequest | TEIRerankRequest
+    body: RootRequest | TEIRerankRequest
     asked: Request | Callable[[ServedModel], Request]
 
 
@@ -68,35 +68,35 @@ class Instances:
     each: Sequence[_Instance]
 
 
-def read_vertex(body: bytes) -> tuple[Instances, Callable[[ServedModel], Request] | None]:
+def parse_vertex(raw: bytes) -> tuple[Instances, Callable[[ServedModel], Request] | None]:
     """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
-    sent = decode(VertexRequest, body)
-    if len(sent.instances) > MAX_INSTANCES:
-        raise TooLarge(f"{len(sent.instances):,}; the limit is {MAX_INSTANCES:,}. Split the request.", param="instances")
+    body = decode(VertexRequest, raw)
+    if len(body.instances) > MAX_INSTANCES:
+        raise TooLarge(f"{len(body.instances):,}; the limit is {MAX_INSTANCES:,}. Split the request.", param="instances")
     each: list[_Instance] = []
-    for index, raw in enumerate(sent.instances):
+    for index, raw in enumerate(body.instances):
         with _within(index):
             is_rerank = decode(_Marks, bytes(raw)).texts is not msgspec.UNSET
-            each.append(_Instance(*(read_rerank if is_rerank else read_root)(bytes(raw))))
-    instances = Instances(sent.model, each)
+            each.append(_Instance(*(parse_rerank if is_rerank else parse_root)(bytes(raw))))
+    instances = Instances(body.model, each)
     return instances, (lambda model: _joined(instances, model)) if each else None
 
 
-def write_vertex(sent: Instances, result: Result | None, model: ServedModel) -> bytes | Response:
+def render_vertex(body: Instances, result: Result | None, model: ServedModel) -> bytes | Response:
     """What each instance is answered."""
     answers: list[Response] = []
     if result is not None:
-        ends = accumulate((len(request.texts) for request in _requests(sent, model)), initial=0)
+        ends = accumulate((len(request.texts) for request in _requests(body, model)), initial=0)
         answers = [
-            _write(instance.sent, _part(result, start, end), model)
-            for instance, (start, end) in zip(sent.each, pairwise(ends), strict=True)
+            _write(instance.body, _part(result, start, end), model)
+            for instance, (start, end) in zip(body.each, pairwise(ends), strict=True)
         ]
     held = sum(answer.memory_bytes for answer in answers)
     return Response(_pieces(answers), memory_bytes=held) if held else b"".join(_pieces(answers))
 
 
-def _write(sent: RootRequest | TEIRerankRequest, result: Result, model: ServedModel) -> Response:
-    return write_rerank(sent, result, model) if isinstance(sent, TEIRerankRequest) else write_root(sent, result, model)
+def _write(body: RootRequest | TEIRerankRequest, result: Result, model: ServedModel) -> Response:
+    return render_rerank(body, result, model) if isinstance(body, TEIRerankRequest) else render_root(body, result, model)
 
 
 def _pieces(answers: Sequence[Response]) -> Iterator[bytes | memoryview]:
@@ -108,24 +108,24 @@ def _pieces(answers: Sequence[Response]) -> Iterator[bytes | memoryview]:
     yield b"]}"
 
 
-def _requests(sent: Instances, model: ServedModel) -> list[Request]:
+def _requests(body: Instances, model: ServedModel) -> list[Request]:
     found: list[Request] = []
-    for index, instance in enumerate(sent.each):
+    for index, instance in enumerate(body.each):
         with _within(index):
             found.append(instance.asked(model) if callable(instance.asked) else instance.asked)
     return found
 
 
-def _joined(sent: Instances, model: ServedModel) -> Request:
+def _joined(body: Instances, model: ServedModel) -> Request:
     """One request for the texts of all."""
-    requests = _requests(sent, model)
+    requests = _requests(body, model)
     common = replace(requests[0], texts=[])
     for index, request in enumerate(requests):
         if replace(request, texts=[]) != common:
             message = "asks for something else than instances[0]; send a request for each kind."
             raise InvalidRequest(message, param=f"instances[{index}]")
     texts: list[Any] = [text for request in requests for text in request.texts]
-    limit = MAX_PAIRS if isinstance(sent.each[0].sent, TEIRerankRequest) else MAX_INPUTS
+    limit = MAX_PAIRS if isinstance(body.each[0].body, TEIRerankRequest) else MAX_INPUTS
     if len(texts) > limit:
         raise TooLarge(f"{len(texts):,} inputs in all; the limit is {limit:,}. Split the request.", param="instances")
     return replace(common, texts=texts)
@@ -166,8 +166,8 @@ ROUTES: Final = (
     Route(
         path="/vertex",
         summary="Several bodies of `/` in one, as Vertex AI sends them (TEI).",
-        parse_request=read_vertex,
-        render_response=write_vertex,
+        parse_request=parse_vertex,
+        render_response=render_vertex,
         render_error=named_errors(_text),
         request_type=VertexRequest,
         response_type=VertexResponse,

@@ -23,7 +23,7 @@ from whimbrel.dialects.common.route import GetRoute, Response, Route, ServedMode
 from whimbrel.dialects.common.vllm_fields import (
     UNSUPPORTED_TEXT_FIELDS,
     VLLMTextFields,
-    read_normalize,
+    parse_normalize,
     reject_unsupported,
     vllm_text_request,
 )
@@ -131,56 +131,56 @@ _MAX_HEADER: Final = 65_000
 """Python's http.client reads lines of 65,536 bytes."""
 
 
-def read_pooling(body: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], Request]]:
+def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], Request]]:
     """The body as it was sent, and what makes the Request of it. Raises InvalidRequest or TooLarge."""
-    reject_unsupported(body, UNSUPPORTED_TEXT_FIELDS)
-    sent = decode(PoolingRequest, body)
+    reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
+    body = decode(PoolingRequest, raw)
 
     def request(model: ServedModel) -> Request:
-        output = _OUTPUTS.get(sent.task) or next(iter(model.card.outputs))
+        output = _OUTPUTS.get(body.task) or next(iter(model.card.outputs))
         if output == "multi_vector" and output not in model.card.outputs:
             output = "token_dense"
         if output == "sparse":
             raise InvalidRequest("this model is made for sparse vectors, which /v1/embed gives.", param="task")
         by_output = (
-            {"normalize": read_normalize(sent)}
+            {"normalize": parse_normalize(body)}
             if output in ("dense", "multi_vector", "token_dense")
-            else {"normalize": sent.normalize, "activate": sent.use_activation}
+            else {"normalize": body.normalize, "activate": body.use_activation}
         )
-        return vllm_text_request(sent, (output,), cuts=False, input_type=sent.input_type, **by_output)
+        return vllm_text_request(body, (output,), cuts=False, input_type=body.input_type, **by_output)
 
     request_of: Callable[[ServedModel], Request] = request
-    return sent, request_of
+    return body, request_of
 
 
-def write_pooling(sent: PoolingRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_pooling(body: PoolingRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, as JSON or as bytes."""
     found = result.outputs
     outputs = found.dense, found.scores, found.multi_vector, found.token_scores, found.token_dense
     output = next(each for each in outputs if each is not None)
-    head = _head("pooling", sent, model)
-    if sent.encoding_format in ("bytes", "bytes_only"):
-        return _write_bytes(sent, output, head | {"usage": usage(result)})
-    columns = _as_base64(sent, output) if sent.encoding_format == "base64" else output
+    head = _head("pooling", body, model)
+    if body.encoding_format in ("bytes", "bytes_only"):
+        return _write_bytes(body, output, head | {"usage": usage(result)})
+    columns = _as_base64(body, output) if body.encoding_format == "base64" else output
     data: list[dict[str, Any]] = [{"index": i, "object": "pooling", "data": columns[i]} for i in range(len(columns))]
-    body = head | {"object": "list", "data": data, "usage": usage(result)}
-    return json_answer(body, result, as_text=sent.encoding_format == "base64")
+    content = head | {"object": "list", "data": data, "usage": usage(result)}
+    return json_answer(content, result, as_text=body.encoding_format == "base64")
 
 
-def _as_base64(sent: PoolingRequest, output: Float32Array | Ragged) -> Sequence[Any]:
+def _as_base64(body: PoolingRequest, output: Float32Array | Ragged) -> Sequence[Any]:
     """The bytes of each text's numbers. Raises InvalidRequest where the type cannot hold them."""
     if not isinstance(output, Ragged):
-        return base64_rows(_typed(sent, output))
-    rows, places = _typed(sent, output.rows_XD), output.offsets_N1.tolist()
+        return base64_rows(_typed(body, output))
+    rows, places = _typed(body, output.rows_XD), output.offsets_N1.tolist()
     return [Base64(rows[start:end]) for start, end in pairwise(places)]
 
 
-def _typed(sent: PoolingRequest, rows_XD: Float32Array) -> EncodedArray:
-    return EncodedArray(rows_XD, sent.embed_dtype or "float32", sent.endianness or "native", "the answer")
+def _typed(body: PoolingRequest, rows_XD: Float32Array) -> EncodedArray:
+    return EncodedArray(rows_XD, body.embed_dtype or "float32", body.endianness or "native", "the answer")
 
 
-def _write_bytes(sent: PoolingRequest, output: Float32Array | Ragged, about: dict[str, Any]) -> Response:
-    rows = _typed(sent, output.rows_XD if isinstance(output, Ragged) else output)
+def _write_bytes(body: PoolingRequest, output: Float32Array | Ragged, about: dict[str, Any]) -> Response:
+    rows = _typed(body, output.rows_XD if isinstance(output, Ragged) else output)
     width = rows.shape[1]
     places: list[int] = output.offsets_N1.tolist() if isinstance(output, Ragged) else list(range(len(output) + 1))
     size = width * rows.storage_dtype.itemsize
@@ -191,7 +191,7 @@ def _write_bytes(sent: PoolingRequest, output: Float32Array | Ragged, about: dic
         for index, (start, end) in enumerate(pairwise(places))
     ]
     headers: dict[str, str] = {}
-    if sent.encoding_format == "bytes":
+    if body.encoding_format == "bytes":
         headers[METADATA] = header(about)
         if (length := len(headers[METADATA])) > _MAX_HEADER:
             raise InvalidRequest(
@@ -202,14 +202,14 @@ def _write_bytes(sent: PoolingRequest, output: Float32Array | Ragged, about: dic
     return Response(rows.chunks(), OCTETS, headers, rows.nbytes)
 
 
-def read_classify(body: bytes) -> tuple[VLLMClassifyRequest, Request]:
+def parse_classify(raw: bytes) -> tuple[VLLMClassifyRequest, Request]:
     """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
-    reject_unsupported(body, UNSUPPORTED_TEXT_FIELDS)
-    sent = decode(VLLMClassifyRequest, body)
-    return sent, vllm_text_request(sent, ("scores",), cuts=False, activate=sent.use_activation, normalize=sent.normalize)
+    reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
+    body = decode(VLLMClassifyRequest, raw)
+    return body, vllm_text_request(body, ("scores",), cuts=False, activate=body.use_activation, normalize=body.normalize)
 
 
-def write_classify(sent: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
+def render_classify(body: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
     """The answer, in the order of the inputs."""
     scores_NC, labels = result.outputs.scores, model.card.labels
     assert scores_NC is not None
@@ -222,15 +222,15 @@ def write_classify(sent: VLLMClassifyRequest, result: Result, model: ServedModel
         }
         for index, best in enumerate(scores_NC.argmax(axis=1).tolist())
     ]
-    head = _head("classify", sent, model)
+    head = _head("classify", body, model)
     return json_answer(head | {"object": "list", "data": data, "usage": usage(result)}, result)
 
 
-def _head(prefix: str, sent: VLLMTextFields, model: ServedModel) -> dict[str, Any]:
-    return {"id": new_id(prefix, sent.request_id), "created": created(), "model": model.plan.served_name}
+def _head(prefix: str, body: VLLMTextFields, model: ServedModel) -> dict[str, Any]:
+    return {"id": new_id(prefix, body.request_id), "created": created(), "model": model.plan.served_name}
 
 
-def write_version(models: Sequence[ServedModel]) -> bytes:
+def render_version(models: Sequence[ServedModel]) -> bytes:
     """The answer of GET /version."""
     return to_json({"version": __version__})
 
@@ -244,7 +244,7 @@ def write_error(error: WhimbrelError) -> bytes:
     return render_error(error.renamed(_NAMES))
 
 
-def write_classify_error(error: WhimbrelError) -> bytes:
+def render_classify_error(error: WhimbrelError) -> bytes:
     """An error over a body of /classify, which does not choose an output."""
     return render_error(error.renamed({**_NAMES, "outputs": "model"}))
 
@@ -260,15 +260,15 @@ def _without_v1(route: Route, name: Callable[[WhimbrelError], WhimbrelError]) ->
     def write(error: WhimbrelError) -> bytes:
         return render_error(name(error))
 
-    return replace(route, path=path, write_error=write, status=status)
+    return replace(route, path=path, render_error=write, status=status)
 
 
 ROUTES: Final = (
     Route(
         path="/pooling",
         summary="What a model gives for texts or their tokens (vLLM).",
-        parse_request=read_pooling,
-        render_response=write_pooling,
+        parse_request=parse_pooling,
+        render_response=render_pooling,
         render_error=write_error,
         request_type=PoolingRequest,
         response_type=PoolingResponse,
@@ -278,9 +278,9 @@ ROUTES: Final = (
     Route(
         path="/classify",
         summary="The scores of a classifier's classes (vLLM).",
-        parse_request=read_classify,
-        render_response=write_classify,
-        render_error=write_classify_error,
+        parse_request=parse_classify,
+        render_response=render_classify,
+        render_error=render_classify_error,
         request_type=VLLMClassifyRequest,
         response_type=VLLMClassifyResponse,
         example='{"input": ["What a fine bird."]}',
@@ -290,5 +290,5 @@ ROUTES: Final = (
 )
 
 GET_ROUTES: Final = (
-    GetRoute("/version", "The version of the server (vLLM).", write_version, render_error, VLLMVersionResponse),
+    GetRoute("/version", "The version of the server (vLLM).", render_version, render_error, VLLMVersionResponse),
 )

@@ -49,17 +49,17 @@ class VLLMDetokenizeResponse(msgspec.Struct):
     prompt: str
 
 
-def read_tokenize(body: bytes) -> tuple[VLLMTokenizeRequest, TokenizeRequest]:
+def parse_tokenize(raw: bytes) -> tuple[VLLMTokenizeRequest, TokenizeRequest]:
     """The body as it was sent, and what it asks. Raises InvalidRequest."""
-    reject_unsupported(body, text="prompt")
-    sent = decode(VLLMTokenizeRequest, body)
-    return sent, TokenizeRequest([sent.prompt], special=sent.add_special_tokens is not False)
+    reject_unsupported(raw, text="prompt")
+    body = decode(VLLMTokenizeRequest, raw)
+    return body, TokenizeRequest([body.prompt], special=body.add_special_tokens is not False)
 
 
-def write_tokenize(sent: VLLMTokenizeRequest, found: Sequence[TokenInfo], model: ServedModel) -> bytes:
+def render_tokenize(body: VLLMTokenizeRequest, found: Sequence[TokenInfo], model: ServedModel) -> bytes:
     """The answer."""
     (tokens,) = found
-    names = list(tokens.names) if sent.return_token_strs else None
+    names = list(tokens.names) if body.return_token_strs else None
     return to_json({
         "count": tokens.ids_T.size,
         "max_model_len": model.plan.max_length,
@@ -68,23 +68,23 @@ def write_tokenize(sent: VLLMTokenizeRequest, found: Sequence[TokenInfo], model:
     })  # fmt: skip
 
 
-def read_detokenize(body: bytes) -> tuple[VLLMDetokenizeRequest, DetokenizeRequest]:
+def parse_detokenize(raw: bytes) -> tuple[VLLMDetokenizeRequest, DetokenizeRequest]:
     """The body as it was sent, and what it asks. Raises InvalidRequest or TooLarge."""
-    sent = decode(VLLMDetokenizeRequest, body)
-    return sent, DetokenizeRequest([sent.tokens])
+    body = decode(VLLMDetokenizeRequest, raw)
+    return body, DetokenizeRequest([body.tokens])
 
 
-def write_detokenize(sent: VLLMDetokenizeRequest, found: Sequence[str], model: ServedModel) -> bytes:
+def render_detokenize(body: VLLMDetokenizeRequest, found: Sequence[str], model: ServedModel) -> bytes:
     """The answer."""
     return to_json({"prompt": found[0]})
 
 
-def write_tokenize_error(error: WhimbrelError) -> bytes:
+def render_tokenize_error(error: WhimbrelError) -> bytes:
     """An error over the one text of /tokenize."""
     return render_error(relocated(error, lambda *_: "prompt"))
 
 
-def write_detokenize_error(error: WhimbrelError) -> bytes:
+def render_detokenize_error(error: WhimbrelError) -> bytes:
     """An error over the ids of /detokenize."""
     return render_error(relocated(error, lambda *at: f"tokens[{at[1]}]" if len(at) == 2 else "tokens"))
 
@@ -93,9 +93,9 @@ ROUTES: Final = (
     Route(
         path="/tokenize",
         summary="The token ids of a text (vLLM).",
-        parse_request=read_tokenize,
-        render_response=write_tokenize,
-        render_error=write_tokenize_error,
+        parse_request=parse_tokenize,
+        render_response=render_tokenize,
+        render_error=render_tokenize_error,
         request_type=VLLMTokenizeRequest,
         response_type=VLLMTokenizeResponse,
         example='{"prompt": "A whimbrel is a wader.", "return_token_strs": true}',
@@ -105,9 +105,9 @@ ROUTES: Final = (
     Route(
         path="/detokenize",
         summary="The text of token ids (vLLM).",
-        parse_request=read_detokenize,
-        render_response=write_detokenize,
-        render_error=write_detokenize_error,
+        parse_request=parse_detokenize,
+        render_response=render_detokenize,
+        render_error=render_detokenize_error,
         request_type=VLLMDetokenizeRequest,
         response_type=VLLMDetokenizeResponse,
         example='{"tokens": [101, 102]}',

@@ -206,7 +206,7 @@ class _Server:
         return handle
 
     async def models(self, http: HTTPRequest) -> HTTPResponse:
-        return _json(openai.write_models([self._model(embedder) for embedder in self._served]))
+        return _json(openai.render_models([self._model(embedder) for embedder in self._served]))
 
     async def model(self, http: HTTPRequest) -> HTTPResponse:
         return _json(msgspec.json.encode(self._model(self._served.find(http.path_params["model"]))))

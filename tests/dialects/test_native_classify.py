@@ -1,0 +1,96 @@
+"""The pure functions of /v1/classify and /v1/token_classify: what is read, written and refused. Numbers: test_client_verbs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+
+from fake import FakeModel
+from vectors import same_bits, told, vectors
+from whimbrel.dialects import ROUTES
+from whimbrel.dialects.native import classify
+from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Ragged, Result, Timings
+from whimbrel.types.seq import TokenOffsets
+
+READ = {"classify": classify.parse_classify, "token_classify": classify.parse_token_classify}
+
+
+class Card(SimpleNamespace):
+    labels = ("O", "BIRD")
+    prompts = {"query": "q: "}  # noqa: RUF012
+
+    def output(self, name: str) -> None: ...
+
+
+MODEL = FakeModel.named("m", Card())
+
+
+def request(verb: str, **body: Any) -> Any:
+    _, ask = READ[verb](orjson.dumps(body))
+    return ask(MODEL)
+
+
+def test_every_field() -> None:
+    options = {"prompt": "query", "activate": False, "truncate": "left"}
+    expected = Request(["a"], ("scores",), prompt_name="query", activate=False, truncate="left")
+    assert request("classify", input="a", **options) == expected
+    assert request("classify", input=[["a", "b"]]).texts == [("a", "b")]
+    found = request("token_classify", input=["a", "b"], aggregation="max", **options)
+    assert found == Request(
+        ["a", "b"], ("token_scores",), prompt_name="query", activate=False, truncate="left", return_offsets=True
+    )
+
+
+@pytest.mark.parametrize("verb", READ)
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [(b"", None), (b"{", None), (b"[]", None), (b"{}", None), (b'{"input": []}', "input"), (b'{"input": 3}', "input"), (b'{"input": [3]}', "input[0]"),
+     (b'{"input": ["a", null]}', "input[1]"), (b'{"input": "a", "activate": 1}', "activate"), (b'{"input": "a", "inputs": 1}', None),
+     (b'{"input": "a", "truncate": "middle"}', "truncate"), (b'{"input": "a", "model": 3}', "model")],
+)  # fmt: skip
+def test_wrong_bodies_say_where(verb: str, body: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        READ[verb](body)[1](MODEL)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("verb", READ)
+def test_2049_texts_are_too_many(verb: str) -> None:
+    with pytest.raises(TooLarge, match="2,049 inputs"):
+        request(verb, input=["a"] * 2049)
+
+
+def test_the_answers() -> None:
+    body, _ = classify.parse_classify(b'{"input": ["a", "b"]}')
+    scores = np.array([[0.25, 0.75], [1, 0]], np.float32)
+    answer = classify.render_classify(body, Result(Outputs(scores=scores), 5, 0, Timings()), MODEL)
+    assert orjson.loads(answer) == {
+        "labels": ["O", "BIRD"], "scores": [[0.25, 0.75], [1, 0]], "model": "m", "usage": {"prompt_tokens": 5, "total_tokens": 5}
+    }  # fmt: skip
+    tagged, _ = classify.parse_token_classify(b'{"input": "a wader"}')
+    scores = Ragged(np.array([[0.9, 0.1], [0.25, 0.75]], np.float32), np.array([0, 2]))
+    spans = TokenOffsets(np.array([[0, 1], [2, 7]], np.int32), np.zeros(2, bool), np.zeros(2, bool))
+    result = Result(Outputs(token_scores=scores), 2, 0, Timings(), [spans])
+    entities = orjson.loads(classify.render_token_classify(tagged, result, MODEL))["entities"]
+    assert entities == [[{"label": "BIRD", "score": 0.75, "start": 2, "end": 7, "text": "wader"}]]
+
+
+@given(vectors(3, 2))
+def test_scores_read_back(scores: np.ndarray) -> None:
+    body, _ = classify.parse_classify(b'{"input": ["a", "b", "c"]}')
+    answer = classify.render_classify(body, Result(Outputs(scores=scores), 5, 0, Timings()), MODEL)
+    assert same_bits(told(answer)["scores"], scores)
+
+
+def test_the_examples_can_be_read() -> None:
+    for route in ROUTES:
+        if "classify" in route.path:
+            _, ask = route.parse_request(route.example.encode())
+            assert callable(ask) or isinstance(ask, Request)

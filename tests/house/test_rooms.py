@@ -1,0 +1,53 @@
+"""Rules of the house, as tests: arrows between modules, light imports, the public names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import whimbrel
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ["torch", "transformers", "tokenizers", "safetensors", "starlette", "httptools", "huggingface_hub", "scipy"]
+
+
+def test_import_contracts() -> None:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import whimbrel", [*HEAVY, "numpy", "httpx2"]),
+        ("from whimbrel import Client, AsyncClient, WhimbrelError", HEAVY),
+        ("import whimbrel.wire, whimbrel.dialects, whimbrel.types.card, whimbrel.types.plan", HEAVY),
+        ("import whimbrel.outputs.muvera, whimbrel.outputs.token_pooling", HEAVY),
+        (
+            "import whimbrel.cli.main; whimbrel.cli.main.app(['--help'], standalone_mode=False)",
+            [*HEAVY, "numpy", "httpx2", "rich.markdown"],
+        ),
+        ("import whimbrel.cli.main; whimbrel.cli.main.app(['models'], standalone_mode=False)", [*HEAVY, "numpy", "httpx2"]),
+        (
+            "import whimbrel.cli.main; whimbrel.cli.main.app(['serve', '--help'], standalone_mode=False)",
+            [*HEAVY, "numpy", "httpx2"],
+        ),
+    ],
+)
+def test_light_parts_import_nothing_heavy(code: str, absent: list[str]) -> None:
+    program = f"import sys, json; {code}; print(); print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not set(absent) & set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_public_names() -> None:
+    assert whimbrel.__all__ == ["AsyncClient", "AsyncEngine", "Client", "Engine", "WhimbrelError", "__version__"]
+    assert all(getattr(whimbrel, name) is not None for name in whimbrel.__all__)
+    assert dir(whimbrel) == whimbrel.__all__
+    with pytest.raises(AttributeError):
+        _ = whimbrel.nothing  # pyright: ignore[reportAttributeAccessIssue]

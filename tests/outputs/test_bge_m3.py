@@ -1,0 +1,286 @@
+"""BGE-M3: three outputs from one pass, against FlagEmbedding's formula and against each asked alone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_sparse import rows, splade_layout, write_splade
+from transformers import AutoModel, AutoTokenizer
+
+from checkpoints import sentence_layout, write_xlmr
+from parity import Parity
+from whimbrel import Engine
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.errors import CheckpointError, InvalidRequest
+from whimbrel.server.processes import channel, replica
+from whimbrel.server.processes.channel import pair
+from whimbrel.server.processes.engine_process import WorkerChannel
+from whimbrel.server.processes.remote_engine import RemoteEngine
+from whimbrel.server.processes.shared_memory import StatusBoard
+from whimbrel.types.request import OutputName, Request
+from whimbrel.types.result import Outputs
+
+TEXTS = [
+    "",
+    "a",
+    "The whimbrel flies.",
+    "Vogel " * 7,
+    "far far away in a year " * 20,
+    "query: birds",
+    "1, 2 雪; 3!",
+    "</s> a <s>",
+]
+ALL: tuple[OutputName, ...] = ("dense", "sparse", "multi_vector")
+
+
+def write_m3(folder: Path, *, width: int = 48) -> dict[str, torch.Tensor]:
+    """An XLM-RoBERTa with the modules and the two files of BAAI/bge-m3; returns the tensors of these."""
+    write_xlmr(folder)
+    sentence_layout(folder, modes=("cls",))
+    generator = torch.Generator().manual_seed(9)
+    found: dict[str, torch.Tensor] = {}
+    for name, size in (("sparse", 1), ("colbert", width)):
+        weight = torch.randn(size, 48, generator=generator).half()
+        bias = torch.randn(size, generator=generator).half()
+        torch.save({"weight": weight, "bias": bias}, folder / f"{name}_linear.pt")
+        found |= {f"{name}.weight": weight.float(), f"{name}.bias": bias.float()}
+    return found
+
+
+def reference(folder: Path, heads: dict[str, torch.Tensor], texts: list[str]) -> Iterator[tuple[Any, dict[int, float], Any]]:
+    """(dense, weight of each id, vectors) of each text, as FlagEmbedding's M3Embedder has them."""
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    unused = {tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    for text in texts:
+        inputs = tokenizer(text, truncation=True, max_length=40, return_tensors="pt")
+        with torch.inference_mode():
+            hidden = model(**inputs).last_hidden_state[0]
+            dense = torch.nn.functional.normalize(hidden[0], dim=-1)
+            weights = torch.relu(hidden @ heads["sparse.weight"].T + heads["sparse.bias"])[:, 0]
+            vectors = hidden[1:] @ heads["colbert.weight"].T + heads["colbert.bias"]
+        lexical: dict[int, float] = {}
+        for token, weight in zip(inputs["input_ids"][0].tolist(), weights.tolist(), strict=True):
+            if token not in unused and weight > lexical.get(token, 0.0):
+                lexical[token] = weight
+        yield dense.numpy(), lexical, torch.nn.functional.normalize(vectors, dim=-1).numpy()
+
+
+@pytest.mark.parametrize("width", [48, 20])
+def test_as_flag_embedding_has_it(width: int, parity: Parity, tmp_path: Path) -> None:
+    heads = write_m3(tmp_path, width=width)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        got = engine.encode(TEXTS, ALL)
+    assert got.dense is not None
+    assert got.sparse is not None
+    assert got.multi_vector is not None
+    dense, lexical, vectors = zip(*reference(tmp_path, heads, TEXTS), strict=True)
+    models = ("BAAI/bge-m3",) if width == 48 else ()
+    parity(got.dense, np.stack(dense), *models, family="roberta", tasks=["dense"])
+    assert [ids.tolist() for ids, _ in got.sparse] == [sorted(weights) for weights in lexical]
+    expected = [[weights[token] for token in sorted(weights)] for weights in lexical]
+    parity([weights for _, weights in got.sparse], expected, *models, family="roberta", tasks=["sparse"])
+    parity(list(got.multi_vector), vectors, *models, family="roberta", tasks=["multi_vector"])
+
+
+def same(one: Outputs, other: Outputs, names: tuple[OutputName, ...]) -> None:
+    """The same bits."""
+    for name in names:
+        a: Any = getattr(one, name)
+        b: Any = getattr(other, name)
+        if name == "dense":
+            assert np.array_equal(a, b)
+            continue
+        assert len(a) == len(b)
+        for left, right in zip(a, b, strict=True):
+            assert all(np.array_equal(x, y) for x, y in zip(left, right, strict=True))
+
+
+def test_all_three_from_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_m3(tmp_path)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        runner: Any = engine._lanes._runner
+        passes: list[int] = []
+        forward = runner._models[0].__call__
+
+        def counted(ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+            passes.append(ids.shape[0])
+            return forward(ids, *rest)
+
+        monkeypatch.setattr(runner, "_models", [counted])
+        text = "The whimbrel flies."
+        together = engine.encode([text], ALL)
+        assert len(passes) == 1
+        for name in ALL:
+            same(engine.encode([text], (name,)), together, (name,))
+        assert len(passes) == 4
+        one = engine.encode(TEXTS, ALL)
+        same(one, engine.encode(TEXTS, ("multi_vector", "dense", "sparse")), ALL)
+        for index, each in enumerate(TEXTS):
+            alone = engine.encode([each], ALL)
+            assert alone.dense is not None
+            assert one.dense is not None
+            assert np.array_equal(alone.dense[0], one.dense[index])
+            assert alone.sparse is not None
+            assert one.sparse is not None
+            assert all(np.array_equal(a, b) for a, b in zip(alone.sparse[0], one.sparse[index], strict=True))
+            assert alone.multi_vector is not None
+            assert one.multi_vector is not None
+            assert np.array_equal(alone.multi_vector[0], one.multi_vector[index])
+
+
+def mixed_requests() -> list[Request]:
+    """Of all kinds: outputs, widths, finished or not."""
+    subsets = [names for size in (1, 2, 3) for names in itertools.combinations(ALL, size)]
+    kinds = itertools.product(subsets, (None, 48, 32, 7), (None, False))
+    return [
+        Request([TEXTS[(i + j) % len(TEXTS)] for j in range(1 + i % 3)], names, dimensions=width, normalize=normalize)
+        for i, (names, width, normalize) in enumerate(kinds)
+        if names != ("sparse",) or (width, normalize) == (None, None)
+    ]
+
+
+def test_requests_of_all_kinds_share_batches(tmp_path: Path) -> None:
+    """Alone and in a crowd, the same bits."""
+    write_m3(tmp_path)
+    requests = mixed_requests()
+    with Engine(str(tmp_path), dtype="float32", matryoshka=True) as engine:
+        futures = [engine.submit(request) for request in requests]
+        crowd = [future.result().outputs for future in futures]
+        for request, outputs in zip(requests, crowd, strict=True):
+            same(engine.run(request).outputs, outputs, request.outputs)
+            assert [name for name in ALL if getattr(outputs, name) is not None] == [n for n in ALL if n in request.outputs]
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("name", ALL)
+def test_whatever_is_not_finite_is_computed_again(name: OutputName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a text, of which one output was not."""
+    write_m3(tmp_path)
+    with Engine(str(tmp_path), dtype="bfloat16") as engine, Engine(str(tmp_path), dtype="float32") as exact:
+        runner: Any = engine._lanes._runner
+        collect = runner.collect
+
+        def spoilt(pending: Any) -> dict[OutputName, Any]:
+            given = dict(collect(pending))
+            return given | {name: np.full_like(given[name], np.nan)}
+
+        monkeypatch.setattr(runner, "collect", spoilt)
+        same(engine.encode(TEXTS[1:4], ALL), exact.encode(TEXTS[1:4], ALL), ALL)
+
+
+async def through_a_line(engine: Engine, requests: list[Request]) -> list[Outputs]:
+    """What a worker gets for them, over the line to an engine."""
+    broken: list[Any] = []
+    remote = RemoteEngine(
+        0, engine.card, engine.plan, engine.folder,
+        num_replicas=1, max_segments=8, on_quarantine=lambda _: None, broken=broken.append,
+    )  # fmt: skip
+    near, far = pair()
+    WorkerChannel(engine, 0, far)
+    board, _, _ = StatusBoard.create(4, 4)
+    remote.attach(0, near, board)
+    try:
+        results = await asyncio.gather(*(remote.run(request) for request in requests))
+    finally:
+        remote._replicas[0].disconnect()
+    assert not broken
+    return [result.outputs for result in results]
+
+
+def test_requests_of_all_kinds_through_the_process_boundary(tmp_path: Path) -> None:
+    write_m3(tmp_path)
+    requests = mixed_requests()
+    with Engine(str(tmp_path), dtype="float32", matryoshka=True) as engine:
+        for request, outputs in zip(requests, asyncio.run(through_a_line(engine, requests)), strict=True):
+            same(engine.run(request).outputs, outputs, request.outputs)
+
+
+def test_any_number_of_entries_passes_the_process_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would not fit into a message."""
+    monkeypatch.setattr(channel, "MAX_MESSAGE", 200_000)
+    write_splade(tmp_path)
+    splade_layout(tmp_path)
+    texts = [TEXTS[i % len(TEXTS)] for i in range(600)]
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        requests = [Request(texts), Request(texts[:3]), Request(texts, max_active_dims=2), Request([])]
+        got = [outputs.sparse for outputs in asyncio.run(through_a_line(engine, requests))]
+        expected = engine.sparse(texts)
+        assert expected.weights_X.nbytes > 200_000 > replica.SHARED_BYTES
+        for request, sparse in zip(requests, got, strict=True):
+            assert sparse is not None
+            alone = engine.run(request).outputs.sparse
+            assert alone is not None
+            assert np.array_equal(rows(sparse, 400), rows(alone, 400))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_gpu_gives_the_same(dtype: str, tmp_path: Path) -> None:
+    write_m3(tmp_path)
+    with (
+        Engine(str(tmp_path), device="cpu", dtype="float32") as exact,
+        Engine(str(tmp_path), device="cuda", dtype=dtype) as engine,
+    ):
+        one, other = exact.encode(TEXTS, ALL), engine.encode(TEXTS, ALL)
+    assert one.dense is not None
+    assert one.multi_vector is not None
+    assert one.sparse is not None
+    assert other.dense is not None
+    assert other.multi_vector is not None
+    assert other.sparse is not None
+    least = 0.9999 if dtype == "float32" else 0.99
+    assert (one.dense * other.dense).sum(1).min() > least
+    assert (one.multi_vector.rows_XD * other.multi_vector.rows_XD).sum(1).mean() > least
+    scale = float(rows(one.sparse, 400).max())
+    assert np.abs(rows(one.sparse, 400) - rows(other.sparse, 400)).max() < (1e-4 if dtype == "float32" else 0.1) * scale
+
+
+def test_each_file_gives_its_output(tmp_path: Path) -> None:
+    write_m3(tmp_path)
+    card = read_card(tmp_path, "m")
+    assert list(card.outputs) == ["dense", "sparse", "multi_vector"]
+    assert card.outputs["sparse"].skip_ids == (0, 2, 1, 3)
+    (tmp_path / "sparse_linear.pt").unlink()
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        assert list(engine.card.outputs) == ["dense", "multi_vector"]
+        with pytest.raises(InvalidRequest, match="multi_vector"):
+            engine.sparse("a")
+
+
+class Harmless:
+    """What no pickle of tensors holds."""
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [({"weight": torch.zeros(2, 48), "bias": torch.zeros(2)}, "weight"), ({"bias": torch.zeros(1)}, "weight"), ([1], None),
+     ({"weight": torch.zeros(48)}, "weight"), ({"weight": Harmless()}, None)],
+)  # fmt: skip
+def test_other_files_are_refused(value: Any, key: str | None, tmp_path: Path) -> None:
+    write_m3(tmp_path)
+    torch.save(value, tmp_path / "sparse_linear.pt")
+    with pytest.raises(CheckpointError) as raised:
+        read_card(tmp_path, "m")
+    assert (raised.value.file, raised.value.key) == ("sparse_linear.pt", key)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x02c"])
+def test_no_zip_is_refused(content: bytes, tmp_path: Path) -> None:
+    write_m3(tmp_path)
+    (tmp_path / "colbert_linear.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"colbert_linear\.pt"):
+        read_card(tmp_path, "m")
+
+
+def test_wrong_tensors_are_refused(tmp_path: Path) -> None:
+    write_m3(tmp_path)
+    torch.save({"weight": torch.zeros(9, 47), "bias": torch.zeros(9)}, tmp_path / "colbert_linear.pt")
+    with pytest.raises(CheckpointError, match=r"colbert_linear\.pt"):
+        Engine(str(tmp_path), dtype="float32")

@@ -1,0 +1,437 @@
+"""Late interaction: vectors of tokens, how many, and the order of scores, against Sentence Transformers in every layout.
+
+Of jina-colbert-v2, whose code cannot be run, the formula is written out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import string
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_hub_models import jina_bert, jina_roberta
+from transformers import AutoTokenizer, XLMRobertaTokenizer
+
+from checkpoints import edit_json, write_json
+from late_models import (
+    JINA,
+    JINA_V1,
+    write_jina,
+    write_jina_v1,
+    write_mxbai_edge,
+    write_mxbai_large,
+    write_old_pylate,
+    write_pylate,
+    write_sentence_transformers,
+    write_stanford,
+)
+from parity import Parity
+from whimbrel import Engine
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.prepare import Preprocessor
+from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
+from whimbrel.server.processes.channel import Channel, pair
+from whimbrel.server.processes.child_process import CONTROL_FD
+from whimbrel.server.processes.codec import pack_seqs
+from whimbrel.server.processes.messages import Attach, EngineAnswer, FromEngine, Load, Ready, ReportEngine, Submit
+from whimbrel.telemetry.logs import LogOptions
+from whimbrel.types.hardware import Hardware
+from whimbrel.types.plan import Options, make_plan
+from whimbrel.types.request import InputType, Request
+
+QUERIES = [
+    "what is a whimbrel?",
+    "",
+    "How far do birds fly in a year, [Q] and where to? A long, long query that goes on and on and on",
+    "Zürich!! fly",
+    "x",
+    "what is a whimbrel? 日本",
+]
+DOCUMENTS = [
+    "The whimbrel is a wader, with a long curved bill.",
+    "... ! ? !",
+    "Der Regenbrachvogel zieht im Herbst nach Afrika; ein großer Vogel! " * 4,
+    "a",
+    "日本 text. [D] It breeds [MASK] across much of subarctic North America",
+]
+FIXED = {"strategy": "fixed", "attend": False, "token": None, "length": 16}
+MIN = {"strategy": "min", "attend": True, "token": "[SEP]", "length": 16}
+CASES: dict[str, Callable[[Path], None]] = {
+    "stanford": write_stanford,
+    "stanford, attended": lambda folder: write_stanford(folder, attend_to_mask_tokens=True, mask_punctuation=False),
+    "mxbai large": write_mxbai_large,
+    "pylate": write_pylate,
+    "pylate, filled up": lambda folder: write_pylate(folder, window=14, do_query_expansion=True),
+    "pylate, attended": lambda folder: write_pylate(folder, do_query_expansion=True, attend_to_expansion_tokens=True),
+    "pylate without markers": lambda folder: write_pylate(folder, query_prefix="", document_prefix="", skiplist_words=[]),
+    "old pylate": write_old_pylate,
+    "mxbai edge": write_mxbai_edge,
+    "fixed": lambda folder: write_sentence_transformers(folder, FIXED, document_length=30),
+    "min": lambda folder: write_sentence_transformers(folder, MIN, {"skiplist_tasks": ["query", "document"]}),
+    "neither": lambda folder: write_sentence_transformers(folder, None, {"skiplist_tasks": []}, markers=False, query_length=9),
+}
+
+
+MODELS = {
+    "stanford": ("colbert-ir/colbertv2.0", "answerdotai/answerai-colbert-small-v1"),
+    "mxbai large": ("mixedbread-ai/mxbai-colbert-large-v1",),
+    "pylate": ("lightonai/GTE-ModernColBERT-v1", "lightonai/LateOn", "lightonai/Reason-ModernColBERT"),
+    "mxbai edge": ("mixedbread-ai/mxbai-edge-colbert-v0-17m", "mixedbread-ai/mxbai-edge-colbert-v0-32m"),
+}
+"""Whose layouts these are."""
+KINDS: tuple[InputType, ...] = ("query", "document")
+OPEN: list[Engine] = []
+
+
+@cache
+def engine(folder: Path, **options: Any) -> Engine:
+    OPEN.append(Engine(str(folder), **{"dtype": "float32", "matryoshka": True} | options))
+    return OPEN[-1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    for each in OPEN:
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def make(case: str) -> Path:
+        folder = tmp_path_factory.mktemp("late")
+        CASES[case](folder)
+        return folder
+
+    return make
+
+
+@cache
+def reference(folder: Path) -> Any:
+    """Sentence Transformers' model; without files that lead it astray."""
+    from sentence_transformers import MultiVectorEncoder
+
+    if (folder / "1_Pooling").exists():
+        clean = folder.with_name(f"{folder.name}-clean")
+        stale = shutil.ignore_patterns("modules.json", "1_Pooling", "*sentence*")
+        folder = Path(shutil.copytree(folder, clean, ignore=stale, dirs_exist_ok=True))
+    return MultiVectorEncoder(str(folder), device="cpu")
+
+
+@cache
+def expected(folder: Path, kind: InputType) -> list[Any]:
+    model = reference(folder)
+    encode, texts = (model.encode_query, QUERIES) if kind == "query" else (model.encode_document, DOCUMENTS)
+    return encode(texts, convert_to_numpy=True)
+
+
+def texts_of(kind: InputType) -> list[str]:
+    return QUERIES if kind == "query" else DOCUMENTS
+
+
+def compare(got: Any, wanted: Any, tolerance: float = 1e-5) -> None:
+    """As many vectors of each text, and the same ones."""
+    assert [one.shape for one in got] == [other.shape for other in wanted]
+    scale = max(np.abs(other).max(initial=0.0) for other in wanted)
+    assert max(np.abs(one - other).max(initial=0.0) for one, other in zip(got, wanted, strict=True)) <= tolerance * scale
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_vectors(case: str, checkpoint: Callable[[str], Path], parity: Parity) -> None:
+    """As Sentence Transformers has them, and as many; together and alone, bit for bit."""
+    model, models = engine(checkpoint(case)), MODELS.get(case, ())
+    for kind in KINDS:
+        together = model.multi_vector(texts_of(kind), input_type=kind)
+        wanted = expected(checkpoint(case), kind)
+        parity(list(together), wanted, *models, family=model.card.encoder.family, tasks=["multi_vector"])
+        for text, one in zip(texts_of(kind), together, strict=True):
+            assert np.array_equal(model.multi_vector(text, input_type=kind)[0], one)
+
+
+@pytest.mark.parametrize("case", ["stanford", "stanford, attended"])
+def test_a_padding_token_in_a_text(case: str, checkpoint: Callable[[str], Path]) -> None:
+    """Stanford's code takes it for padding: `ids[ids == pad] = mask` in queries, no vector in documents."""
+    model = engine(checkpoint(case))
+    padded, masked = (model.multi_vector(f"a {token} bird", input_type="query")[0] for token in ("[PAD]", "[MASK]"))
+    assert np.array_equal(padded, masked)
+    padded, masked = (model.multi_vector(f"a {token} bird", input_type="document")[0] for token in ("[PAD]", "[MASK]"))
+    assert len(padded) == len(masked) - 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_order_of_scores(case: str, checkpoint: Callable[[str], Path]) -> None:
+    folder = checkpoint(case)
+    queries = engine(folder).multi_vector(QUERIES, input_type="query")
+    documents = engine(folder).multi_vector(DOCUMENTS, input_type="document")
+    scores = np.array([[(query @ document.T).max(1).sum() for document in documents] for query in queries])
+    wanted = reference(folder).similarity(expected(folder, "query"), expected(folder, "document")).numpy()
+    np.testing.assert_allclose(scores, wanted, rtol=1e-4)
+    assert np.array_equal(scores.argsort(1), wanted.argsort(1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["query", "document"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_gives_the_same(case: str, kind: InputType, dtype: str, checkpoint: Callable[[str], Path]) -> None:
+    with Engine(str(checkpoint(case)), device="cuda", dtype=dtype) as gpu:
+        found = gpu.multi_vector(texts_of(kind), input_type=kind)
+    wanted = expected(checkpoint(case), kind)
+    assert [len(rows) for rows in found] == [len(rows) for rows in wanted]
+    rows = np.concatenate(wanted)
+    assert np.sqrt(np.square(found.rows_XD - rows).mean()) < 2e-2 * np.abs(rows).max()
+    assert (found.rows_XD * rows).sum(1).min() > 0.99
+
+
+@pytest.mark.parametrize("case", ["stanford", "mxbai edge", "min"])
+def test_queries_and_documents_of_many_widths_at_once(case: str, checkpoint: Callable[[str], Path]) -> None:
+    """In one batch, cut and then normalised, and bit for bit as alone."""
+    model = engine(checkpoint(case), max_batch_tokens=4096)
+    asked = [
+        Request(texts_of(kind), ("multi_vector",), input_type=kind, dimensions=width, normalize=normalize)
+        for kind in KINDS
+        for width in (12, 7, 4)
+        for normalize in (None, False)
+    ]
+    for request, future in [(request, model.submit(request)) for request in asked]:
+        got = future.result().outputs.multi_vector
+        assert got is not None
+        alone = model.multi_vector(
+            request.texts, input_type=request.input_type, dimensions=request.dimensions, normalize=request.normalize
+        )  # pyright: ignore[reportArgumentType]
+        assert np.array_equal(got.rows_XD, alone.rows_XD)
+        assert np.array_equal(got.offsets_N1, alone.offsets_N1)
+        if request.normalize is None:
+            cut = [rows[:, : request.dimensions] for rows in expected(checkpoint(case), request.input_type or "query")]
+            if case != "min":  # its vectors come normalised, and a cut one is shorter by what was cut off
+                compare(got, [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in cut])
+
+
+# jina-colbert-v2
+
+
+@cache
+def xlm_roberta(folder: Path) -> Any:
+    return XLMRobertaTokenizer.from_pretrained(folder)
+
+
+def jina(weights: dict[str, Any], folder: Path, text: str, kind: InputType, width: int) -> Any:
+    """Stanford's recipe, over the formula of the transformer."""
+    tokenizer = xlm_roberta(folder)
+    length, marker = (12, "[QueryMarker]") if kind == "query" else (30, "[DocumentMarker]")
+    ids = tokenizer(text, truncation=True, max_length=length - 1)["input_ids"]
+    ids = [ids[0], tokenizer.convert_tokens_to_ids(marker), *ids[1:]]
+    if kind == "query":
+        ids += [tokenizer.mask_token_id] * (length - len(ids))
+    config = JINA | {"vocab_size": len(tokenizer)}
+    with torch.inference_mode():
+        vectors = (jina_roberta(weights, config, torch.tensor(ids)) @ weights["linear.weight"].T)[:, :width]
+        vectors = torch.nn.functional.normalize(vectors, dim=-1).numpy()
+    skipped = {tokenizer.encode(sign, add_special_tokens=False)[0] for sign in string.punctuation} - {tokenizer.unk_token_id}
+    return vectors if kind == "query" else vectors[[token not in skipped for token in ids]]
+
+
+def test_jina_colbert(tmp_path: Path, parity: Parity) -> None:
+    weights = write_jina(tmp_path, "HF_ColBERT")
+    with Engine(str(tmp_path), dtype="float32", matryoshka=True) as model:
+        assert len(model.card.outputs["multi_vector"].skip_ids) == 3  # two signs, and the padding
+        for kind in KINDS:
+            for width in (16, 12, 8):
+                got = model.multi_vector(texts_of(kind), input_type=kind, dimensions=width)
+                wanted = [jina(weights, tmp_path, text, kind, width) for text in texts_of(kind)]
+                parity(list(got), wanted, "jinaai/jina-colbert-v2", family="jina_colbert", tasks=["multi_vector"])
+                for text, one in zip(texts_of(kind), got, strict=True):
+                    assert np.array_equal(model.multi_vector(text, input_type=kind, dimensions=width)[0], one)
+
+
+def test_jina_colbert_by_its_own_name(tmp_path: Path) -> None:
+    """Its config may name the class of its transformer."""
+    write_jina(tmp_path, "HF_ColBERT")
+    card = read_card(tmp_path, "m")
+    edit_json(tmp_path / "config.json", architectures=["ColBERTJinaRobertaModel"])
+    assert read_card(tmp_path, "m") == card
+
+
+def test_jina_colbert_v1(tmp_path: Path, parity: Parity) -> None:
+    """BERT with ALiBi, in Stanford's layout."""
+    weights = write_jina_v1(tmp_path)
+    (tmp_path / "bare").mkdir()
+    shutil.copy(tmp_path / "tokenizer.json", tmp_path / "bare")
+    shutil.copy(tmp_path / "tokenizer_config.json", tmp_path / "bare")
+    write_json(tmp_path / "bare/config.json", {"model_type": "bert"})
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bare")
+    skipped = {*tokenizer.convert_tokens_to_ids(list(string.punctuation))} - {tokenizer.unk_token_id}
+
+    def vectors(text: str, kind: InputType) -> np.ndarray:
+        length, marker = (12, "[unused0]") if kind == "query" else (30, "[unused1]")
+        ids = tokenizer(text, truncation=True, max_length=length - 1)["input_ids"]
+        ids = [ids[0], tokenizer.convert_tokens_to_ids(marker), *ids[1:]]
+        ids += [tokenizer.mask_token_id] * (length - len(ids) if kind == "query" else 0)
+        with torch.inference_mode():
+            found = jina_bert(weights, JINA_V1, torch.tensor(ids)) @ weights["linear.weight"].T
+            found = torch.nn.functional.normalize(found, dim=-1).numpy()
+        return found if kind == "query" else found[[token not in skipped for token in ids]]
+
+    with Engine(str(tmp_path), dtype="float32") as model:
+        for kind in KINDS:
+            got = model.multi_vector(texts_of(kind), input_type=kind)
+            wanted = [vectors(text, kind) for text in texts_of(kind)]
+            parity(list(got), wanted, "jinaai/jina-colbert-v1-en", family="jina_bert", tasks=["multi_vector"])
+            for text, one in zip(texts_of(kind), got, strict=True):
+                assert np.array_equal(model.multi_vector(text, input_type=kind)[0], one)
+
+
+# What is stated matters, so that the comparisons above are some
+
+STATED: list[tuple[str, str, dict[str, Any], InputType]] = [
+    ("stanford", "artifact.metadata", {"attend_to_mask_tokens": True}, "query"),
+    ("stanford", "artifact.metadata", {"query_token_id": "[unused1]"}, "query"),
+    ("stanford", "artifact.metadata", {"query_maxlen": 13}, "query"),
+    ("stanford", "artifact.metadata", {"doc_token_id": "[unused0]"}, "document"),
+    ("stanford", "artifact.metadata", {"doc_maxlen": 29}, "document"),
+    ("stanford", "artifact.metadata", {"mask_punctuation": False}, "document"),
+    ("pylate", "config_sentence_transformers.json", {"query_prefix": "[D] "}, "query"),
+    ("pylate", "config_sentence_transformers.json", {"query_prefix": ""}, "query"),
+    ("pylate", "config_sentence_transformers.json", {"skiplist_words": ["!"]}, "document"),
+    ("pylate", "config_sentence_transformers.json", {"prompts": {"document": "passage: "}}, "document"),
+    ("pylate, attended", "config_sentence_transformers.json", {"do_query_expansion": False}, "query"),
+    ("mxbai edge", "sentence_bert_config.json", {"do_lower_case": False}, "query"),
+    ("mxbai edge", "2_Dense/config.json", {"use_residual": False}, "query"),
+    ("min", "sentence_bert_config.json", {"query_expansion": FIXED}, "query"),
+    ("min", "2_MultiVectorMask/config.json", {"skiplist_tasks": ["document"]}, "query"),
+]
+
+
+@pytest.mark.parametrize(("case", "file", "change", "kind"), STATED)
+def test_what_is_stated_matters(
+    case: str, file: str, change: dict[str, Any], kind: InputType, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint(case), tmp_path, dirs_exist_ok=True)
+    edit_json(tmp_path / file, **change)
+    with Engine(str(tmp_path), dtype="float32") as model, pytest.raises(AssertionError):
+        compare(model.multi_vector(texts_of(kind), input_type=kind), expected(checkpoint(case), kind), tolerance=1e-3)
+
+
+# What a request may say
+
+
+def test_a_request_says_what_its_texts_are(checkpoint: Callable[[str], Path]) -> None:
+    model = engine(checkpoint("stanford"))
+    with pytest.raises(InvalidRequest, match='say input_type="query" or "document"'):
+        model.multi_vector(["a"])
+    with pytest.raises(InvalidRequest, match="gives no 'dense'"):
+        model.embed(["a"], input_type="query")
+
+
+def test_a_request_may_set_another_length(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = checkpoint("pylate")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    edit_json(tmp_path / "config_sentence_transformers.json", document_length=60, query_length=7)
+    for kind, limit in (("document", 60), ("query", 7)):
+        compare(engine(folder).multi_vector(texts_of(kind), input_type=kind, max_tokens=limit), expected(tmp_path, kind))
+    with pytest.raises(InvalidRequest, match="takes 4 to 80"):
+        engine(folder).multi_vector(["a"], input_type="query", max_tokens=81)
+    with pytest.raises(InvalidRequest, match="takes 12 to 12"):
+        engine(checkpoint("stanford")).multi_vector(["a"], input_type="query", max_tokens=20)
+    with pytest.raises(InvalidRequest, match="takes 16 to 80"):
+        engine(checkpoint("min")).multi_vector(["a"], input_type="query", max_tokens=15)
+    with pytest.raises(TooLong, match="the limit is 29"):
+        engine(folder).multi_vector(DOCUMENTS, input_type="document", truncate="never")
+
+
+def test_a_smaller_limit_for_all(checkpoint: Callable[[str], Path]) -> None:
+    short = engine(checkpoint("pylate"), max_length=10)
+    assert [len(rows) for rows in short.multi_vector(QUERIES, input_type="query")] == [10, 3, 10, 10, 4, 10]
+    with pytest.raises(CheckpointError, match="max length 10 leaves no room"):
+        Engine(str(checkpoint("stanford")), max_length=10)
+
+
+def test_C13_multi_vectors_of_nothing_but_punctuation(checkpoint: Callable[[str], Path]) -> None:
+    """What stands around a text stays; token ids that are all skipped have no vectors."""
+    model = engine(checkpoint("stanford"))
+    assert len(model.multi_vector(["...!?"], input_type="document")[0]) == 3
+    ids = np.array(model.card.outputs["multi_vector"].skip_ids[:3], np.int64)
+    found = model.run(Request([ids, ids[:1]], input_type="document")).outputs.multi_vector
+    assert found is not None
+    assert [rows.shape for rows in found] == [(0, 16), (0, 16)]
+
+
+def test_token_ids_are_taken_as_they_are(checkpoint: Callable[[str], Path]) -> None:
+    """Neither marked nor filled up; but some are skipped in documents."""
+    folder = checkpoint("stanford")
+    model = engine(folder)
+    seqs = model.preprocessor.preprocess(Request(DOCUMENTS, input_type="document")).seqs
+    ids = [seq.ids.astype(np.int64) for seq in seqs]
+    found = [model.run(Request(ids, input_type=kind)).outputs.multi_vector for kind in KINDS]
+    assert found[0] is not None
+    assert found[1] is not None
+    compare(found[1], expected(folder, "document"))
+    assert [min(len(row), 12) for row in ids] == [len(rows) for rows in found[0]]
+
+
+def test_a_prompt_comes_after_the_marker(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Newer files of PyLate say the marker in the prompts too."""
+    shutil.copytree(checkpoint("pylate"), tmp_path, dirs_exist_ok=True)
+    prompts = {"query": "[Q] search: ", "document": "passage: "}
+    edit_json(tmp_path / "config_sentence_transformers.json", prompts=prompts)
+    for kind in KINDS:
+        compare(engine(tmp_path).multi_vector(texts_of(kind), input_type=kind), expected(tmp_path, kind))
+
+
+def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
+    """Which tokens are attended to, and whether a text is a query, go along."""
+    folder = checkpoint("stanford")
+    options = Options(dtype="float32")
+    card = read_card(folder, "m")
+    prepared = Preprocessor(folder, card, make_plan(options, card, Hardware(1))).preprocess(
+        Request(QUERIES, input_type="query")
+    )
+    ours, theirs = pair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "whimbrel.server.processes.bootstrap", "engine", str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {CONTROL_FD: str(theirs.fileno())},
+        )
+    control = Channel[ReportEngine](ours, ReportEngine)
+    control.send(Load(str(folder), None, options, "engine-0-0", LogOptions()))
+    next(message for message in control if isinstance(message, Ready))
+    near, far = pair()
+    control.send(Attach(0), [far.detach()])
+    line = Channel[FromEngine](near, FromEngine)
+    line.send(
+        Submit(
+            uid=1, segment=0, segment_bytes=0, arrays=pack_seqs(prepared.seqs).data.cast("B"), num_seqs=len(QUERIES), num_spans=0,
+            specs=[("multi_vector", 16, True, 0, False)], num_tokens=prepared.num_tokens, num_truncated=0, received=perf_counter(),
+            tokenize=0.0, priority=0, deadline=float("inf"), tenant="", suspects={}, admitted=True,
+        )
+    )  # fmt: skip
+    answer = next(iter(line))
+    process.kill()
+    process.wait()
+    control.close()
+    line.close()
+    assert isinstance(answer, EngineAnswer)
+    rows = prepared.layout.arrays(np.frombuffer(answer.memory, np.uint8))["multi_vector"]
+    compare(np.split(rows, len(QUERIES)), expected(folder, "query"))
+
+
+def test_vectors_are_given_as_they_are_without_a_module_that_normalises(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint("min"), tmp_path, dirs_exist_ok=True)
+    rows = [row for row in json.loads((tmp_path / "modules.json").read_text()) if "Normalize" not in row["path"]]
+    write_json(tmp_path / "modules.json", rows)
+    compare(engine(tmp_path).multi_vector(QUERIES, input_type="query"), expected(tmp_path, "query"))

@@ -1,0 +1,362 @@
+"""Scores of pairs by models that give vectors, against Sentence Transformers and the formulas of the models' authors."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.util import maxsim as reference_maxsim
+from test_bge_m3 import reference as m3_reference
+from test_bge_m3 import write_m3
+from test_multi_vector import CASES, DOCUMENTS, QUERIES, jina, reference, write_jina
+from test_sparse import splade_layout, write_splade
+
+import whimbrel.model.maxsim_scorer
+from checkpoints import edit_json, sentence_layout, write_bert
+from whimbrel import AsyncEngine, Engine
+from whimbrel.engine.job import Job
+from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong
+from whimbrel.model.maxsim_scorer import MaxSimScorer
+from whimbrel.model.ops.maxsim import maxsim
+from whimbrel.model.ops.token_vectors import TokenVectors
+from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.outputs.rows import DeviceRows
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.request import OutputName, Request
+from whimbrel.types.result import Ragged
+
+TEXTS = ["far away", "the whimbrel flies", "a bird, a wader", "", "1, 2; 3!"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def make(case: str) -> Path:
+        folder = tmp_path_factory.mktemp("late")
+        CASES[case](folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def m3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("m3")
+    write_m3(folder)
+    with Engine(str(folder), dtype="float32") as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_late_interaction(case: str, checkpoint: Callable[[str], Path]) -> None:
+    folder = checkpoint(case)
+    model = reference(folder)
+    queries, documents = model.encode_query(QUERIES), model.encode_document(DOCUMENTS)
+    expected = reference_maxsim([torch.as_tensor(q) for q in queries], [torch.as_tensor(d) for d in documents]).numpy()
+    scale = np.abs(np.where(expected > -1e8, expected, 0)).max()
+    with Engine(str(folder), dtype="float32") as engine:
+        for query, row in zip(QUERIES, expected, strict=True):
+            found = engine.score(query, DOCUMENTS)
+            assert np.abs(found - row).max() <= 1e-5 * scale
+            assert [each.index for each in engine.rerank(query, DOCUMENTS)] == np.argsort(-found, kind="stable").tolist()
+        pairs = engine.score(QUERIES[: len(DOCUMENTS)], DOCUMENTS)
+        assert np.abs(pairs - expected.diagonal()).max() <= 1e-5 * scale
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_jina_colbert(width: int, tmp_path: Path) -> None:
+    """Its own formula, as its width is cut too."""
+    weights = write_jina(tmp_path, "HF_ColBERT")
+    with Engine(str(tmp_path), dtype="float32", matryoshka=True) as engine:
+        for query in QUERIES:
+            rows = jina(weights, tmp_path, query, "query", width)
+            expected = [(rows @ jina(weights, tmp_path, text, "document", width).T).max(axis=1).sum() for text in DOCUMENTS]
+            np.testing.assert_allclose(engine.score(query, DOCUMENTS, dimensions=width), expected, rtol=1e-5)
+
+
+def test_bge_m3(tmp_path: Path) -> None:
+    """By FlagEmbedding's formulas over its own vectors, all three ways."""
+    heads = write_m3(tmp_path)
+    dense, lexical, late = zip(*m3_reference(tmp_path, heads, TEXTS), strict=True)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for i, query in enumerate(TEXTS):
+            for name, expected in {
+                "dense": [dense[i] @ each for each in dense],
+                "sparse": [sum(weight * each.get(token, 0.0) for token, weight in lexical[i].items()) for each in lexical],
+                "multi_vector": [(late[i] @ rows.T).max(axis=1).mean() for rows in late],
+            }.items():
+                found = engine.score(query, TEXTS, score_by=cast("OutputName", name))
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan", None])
+def test_dense(similarity: str | None, tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path, modes=("mean",), heads=(), prompts={"query": "far ", "document": "a "})
+    if similarity:
+        edit_json(tmp_path / "config_sentence_transformers.json", similarity_fn_name=similarity)
+    model = SentenceTransformer(str(tmp_path), device="cpu")
+    expected = model.similarity(model.encode_query(TEXTS), model.encode_document(TEXTS)).numpy()
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for query, row in zip(TEXTS, expected, strict=True):
+            np.testing.assert_allclose(engine.score(query, TEXTS), row, atol=2e-5 * max(1.0, np.abs(expected).max()))
+        assert np.array_equal(engine.score(TEXTS, TEXTS), [engine.score(text, text)[0] for text in TEXTS])
+
+
+def test_sparse(tmp_path: Path) -> None:
+    write_splade(tmp_path, "bert")
+    splade_layout(tmp_path)
+    model = SparseEncoder(str(tmp_path), device="cpu")
+    expected = (model.encode_query(TEXTS).to_dense() @ model.encode_document(TEXTS).to_dense().T).numpy()
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for query, row in zip(TEXTS, expected, strict=True):
+            np.testing.assert_allclose(engine.score(query, TEXTS), row, rtol=1e-4, atol=1e-4)
+
+
+def test_the_three_scores_of_bge_m3(m3: Engine) -> None:
+    """As FlagEmbedding's compute_score has them: the late one is the mean over the query's tokens."""
+    given = m3.encode(TEXTS, ("dense", "sparse", "multi_vector"))
+    assert given.dense is not None
+    assert given.sparse is not None
+    assert given.multi_vector is not None
+    for i, query in enumerate(TEXTS):
+        dense = [given.dense[i] @ vector for vector in given.dense]
+        weights = dict(zip(*map(np.ndarray.tolist, given.sparse[i]), strict=True))
+        sparse = [sum(weights.get(id_, 0.0) * w for id_, w in zip(*each, strict=True)) for each in given.sparse]
+        late = [(given.multi_vector[i] @ rows.T).max(axis=1).mean() for rows in given.multi_vector]
+        for name, expected in (("dense", dense), ("sparse", sparse), ("multi_vector", late)):
+            np.testing.assert_allclose(m3.score(query, TEXTS, score_by=name), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(m3.score(query, TEXTS), m3.score(query, TEXTS, score_by="dense"))
+
+
+def test_scores_have_the_same_bits_alone_and_in_any_mix(checkpoint: Callable[[str], Path]) -> None:
+    documents = [*DOCUMENTS * 3, *(f"text number {i} of birds" * (i % 9) for i in range(60))]
+    with Engine(str(checkpoint("stanford")), dtype="float32", max_batch_tokens=128) as engine:
+        alone = {(q, d): engine.score(q, d)[0] for q in QUERIES for d in set(documents)}
+        with ThreadPoolExecutor(6) as pool:
+            many = list(pool.map(lambda query: engine.score(query, documents), QUERIES))
+        for query, scores in zip(QUERIES, many, strict=True):
+            assert scores.tolist() == [alone[query, document] for document in documents]
+        pairs = [(query, document) for document in documents for query in QUERIES]
+        scores = engine.run(Request(pairs, ("scores",))).outputs.scores
+        assert scores is not None
+        assert scores[:, 0].tolist() == [alone[pair] for pair in pairs]
+
+
+def test_each_text_is_encoded_once(checkpoint: Callable[[str], Path]) -> None:
+    with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
+        prepared = engine.preprocessor.preprocess(Request([(q, d) for q in QUERIES * 2 for d in DOCUMENTS * 3], ("scores",)))
+        assert len(prepared.seqs) == len(QUERIES) + len(DOCUMENTS)
+        assert [seq.index for seq in prepared.seqs] == list(range(len(prepared.seqs)))
+        assert [seq.is_query for seq in prepared.seqs] == [True] * len(QUERIES) + [False] * len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_texts_may_be_computed_in_any_order(seed: int) -> None:
+    """And in batches of any size: scores are those of all at once."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 9, 30)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    rows = rng.standard_normal((offsets[-1], 16)).astype(np.float32)
+    query_P, document_P = rng.integers(0, 10, 80).astype(np.int32), rng.integers(10, 30, 80).astype(np.int32)
+    vectors = TokenVectors.from_array(rows, offsets[:-1], offsets[1:])
+    matcher = MaxSimScorer(PairScoring("multi_vector", "maxsim", query_P, document_P), 30)
+    order = np.array([seq for seq in rng.permutation(30) if seq in query_P or seq in document_P])
+    for seqs in np.array_split(order, rng.integers(1, 12)):
+        matcher.add(rows, seqs, offsets[seqs], offsets[seqs + 1])
+    assert np.array_equal(matcher.scores, maxsim(vectors, vectors, query_P, document_P))
+    assert not matcher._waiting
+
+
+def test_what_is_wrong_names_what_was_given(m3: Engine, checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(InvalidRequest, match=r"documents\[1\]: .*surrogate"):
+        m3.score("a", ["a", "\ud800"])
+    with pytest.raises(TooLong, match=r"documents\[2\]: the text has"):
+        m3.score("a", ["a", "b", "far " * 5000], truncate=False)
+    with pytest.raises(InvalidRequest, match=r"queries\[1\]: must be a string"):
+        m3.score(["a", 3], ["a", "b"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidRequest, match="score_by: 'scores' is not known; it takes dense, sparse, multi_vector"):
+        m3.run(Request([("a", "b")], ("scores",), score_by="scores"))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidRequest, match=r"activate: .*similarities"):
+        m3.score("a", ["b"], activate=False)
+    assert m3.score("a", []).tolist() == []
+
+
+def test_late_interaction_sets_no_memory_aside(checkpoint: Callable[[str], Path]) -> None:
+    """Its vectors are compared as batches end: the rows of 10,000 documents need not exist at one time."""
+    with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
+        job = _job(engine, DOCUMENTS)
+        assert job.arrays == {}
+        assert job.num_bytes == 4 * (job.request.num_tokens + len(DOCUMENTS))
+
+
+def test_a_score_that_is_not_finite_is_an_error(checkpoint: Callable[[str], Path]) -> None:
+    """The product of finite vectors may not be; JSON would say null."""
+    with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
+        job = _job(engine, DOCUMENTS)
+    assert job.scorer is not None
+    job.scorer.scores[:] = (*np.zeros(len(DOCUMENTS) - 1), np.inf)
+    job.resolve()
+    with pytest.raises(NonFinite, match=rf"input\[{len(DOCUMENTS) - 1}\]\[1\]: a score is NaN or infinite"):
+        job.future.result()
+
+
+def _job(engine: Engine, documents: Sequence[str]) -> Job:
+    prepared = engine.preprocessor.preprocess(Request([("far", text) for text in documents], ("scores",)))
+    assert prepared.pair_scoring is not None
+    return Job(
+        Future(), prepared, np.empty(4 * len(documents), np.uint8), MaxSimScorer(prepared.pair_scoring, len(prepared.seqs))
+    )
+
+
+def test_rows_that_stay_on_the_device(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token vectors that are only compared are not copied to the host; here it is the device too. A text whose vectors are
+    asked for in the same batch gets them."""
+    folder = str(checkpoint("stanford"))
+    with Engine(folder, dtype="float32") as plain:
+        expected = plain.score(QUERIES[0], DOCUMENTS)
+        pairs = plain.score(QUERIES[: len(DOCUMENTS)], DOCUMENTS)
+        vectors = plain.multi_vector(DOCUMENTS, input_type="document")
+    with Engine(folder, dtype="float32", document_cache_bytes=10**6) as engine:
+        runner: Any = engine._lanes._runner
+        monkeypatch.setattr(runner, "_compares", True)
+        collect, seen = runner.collect, list[type]()
+
+        def collected(pending: Any) -> Any:
+            found = collect(pending)
+            seen.extend(map(type, found.values()))
+            return found
+
+        monkeypatch.setattr(runner, "collect", collected)
+        for _ in range(2):  # the second time out of the cache
+            assert engine.score(QUERIES[0], DOCUMENTS).tolist() == expected.tolist()
+        assert engine.score(QUERIES[: len(DOCUMENTS)], DOCUMENTS).tolist() == pairs.tolist()
+        assert set(seen) == {DeviceRows}
+        assert engine.score(QUERIES[0], [DOCUMENTS[0], vectors[1]]).tolist() == expected[:2].tolist()
+        assert engine.score(vectors[0], DOCUMENTS).tolist() == plain_scores(vectors[0], vectors)
+        seen.clear()
+        with ThreadPoolExecutor(8) as pool:
+            scores = [pool.submit(engine.score, QUERIES[0], DOCUMENTS) for _ in range(20)]
+            found = [pool.submit(engine.multi_vector, DOCUMENTS, input_type="document") for _ in range(20)]
+            assert all(each.result().tolist() == expected.tolist() for each in scores)
+            assert all(np.array_equal(each.result().rows_XD, vectors.rows_XD) for each in found)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: you tried to allocate 1 byte")], ids=repr)
+def test_no_memory_to_compare(error: Exception, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever torch calls it. What cannot be kept is not, and takes nobody's scores."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:
+        expected = engine.score(QUERIES[0], DOCUMENTS)
+        with monkeypatch.context() as patched:
+            patched.setattr(whimbrel.model.maxsim_scorer, "maxsim", full)
+            with pytest.raises(OutOfMemory, match="no memory to compare"):
+                engine.score(QUERIES[0], DOCUMENTS)
+        assert engine.score(QUERIES[0], DOCUMENTS).tolist() == expected.tolist()
+    with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:
+        monkeypatch.setattr(engine._document_cache, "add", full)
+        assert engine.score(QUERIES[0], DOCUMENTS).tolist() == expected.tolist()
+
+
+def test_vectors_do_not_pile_up(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where comparing takes longer than computing, lanes wait."""
+    documents = [f"{text} {i}" for i, text in enumerate(DOCUMENTS * 100)]
+    gate, launched = threading.Event(), list[int]()
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        assert gate.wait(30)
+        return maxsim(*args, **options)
+
+    with Engine(str(checkpoint("stanford")), dtype="float32", max_batch_tokens=64) as engine:
+        expected = engine.score(QUERIES[0], documents)
+        runner: Any = engine._lanes._runner
+        launch = runner.launch
+        monkeypatch.setattr(runner, "launch", lambda *args: (launched.append(1), launch(*args))[1])
+        monkeypatch.setattr(whimbrel.model.maxsim_scorer, "maxsim", slowly)
+        future = engine.submit(Request([(QUERIES[0], text) for text in documents], ("scores",)))
+        seen = -1
+        while seen < len(launched):
+            seen = len(launched)
+            time.sleep(0.3)
+        assert seen <= 16 * engine.plan.num_lanes
+        gate.set()
+        found = future.result(60).outputs.scores
+        assert found is not None
+        assert found[:, 0].tolist() == expected.tolist()
+        assert len(launched) > 2 * seen
+
+
+def plain_scores(query: Float32Array, documents: Ragged) -> list[float]:
+    of_query = TokenVectors.from_array(query, np.array([0]), np.array([len(query)]))
+    of_documents = TokenVectors.from_array(documents.rows_XD, documents.offsets_N1[:-1], documents.offsets_N1[1:])
+    numbers = np.arange(len(documents))
+    return maxsim(of_query, of_documents, np.zeros_like(numbers), numbers).tolist()
+
+
+def test_a_caller_that_leaves_while_much_is_submitted(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [f"{text} {i}" for i, text in enumerate(DOCUMENTS * 100)]
+
+    async def leave(engine: AsyncEngine, inner: Engine) -> None:
+        submit, futures = inner.submit_prepared, list[Future[Any]]()
+
+        def slow(prepared: Any) -> Future[Any]:
+            time.sleep(0.2)
+            futures.append(submit(prepared))
+            return futures[-1]
+
+        monkeypatch.setattr(inner, "submit_prepared", slow)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.score(QUERIES[0], documents), 0.1)
+        await asyncio.sleep(0.3)
+        assert [future.cancelled() for future in futures] == [True]
+        monkeypatch.setattr(inner, "submit_prepared", submit)
+        assert (await engine.score(QUERIES[0], documents[:300])).shape == (300,)
+
+    with Engine(str(checkpoint("stanford")), dtype="float32") as inner:
+        asyncio.run(leave(AsyncEngine(inner), inner))
+
+
+def test_the_memory_of_a_comparison_is_free_once_it_is_answered(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By counting references, without waiting for the garbage collector: of texts, of vectors, and of what was kept."""
+    jobs: list[weakref.ref[Any]] = []
+
+    def made(*args: Any) -> Job:
+        job = Job(*args)
+        jobs.extend((weakref.ref(job), weakref.ref(cast(Any, job.scorer))))
+        return job
+
+    with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:
+        rows = engine.multi_vector(DOCUMENTS, input_type="document")
+        query = engine.multi_vector(QUERIES[0], input_type="query")[0]
+        monkeypatch.setattr("whimbrel.engine.engine.Job", made)
+        gc.collect()
+        gc.disable()
+        try:
+            for q, documents in ((QUERIES[0], DOCUMENTS), (QUERIES[0], DOCUMENTS), (QUERIES[1], rows), (query, rows)):
+                engine.score(q, documents)
+                give_up = time.perf_counter() + 20
+                while any(each() is not None for each in jobs) and time.perf_counter() < give_up:
+                    time.sleep(0.01)
+                assert [each() for each in jobs] == [None] * len(jobs)
+        finally:
+            gc.enable()
+        assert len(jobs) == 8

@@ -1,0 +1,165 @@
+"""An embedder without a model, and a server process around it.
+
+python tests/support/fake.py '{"limits": {...}}'     serves; prints its port once it answers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self, cast
+
+import numpy as np
+import orjson
+
+from whimbrel.server.app.served_models import AsyncEmbedder
+from whimbrel.types.card import Card, Encoder, Output
+from whimbrel.types.request import Request
+from whimbrel.types.result import Outputs, Result, Timings
+
+
+@dataclass
+class FakePlan:
+    served_name: str = "fake"
+    max_length: int = 256
+    aliases: tuple[str, ...] = ()
+    device: str = "cpu"
+    dtype: str = "float32"
+    max_batch_tokens: int = 512
+
+
+CARD = Card(
+    name="fake",
+    path="",
+    encoder=Encoder("bert", 100, 4, 8, (), 1, 256, 1e-12, "gelu"),
+    outputs={"dense": Output(4, modes=("mean",), activation="normalize")},
+    max_length=256,
+    tokenizer=cast(Any, None),
+)
+
+
+@dataclass
+class FakeModel:
+    """What a dialect may know of a model."""
+
+    plan: Any
+    card: Any = None
+
+    @classmethod
+    def named(cls, name: str, card: Any = None) -> FakeModel:
+        return cls(FakePlan(name), card)
+
+
+class FakeEmbedder:
+    """Answers with ones, in the width asked for; keeps what it was asked, and waits while `go` is not set."""
+
+    def __init__(self) -> None:
+        self.card = CARD
+        self.plan: Any = FakePlan()
+        self.ready = True
+        self.status = "ready"
+        self.queued_tokens = 0
+        self.requests: list[Request] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def run(self, request: Request) -> Result:
+        self.requests.append(request)
+        await self.go.wait()
+        shape = len(request.texts), request.dimensions or 4
+        return Result(Outputs(np.ones(shape, np.float32)), num_tokens=3 * shape[0], num_truncated=0, timings=Timings())
+
+
+@dataclass
+class Told:
+    """What an app sent: `pieces` are the bodies of its messages."""
+
+    status: int
+    headers: dict[str, str]
+    pieces: list[bytes]
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+async def call(
+    app: Any, method: str = "GET", path: str = "/", *, body: bytes | list[bytes] = b"", headers: dict[str, str] | None = None
+) -> Told:
+    """Ask an ASGI app, as a client that keeps its connection. Names of headers are written with _ for -."""
+    chunks = [body] if isinstance(body, bytes) else body
+    named = {"host": "localhost", "content_length": str(sum(map(len, chunks)))} | (headers or {})
+    waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks] + [{"type": "http.request"}]
+    told = Told(0, {}, [])
+
+    async def receive() -> Any:
+        return waiting.pop(0) if waiting else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            told.status = message["status"]
+            told.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
+        else:
+            told.pieces.append(message.get("body", b""))
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "server": ("127.0.0.1", "8000"),
+        "client": ("127.0.0.1", "50000"),
+        "headers": [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in named.items()],
+    }
+    await app(scope, receive, send)
+    return told
+
+
+class FakeServer:
+    """The HTTP part of a server, in a process that may open `max_files` files."""
+
+    def __init__(self, max_files: int | None = None, **options: Any) -> None:
+        command = [sys.executable, __file__, orjson.dumps(options).decode()]
+        shell = ["bash", "-c", f'ulimit -n {max_files}; exec "$@"', "-"] if max_files else []
+        self.process = subprocess.Popen([*shell, *command], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def main() -> None:
+    from whimbrel.cli.serve import limit_silence, listen
+    from whimbrel.server.app.app import create_app
+    from whimbrel.server.app.limits import ServerLimits
+    from whimbrel.server.app.served_models import ModelRegistry
+    from whimbrel.server.http.listener import Server
+
+    guards = replace(ServerLimits(), **orjson.loads(sys.argv[1]))
+    with listen("127.0.0.1", 0) as listener:
+        limit_silence(listener, guards.write_pause)
+
+        async def serve() -> None:
+            served = ModelRegistry(cast(AsyncEmbedder, FakeEmbedder()))
+            server = Server(create_app(served, guards=guards), listener.fileno(), guards)
+            print(listener.getsockname()[1], flush=True)  # noqa: T201
+            await server.serve()
+
+        asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main()
