@@ -1,6 +1,6 @@
-"""What the processes say to one another: msgpack, one struct per message, tagged by its name.
+"""Messages between the processes: msgpack, one struct per message, tagged by its name.
 
-Arrays travel beside the messages, in shared memory (`shared`), unless they are small.
+Large arrays travel beside the messages, in shared memory (shared_memory.py).
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ import msgspec
 
 from whimbrel.errors import Overloaded, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.processes.codec import RequestHeader
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.card import PoolingOption, RerankerName
-from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.plan import Options, Plan
-from whimbrel.types.request import OutputName, Similarity
-
-StoredKind: TypeAlias = tuple[str, int, int, int, bool]
-"""Of vectors that came with a request: their type, how many texts, rows and columns, and whether they are sparse."""
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
@@ -29,33 +25,16 @@ class _Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Submit(_Message):
-    """A tokenised request. Its arrays (`seqs.pack`) lie in `segment`, or in `arrays` if that is 0."""
+    """A tokenized request. Its arrays lie in `segment`, or in `arrays` if that is 0; codec.py says in which order."""
 
     uid: int
     segment: int
     segment_bytes: int
-    """Size of a segment that is new, whose descriptor comes with this message; 0 if the engine has it already."""
+    """Size of a new segment, whose descriptor comes with this message; 0 if the engine has it already."""
     arrays: memoryview
-    num_seqs: int
-    num_spans: int
-    specs: list[tuple[OutputName, int, bool, int, bool]]
-    """The fields of outputs.Ask."""
-    num_tokens: int
-    num_truncated: int
-    received: float
-    tokenize: float
-    priority: int
-    deadline: float
-    tenant: str
-    suspects: dict[int, int]
+    header: RequestHeader
     admitted: bool
-    """Whether another life of an engine had admitted it, so that it must not be refused for overload."""
-    compare: tuple[OutputName, Similarity, int, bool] | None = None
-    """Of a comparison its output, its similarity, how many pairs it has, which come after the seqs, and whether it explains."""
-    stored: list[StoredKind] = []
-    """These vectors come last."""
-    pooling: TokenPooling | None = None
-    """Of documents that are compared by their token vectors."""
+    """Whether an engine had admitted it before, so that it must not be refused for overload."""
 
 
 class Cancel(_Message):

@@ -26,13 +26,13 @@ from typing import Final, ParamSpec, TypeVar, cast
 import numpy as np
 
 from whimbrel.engine.admission import QueueState, admit, admit_any
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.engine.prepare import AsyncPreprocessor, Preprocessor, input_size
-from whimbrel.engine.prepared import EngineRequest
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
-from whimbrel.outputs.layout import build_outputs, concat_sparse, response_layout
-from whimbrel.outputs.merge import ChunkMerge, Deduplication, map_error_location, merge_chunks
-from whimbrel.outputs.multi_vector import reduce_tokens
-from whimbrel.outputs.pair_scoring import scores_by_similarity
+from whimbrel.outputs.finishers import locate_error, read_response
+from whimbrel.outputs.layout import concat_sparse
+from whimbrel.outputs.multi_vector import TokenReduction
+from whimbrel.outputs.pair_scoring import PairScoring, scores_by_similarity
 from whimbrel.server.processes.channel import ProtocolError
 from whimbrel.server.processes.messages import EngineDown
 from whimbrel.server.processes.quarantine import QuarantineList
@@ -116,26 +116,15 @@ class RemoteEngine:
         small = self._is_small(tokens)
         self._preparing_tokens[small] += tokens
         try:
-            prepared = await self._preprocessor.preprocess(request)
+            tokenized = await self._preprocessor.preprocess(request)
         finally:
             self._preparing_tokens[small] -= tokens
-        self._learn(request, prepared)
-        if not prepared.seqs and prepared.pair_scoring is None:
-            places = response_layout(prepared.layout, prepared.pair_scoring)
-            outputs = build_outputs(
-                places, places.arrays(np.empty(0, np.uint8)), None if places.dynamic_output is None else concat_sparse({})
-            )
-            return Result(
-                reduce_tokens(outputs, prepared.reduction),
-                0,
-                0,
-                Timings(tokenize=prepared.tokenize, total=perf_counter() - prepared.received),
-                prepared.token_offsets,
-            )
-        result = await self._compute(prepared)
-        if prepared.reduction is None or prepared.pair_scoring is not None:
-            return result
-        return replace(result, outputs=await self._in_thread(reduce_tokens, result.outputs, prepared.reduction))
+        self._learn(request, tokenized)
+        result = _empty_result(tokenized) if tokenized.is_empty else await self._compute(tokenized)
+        finish = tokenized.finish
+        if isinstance(finish, TokenReduction):
+            return replace(result, outputs=await self._in_thread(finish.apply, result.outputs))
+        return result if isinstance(finish, PairScoring) else replace(result, outputs=finish.apply(result.outputs))
 
     async def tokenize(self, asked: TokenizeRequest) -> list[TokenInfo]:
         """The tokens of each text. Raises InvalidRequest and TooLarge."""
@@ -145,53 +134,53 @@ class RemoteEngine:
         """The text of each row of ids. Raises InvalidRequest."""
         return await self._preprocessor.decode(asked)
 
-    async def _compute(self, prepared: EngineRequest) -> Result:
-        """By one engine, or by several at once if it is a long list of pairs."""
-        found = await self._shares(prepared)
-        if not found:
-            return await self._ask(Pending(prepared, asyncio.get_running_loop().create_future()))
-        parts = [asyncio.ensure_future(self._ask_share(share, prepared.merge)) for share in found]
+    async def _compute(self, request: EngineRequest) -> Result:
+        """Return the response of one engine, or of several that each have a shard of a long list of pairs."""
         try:
-            results = await asyncio.gather(*parts)
-        finally:
-            for part in parts:
-                part.cancel()
-        outputs = merge_chunks(merge_shards([result.outputs for result in results], found), prepared.merge)
+            shards = await self._split(request)
+            if not shards:
+                return await self._ask(Pending(request, asyncio.get_running_loop().create_future()))
+            asking = [asyncio.ensure_future(self._ask_shard(shard)) for shard in shards]
+            try:
+                results = await asyncio.gather(*asking)
+            finally:
+                for each in asking:
+                    each.cancel()
+        except WhimbrelError as error:
+            raise locate_error(error, request.finish) from None
+        outputs = merge_shards([result.outputs for result in results], shards)
         queue, compute = (max(getattr(result.timings, name) for result in results) for name in ("queue", "compute"))
-        timings = Timings(prepared.tokenize, queue, compute, perf_counter() - prepared.received)
-        return Result(
-            outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.token_offsets, prepared.pair_tokens
-        )
+        return request.result(outputs, Timings(request.tokenize, queue, compute, perf_counter() - request.received))
 
-    async def _shares(self, prepared: EngineRequest) -> list[Shard]:
-        keeps = self.plan.document_cache_bytes > 0
-        num_engines = len(self._replicas) if keeps else sum(replica.up for replica in self._replicas)
+    async def _split(self, request: EngineRequest) -> list[Shard]:
+        sticky = self.plan.document_cache_bytes > 0
+        num_engines = len(self._replicas) if sticky else sum(replica.up for replica in self._replicas)
         if num_engines < 2:
             return []
-        share = partial(
-            split_into_shards, prepared, self.card, num_engines, least_tokens=self.plan.max_batch_tokens, fixed=keeps
+        split = partial(
+            split_into_shards, request, self.card, num_engines, least_tokens=self.plan.max_batch_tokens, sticky=sticky
         )
-        num_pairs = 0 if prepared.pair_scoring is None else prepared.pair_scoring.num_pairs
-        return await self._in_thread(share) if max(len(prepared.seqs), num_pairs) > _MANY else share()
+        num_pairs = request.finish.num_pairs if isinstance(request.finish, PairScoring) else 0
+        return await self._in_thread(split) if max(len(request.seqs), num_pairs) > _MANY else split()
 
-    async def _ask_share(self, share: Shard, merge: ChunkMerge | Deduplication | None) -> Result:
+    async def _ask_shard(self, shard: Shard) -> Result:
         try:
-            return await self._ask(Pending(share.request, asyncio.get_running_loop().create_future(), home=share.engine))
+            return await self._ask(Pending(shard.request, asyncio.get_running_loop().create_future(), home=shard.engine))
         except WhimbrelError as error:
-            raise map_error_location(share.map_error_location(error), merge) from None
+            raise shard.locate_error(error) from None
 
     async def _ask(self, pending: Pending) -> Result:
-        """The answer of an engine, whatever becomes of the engines meanwhile."""
-        prepared = pending.request
+        """Return the response of an engine, whatever becomes of the engines meanwhile."""
+        request = pending.request
         self._dispatch(pending)
         try:
-            if isinf(prepared.deadline):
+            if isinf(request.scheduling.deadline):
                 result = await pending.future
             else:
-                async with asyncio.timeout(max(0.0, prepared.deadline - perf_counter())):
+                async with asyncio.timeout(max(0.0, request.scheduling.deadline - perf_counter())):
                     result = await pending.future
-            for index in pending.limits:
-                self._quarantine.clear(prepared.seqs[index])
+            for index in pending.suspects:
+                self._quarantine.clear(request.seqs[index])
             return result
         except TimeoutError:
             raise DeadlineExceeded("the time that the request gave is over.") from None
@@ -248,11 +237,11 @@ class RemoteEngine:
             texts = [part for part in parts.values() if isinstance(part, str)]
         return round(sum(min(input_size(text) * rate, limit) for text in texts))
 
-    def _learn(self, request: Request, prepared: EngineRequest) -> None:
+    def _learn(self, request: Request, tokenized: EngineRequest) -> None:
         """Make the next estimate a better one."""
         size = sum(map(len, request.texts))
-        if size and isinstance(request.texts[0], str) and not prepared.num_truncated:
-            self._tokens_per_character += 0.02 * (min(1.0, prepared.num_tokens / size) - self._tokens_per_character)
+        if size and isinstance(request.texts[0], str) and not tokenized.num_truncated:
+            self._tokens_per_character += 0.02 * (min(1.0, tokenized.num_tokens / size) - self._tokens_per_character)
 
     def _failing(self) -> EngineDown | None:
         """The supervisor's word, if every replica keeps failing."""
@@ -314,7 +303,7 @@ class RemoteEngine:
         if guilty is not None or self._aborted is not None:
             fail(pending, self._aborted or _quarantined(guilty or 0))
             return
-        pending.limits |= dict.fromkeys(alone, 1)
+        pending.suspects |= dict.fromkeys(alone, 1)
         up = [replica for replica in self._replicas if replica.up]
         if up:
             home = None if pending.home is None else self._replicas[pending.home]
@@ -337,7 +326,7 @@ class RemoteEngine:
                     seq = pending.request.seqs[index]
                     if (digest := self._quarantine.record_crash(seq, blame, perf_counter())) is not None:
                         self._on_quarantine(digest)
-                pending.limits[index] = max(1, min(pending.limits.get(index, together), together) // 2)
+                pending.suspects[index] = max(1, min(pending.suspects.get(index, together), together) // 2)
 
 
 def _quarantined(index: int) -> EngineCrash:
@@ -347,3 +336,10 @@ def _quarantined(index: int) -> EngineCrash:
 def _unavailable(down: EngineDown) -> Unavailable:
     """With a chance in it, so that clients do not come back all at once."""
     return Unavailable(f"{down.reason}.", retry_after=down.retry_after * random.uniform(1.0, 1.5))  # noqa: S311
+
+
+def _empty_result(request: EngineRequest) -> Result:
+    """Return the result of a request without texts, which no engine needs to see."""
+    entries = None if request.response.dynamic_output is None else concat_sparse({})
+    outputs = read_response(request.response, np.empty(request.response.num_bytes, np.uint8), entries)
+    return request.result(outputs, Timings(request.tokenize, total=perf_counter() - request.received))
