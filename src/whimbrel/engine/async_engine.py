@@ -117,9 +117,9 @@ class AsyncEngine:
         """As Engine.token_classify."""
         return await self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
 
-    async def _answer(self, question: Operation[T]) -> T:
-        with relocating(question.locate):
-            return question.postprocess(await self.run(question.request))
+    async def _answer(self, operation: Operation[T]) -> T:
+        with relocating(operation.locate):
+            return operation.postprocess(await self.run(operation.request))
 
     async def run(self, request: Request) -> Result:
         """Answer one request. Cancelling it drops what has not been computed yet."""
@@ -127,13 +127,13 @@ class AsyncEngine:
         tokenized = await self._preprocessor.preprocess(request)
         return await asyncio.wrap_future(await self._submit(tokenized))
 
-    async def tokenize(self, asked: TokenizeRequest) -> list[TokenInfo]:
-        """The tokens of each text. Raises InvalidRequest and TooLarge."""
-        return await self._preprocessor.tokenize(asked)
+    async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
+        """Return the tokens of each text. Raises InvalidRequest and TooLarge."""
+        return await self._preprocessor.tokenize(request)
 
-    async def decode(self, asked: DetokenizeRequest) -> list[str]:
-        """The text of each row of ids. Raises InvalidRequest."""
-        return await self._preprocessor.decode(asked)
+    async def decode(self, request: DetokenizeRequest) -> list[str]:
+        """Return the text of each row of token ids. Raises InvalidRequest."""
+        return await self._preprocessor.decode(request)
 
     async def _submit(self, request: EngineRequest) -> Future[Result]:
         if not isinstance(request.finish, PairScoring) or request.finish.num_pairs <= _MANY_PAIRS:

@@ -127,7 +127,7 @@ class Dispatcher:
         ahead = scheduler.tokens_ahead(tokens, priority, tenant=tenant)
         queue = QueueState(scheduler.queued_tokens, ahead, self._num_bytes, self._throughput.value)
         small = scheduler.is_small(tokens)
-        admit(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, chance=random.random())  # noqa: S311
+        admit(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, jitter=random.random())  # noqa: S311
 
     # Batches out
 

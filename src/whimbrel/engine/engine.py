@@ -166,9 +166,9 @@ class Engine:
         """The entities in each of `texts`; a single string is a list of one. The options are those of ScoreOptions."""
         return self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
 
-    def _answer(self, question: Operation[T]) -> T:
-        with relocating(question.locate):
-            return question.postprocess(self.run(question.request))
+    def _answer(self, operation: Operation[T]) -> T:
+        with relocating(operation.locate):
+            return operation.postprocess(self.run(operation.request))
 
     def run(self, request: Request) -> Result:
         """Answer one request; blocks. Interrupted, it drops what has not run yet."""

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
-"""Up to so many texts of so many characters together are tokenised in the event loop; more would hold it up."""
+"""Texts of a request, and their characters, that are still tokenized in the event loop; more would hold it up."""
 _MAX_WAITING: Final = 1024
 
 
@@ -57,7 +57,7 @@ class _Encoded:
 
 
 class Preprocessor:
-    """The part of a model that runs before the device. Safe to use from many threads."""
+    """Checks and tokenizes the requests of one model. Safe to use from many threads."""
 
     def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
         self._card = card
@@ -70,7 +70,7 @@ class Preprocessor:
         ]
 
     def preprocess(self, request: Request, *, received: float | None = None) -> EngineRequest:
-        """Check and tokenise a request. `received` is when it came (perf_counter); by default now.
+        """Check and tokenize a request. `received` is when it came (perf_counter); by default now.
 
         Raises InvalidRequest, TooLong, TooLarge.
         """
@@ -108,16 +108,16 @@ class Preprocessor:
                 param="input",
             )
 
-    def tokenize(self, asked: TokenizeRequest) -> list[TokenInfo]:
-        """The tokens of each text. Raises InvalidRequest and TooLarge."""
-        texts = check_texts(asked.texts)
-        prompt = "" if asked.prompt_name is None else self._card.prompt_text(asked.prompt_name)
-        return self._tokenizers[0].backend.tokens(texts, prompt, special=asked.special)
+    def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
+        """Return the tokens of each text. Raises InvalidRequest and TooLarge."""
+        texts = check_texts(request.texts)
+        prompt = "" if request.prompt_name is None else self._card.prompt_text(request.prompt_name)
+        return self._tokenizers[0].backend.tokens(texts, prompt, special=request.special)
 
-    def decode(self, asked: DetokenizeRequest) -> list[str]:
-        """The text of each row of ids. Raises InvalidRequest."""
-        rows = check_ids([np.asarray(row, np.int64) for row in asked.ids], self._card.encoder.vocab_size)
-        return self._tokenizers[0].backend.texts(rows, special=asked.special)
+    def decode(self, request: DetokenizeRequest) -> list[str]:
+        """Return the text of each row of token ids. Raises InvalidRequest."""
+        rows = check_ids([np.asarray(row, np.int64) for row in request.ids], self._card.encoder.vocab_size)
+        return self._tokenizers[0].backend.texts(rows, special=request.special)
 
     def _truncate_sides(self, request: Request) -> Request:
         if request.max_query_tokens is None and request.max_document_tokens is None:
@@ -249,25 +249,25 @@ def _check_reduction(request: EngineRequest) -> None:
 
 
 class AsyncPreprocessor:
-    """The same for asyncio: what takes long runs in threads, since tokenising holds no lock of Python's."""
+    """A `Preprocessor` for asyncio. Large requests are tokenized in threads, as the tokenizer releases the interpreter's lock."""
 
-    def __init__(self, frontend: Preprocessor) -> None:
-        self._frontend = frontend
+    def __init__(self, preprocessor: Preprocessor) -> None:
+        self._preprocessor = preprocessor
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-tokenizer")
         self._waiting = 0
 
     async def preprocess(self, request: Request) -> EngineRequest:
-        """As Frontend.prepare, of a request that comes now. Raises Overloaded and Unavailable too."""
+        """As `Preprocessor.preprocess`, for a request that comes now. Raises Overloaded and Unavailable too."""
         received = perf_counter()
         if _is_small(request):
-            return self._frontend.preprocess(request, received=received)
-        return await self._in_thread(partial(self._frontend.preprocess, received=received), request)
+            return self._preprocessor.preprocess(request, received=received)
+        return await self._in_thread(partial(self._preprocessor.preprocess, received=received), request)
 
-    async def _in_thread(self, action: Callable[[S], T], asked: S) -> T:
+    async def _in_thread(self, action: Callable[[S], T], request: S) -> T:
         if self._waiting >= _MAX_WAITING:
             raise Overloaded(f"{self._waiting:,} requests wait to be tokenised. Try again later.", retry_after=1.0)
         try:
-            running = self._threads.submit(action, asked)
+            running = self._threads.submit(action, request)
         except RuntimeError:
             raise Unavailable("the engine is closed.") from None
         self._waiting += 1
@@ -276,21 +276,21 @@ class AsyncPreprocessor:
         finally:
             self._waiting -= 1
 
-    async def tokenize(self, asked: TokenizeRequest) -> list[TokenInfo]:
-        """As Frontend.tokenize."""
-        return await self._in_thread(self._frontend.tokenize, asked)
+    async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
+        """As `Preprocessor.tokenize`."""
+        return await self._in_thread(self._preprocessor.tokenize, request)
 
-    async def decode(self, asked: DetokenizeRequest) -> list[str]:
-        """As Frontend.decode."""
-        return await self._in_thread(self._frontend.decode, asked)
+    async def decode(self, request: DetokenizeRequest) -> list[str]:
+        """As `Preprocessor.decode`."""
+        return await self._in_thread(self._preprocessor.decode, request)
 
     def close(self) -> None:
-        """Finish what has begun."""
+        """Finish the requests that have begun, then end the threads."""
         self._threads.shutdown()
 
 
 def input_size(text: object) -> int:
-    """Characters of a text or of a pair, or ids. What is none of these, as vectors, costs no tokens."""
+    """Return the characters of a text or of a pair, or the number of token ids. Stored vectors count nothing."""
     if isinstance(text, str):
         return len(text)
     if isinstance(text, tuple):

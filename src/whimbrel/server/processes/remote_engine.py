@@ -208,9 +208,9 @@ class RemoteEngine:
             each = max(1, len(boards))
             queued = (here + bulk + sum(board.queued_tokens for board in boards)) // each
             ahead = (here + sum(board.small_tokens for board in boards)) // each if small else queued
-            rate, chance = sum(board.rate for board in boards) / each, random.random()  # noqa: S311
+            rate, jitter = sum(board.rate for board in boards) / each, random.random()  # noqa: S311
             if request.tenant:
-                admit_any(self.plan, queued, tokens=tokens, rate=rate, chance=chance)
+                admit_any(self.plan, queued, tokens=tokens, rate=rate, jitter=jitter)
             else:
                 admit(
                     self.plan,
@@ -218,7 +218,7 @@ class RemoteEngine:
                     tokens=tokens,
                     num_bytes=0,
                     small=small,
-                    chance=chance,
+                    jitter=jitter,
                 )
         return tokens
 
