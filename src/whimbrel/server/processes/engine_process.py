@@ -1,9 +1,9 @@
-"""An engine in a process of its own: tokenised requests in, vectors into shared memory.
+"""Engine process: tokenized requests in, responses into shared memory.
 
-Theory of operation. The main thread listens to the supervisor. Each worker has a line of its own with two threads: one
-reads requests and hands them to the engine, the other sends answers. A request's array lies in memory that the worker made,
-so the lanes write where the worker will read. The board says what is on the device; whoever finds this process dead reads
-there whom to suspect. A message that cannot be read ends the process: the supervisor starts another, and nothing is lost.
+Theory of operation. The main thread listens to the supervisor. Each worker has a channel of its own with two threads: one reads
+requests and submits them to the engine, the other sends answers. The response of a request lies in memory that the worker made,
+so the lanes write where the worker reads. The status board lists the seqs on the device; if this process dies, the workers read
+there which seqs to suspect. A message that cannot be read ends the process: the supervisor starts another, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ _log = logging.getLogger("whimbrel")
 _NOTHING: Final = memoryview(b"")
 _BEAT_SECONDS: Final = 0.25
 _FLIGHTS_PER_LANE: Final = 64
-"""Batches of one lane that may be uncollected: two, and the small ones that ran between the layers of these."""
+"""Uncollected batches of one lane: two, and the small ones that ran between their layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request came from: the tag of its job. The warm-up's jobs have none."""
+    """The origin of a job. Jobs of the warm-up have none."""
 
     worker: int
     uid: int
 
 
 class BoardObserver:
-    """Writes on the board what goes to the device."""
+    """Writes the seqs on the device to the status board."""
 
     def __init__(self, num_lanes: int, max_batch_tokens: int) -> None:
         num_flights = _FLIGHTS_PER_LANE * num_lanes
@@ -73,7 +73,7 @@ class BoardObserver:
         self._free = list(range(num_flights))
 
     def started(self, items: BatchItems) -> int:
-        """Before a batch is launched."""
+        """Note a batch that is about to be launched. Return its slot, or -1 if none is free."""
         try:
             slot = self._free.pop()
         except IndexError:
@@ -84,12 +84,12 @@ class BoardObserver:
         return slot
 
     def resumed(self, slot: int) -> None:
-        """After another batch ran between its layers: its own time begins anew."""
+        """Restart the clock of a batch after another ran between its layers."""
         if slot >= 0:
             self.board.restart(slot, perf_counter())
 
     def ended(self, slot: int) -> None:
-        """After it was collected, or has failed."""
+        """Note that a batch was collected, or failed."""
         if slot >= 0:
             self.board.end(slot)
             self._free.append(slot)

@@ -52,11 +52,11 @@ T = TypeVar("T")
 _log = logging.getLogger("whimbrel")
 
 _MANY: Final = 256
-"""More seqs or pairs take milliseconds to share out."""
+"""Seqs or pairs above which splitting takes milliseconds, so that it runs in a thread."""
 
 
 class RemoteEngine:
-    """A model in engine processes: an AsyncEmbedder. All of it runs in one event loop."""
+    """A model that runs in engine processes: an `AsyncEmbedder`. All of it runs in one event loop."""
 
     def __init__(
         self,
@@ -70,23 +70,24 @@ class RemoteEngine:
         on_quarantine: Callable[[bytes], None],
         broken: Callable[[ProtocolError], None],
     ) -> None:
-        """`max_segments`: of shared memory, per replica. `on_quarantine` is told of texts that kill engines, `broken` of a line
-        that cannot be understood."""
+        """`max_segments` limits the segments of shared memory per replica. `on_quarantine` is called with the digest of a text
+        that crashes engines, `broken` with the error of a channel whose messages cannot be read.
+        """
         self.card = card
         self.plan = plan
         self._worker = worker
         self._preprocessor = AsyncPreprocessor(Preprocessor(folder, card, plan))
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
-        """For what would hold the event loop up."""
+        """Threads for work that would hold up the event loop."""
         self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
         self._waiting: OrderedDict[Pending, None] = OrderedDict()
-        """Requests for which no engine is up."""
+        """Requests that wait until an engine is up."""
         self._quarantine = QuarantineList()
         self._aborted: WhimbrelError | None = None
         self._on_quarantine = on_quarantine
         self._broken = broken
         self._preparing_tokens = {True: 0, False: 0}
-        """Of the requests that are being tokenised, estimated: of small ones, and of others."""
+        """Estimated tokens of the requests that are being tokenized: small ones, and others."""
         self._tokens_per_character = 0.3
 
     # What the server asks
@@ -97,7 +98,7 @@ class RemoteEngine:
 
     @property
     def status(self) -> str:
-        """A word or a sentence on how the engines are."""
+        """A word or a sentence on the state of the engines."""
         reasons = [replica.down.reason for replica in self._replicas if replica.down is not None]
         return "; ".join(reasons) if reasons else "ready" if self.ready else "loading"
 
@@ -126,13 +127,13 @@ class RemoteEngine:
             return replace(result, outputs=await self._in_thread(finish.apply, result.outputs))
         return result if isinstance(finish, PairScoring) else replace(result, outputs=finish.apply(result.outputs))
 
-    async def tokenize(self, asked: TokenizeRequest) -> list[TokenInfo]:
-        """The tokens of each text. Raises InvalidRequest and TooLarge."""
-        return await self._preprocessor.tokenize(asked)
+    async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
+        """Return the tokens of each text. Raises InvalidRequest and TooLarge."""
+        return await self._preprocessor.tokenize(request)
 
-    async def decode(self, asked: DetokenizeRequest) -> list[str]:
-        """The text of each row of ids. Raises InvalidRequest."""
-        return await self._preprocessor.decode(asked)
+    async def decode(self, request: DetokenizeRequest) -> list[str]:
+        """Return the text of each row of token ids. Raises InvalidRequest."""
+        return await self._preprocessor.decode(request)
 
     async def _compute(self, request: EngineRequest) -> Result:
         """Return the response of one engine, or of several that each have a shard of a long list of pairs."""
@@ -192,10 +193,10 @@ class RemoteEngine:
         return await asyncio.wrap_future(self._threads.submit(action, *args, **options))
 
     def _check(self, request: Request) -> int:
-        """Refuse at once, before a request costs anything, what would be refused later. Returns its tokens, estimated.
+        """Refuse a request that an engine would refuse later, before it costs anything. Return its estimated tokens.
 
-        Only an engine knows its queue exactly, and what a request with a key or of high priority would wait for: it checks
-        again.
+        The engine checks again: only it knows its queue exactly, and the tokens ahead of a request with a key or of high
+        priority.
         """
         if failing := self._failing():
             raise _unavailable(failing)
@@ -223,11 +224,11 @@ class RemoteEngine:
         return tokens
 
     def _is_small(self, tokens: int) -> bool:
-        """As the scheduler has it."""
+        """Return whether the scheduler would call a request of `tokens` tokens small."""
         return tokens <= self.plan.max_batch_tokens // 4
 
     def _estimate(self, request: Request) -> int:
-        """Tokens of a request before it is tokenised, by the number of its characters or ids. What is too long will be cut."""
+        """Return the estimated tokens of a request that is not tokenized yet, from its characters or ids."""
         ids = bool(request.texts) and isinstance(request.texts[0], np.ndarray)
         rate = 1.0 if ids else self._tokens_per_character
         limit = inf if request.split_long else self.plan.max_length
@@ -238,20 +239,20 @@ class RemoteEngine:
         return round(sum(min(input_size(text) * rate, limit) for text in texts))
 
     def _learn(self, request: Request, tokenized: EngineRequest) -> None:
-        """Make the next estimate a better one."""
+        """Improve the estimate of tokens per character."""
         size = sum(map(len, request.texts))
         if size and isinstance(request.texts[0], str) and not tokenized.num_truncated:
             self._tokens_per_character += 0.02 * (min(1.0, tokenized.num_tokens / size) - self._tokens_per_character)
 
     def _failing(self) -> EngineDown | None:
-        """The supervisor's word, if every replica keeps failing."""
+        """Return the supervisor's last report if every replica keeps failing, else None."""
         downs = [replica.down for replica in self._replicas]
         return downs[0] if all(down is not None and down.failing for down in downs) else None
 
     # Engines come and go
 
     def attach(self, index: int, sock: socket.socket, board: StatusBoard) -> None:
-        """A replica is ready: it gets what has waited."""
+        """Connect a replica that is ready, and send it the waiting requests."""
         replica = self._replicas[index]
         replica.attach(sock, board, on_end=lambda error: self._lost(replica, error))
         waiting, self._waiting = self._waiting, OrderedDict()
@@ -259,7 +260,7 @@ class RemoteEngine:
             self._dispatch(pending)
 
     def down(self, down: EngineDown) -> None:
-        """What the supervisor says of a replica that is not up. After a death the blame is laid."""
+        """Note that a replica is not up. Its unanswered requests go to others; the seqs that it ran become suspects."""
         replica = self._replicas[down.replica]
         replica.down = down
         left = replica.end()
@@ -279,7 +280,7 @@ class RemoteEngine:
         self._quarantine.add(digest, perf_counter())
 
     def fail_all(self, error: WhimbrelError) -> None:
-        """Answer whatever is unanswered, and what is still being prepared."""
+        """Answer every request with an error, including those that are still being tokenized."""
         self._aborted = error
         for pending in self._unanswered():
             fail(pending, error)
@@ -290,13 +291,13 @@ class RemoteEngine:
             yield from replica.pending
 
     def _lost(self, replica: Replica, error: ProtocolError | None) -> None:
-        """A line has ended; the supervisor will say how its engine did."""
+        """Note that a channel has ended; the supervisor reports the state of its engine."""
         if error is not None:
             self._broken(error)
         replica.disconnect()
 
     def _dispatch(self, pending: Pending) -> None:
-        """To the replica that has least to do, or to those who wait."""
+        """Send a request to the replica with the fewest outstanding tokens, or let it wait."""
         if pending.future.done():
             return
         guilty, alone = self._quarantine.check(pending.request.seqs, perf_counter())
@@ -314,7 +315,7 @@ class RemoteEngine:
             self._waiting[pending] = None
 
     def _attribute_crash(self, replica: Replica, left: dict[int, Pending], blame: float) -> None:
-        """Mark what the dead engine was running of these requests."""
+        """Mark the seqs of these requests that the dead engine was running as suspects."""
         flights = replica.board.flights() if replica.board is not None else []
         for flight in flights:
             together = len(flight.entries)
