@@ -249,7 +249,7 @@ def _check_reduction(request: EngineRequest) -> None:
 
 
 class AsyncPreprocessor:
-    """A `Preprocessor` for asyncio. Large requests are tokenized in threads, as the tokenizer releases the interpreter's lock."""
+    """A `Preprocessor` for asyncio. Threads tokenize large requests, as the tokenizer releases the interpreter's lock."""
 
     def __init__(self, preprocessor: Preprocessor) -> None:
         self._preprocessor = preprocessor

@@ -9,7 +9,7 @@ no lanes and no jobs; safe to use from several threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from whimbrel.model.ops.token_vectors import TokenVectors
 from whimbrel.outputs.finishers import Step
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.stored_vectors import StoredVectors, entry_bounds, quantization_scale, to_float32
-from whimbrel.types.arrays import Int64Array, ranges
+from whimbrel.types.arrays import Float32Array, Int64Array, ranges
 from whimbrel.types.result import Ragged
 
 _STEP_BYTES: Final = 8 * 2**20
@@ -72,10 +72,10 @@ class MaxSimScorer:
     ) -> None:
         """`num_seqs`: the texts that are no given vectors. `kept`: documents among them whose vectors are known, by number;
         `keep` is told those of the others. `matches`, as in Outputs, is filled in."""
-        self.known_documents = frozenset[int](kept or ())
+        self.known_documents: Collection[int] = frozenset(kept or ())
         self._keep = keep
         self.token_matches = matches
-        self.scores = np.empty(comparison.num_pairs, np.float32)
+        self.scores: Float32Array = np.empty(comparison.num_pairs, np.float32)
         self._query_P, self._document_P = comparison.queries_P, comparison.documents_P
         self._reduce: Reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
         self._by_query, self._by_document = _Index(self._query_P), _Index(self._document_P)

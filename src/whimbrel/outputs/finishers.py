@@ -86,45 +86,27 @@ def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
 class Finisher(Protocol):
     """Collects the rows of one request and makes its outputs of them."""
 
-    @property
-    def adds_slowly(self) -> bool:
-        """Whether `add` may take long, so that it runs in the finish pool. If not, it may write into the response."""
-        ...
-
-    @property
-    def finishes_slowly(self) -> bool:
-        """Whether `result` may take long, so that it runs in the finish pool."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that it holds besides the response, in bytes."""
-        ...
-
-    @property
-    def skipped_seqs(self) -> Collection[int]:
-        """Seqs whose rows are known, and need not be computed."""
-        ...
-
-    @property
-    def first_seqs(self) -> Collection[int]:
-        """Seqs that are scheduled before the others of the request."""
-        ...
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that must run in addition to `add` of every seq."""
-        ...
+    adds_slowly: bool
+    """Whether `add` may take long, so that it runs in the finish pool. If not, it may write into the response."""
+    finishes_slowly: bool
+    """Whether `result` may take long, so that it runs in the finish pool."""
+    num_bytes: int
+    """Memory that it holds besides the response, in bytes."""
+    skipped_seqs: Collection[int]
+    """Seqs whose rows are known, and need not be computed."""
+    first_seqs: Collection[int]
+    """Seqs that are scheduled before the others of the request."""
+    num_steps: int
+    """Steps that must run in addition to `add` of every seq."""
 
     def take_steps(self) -> Sequence[Step]:
         """Return the steps that may run from now on, each once."""
         ...
 
     def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
-        """Take the rows of the batch's seqs `seqs_B`, which are the request's seqs `seqs_S`. Return the steps that may run from
-        now on.
+        """Take the rows of the batch's seqs `seqs_B`, which are the request's seqs `seqs_S`.
 
-        Raises MemoryError and ComputeError.
+        Return the steps that may run from now on. Raises MemoryError and ComputeError.
         """
         ...
 
@@ -136,10 +118,10 @@ class Finisher(Protocol):
 class RowsFinisher:
     """Scatters rows into the arrays of a layout, and applies a local finish at the end."""
 
-    adds_slowly = False
-    skipped_seqs = NO_SEQS
-    first_seqs = NO_SEQS
-    num_steps = 0
+    adds_slowly: bool = False
+    skipped_seqs: Collection[int] = NO_SEQS
+    first_seqs: Collection[int] = NO_SEQS
+    num_steps: int = 0
 
     def __init__(self, layout: ResultLayout, memory: NDArray[np.uint8], finish: LocalFinish, *, num_seqs: int) -> None:
         """`memory` holds the arrays of the layout; nothing is written to it after `result`."""
@@ -174,11 +156,11 @@ class RowsFinisher:
 class VectorScorer:
     """Scores pairs by their dense or sparse vectors, once all of these are there."""
 
-    skipped_seqs = NO_SEQS
-    first_seqs = NO_SEQS
-    num_steps = 0
-    adds_slowly = False
-    finishes_slowly = True
+    adds_slowly: bool = False
+    finishes_slowly: bool = True
+    skipped_seqs: Collection[int] = NO_SEQS
+    first_seqs: Collection[int] = NO_SEQS
+    num_steps: int = 0
 
     def __init__(self, rows: ResultLayout, pairs: PairScoring, scores_P1: Float32Array, *, num_seqs: int) -> None:
         """`rows` is the layout of the vectors; the scores are written to `scores_P1`."""
@@ -202,45 +184,28 @@ class VectorScorer:
 class TokenScorer(Protocol):
     """Late interaction over token vectors as they come; see model/maxsim_scorer.py."""
 
-    @property
-    def scores(self) -> Float32Array:
-        """The scores of all pairs, once all texts were added and all steps have run: (P,)."""
-        ...
+    scores: Float32Array
+    """The scores of all pairs, once all texts were added and all steps have run: (P,)."""
+    token_matches: Ragged | None
+    """The token matches of an explanation, then too."""
+    known_documents: Collection[int]
+    """Seqs whose vectors are known."""
+    num_steps: int
 
-    @property
-    def token_matches(self) -> Ragged | None:
-        """The token matches of an explanation, then too."""
-        ...
-
-    @property
-    def known_documents(self) -> Collection[int]:
-        """Seqs whose vectors are known."""
-        ...
-
-    @property
-    def num_steps(self) -> int:
-        """As `Finisher.num_steps`."""
-        ...
-
-    def take_steps(self) -> Sequence[Step]:
-        """As `Finisher.take_steps`."""
-        ...
+    def take_steps(self) -> Sequence[Step]: ...
 
     def add(
         self, rows_XD: Any, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
     ) -> Sequence[Step]:
-        """Take texts that were computed, each once: texts[i] has rows starts[i] to ends[i] of an array or a tensor.
-
-        Raises MemoryError.
-        """
+        """Take texts that were computed: texts[i] has rows starts[i] to ends[i] of an array or a tensor. Raises MemoryError."""
         ...
 
 
 class MaxSimFinisher:
     """Scores pairs by late interaction while their token vectors come, and keeps none of them."""
 
-    adds_slowly = True
-    finishes_slowly = True
+    adds_slowly: bool = True
+    finishes_slowly: bool = True
 
     def __init__(
         self, rows: ResultLayout, pairs: PairScoring, scorer: TokenScorer, response: Outputs, *, num_seqs: int
@@ -251,8 +216,9 @@ class MaxSimFinisher:
         self._response = response
         self._num_seqs = num_seqs
         self._width = rows.by_name["multi_vector"].spec.width
-        self.skipped_seqs = scorer.known_documents
-        self.first_seqs = frozenset[int](pairs.queries_P.tolist())  # documents before their query would have to be kept
+        self.skipped_seqs: Collection[int] = scorer.known_documents
+        # Documents that are computed before their query would have to be kept.
+        self.first_seqs: Collection[int] = frozenset[int](pairs.queries_P.tolist())
         self.num_steps = scorer.num_steps
         self.num_bytes = _stored_bytes(pairs)
 

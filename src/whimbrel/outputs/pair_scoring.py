@@ -119,7 +119,7 @@ class PairSide:
 
 
 def split_pairs(request: Request, output: OutputName, width: int) -> tuple[PairSide, PairSide]:
-    """Return the queries and the documents of a request for scores. `width`: columns of stored vectors. Raises InvalidRequest."""
+    """Return the queries and the documents of a request. `width`: columns of stored vectors. Raises InvalidRequest."""
     pairs = _check_pairs(request.texts)
     queries, documents = _side(request, pairs, output, width, 0), _side(request, pairs, output, width, 1)
     if pairs and not queries.request.texts and (request.prompt is not None or request.prompt_name is not None):

@@ -117,7 +117,7 @@ def write_arrays(arrays: Sequence[NDArray[Any]], memory: NDArray[np.uint8]) -> N
 
 
 def decode_request(header: RequestHeader, source: _Source) -> tuple[EngineRequest, int]:
-    """Return a request whose arrays are views of `source`, and the bytes that they take. Raises ValueError if it is too short."""
+    """Return a request whose arrays are views of `source`, and their bytes. Raises ValueError if it is too short."""
     reader = _Reader(source)
     num_pairs = 0 if header.pairs is None else header.pairs.num_pairs
     flat = reader.read("int32", _COLUMNS * header.num_seqs + header.num_tokens + 2 * (header.num_spans + num_pairs))

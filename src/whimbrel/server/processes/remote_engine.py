@@ -1,10 +1,11 @@
-"""A model in engine processes, as the AsyncEmbedder that a worker serves.
+"""Remote engine: a model in engine processes, as the `AsyncEmbedder` that a worker serves.
 
-Theory of operation. A request is tokenised here and sent to the engine with the fewest outstanding tokens; it stays here
-until it is answered. If an engine dies, its unanswered requests go to another, or wait until it is back. What was on the
-device at that moment is suspect: it is sent again with a limit on how many may share its batch, half as many as before, and
-engines run such batches while nothing else runs. So batch-mates are cleared and a text that kills engines ends up alone; after
-two deaths on which it was alone it is refused, and remembered (suspicion.py). A kill from outside blames less than a crash.
+Theory of operation. A request is tokenized here and sent to the engine with the fewest outstanding tokens; it is kept here
+until it is answered. If an engine dies, its unanswered requests go to another, or wait until it is back. The seqs that were on
+the device at that moment are suspects: each is sent again with a limit on the seqs that may share its batch, half as many as
+before, and engines run such batches while nothing else runs. So innocent seqs are cleared, and a text that crashes engines ends
+up alone. After two deaths on which it was alone it is refused, and remembered (quarantine.py). A kill from outside counts less
+than a crash.
 """
 
 from __future__ import annotations
