@@ -20,7 +20,7 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import read_token_pooling
 from whimbrel.types.options import ScoreOptions, as_list, as_strings, check_options, read_truncate, require, resolve_prompt
-from whimbrel.types.request import OutputName, Pair, Request, VectorInput
+from whimbrel.types.request import OutputName, Pair, Request, ScoringOutput, VectorInput
 from whimbrel.types.result import Classes, Entity, Explanation, Ragged, Ranked, Result, Sparse
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def _score(card: Card, given: Mapping[str, Texts], options: ScoreOptions) -> Ope
     return Operation(request, lambda result: _flat(require(result.outputs.scores)), name)
 
 
-def _items(card: Card, given: Texts, param: str, score_by: OutputName | None) -> tuple[list[Any], bool]:
+def _items(card: Card, given: Texts, param: str, score_by: ScoringOutput | None) -> tuple[list[Any], bool]:
     """Texts, or vectors in place of them; and whether there is but one that stands for itself."""
     if "scores" in card.outputs:
         return as_strings(cast("str | Iterable[str]", given), param), isinstance(given, str)

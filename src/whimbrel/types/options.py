@@ -15,7 +15,7 @@ from typing import Final, TypedDict, TypeVar, Unpack, cast
 
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import read_muvera, read_token_pooling
-from whimbrel.types.request import InputType, OutputName, Request, Truncate
+from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput, Truncate
 
 
 def read_truncate(given: object) -> Truncate | None:
@@ -82,7 +82,7 @@ class ScoreOptions(TypedDict, total=False):
     """As of TextOptions; put before each text, before the query of a pair."""
     activate: bool | None
     """Whether the checkpoint's activation is applied; False: logits. None: as the checkpoint does."""
-    score_by: OutputName | None
+    score_by: ScoringOutput | None
     """Of models without scores of their own: by which of their outputs pairs are compared. None: what they are made for."""
     dimensions: int | None
     """Of vectors that are compared: only their first so many columns are (Matryoshka models)."""
