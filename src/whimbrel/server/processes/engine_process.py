@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
 from pathlib import Path
@@ -239,7 +239,7 @@ def _load(control: Channel[ControlEngine], load: Load) -> tuple[Engine, BoardObs
         reranker=load.reranker,
         progress=lambda phase: control.send(Phase(phase)),
         recorder=planned,
-        **asdict(load.options),
+        **load.options,
     )
     return engine, recorders[0]
 
