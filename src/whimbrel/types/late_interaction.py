@@ -97,7 +97,7 @@ def read_token_pooling(value: object) -> TokenPooling | None:
 
 
 def read_muvera(value: object) -> MuveraParameters | None:
-    """Return the parameters that a caller gave: MuveraParameters, a mapping, or True for the defaults. Raises InvalidRequest."""
+    """Return the parameters that a caller gave: an object, a mapping, or True for the defaults. Raises InvalidRequest."""
     if value is None or value is False or isinstance(value, MuveraParameters):
         return value or None
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
 """Requests, independent of any API dialect, and the types of their fields.
 
-A `Request` that exists is valid by itself. Checks that need the model (`outputs/requested.py`) or the texts (`tokenizer/validation.py`)
-come later.
+A `Request` that exists is valid by itself. Checks that need the model (`outputs/requested.py`) or the texts
+(`tokenizer/validation.py`) come later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ OutputName: TypeAlias = Literal["dense", "sparse", "multi_vector", "scores", "to
 - `multi_vector`: a vector per token, for late interaction.
 - `scores`: a score per class of a text or pair.
 - `token_scores`: a score per class of each token.
-- `hidden`, `token_dense`: of models with dense vectors, the hidden state of each token and the dense vector of that token alone.
+- `hidden`: the hidden state of each token, of models with dense vectors.
+- `token_dense`: the dense vector of each token alone, of models with dense vectors.
 """
 
 ScoringOutput: TypeAlias = Literal["dense", "sparse", "multi_vector"]
@@ -59,10 +60,10 @@ the mean."""
 class Request:
     """Texts, the outputs to compute, and how.
 
-    `texts` holds strings, pairs of strings, or arrays of token ids, not mixed. In pairs that are scored by their vectors, vectors
-    may stand for texts. Token ids are used as they are; no special tokens are added. None means the checkpoint's default for
-    `prompt_name`, `normalize`, `activate`, `dimensions` and `truncate`. Raises InvalidRequest if a field has a wrong type or value,
-    or if two fields contradict each other.
+    `texts` holds strings, pairs of strings, or arrays of token ids, not mixed. In pairs that are scored by their vectors,
+    vectors may stand for texts. Token ids are used as they are; no special tokens are added. None means the checkpoint's
+    default for `prompt_name`, `normalize`, `activate`, `dimensions` and `truncate`. Raises InvalidRequest if a field has a
+    wrong type or value, or if two fields contradict each other.
     """
 
     texts: Sequence[str] | Sequence[Pair] | Sequence[PairInput] | Sequence[Int64Array]
@@ -100,10 +101,10 @@ class Request:
     max_document_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Limit in tokens of the document of a pair, before anything is added to it."""
     late_chunking: bool = False
-    """Treat the texts as consecutive chunks of one document and run them in one pass; a chunk's vector is the mean of its tokens.
+    """Treat the texts as consecutive chunks of one document and run them in one pass.
 
-    The chunks are concatenated as they are, so a space between two of them belongs to one. Only for dense vectors with mean pooling.
-    """
+    The vector of a chunk is the mean of its tokens. Chunks are concatenated as they are, so a space between two of them belongs
+    to one. Only for dense vectors with mean pooling."""
     return_offsets: bool = False
     """Return the character offsets of each token."""
     split_long: bool = False
