@@ -19,7 +19,7 @@ from whimbrel.outputs.scoring import Operation, Texts
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card, PoolingOption, RerankerName
 from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera, text_request
-from whimbrel.types.plan import EngineOptions, Plan
+from whimbrel.types.plan import Options, Plan
 from whimbrel.types.request import DetokenizeRequest, OutputName, Pair, Request, TokenizeRequest, VectorInput
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Result, Sparse
 from whimbrel.types.seq import TokenInfo
@@ -40,7 +40,7 @@ class AsyncEngine:
         pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
         progress: ProgressCallback = ignore_progress,
-        **options: Unpack[EngineOptions],
+        **options: Unpack[Options],
     ) -> None:
         """`model` as for Engine, or an Engine that is loaded already, which is then closed with this one."""
         loaded = isinstance(model, Engine)

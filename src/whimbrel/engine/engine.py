@@ -39,7 +39,7 @@ from whimbrel.telemetry.trace import count
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card, PoolingOption, RerankerName
 from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera, text_request
-from whimbrel.types.plan import EngineOptions, Options, Plan, make_plan, max_length_for
+from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
 from whimbrel.types.request import OutputName, Pair, Request, VectorInput
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Result, Sparse, Timings
 from whimbrel.types.seq import Seq
@@ -75,7 +75,7 @@ class Engine:
         reranker: RerankerName | None = None,
         progress: ProgressCallback = ignore_progress,
         observer: Callable[[Engine], BatchObserver] | None = None,
-        **options: Unpack[EngineOptions],
+        **options: Unpack[Options],
     ) -> None:
         """`observer` is called once the plan is made; what it returns is told which batches are on the device."""
         progress("finding the checkpoint")
@@ -85,7 +85,7 @@ class Engine:
         progress("importing PyTorch")  # not before: what is wrong with a model's name or its files is said in no time
         from whimbrel.model.runner import probe
 
-        self.plan: Plan = make_plan(Options(**options), self.card, probe())
+        self.plan: Plan = make_plan(options, self.card, probe())
         self.folder = checkpoint.folder
         self._document_cache = DocumentCache[Any](self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
         self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)

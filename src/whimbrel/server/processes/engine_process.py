@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
 from pathlib import Path
@@ -210,7 +210,7 @@ def _load(control: Channel[ControlEngine], load: Load) -> tuple[Engine, BoardObs
         reranker=load.reranker,
         progress=lambda phase: control.send(Phase(phase)),
         observer=planned,
-        **asdict(load.options),
+        **load.options,
     )
     return engine, observers[0]
 
