@@ -369,15 +369,15 @@ def test_the_least_busy_server_is_asked() -> None:
     servers = Endpoints(["http://a", "http://b/"], lambda: now)
     with servers.acquire() as first, servers.acquire() as second, servers.acquire() as third:
         assert [first, second, third] == ["http://a", "http://b", "http://a"]
-    assert servers.failed("http://a", 1)
+    assert servers.mark_failed("http://a", 1)
     with servers.acquire() as url:
         assert url == "http://b"
-    assert not servers.failed("http://b", 20)
+    assert not servers.mark_failed("http://b", 20)
     with servers.acquire() as url:
         assert url == "http://a"  # the first that will be up again
     now = 6.0
-    assert servers.failed("http://b", 0)
-    servers.answered("http://b")
+    assert servers.mark_failed("http://b", 0)
+    servers.mark_up("http://b")
     with servers.acquire() as first, servers.acquire() as second:
         assert [first, second] == ["http://a", "http://b"]
 
