@@ -45,9 +45,9 @@ class Task(Generic[R]):
     name: Callable[..., str] | None = None
     """What the caller calls the inputs, for errors; None: as the server does."""
     whole: bool = False
-    """Whether all items must be in one request."""
+    """True if all items must be in one request."""
     may_be_empty: bool = False
-    """Whether an empty list needs no request: its result is the join of no parts."""
+    """True if an empty list needs no request: its result is the join of no parts."""
     max_items: int | None = None
     """Maximum items in one request, if the server has such a limit."""
 
