@@ -28,6 +28,19 @@ def stderr_console() -> Console:
     return TolerantConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
+def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[EngineOptions]) -> Engine:
+    """Load an engine, saying each phase and how long it took."""
+    progress = LoadProgress(console, [model or ""])
+    try:
+        from whimbrel.engine.engine import Engine
+
+        engine = Engine(model, pooling=pooling, progress=lambda phase: progress.start_phase(0, phase), **options)
+        progress.finish()
+    finally:
+        progress.close()
+    return engine
+
+
 class LoadProgress:
     """Progress of loading: a line for each finished phase of each model, with its seconds."""
 
@@ -60,19 +73,6 @@ class LoadProgress:
     def close(self) -> None:
         """Stop the animation. Nothing happens if it has stopped."""
         self._status.stop()
-
-
-def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[EngineOptions]) -> Engine:
-    """Load an engine and print each phase with its seconds. Raises the errors of Engine."""
-    progress = LoadProgress(console, [model or ""])
-    try:
-        from whimbrel.engine.engine import Engine
-
-        engine = Engine(model, pooling=pooling, progress=lambda phase: progress.start_phase(0, phase), **options)
-        progress.finish()
-    finally:
-        progress.close()
-    return engine
 
 
 def print_card(card: Card, plan: Plan | None, *, as_json: bool) -> None:
