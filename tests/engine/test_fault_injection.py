@@ -41,6 +41,7 @@ def test_words_are_found_in_what_a_tokenizer_leaves_of_them(family: str, minilm:
 @pytest.mark.parametrize(
     ("word", "code"), [("abort", -signal.SIGABRT), ("segv", -signal.SIGSEGV), ("exit", 3), ("hang", None), ("hang-gil", None)]
 )
+@pytest.mark.sample(2)
 def test_the_process_ends_or_hangs(word: str, code: int | None, minilm: Path) -> None:
     """In a process of its own, whose main thread counts while another launches the batch."""
     program = f"""
@@ -110,6 +111,7 @@ def among_others(engine: Engine, text: str) -> Any:
     ("word", "kind"),
     [("raise", ComputeError), ("rows", ComputeError), ("width", ComputeError), ("nan", NonFinite), ("oom", OutOfMemory)],
 )
+@pytest.mark.sample(2)
 def test_a_text_that_fails_alone_fails_alone(word: str, kind: type[ComputeError], faulty: Engine) -> None:
     error = among_others(faulty, f"this is @@{word}").exception(120)
     assert type(error) is kind

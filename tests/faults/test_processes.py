@@ -86,6 +86,7 @@ def test_F3_engine_that_is_stopped_is_replaced(expected: Float32Array) -> None:
         assert "stood still" in server.log
 
 
+@pytest.mark.extended
 def test_F3_worker_that_is_stopped_is_replaced(expected: Float32Array) -> None:
     with Server("--step-timeout", "3") as server:
         (old,) = server.children("worker")
@@ -162,6 +163,7 @@ def test_G3_sigterm_while_loading() -> None:
             assert "Traceback" not in server.log
 
 
+@pytest.mark.extended
 def test_G1_ctrl_c_in_a_terminal_reaches_all_processes_and_ends_them_in_order(expected: Float32Array) -> None:
     """A terminal sends SIGINT to the supervisor and to all its children."""
     with Server(*PATIENT, start_new_session=True) as server:
@@ -250,6 +252,7 @@ def test_F4_crash_loop(expected: Float32Array) -> None:
         assert server.log.count("is started again in") >= 2
 
 
+@pytest.mark.extended
 def test_G1_a_terminal_that_hangs_up(expected: Float32Array) -> None:
     """It tells every process of its session; requests on their way are answered all the same."""
     with Server(*PATIENT, start_new_session=True, WHIMBREL_FAULTS="1") as server:
@@ -262,6 +265,7 @@ def test_G1_a_terminal_that_hangs_up(expected: Float32Array) -> None:
         assert server.process.wait(30) == 0
 
 
+@pytest.mark.extended
 def test_G1_a_server_under_nohup_does_not_hang_up(expected: Float32Array) -> None:
     with Server(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as server:
         server.process.send_signal(signal.SIGHUP)
@@ -269,11 +273,13 @@ def test_G1_a_server_under_nohup_does_not_hang_up(expected: Float32Array) -> Non
         assert server.stop() == 0
 
 
+@pytest.mark.extended
 def test_G1_an_idle_server_drains_in_no_time() -> None:
     with Server("--drain-timeout", "0") as server:
         assert server.stop() == 0
 
 
+@pytest.mark.extended
 def test_two_models_and_two_replicas(minilm: Path, tmp_path: Path, engine: Engine, expected: Float32Array) -> None:
     """Models are chosen by name or alias; replicas share the work, and one's death is made good by the other."""
     other = tmp_path / "other"

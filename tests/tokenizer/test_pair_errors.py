@@ -39,6 +39,7 @@ def refused(answer: httpx2.Response) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("poison", ["@@nan", "@@raise"])
+@pytest.mark.sample(2)
 def test_a_text_that_fails_is_named(poison: str, client: httpx2.Client) -> None:
     documents = ["far", "far", "far", "away", poison, "near"]
     assert refused(client.post("/v1/rerank", json={"query": "a", "documents": documents})) == (500, "documents[4]")
