@@ -11,6 +11,7 @@ import httpx2
 import numpy as np
 import pytest
 
+import fault_injection
 from load import ask, holds, vectors_of
 from serving import Server
 from texts import TEXTS
@@ -28,7 +29,7 @@ def expected(engine: Engine) -> Float32Array:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("--step-timeout", "5", "--max-queue-seconds", "1000", WHIMBREL_FAULTS="1") as server:
+    with Server("--step-timeout", "5", "--max-queue-seconds", "1000", **fault_injection.ENVIRONMENT) as server:
         yield server
 
 

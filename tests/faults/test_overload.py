@@ -12,6 +12,7 @@ import numpy as np
 import openai
 import pytest
 
+import fault_injection
 from load import ask, holds, queued_tokens, vectors_of
 from raw import Connection, post
 from serving import Server
@@ -31,7 +32,7 @@ def expected(engine: Engine) -> Float32Array:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("--max-queue-tokens", "3000", "--max-queue-seconds", "1000", WHIMBREL_FAULTS="1") as server:
+    with Server("--max-queue-tokens", "3000", "--max-queue-seconds", "1000", **fault_injection.ENVIRONMENT) as server:
         yield server
 
 
@@ -73,7 +74,9 @@ def _refused(future: Future[httpx2.Response]) -> bool:
 
 
 def test_E3_a_greedy_key_does_not_starve_another() -> None:
-    with Server("--api-key", "greedy", "--api-key", "polite", "--max-queue-seconds", "1000", WHIMBREL_FAULTS="1") as server:
+    with Server(
+        "--api-key", "greedy", "--api-key", "polite", "--max-queue-seconds", "1000", **fault_injection.ENVIRONMENT
+    ) as server:
         done: list[str] = []
 
         def send(key: str) -> None:
@@ -96,7 +99,7 @@ def test_E3_a_greedy_key_does_not_starve_another() -> None:
 @pytest.mark.extended
 def test_E3_a_key_whose_queue_is_full_locks_out_no_other(expected: Float32Array) -> None:
     keys = ("--api-key", "greedy", "--api-key", "polite")
-    with Server(*keys, "--max-queue-tokens", "3000", "--max-queue-seconds", "1000", WHIMBREL_FAULTS="1") as server:
+    with Server(*keys, "--max-queue-tokens", "3000", "--max-queue-seconds", "1000", **fault_injection.ENVIRONMENT) as server:
 
         def send(key: str, texts: list[str]) -> httpx2.Response:
             with httpx2.Client(base_url=server.url, timeout=60, headers={"authorization": f"Bearer {key}"}) as client:

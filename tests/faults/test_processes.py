@@ -15,6 +15,7 @@ import httpx2
 import numpy as np
 import pytest
 
+import fault_injection
 import whimbrel
 from checkpoints import sentence_layout, write_bert
 from load import Load, ask, queued_tokens, vectors_of
@@ -178,7 +179,7 @@ def test_G1_ctrl_c_in_a_terminal_reaches_all_processes_and_ends_them_in_order(ex
 
 
 def test_G4_what_is_left_when_the_time_is_over_gets_an_answer() -> None:
-    with Server("--drain-timeout", "1", WHIMBREL_FAULTS="1") as server:
+    with Server("--drain-timeout", "1", **fault_injection.ENVIRONMENT) as server:
         with ThreadPoolExecutor(2) as threads, httpx2.Client(base_url=server.url, timeout=60) as client:
             slow = threads.submit(ask, client, ["@@sleep:30"])
             time.sleep(0.5)
@@ -255,7 +256,7 @@ def test_F4_crash_loop(expected: Float32Array) -> None:
 @pytest.mark.extended
 def test_G1_a_terminal_that_hangs_up(expected: Float32Array) -> None:
     """It tells every process of its session; requests on their way are answered all the same."""
-    with Server(*PATIENT, start_new_session=True, WHIMBREL_FAULTS="1") as server:
+    with Server(*PATIENT, start_new_session=True, **fault_injection.ENVIRONMENT) as server:
         client = httpx2.Client(base_url=server.url, timeout=60)
         with client, ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(ask, client, ["@@sleep:2", *SOME])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import fault_injection
 from faults_page import PAGE, ROOT, ROW, filled, named, names_of_tests, numbers_in
-from whimbrel.engine import fault_injection
 
 SIZES = {"A": 18, "B": 11, "C": 15, "D": 7, "E": 10, "F": 12, "G": 10, "H": 18, "I": 10, "J": 15, "K": 7}
 """Lines of each section of the catalogue."""
@@ -60,7 +60,7 @@ def test_the_words_of_the_fault_backend_are_those_that_it_obeys() -> None:
     assert [fault_injection.find_words(f"@@{word}") for word in told] == [[word] for word in told]
     inside = re.findall(r"@@([\w>:-]+)", fault_injection.__doc__ or "")
     assert set(inside) == set(told)
-    assert f"{fault_injection.SWITCH}=1" in PAGE.read_text(encoding="utf-8")
+    assert f"WHIMBREL_RUNNER={fault_injection.ENVIRONMENT['WHIMBREL_RUNNER']}" in PAGE.read_text(encoding="utf-8")
 
 
 PAGES = [path for pattern in ("*.md", "docs/**/*.md") for path in sorted(ROOT.glob(pattern))]

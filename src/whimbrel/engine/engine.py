@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import atexit
+import importlib
+import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,14 +22,13 @@ from numpy.typing import NDArray
 
 from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine import fault_injection
 from whimbrel.engine.document_cache import DocumentCache, cache_key
 from whimbrel.engine.job import BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.lanes import Lanes
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.engine.prepared import EngineRequest
-from whimbrel.errors import CheckpointError, NonFinite, relocating
+from whimbrel.errors import CheckpointError, NonFinite, SetupError, relocating
 from whimbrel.outputs import scoring
 from whimbrel.outputs.entities import Aggregation
 from whimbrel.outputs.layout import plan_layout, response_layout
@@ -88,7 +90,7 @@ class Engine:
         self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)
         recording = None if recorder is None else recorder(self)
         progress("loading the weights")
-        load = partial(load_runner, checkpoint, self.card, faulty=fault_injection.switched_on())
+        load = partial(load_runner, checkpoint, self.card, wrapper=os.environ.get("WHIMBREL_RUNNER"))
         exact = replace(self.plan, device="cpu", dtype="float32")
         load_second = None if exact == self.plan else partial(load, exact)
         if self.plan.device == "cpu":
@@ -280,11 +282,21 @@ class Engine:
         self._lanes.reset_throughput()
 
 
-def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, faulty: bool) -> RunnerProtocol:
-    """The one place that chooses a runner."""
+def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, wrapper: str | None) -> RunnerProtocol:
+    """Load the runner, in a wrapper for tests if one is named as `module:callable`.
+
+    The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. The name comes from
+    WHIMBREL_RUNNER in the environment of this process; no request and no checkpoint can set it. Raises SetupError.
+    """
     from whimbrel.model.runner import Runner
 
     runner = Runner(checkpoint, card, plan)
-    if faulty:
-        return fault_injection.FaultyRunner(runner, checkpoint.folder / card.path / "tokenizer.json", dtype=plan.dtype)
-    return runner
+    if wrapper is None:
+        return runner
+    logging.getLogger("whimbrel").warning("WHIMBREL_RUNNER=%s wraps the runner. It is made for tests.", wrapper)
+    module, _, name = wrapper.partition(":")
+    try:
+        wrap = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SetupError(f"WHIMBREL_RUNNER={wrapper}: {error}.", hint="It takes module:callable.") from error
+    return wrap(runner, checkpoint.folder / card.path, plan)
