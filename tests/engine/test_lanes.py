@@ -367,6 +367,7 @@ def test_what_runs_between_layers_changes_no_bits(card: Card, dtype: str) -> Non
     assert all(np.array_equal(model.collect(pending)["dense"], expected[1]) for pending in nested)
 
 
+@pytest.mark.extended
 def test_queries_amid_bulk_have_the_bits_they_have_alone() -> None:
     """On the real model, with queries that come while bulk runs; some of them run between its layers."""
     observer = NestingRecorder()

@@ -130,6 +130,7 @@ def check(job: Job) -> str:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sample(1)
 def test_every_request_gets_the_one_answer_that_is_right(seed: int, minilm: Path) -> None:
     card = read_card(minilm, "all-MiniLM-L6-v2")
     plan = make_plan(Options(max_batch_tokens=128), card, Hardware(num_cores=4))

@@ -11,6 +11,7 @@ import httpx2
 import numpy as np
 import pytest
 
+import fault_injection
 from load import ask, holds, vectors_of
 from serving import Server
 from texts import TEXTS
@@ -28,7 +29,7 @@ def expected(engine: Engine) -> Float32Array:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("--step-timeout", "5", "--max-queue-seconds", "1000", WHIMBREL_FAULTS="1") as server:
+    with Server("--step-timeout", "5", "--max-queue-seconds", "1000", **fault_injection.ENVIRONMENT) as server:
         yield server
 
 
@@ -70,6 +71,7 @@ def refused(answer: httpx2.Response, code: str, status: int = 500) -> None:
 
 
 @pytest.mark.parametrize("poison", ["@@raise", "@@rows", "@@width"])
+@pytest.mark.sample(2)
 def test_D1_D5_a_text_that_fails_alone_fails_alone(poison: str, server: Server, expected: Float32Array) -> None:
     before = server.children()
     good, bad = together(server, poison)
@@ -105,6 +107,7 @@ def test_D3_a_text_that_kills_the_engine_is_found_and_refused(poison: str, serve
     assert server.children("engine") == after
 
 
+@pytest.mark.extended
 def test_D3_copies_of_a_text_that_kills_are_refused_together(server: Server, expected: Float32Array) -> None:
     def restarts(client: httpx2.Client) -> float:
         lines = client.get("/metrics").text.splitlines()
@@ -120,6 +123,7 @@ def test_D3_copies_of_a_text_that_kills_are_refused_together(server: Server, exp
 
 
 @pytest.mark.parametrize("poison", ["@@hang", pytest.param("@@hang-gil", marks=SLOW)])
+@pytest.mark.extended
 def test_D4_a_text_that_hangs_the_engine_is_found_and_refused(poison: str, server: Server, expected: Float32Array) -> None:
     with httpx2.Client(base_url=server.url, timeout=120) as client:
         answers: list[httpx2.Response] = []

@@ -125,7 +125,7 @@ def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Eng
     make, output = request.param
     make(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WHIMBREL_FAULTS", "1")
+        patch.setenv("WHIMBREL_RUNNER", "fault_injection:FaultyRunner")
         obeying = Engine(str(tmp_path), dtype="bfloat16")
     with obeying, Engine(str(tmp_path), dtype="float32") as exact:
         yield obeying, exact, output

@@ -119,6 +119,7 @@ def test_a_document_always_has_the_same_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--document-cache-bytes", "10000000"]])
+@pytest.mark.sample(1)
 def test_two_engines(options: list[str], tmp_path: Path) -> None:
     """Both compute; scores have the bits of one engine; kept documents are found again."""
     write_stanford(tmp_path)
@@ -144,6 +145,7 @@ def test_two_engines(options: list[str], tmp_path: Path) -> None:
             assert (hits, misses) == (2 * len(TEXTS), len(TEXTS))
 
 
+@pytest.mark.extended
 def test_an_engine_that_is_killed_meanwhile(tmp_path: Path) -> None:
     """Its share goes to the other, or waits for the next life."""
     write_stanford(tmp_path)

@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import atexit
+import importlib
+import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -18,7 +21,6 @@ from numpy.typing import NDArray
 
 from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine import fault_injection
 from whimbrel.engine.dispatcher import Dispatcher, LoadStats
 from whimbrel.engine.document_cache import DocumentCache, cache_key
 from whimbrel.engine.engine_request import EngineRequest
@@ -27,7 +29,7 @@ from whimbrel.engine.job import BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.lanes import Lanes
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.engine.prepare import Preprocessor
-from whimbrel.errors import CheckpointError, NonFinite, relocating
+from whimbrel.errors import CheckpointError, NonFinite, SetupError, relocating
 from whimbrel.outputs import scoring
 from whimbrel.outputs.entities import Aggregation
 from whimbrel.outputs.finishers import make_finisher
@@ -93,7 +95,7 @@ class Engine:
         progress("loading the weights")
         if self.plan.device == "cpu":
             tune_glibc_malloc()
-        runner = load_runner(checkpoint, self.card, self.plan)
+        runner = load_runner(checkpoint, self.card, self.plan, wrapper=os.environ.get("WHIMBREL_RUNNER"))
         self.plan = self.plan.with_same_bits(runner.unstable)
         self._dispatcher = Dispatcher(self.plan)
         self._finishing = FinishPool(self._dispatcher, self.plan.num_lanes, runner.init_thread)
@@ -283,11 +285,21 @@ class Engine:
         self._dispatcher.reset_throughput()
 
 
-def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> RunnerProtocol:
-    """Load the runner of a model. Raises CheckpointError."""
+def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, wrapper: str | None) -> RunnerProtocol:
+    """Load the runner, in a wrapper for tests if one is named as `module:callable`.
+
+    The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. The name comes from
+    WHIMBREL_RUNNER in the environment of this process; no request and no checkpoint can set it. Raises SetupError.
+    """
     from whimbrel.model.runner import Runner
 
     runner = Runner(checkpoint, card, plan)
-    if fault_injection.switched_on():
-        return fault_injection.FaultyRunner(runner, checkpoint.folder / card.path / "tokenizer.json", dtype=plan.dtype)
-    return runner
+    if wrapper is None:
+        return runner
+    logging.getLogger("whimbrel").warning("WHIMBREL_RUNNER=%s wraps the runner. It is made for tests.", wrapper)
+    module, _, name = wrapper.partition(":")
+    try:
+        wrap = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SetupError(f"WHIMBREL_RUNNER={wrapper}: {error}.", hint="It takes module:callable.") from error
+    return wrap(runner, checkpoint.folder / card.path, plan)
