@@ -48,7 +48,7 @@ UNREACHED: Final = "unreachable"
 LOST: Final = "connection_lost"
 """Error code of a connection that ended before the response did. Servers close idle connections."""
 TIMEOUT: Final = "timeout"
-_BATCH_TOO_LARGE: Final = "maximum allowed batch size"
+_TOO_MANY: Final = "maximum allowed batch size"
 """Words of TEI's message, which has no status of its own."""
 _PREFIX: Final = re.compile(r"((?:inputs?|texts|queries|query|documents)(?:\[\d+\])*): ")
 """Location at the start of a message."""
@@ -66,8 +66,8 @@ def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) 
         error = Unavailable(message, retry_after=_seconds(headers.get("retry-after"), 0.0))
     else:
         fallback = _BY_STATUS.get(status) or (InvalidRequest if status < 500 else WhimbrelError)
-        error = (TooLarge if _BATCH_TOO_LARGE in message else _BY_CODE.get(code, fallback))(message)
-    # the message begins with the location already
+        error = (TooLarge if _TOO_MANY in message else _BY_CODE.get(code, fallback))(message)
+    # the message has the path of the fault in it already
     error.status, error.param, error.code = status, param, code or error.code
     error.message = message.removeprefix(f"{param}: ") if param else message
     should_retry = headers.get("x-should-retry")

@@ -47,7 +47,7 @@ def require_string(value: object, param: str) -> None:
         raise InvalidRequest(f"must be a string, is {type(value).__name__}.", param=param)
 
 
-def model_field(model: str | None) -> Json:
+def named(model: str | None) -> Json:
     """Return the field that names the model, if any. Servers of a single model do not need it."""
     return {} if model is None else {"model": model}
 
@@ -138,7 +138,7 @@ def size_of(item: Any) -> int:
 def pairs_of(
     first: Any, second: Any, names: tuple[str, str], options: ScoreOptions
 ) -> tuple[list[tuple[Any, Any]], Callable[..., str]]:
-    """Return pairs that can be encoded, and the names of their parts in errors. Raises InvalidRequest."""
+    """Pairs as they are sent, and what errors call their parts. Raises InvalidRequest."""
     output = options.get("score_by") or "dense"
     (queries, is_one), (documents, is_one_document) = (
         _side(given, name, output) for given, name in zip((first, second), names, strict=True)
@@ -174,7 +174,7 @@ def _side(given: object, name: str, output: OutputName) -> tuple[list[Any], bool
 
 
 def _vectors(given: object, param: str) -> Json:
-    """Return vectors in the form that a server takes in place of a text."""
+    """As the server takes them in place of a text."""
     if isinstance(given, tuple) and len(cast(tuple[Any, ...], given)) == 2:
         ids, weights = cast(tuple[Any, Any], given)
         return {"ids": np.ascontiguousarray(ids, "<i4").tobytes(), "weights": np.ascontiguousarray(weights, "<f4").tobytes()}

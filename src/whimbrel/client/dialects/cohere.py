@@ -13,7 +13,7 @@ from whimbrel.client.request_bodies import (
     check_count,
     document_name,
     input_name,
-    model_field,
+    named,
     reject_options,
     reject_score_options,
     require_string,
@@ -68,7 +68,7 @@ def encode(
     fields: dict[str, Any] = {
         "input_type": _INPUT_TYPES[options.get("input_type")],
         "embedding_types": ["base64"],
-        **model_field(model),
+        **named(model),
     }
     optional = {
         "output_dimension": options.get("dimensions"),
@@ -86,7 +86,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     """Return the task that scores documents for a query."""
     reject_score_options("Cohere", options, ("max_document_tokens",))
     require_string(query, "query")
-    fields = {"query": query, **model_field(model)}
+    fields = {"query": query, **named(model)}
     check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
     if limit is not None:
         fields["max_tokens_per_doc"] = limit

@@ -14,7 +14,7 @@ from whimbrel.client.request_bodies import (
     choose_output,
     document_name,
     input_name,
-    model_field,
+    named,
     reject_options,
     reject_score_options,
     require_string,
@@ -65,7 +65,7 @@ def encode(
     """Return the task that computes one output of texts: dense or sparse vectors, or a vector per token."""
     output = choose_output(outputs)
     reject_options("tei", outputs, tuple(_PATHS), options, _OPTIONS if output == "dense" else _TOKEN_OPTIONS)
-    fields: dict[str, Any] = model_field(model) | _truncation(options.get("truncate"))
+    fields: dict[str, Any] = named(model) | _truncation(options.get("truncate"))
     if (prompt := options.get("prompt")) is not None:
         fields["prompt_name"] = prompt
     for name in ("dimensions", "normalize"):
@@ -80,7 +80,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     reject_score_options("TEI", options, ("activate", "truncate"))
     require_string(query, "query")
     raw = {"query": query, "raw_scores": options.get("activate") is False}
-    fields = model_field(model) | raw | _truncation(options.get("truncate"))
+    fields = named(model) | raw | _truncation(options.get("truncate"))
     texts = as_strings(documents, "documents")
     write = partial(_body, fields, "texts")
     return Task(

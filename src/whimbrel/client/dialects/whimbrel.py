@@ -56,7 +56,7 @@ def encode(
 
 
 def score(model: str | None, queries: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
-    """Return the task that scores pairs."""
+    """The scores of pairs."""
     pairs, name = pairs_of(queries, documents, ("queries", "documents"), options)
     return _pair_task(model, pairs, options, name, read=read_scores, join=join_scores)
 
@@ -70,7 +70,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
 
 
 def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[list[Explanation]]:
-    """Return the task that finds the best match of each query token in documents."""
+    """What each token of a query found in documents."""
     pairs, name = pairs_of(query, documents, ("query", "documents"), options)
     return _pair_task(model, pairs, options, name, read=read_explanations, join=flatten, explain=True)
 
