@@ -59,7 +59,7 @@ def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) 
     message, param, code = _parse_error(content)
     message = message or _default_message(url, status, headers, content)
     if status == 401:
-        message += " Here the key is the client's `api_key`."
+        message += " Pass the key to the client as `api_key`."
     if status == 429:
         error: WhimbrelError = Overloaded(message, retry_after=_seconds(headers.get("retry-after"), 1.0))
     elif status in _GATEWAYS:
@@ -83,7 +83,7 @@ def to_failure(url: str, error: Exception, seconds: float) -> Unavailable:
         hint = ("Does it speak HTTPS?" if is_tls else "Is the server running?") + _proxy_hint(url)
         failure, code = Unavailable(f"no answer from {url}: {reason}. {hint}", retry_after=0.0), UNREACHED
     elif isinstance(error, TimeoutError | httpx2.TimeoutException):
-        hint = "Give more time (timeout), or fewer texts to a request (max_items)."
+        hint = "Increase `timeout`, or reduce `max_items` for fewer texts in a request."
         failure, code = Unavailable(f"no answer from {url} within {seconds:g} seconds. {hint}", retry_after=0.0), TIMEOUT
     else:
         failure, code = Unavailable(f"the connection to {url} broke: {reason}.", retry_after=0.0), LOST
@@ -96,7 +96,7 @@ def _proxy_hint(url: str) -> str:
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(parts.hostname or ""):
         return ""
-    return f" It is asked through the proxy {redact_password(proxy)}, as the environment says; NO_PROXY names who is not."
+    return f" The request went through the proxy {redact_password(proxy)} of the environment. NO_PROXY excludes hosts."
 
 
 def client_closed() -> Unavailable:
@@ -113,7 +113,7 @@ def _default_message(url: str, status: int, headers: Mapping[str, str], content:
     """Return a message for a response that has none, or none that can be read."""
     message = f"{redact_password(url)} answered {status}"
     if 300 <= status < 400 and "location" in headers:
-        return f"{message}: it is at {headers['location'][:200]}. Give the base URL of that place."
+        return f"{message}: it moved to {headers['location'][:200]}. Use the base URL of that address."
     if text := " ".join(content[:200].decode(errors="replace").split()):
         message += f": {text}"
     if "retry-after" in headers:

@@ -104,7 +104,7 @@ def reject_options(
     for name, value in options.items():
         is_default = value is None or (value is False and name in _FLAGS)
         if name not in known and not is_default:
-            raise InvalidRequest(f"the dialect {dialect} cannot say it; it takes {', '.join(known)}.", param=name)
+            raise InvalidRequest(f"the dialect {dialect} has no such option; it takes {', '.join(known)}.", param=name)
 
 
 _FLAGS: Final = ("late_chunking", "split_long", "muvera")
@@ -115,7 +115,7 @@ def reject_score_options(api: str, options: ScoreOptions, known: Sequence[str]) 
     """Raise InvalidRequest if another server's API lacks one of the options."""
     for name, value in options.items():
         if name not in known and value is not None:
-            raise InvalidRequest(f"{api}'s API cannot say it; it takes {', '.join(known)}.", param=name)
+            raise InvalidRequest(f"{api}'s API has no such option; it takes {', '.join(known)}.", param=name)
 
 
 def _check_texts(items: Sequence[Any]) -> None:
