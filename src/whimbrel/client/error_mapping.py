@@ -20,6 +20,7 @@ from whimbrel.errors import (
     EngineCrash,
     Forbidden,
     InvalidRequest,
+    Location,
     ModelNotFound,
     NonFinite,
     NotFound,
@@ -68,7 +69,7 @@ def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) 
         fallback = _BY_STATUS.get(status) or (InvalidRequest if status < 500 else WhimbrelError)
         error = (TooLarge if _TOO_MANY in message else _BY_CODE.get(code, fallback))(message)
     # the message has the path of the fault in it already
-    error.status, error.param, error.code = status, param, code or error.code
+    error.status, error.location, error.code = status, _location(param) if param else None, code or error.code
     error.message = message.removeprefix(f"{param}: ") if param else message
     should_retry = headers.get("x-should-retry")
     error.retry = error.retry if should_retry is None else should_retry == "true"
@@ -139,6 +140,15 @@ def _parse_error(content: bytes) -> tuple[str, str | None, str | None]:
         prefix = _PREFIX.match(text)
         param = prefix and prefix[1]
     return text, param, code if isinstance(code, str) else None
+
+
+def _location(param: str) -> Location:
+    """Return a place as servers write it; one that has another form is a field of that name."""
+    match = _PLACE.fullmatch(param)
+    return Location(match[1], int(match[2]) if match[2] else None, path=match[3]) if match else Location(param)
+
+
+_PLACE: Final = re.compile(r"(\w+)(?:\[(\d{1,9})\])?((?:[\[.].*)?)", re.DOTALL)
 
 
 def _seconds(header: str | None, default: float) -> float:

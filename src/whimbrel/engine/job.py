@@ -226,10 +226,8 @@ def _not_finite(comparison: PairScoring, num_seqs: int, pair: int) -> WhimbrelEr
     """An error that names the part of a pair that came as vectors, as these are too large; else the document."""
     came = [int(numbers[pair]) >= num_seqs for numbers in (comparison.queries_P, comparison.documents_P)]
     if any(came):
-        return InvalidRequest(
-            "a score is NaN or infinite: the vectors are too large.", param=f"input[{pair}][{1 if came[1] else 0}]"
-        )
-    return NonFinite("a score is NaN or infinite.", param=f"input[{pair}][1]")
+        return InvalidRequest("a score is NaN or infinite: the vectors are too large.", item=pair, part=int(came[1]))
+    return NonFinite("a score is NaN or infinite.", item=pair, part=1)
 
 
 BatchItems: TypeAlias = list[tuple[Job, Seq]]

@@ -303,7 +303,7 @@ class Lanes:
             self._dispatch.deliver(job, given, [0], [seq.index])
         elif self._dispatch.claim(job):
             again = "in float32 too" if runner else "and it could not be computed again"
-            job.fail(NonFinite(f"the model gives NaN or infinity for this text, {again}.", param=_param(seq)))
+            job.fail(NonFinite(f"the model gives NaN or infinity for this text, {again}.", item=seq.index))
 
 
 class _NoRecorder:
@@ -326,9 +326,5 @@ def _finite(given: BatchOutput, num_seqs: int) -> NDArray[np.bool_]:
 
 def _answer(seq: Seq, error: BaseException) -> ComputeError:
     if isinstance(error, MemoryError):
-        return OutOfMemory(f"this text of {seq.ids.size:,} tokens does not fit into the device's memory.", param=_param(seq))
-    return ComputeError(f"the computation failed ({type(error).__name__}); the server's log says more.", param=_param(seq))
-
-
-def _param(seq: Seq) -> str:
-    return f"input[{seq.index}]"
+        return OutOfMemory(f"this text of {seq.ids.size:,} tokens does not fit into the device's memory.", item=seq.index)
+    return ComputeError(f"the computation failed ({type(error).__name__}); the server's log says more.", item=seq.index)

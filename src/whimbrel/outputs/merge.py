@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from whimbrel.errors import WhimbrelError, relocated
+from whimbrel.errors import Location, WhimbrelError
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.result import Outputs
@@ -61,22 +61,23 @@ def map_error_location(
 ) -> WhimbrelError:
     """An error that names a seq, as one that names the text, or the part of a pair, that it is of."""
 
-    def name(seq: int | None = None, *part: int) -> str:
+    def locate(location: Location) -> Location:
+        seq, part = location.item, location.part
         if seq is None:
-            return "input"
+            return location
         if isinstance(merge, Deduplication):
-            return "input" + "".join(f"[{i}]" for i in (merge.first_M[seq], *part))
+            return Location("input", int(merge.first_M[seq]), part)
         if merge is not None:
-            return f"input[{np.searchsorted(merge.offsets_N1[1:], seq, side='right')}]"
-        if comparison is None or part:  # a part of a pair is no seq: this was done where the error comes from
-            return "input" + "".join(f"[{i}]" for i in (seq, *part))
+            return Location("input", int(np.searchsorted(merge.offsets_N1[1:], seq, side="right")))
+        if comparison is None or part is not None:  # a part of a pair is no seq: this was done where the error comes from
+            return location
         return _of_pair(comparison, seq)
 
-    return error if merge is None and comparison is None else relocated(error, name)
+    return error.relocated(locate)
 
 
-def _of_pair(comparison: PairScoring, seq: int) -> str:
+def _of_pair(comparison: PairScoring, seq: int) -> Location:
     """The first pair that a seq is in, and which part of it."""
     part = int(seq not in comparison.queries_P)
     pairs = np.flatnonzero((comparison.queries_P, comparison.documents_P)[part] == seq)
-    return f"input[{pairs[0]}][{part}]"
+    return Location("input", int(pairs[0]), part)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, Location
 
 if TYPE_CHECKING:
     from whimbrel.types.card import Card
@@ -100,9 +100,9 @@ class PairSide:
     """In which pair each text stands first."""
     part: int
 
-    def map_location(self, index: int | None = None, *_: int) -> str:
-        """Of one of its texts, the part of the pair that it is."""
-        return "input" if index is None else _name(self.first_N[index], self.part)
+    def map_location(self, location: Location) -> Location:
+        """Return the part of the pair that one of its texts is."""
+        return location if location.item is None else Location("input", self.first_N[location.item], self.part)
 
     def text_indices(self, first_text: int, first_given: int) -> Int32Array:
         """`place_P`, where texts count from one number on and vectors from another: (P,)."""
@@ -134,9 +134,9 @@ def _side(request: Request, pairs: list[PairInput], output: OutputName, width: i
         if isinstance(each, str):
             first.setdefault(each, index)
         elif id(each) not in of_vectors:  # the pairs keep it, so nothing else has its id
-            of_vectors[id(each)] = stack.add(each, _name(index, part))
+            of_vectors[id(each)] = stack.add(each, Location("input", index, part))
             if not part and output == "multi_vector" and not len(each):
-                raise InvalidRequest("has no vectors.", param=_name(index, part))
+                raise InvalidRequest("has no vectors.", item=index, part=part)
     given, places = stack.build()
     number = {text: i for i, text in enumerate(first)}
     place_of = {key: len(first) + int(places[i]) for key, i in of_vectors.items()}
@@ -154,11 +154,7 @@ def _checked(texts: Sequence[object]) -> list[PairInput]:
     for index, pair in enumerate(texts):
         if not isinstance(pair, tuple):
             said = "pairs and what is no pair cannot be mixed in one list." if index else "must be a pair."
-            raise InvalidRequest(said, param=f"input[{index}]")
+            raise InvalidRequest(said, item=index)
         if (count := len(cast(tuple[object, ...], pair))) != 2:
-            raise InvalidRequest(f"must be a pair, has {count} parts.", param=f"input[{index}]")
+            raise InvalidRequest(f"must be a pair, has {count} parts.", item=index)
     return cast(list[PairInput], list(texts))
-
-
-def _name(index: int, part: int) -> str:
-    return f"input[{index}][{part}]"

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, Locate, locate_pairs
 from whimbrel.outputs.entities import AGGREGATIONS, Aggregation, find_entities
 from whimbrel.outputs.pair_scoring import can_score, default_scoring_output
 from whimbrel.outputs.stored_vectors import as_vector_list
@@ -35,7 +35,7 @@ class Operation(Generic[T]):
 
     request: Request
     postprocess: Callable[[Result], T]
-    locate: Callable[..., str] | None = None
+    locate: Locate | None = None
     """What the caller calls the inputs, one of them, or a part of one, for errors; None: as the request does."""
 
 
@@ -49,14 +49,11 @@ def _score(card: Card, given: Mapping[str, Texts], options: ScoreOptions) -> Ope
     if not can_score(card):
         card.output("scores")
     items = {name: _items(card, texts, name, options.get("score_by")) for name, texts in given.items()}
-    names = [(name, is_one) for name, (_, is_one) in items.items()]
-
-    def name(index: int | None = None, part: int = 1) -> str:
-        name, is_one = names[part]
-        return name if index is None or is_one else f"{name}[{index}]"
-
+    (_, one_query), (_, one_document) = items.values()
     request = _request(card, "scores", _paired(*(texts for texts, _ in items.values())), options)
-    return Operation(request, lambda result: _flat(require(result.outputs.scores)), name)
+    return Operation(
+        request, lambda result: _flat(require(result.outputs.scores)), locate_pairs(*given, single=(one_query, one_document))
+    )
 
 
 def _items(card: Card, given: Texts, param: str, score_by: OutputName | None) -> tuple[list[Any], bool]:

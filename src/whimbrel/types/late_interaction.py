@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, Location
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -92,7 +92,7 @@ def read_token_pooling(given: object) -> TokenPooling | None:
     try:
         return TokenPooling(given)
     except InvalidRequest as error:
-        raise error.at("token_pooling") from None
+        raise error.at(Location("token_pooling")) from None
 
 
 def read_muvera(given: object) -> MuveraParameters | None:
@@ -112,7 +112,7 @@ def prefix_errors(field: str) -> Generator[None]:
     try:
         yield
     except InvalidRequest as error:
-        raise error.at(f"{field}.{error.param}") from None
+        raise error.at(Location(field, path=f".{error.param}")) from None
 
 
 def _from_mapping(kind: type[S], field: str, given: Mapping[object, Any]) -> S:
@@ -122,7 +122,7 @@ def _from_mapping(kind: type[S], field: str, given: Mapping[object, Any]) -> S:
             raise InvalidRequest(f"{name!r:.80} is not known; it takes {', '.join(fields)}.", param=field)
     for name in msgspec.structs.fields(kind):
         if name.required and name.name not in given:
-            raise InvalidRequest("is missing.", param=f"{field}.{name.name}")
+            raise InvalidRequest("is missing.", location=Location(field, path=f".{name.name}"))
     with prefix_errors(field):
         return kind(**cast(Mapping[str, Any], given))
 

@@ -169,7 +169,7 @@ def as_strings(texts: str | Iterable[str], param: str) -> list[str]:
     found = as_list(texts, param)
     for index, text in enumerate(found):
         if not isinstance(cast(object, text), str):
-            raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=f"{param}[{index}]")
+            raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=param, item=index)
     return found
 
 

@@ -11,8 +11,8 @@ import msgspec
 from whimbrel.client.request_bodies import (
     body_of,
     check_count,
-    document_name,
-    input_name,
+    locate_document,
+    locate_input,
     named,
     reject_options,
     reject_score_options,
@@ -78,7 +78,14 @@ def encode(
     fields |= {name: value for name, value in optional.items() if value is not None}
     items = text_list(texts)
     return Task(
-        "/v2/embed", items, partial(_body, fields, "texts"), _read, join_outputs, size_of, name=input_name, max_items=MAX_TEXTS
+        "/v2/embed",
+        items,
+        partial(_body, fields, "texts"),
+        _read,
+        join_outputs,
+        size_of,
+        locate=locate_input,
+        max_items=MAX_TEXTS,
     )
 
 
@@ -98,7 +105,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
         _read_ranked,
         join_scores,
         size_of,
-        name=document_name,
+        locate=locate_document,
         may_be_empty=True,
     )
 

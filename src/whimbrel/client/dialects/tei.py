@@ -12,8 +12,8 @@ import numpy as np
 from whimbrel.client.request_bodies import (
     body_of,
     choose_output,
-    document_name,
-    input_name,
+    locate_document,
+    locate_input,
     named,
     reject_options,
     reject_score_options,
@@ -72,7 +72,7 @@ def encode(
         if options.get(name) is not None:
             fields[name] = options.get(name)
     write, read = partial(_body, fields, "inputs"), partial(_read, output)
-    return Task(_PATHS[output], text_list(texts), write, read, join_outputs, size_of, name=input_name, max_items=MAX_TEXTS)
+    return Task(_PATHS[output], text_list(texts), write, read, join_outputs, size_of, locate=locate_input, max_items=MAX_TEXTS)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
@@ -84,7 +84,15 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     texts = as_strings(documents, "documents")
     write = partial(_body, fields, "texts")
     return Task(
-        "/rerank", texts, write, _read_ranked, join_scores, size_of, name=document_name, may_be_empty=True, max_items=MAX_TEXTS
+        "/rerank",
+        texts,
+        write,
+        _read_ranked,
+        join_scores,
+        size_of,
+        locate=locate_document,
+        may_be_empty=True,
+        max_items=MAX_TEXTS,
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.engine.prepared import EngineRequest
-from whimbrel.errors import WhimbrelError, relocated
+from whimbrel.errors import Location, WhimbrelError
 from whimbrel.outputs.layout import plan_layout
 from whimbrel.outputs.merge import ChunkMerge
 from whimbrel.outputs.pair_scoring import PairScoring
@@ -43,10 +43,11 @@ class Shard:
     def map_error_location(self, error: WhimbrelError) -> WhimbrelError:
         """An error of the share, as one of the request."""
 
-        def name(pair: int | None = None, *part: int) -> str:
-            return "input" if pair is None else "input" + "".join(f"[{i}]" for i in (self.pairs_S[pair], *part))
+        def locate(location: Location) -> Location:
+            pair = location.item
+            return location if pair is None else Location("input", int(self.pairs_S[pair]), location.part)
 
-        return relocated(error, name)
+        return error.relocated(locate)
 
 
 def split_into_shards(prepared: EngineRequest, card: Card, num_engines: int, *, least_tokens: int, fixed: bool) -> list[Shard]:
