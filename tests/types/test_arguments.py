@@ -14,7 +14,7 @@ from test_llm_rerankers import qwen, write
 
 from classifiers import write_classifier
 from whimbrel import AsyncEngine, Engine
-from whimbrel.errors import InvalidRequest, NonFinite, TooLarge, TooLong
+from whimbrel.errors import InvalidRequest, Location, NonFinite, TooLarge, TooLong
 from whimbrel.tokenizer.truncation import MAX_CHARACTERS
 from whimbrel.types.request import Request
 
@@ -240,12 +240,15 @@ def test_rerankers_with_a_template_name_it_too(tmp_path_factory: pytest.TempPath
         assert engine.score(np.str_("a"), np.array(["b"])).shape == (1,)
 
 
-@pytest.mark.parametrize(("path", "named"), [("input[1]", "documents[1]"), ("input", "documents"), ("prompt", "prompt")])
+@pytest.mark.parametrize(
+    ("location", "named"),
+    [(Location("input", 1), "documents[1]"), (Location("input"), "documents"), (Location("prompt"), "prompt")],
+)
 def test_errors_of_the_computation_are_named_too(
-    path: str, named: str, monkeypatch: pytest.MonkeyPatch, models: Models
+    location: Location, named: str, monkeypatch: pytest.MonkeyPatch, models: Models
 ) -> None:
     def broken(_: Request) -> Any:
-        raise NonFinite("the model gives NaN.", param=path)
+        raise NonFinite("the model gives NaN.", location=location)
 
     monkeypatch.setattr(models.ranker, "run", broken)
     with pytest.raises(NonFinite) as caught:

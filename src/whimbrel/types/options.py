@@ -166,7 +166,7 @@ def as_strings(texts: str | Iterable[str], param: str) -> list[str]:
     strings = as_list(texts, param)
     for index, text in enumerate(strings):
         if not isinstance(cast(object, text), str):
-            raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=f"{param}[{index}]")
+            raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=param, item=index)
     return strings
 
 
