@@ -1,11 +1,12 @@
-"""What the same bits cost: the Engine with its products in blocks of rows that agree, against the same without blocks.
+"""Cost of batch-invariant bits: the Engine with matrix products in blocks of rows, against the same Engine without blocks.
 
     python benchmarks/blocks.py [--dtype auto|bfloat16|float32] [--rounds 12] [--model FOLDER]
 
-Three engines, each in a process of its own, take turns: with the blocks that it found, without any (a product runs all rows of
-a batch at once, and a text may have other bits in other batches), and with the blocks that an AMX processor needs, whatever
-this one needs: there 16, 32 and 384 rows give other bits than the other sizes, and 512 again others. Above 1 a contender is
-slower than the engine without blocks: the ratio is that of the medians, and "rounds" are its smallest and largest in a round.
+Three engines take turns, each in its own process: one with the blocks that it found, one without blocks, and one with the
+blocks of an AMX processor. Without blocks a product runs all rows of a batch at once, and a text may have other bits in other
+batches. On AMX, 16, 32 and 384 rows give other bits than other row counts, and 512 rows again others. A ratio is that of the
+medians, over the engine without blocks: above 1 a contender is slower. "Rounds" are the smallest and the largest ratio of one
+round.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CONTENDERS: Final = ("found", "none", "amx")
 
 
 def make_workloads() -> dict[str, Calls]:
-    """Lists of texts, each given to one call; calls are made one after another."""
+    """Return lists of texts. Each list is the argument of one call, and calls run one after another."""
     return {
         "mixed, 4 to 200 words": [make_texts(256, words=MIXED)],
         "short, 4 to 24 words": [make_texts(1024, words=SHORT)],
@@ -41,7 +42,7 @@ def make_workloads() -> dict[str, Calls]:
 
 
 def make_engine(contender: str, model: str | None, dtype: str) -> Callable[[Calls], Timed]:
-    """Load the Engine with some kind of blocks."""
+    """Load the Engine with one kind of blocks."""
     from whimbrel import Engine
     from whimbrel.model.ops import linear
     from whimbrel.model.ops.row_blocks import RowBlocks, find_row_blocks
@@ -50,11 +51,11 @@ def make_engine(contender: str, model: str | None, dtype: str) -> Callable[[Call
         linear.find_row_blocks = lambda *_: RowBlocks(())
     elif contender == "amx":
         linear.find_row_blocks = lambda sizes, _: find_row_blocks(sizes, lambda rows: rows in (16, 32, 384) or rows // 512 * 2)
-    return timed(Engine(model, dtype=dtype, max_length=512).embed)
+    return time_calls(Engine(model, dtype=dtype, max_length=512).embed)
 
 
-def timed(encode: Callable[[list[str]], Float32Array]) -> Callable[[Calls], Timed]:
-    """Calls -> (seconds for all of them, their vectors)."""
+def time_calls(encode: Callable[[list[str]], Float32Array]) -> Callable[[Calls], Timed]:
+    """Return the seconds for all calls, and their vectors."""
 
     def run(calls: Calls) -> Timed:
         started = perf_counter()
@@ -65,7 +66,7 @@ def timed(encode: Callable[[list[str]], Float32Array]) -> Callable[[Calls], Time
 
 
 def measure(workers: dict[str, Worker], calls: Calls, rounds: int) -> list[str]:
-    """A row of the table, after the workload's name."""
+    """Return a row of the table without the workload's name."""
     ask: Callable[[str], Any] = lambda name: workers[name].ask(calls)  # noqa: E731
     vectors = {name: ask(name)[1] for name in CONTENDERS}
     orders = islice(cycle(permutations(CONTENDERS)), rounds)
@@ -79,7 +80,7 @@ def measure(workers: dict[str, Worker], calls: Calls, rounds: int) -> list[str]:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--model", help="a checkpoint's folder; the packaged model by default")

@@ -1,11 +1,11 @@
-"""What the process boundary costs: a request through an engine process against the same request in this process.
+"""Cost of the process boundary: a request through an engine process, against the same request in this process.
 
     python benchmarks/boundary.py [--rounds 40] [--dtype auto]
 
-Both engines run the packaged all-MiniLM-L6-v2 with the same plan, and are asked from an event loop, as a server does: through
-`AsyncEngine`, whose lanes are threads of this process, and through `RemoteEngine`, whose engine is another process. One request
-at a time; the two take turns, batch by batch, and one is idle while the other works. Reported are the medians of each request's
-seconds and their difference. Requests: 1 text of 16 tokens, and 128 texts of 128 tokens, of which nothing is padded or cut.
+Both engines run the packaged all-MiniLM-L6-v2 with the same plan. An event loop calls them, as in a server: `AsyncEngine`,
+whose lanes are threads of this process, and `RemoteEngine`, whose engine is another process. There is one request at a time.
+The two take turns, and one is idle while the other works. The table has the medians of the seconds per request, and their
+difference. Requests are 1 text of 16 tokens, and 128 texts of 128 tokens, without padding or truncation.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from whimbrel.types.plan import Options
 from whimbrel.types.request import Request
 
 REQUESTS: Final = {"1 x 16 tokens": (1, 16, 50), "128 x 128 tokens": (128, 128, 1)}
-"""Texts, tokens of each, and requests in a turn."""
+"""Texts, tokens per text, and requests per turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """An engine process, and this end of the line to it."""
+    """Engine process, and this end of its channel."""
 
     process: subprocess.Popen[bytes]
     control: Channel[ReportEngine]
@@ -74,14 +74,14 @@ def start(options: Options) -> EngineProcess:
 
 
 def token_request(num_texts: int, num_tokens: int) -> Request:
-    """Token ids, so that both sides do the same and nothing else: [CLS], words, [SEP]."""
+    """Return a request of token ids ([CLS], words, [SEP]), so that both sides do exactly the same work."""
     rng = np.random.default_rng(0)
     words = rng.integers(2000, 20000, (num_texts, num_tokens - 2))
     return Request([np.concatenate(([101], row, [102])) for row in words])
 
 
 async def turn(embedder: AsyncEmbedder, request: Request, count: int) -> list[float]:
-    """The seconds of `count` requests, one after another."""
+    """Return the seconds of each of `count` requests, one after another."""
     seconds: list[float] = []
     for _ in range(count):
         started = perf_counter()
@@ -91,7 +91,7 @@ async def turn(embedder: AsyncEmbedder, request: Request, count: int) -> list[fl
 
 
 async def measure(dtype: str, rounds: int) -> None:
-    """Take turns and report."""
+    """Run both sides in turns and print the result."""
     plan = default_plan(dtype)
     options = Options(dtype=plan.dtype)
     note("loading")
@@ -129,7 +129,7 @@ async def measure(dtype: str, rounds: int) -> None:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])

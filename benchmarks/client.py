@@ -1,10 +1,11 @@
-"""50,000 short texts through AsyncClient and through AsyncOpenAI, against one server whose engine costs nothing.
+"""AsyncClient against AsyncOpenAI: 50,000 short texts, to one server whose engine costs nothing.
 
     python benchmarks/client.py [--texts 50000] [--rounds 5] [--quick]
 
-The engine gives ready arrays (wire_servers.py), 1,024 columns, so what is measured is the wire and the client; both share the
-machine. AsyncOpenAI is as it comes (base64, 2 retries), all requests gathered, with so many texts in each; AsyncClient is as it
-comes too. They take turns, after a round that is not counted. Processor time is that of the client's process.
+The engine returns ready arrays of 1,024 columns (`wire_servers.py`), so the wire and the client are measured. Client and
+server share the machine. AsyncOpenAI has its defaults (base64, 2 retries), and all its requests are gathered, with a fixed
+number of texts in each. AsyncClient has its defaults. They take turns, after a round that is not counted. Processor time is
+that of the client's process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from whimbrel import AsyncClient
 
 _BATCHES: Final = (2048, 512, 32)
 _LONE: Final = 500
-"""Texts that are sent one by one, in place of all of them: for one request each takes long."""
+"""Texts in the case of one text per request, which is too slow for all of them."""
 
 
 async def ours(url: str, texts: list[str]) -> Any:
@@ -43,7 +44,7 @@ async def theirs(size: int, url: str, texts: list[str]) -> Any:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -86,7 +87,7 @@ def main() -> None:
 
 
 def check(found: Any, count: int) -> None:
-    """The first vectors of every request are the same."""
+    """Raise if the first vectors of the requests differ."""
     assert len(found) == count
     np.testing.assert_array_equal(np.asarray(found[0], np.float32), vectors(1)[0])
 

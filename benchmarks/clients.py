@@ -1,4 +1,4 @@
-"""The clients of a soak: right, wrong, impatient, rude and slow ones, and what they saw. Every vector is compared."""
+"""Clients of the soak test: valid, invalid, impatient, disconnecting and slow ones. Every vector is compared."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from driver import PATH, Answer, Connection, body_of, request_of, vectors_of
 from whimbrel.types.arrays import Float32Array
 
 REFUSALS: Final = (429, 503)
-"""Statuses that a right request may be answered with, if they come with a Retry-After."""
+"""Statuses that may refuse a valid request, if they have a Retry-After."""
 _MAX_TEXTS: Final = 300
 _PATIENCE: Final = 120.0
-"""Seconds after which an answer is missing."""
-_MOST_COMPLAINTS: Final = 1000
+"""Seconds after which a response counts as missing."""
+_MAX_COMPLAINTS: Final = 1000
 
 
 @dataclass(slots=True)
 class Tally:
-    """What clients saw."""
+    """Observations of all clients."""
 
     statuses: Counter[int] = field(default_factory=Counter[int])
-    """Answers of POST /v1/embeddings."""
+    """Responses of POST /v1/embeddings by status."""
     unseen: int = 0
-    """Such requests whose answer, if there was one, the client did not wait for."""
+    """Requests to POST /v1/embeddings whose client left before a response."""
     texts: int = 0
-    """In answers of 200."""
+    """Texts in responses with status 200."""
     unseen_texts: int = 0
     patient: int = 0
-    """Right requests that would have waited."""
+    """Valid requests without a deadline."""
     done: Counter[str] = field(default_factory=Counter[str])
-    """Of each kind of deed."""
+    """Actions by kind."""
     kills: int = 0
     slowest: float = 0.0
     wrong: list[str] = field(default_factory=list[str])
@@ -48,13 +48,13 @@ class Tally:
         return self.done.total()
 
     def complain(self, text: str) -> None:
-        """Something is not as promised."""
-        if len(self.wrong) < _MOST_COMPLAINTS:
+        """Record a broken promise."""
+        if len(self.wrong) < _MAX_COMPLAINTS:
             self.wrong.append(text[:500])
 
 
 class Client:
-    """One client; `run` until a time."""
+    """One client. `run` acts until a point in time."""
 
     def __init__(self, port: int, texts: Sequence[str], expected: Float32Array, tally: Tally, rng: random.Random) -> None:
         self._port = port
@@ -65,7 +65,7 @@ class Client:
         self._kept: Connection | None = None
 
     async def run(self, end: float) -> None:
-        """Do one thing after another. What goes wrong is noted."""
+        """Do random actions until `end`, and record all failures."""
         kinds, weights = zip(*KINDS.items(), strict=True)
         while perf_counter() < end:
             (kind,) = self._rng.choices(kinds, weights)
@@ -94,7 +94,7 @@ class Client:
             await kept.close()
 
     def _choose(self, most: int = _MAX_TEXTS) -> list[int]:
-        """Numbers of texts: often one, else any order of magnitude."""
+        """Return random texts: often one, else any order of magnitude."""
         size = 1 if self._rng.random() < 0.6 else round(exp(self._rng.uniform(0, log(most))))
         return self._rng.choices(range(len(self._texts)), k=size)
 
@@ -103,7 +103,7 @@ class Client:
         return body_of([self._texts[i] for i in chosen], **{"encoding_format": kind} | fields)
 
     def _check(self, answer: Answer, chosen: list[int], *, deadline: bool = False) -> None:
-        """An answer to a right request: the right vectors, or a refusal that is allowed."""
+        """Check the response to a valid request: the expected vectors, or a permitted refusal."""
         tally = self._tally
         tally.statuses[answer.status] += 1
         tally.patient += not deadline
@@ -117,10 +117,10 @@ class Client:
         elif not (deadline and answer.status == 504):
             tally.complain(f"{answer.status}: {answer.body[:300]!r}")
 
-    # What clients do
+    # Actions
 
     async def embed(self) -> None:
-        """A right request, and all patience."""
+        """Send a valid request and wait for its response."""
         chosen = self._choose()
         started = perf_counter()
         answer = await (await self._connection()).ask(request_of(self._body(chosen)))
@@ -128,25 +128,25 @@ class Client:
         self._check(answer, chosen)
 
     async def hurry(self) -> None:
-        """A right request with a deadline; the last can be met."""
+        """Send a valid request with a deadline. The longest deadline can be met."""
         chosen = self._choose(100)
         seconds = self._rng.choice(["0", "0.005", "0.05", "0.5", "5", "60"])
         request = request_of(self._body(chosen), x_request_timeout=seconds)
         self._check(await (await self._connection()).ask(request), chosen, deadline=seconds != "60")
 
     async def err(self) -> None:
-        """A wrong request."""
+        """Send an invalid request."""
         request, status = self._rng.choice(WRONG)
         answer = await (await self._connection()).ask(request)
         if request.startswith(b"POST " + PATH.encode() + b" "):
             self._tally.statuses[answer.status] += 1
         if answer.status != status or b'"error"' not in answer.body:
-            self._tally.complain(f"{answer.status} instead of {status} for {_shown(request)}: {answer.body[:300]!r}")
+            self._tally.complain(f"{answer.status} instead of {status} for {_summarize(request)}: {answer.body[:300]!r}")
         if answer.headers.get("connection") == "close":
             await self._hang_up()
 
     async def probe(self) -> None:
-        """What watches a server asks."""
+        """Send the requests of a monitoring system."""
         path, statuses = self._rng.choice(PROBES)
         answer = await (await self._connection()).ask(request_of(method="GET", path=path))
         if answer.status not in statuses:
@@ -163,7 +163,7 @@ class Client:
         await connection.close(reset=self._rng.random() < 0.5)
 
     async def half_read(self) -> None:
-        """Read the half of a large answer, and reset."""
+        """Read half of a large response, and reset the connection."""
         chosen = self._rng.choices(range(len(self._texts)), k=_MAX_TEXTS)
         self._lose(chosen)
         connection = await Connection.open(self._port, receive_buffer=2**15)
@@ -176,7 +176,7 @@ class Client:
             await connection.close(reset=True)
 
     async def read_slowly(self) -> None:
-        """Read a large answer bit by bit."""
+        """Read a large response in small pieces."""
         chosen = self._rng.choices(range(len(self._texts)), k=_MAX_TEXTS)
         connection = await Connection.open(self._port, receive_buffer=2**15)
         try:
@@ -191,8 +191,8 @@ class Client:
         self._tally.unseen_texts += len(chosen)
 
 
-def _shown(request: bytes) -> str:
-    """The first line of a request, and how its body begins."""
+def _summarize(request: bytes) -> str:
+    """Return the first line of a request and the start of its body."""
     head, _, body = request.partition(b"\r\n\r\n")
     return f"{head.partition(b' HTTP')[0].decode()} {body[:40]!r}"
 
@@ -208,7 +208,7 @@ KINDS: Final[dict[Kind, float]] = {
     Client.half_read: 0.5,
     Client.read_slowly: 0.5,
 }
-"""How often clients do what."""
+"""Relative frequency of each kind of action."""
 
 PROBES: Final = [
     ("/health/live", (200,)), ("/health/ready", (200, 503)), ("/metrics", (200,)), ("/v1/models", (200,)), ("/info", (200,)),
@@ -231,4 +231,4 @@ WRONG: Final = [
     (request_of(method="GET", path="/nope"), 404),
     (request_of(b"{}", path="/info"), 405),
 ]
-"""Requests and the status that each gets."""
+"""Invalid requests and the status that each must get."""

@@ -1,7 +1,4 @@
-"""What the benchmarks share: texts, a model's plan and tokens, processes of their own, tables.
-
-Knows nothing of what is measured.
-"""
+"""Shared helpers of the benchmarks: texts, plans and token counts, worker processes, tables."""
 
 from __future__ import annotations
 
@@ -44,10 +41,10 @@ SHORT: Final = (4, 24)
 
 
 def make_texts(count: int, *, words: tuple[int, int], seed: int = 0) -> list[str]:
-    """`count` texts, each of so many words (both ends included, all lengths equally likely); the same for the same seed.
+    """Return `count` random texts with a number of words in the range `words`, both ends included.
 
-    Words are the tokenizer's whole words, whose order is about that of their frequency, drawn as Zipf says. One in ten is
-    made of two, so that it falls into pieces as rare words do; one in eight ends a sentence or has a comma.
+    Words are the tokenizer's whole words, which are about in the order of their frequency, drawn by Zipf's law. One in ten is
+    made of two words and splits into subwords, as rare words do. One in eight ends a sentence or has a comma.
     """
     rng = random.Random(seed)
     vocab: dict[str, int] = json.loads((FOLDER / "tokenizer.json").read_text())["model"]["vocab"]
@@ -67,33 +64,33 @@ def make_texts(count: int, *, words: tuple[int, int], seed: int = 0) -> list[str
 
 
 def chunks(items: Sequence[T], size: int) -> list[list[T]]:
-    """Lists of `size` items."""
+    """Return lists of `size` items."""
     return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
 
 def default_plan(dtype: str) -> Plan:
-    """How the engine runs the packaged model here."""
+    """Return the plan by which the engine runs the packaged model here."""
     return make_plan(Options(dtype=dtype), read_card(FOLDER, FOLDER.name), probe())
 
 
 def count_tokens(texts: Sequence[str]) -> int:
-    """Tokens that the packaged model computes for `texts`."""
+    """Return the number of tokens that the packaged model computes for `texts`."""
     card = read_card(FOLDER, FOLDER.name)
     tokenizer = Tokenizer(FOLDER, card, make_plan(Options(), card, probe()))
     return sum(seq.ids.size for seq in tokenizer.encode(Request(texts)))
 
 
 def min_cosine(a_ND: Float32Array, b_ND: Float32Array) -> float:
-    """The smallest cosine between rows of the same number."""
+    """Return the smallest cosine between rows of the same index."""
     a, b = a_ND.astype(np.float64), b_ND.astype(np.float64)
     cosines: NDArray[np.float64] = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
     return float(cosines.min())
 
 
 def compare(*contenders: Callable[[], object], rounds: int, pause: float = 0.0) -> list[list[float]]:
-    """Seconds of each contender in each round. They take turns, after a round that is not counted.
+    """Return the seconds of each contender in each round. They take turns, after a round that is not counted.
 
-    `pause` is in seconds, before each: threads of OpenMP go on spinning for some milliseconds after they are done.
+    `pause` is the seconds before each call. OpenMP threads spin for some milliseconds after their work is done.
     """
     found: list[list[float]] = [[] for _ in contenders]
     for number in range(rounds + 1):
@@ -107,9 +104,9 @@ def compare(*contenders: Callable[[], object], rounds: int, pause: float = 0.0) 
 
 
 class Worker:
-    """A process of its own: there `make(*args)` is called once, and what it returns once per `ask`.
+    """Process that calls `make(*args)` once, and the returned function once per `ask`.
 
-    `make` is a function of a module's top level. It ends with the process that made it.
+    `make` must be a top-level function of a module. The process ends with its parent.
     """
 
     def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: Any) -> None:
@@ -126,13 +123,13 @@ class Worker:
 
 def _work(pipe: Connection, make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]) -> None:
     function = make(*args)
-    with suppress(EOFError):  # the asker has ended
+    with suppress(EOFError):  # the parent has ended
         while True:
             pipe.send(function(pipe.recv()))
 
 
 def _read(path: Path) -> str:
-    """A file of /proc; empty if the process has just ended."""
+    """Return the contents of a file in /proc, or "" if the process has just ended."""
     try:
         return path.read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -140,25 +137,25 @@ def _read(path: Path) -> str:
 
 
 def family(pid: int) -> list[int]:
-    """A process and what descends from it."""
+    """Return a process and its descendants."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [pid, *(i for task in tasks for child in _read(task).split() for i in family(int(child)))]
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process and its descendants have taken, those that ended included."""
+    """Return the processor time of a process and its descendants, including those that ended."""
     stats = [_read(Path(f"/proc/{i}/stat")).rpartition(")")[2].split() for i in family(pid)]
     return sum(int(ticks) for stat in stats for ticks in stat[11:15]) / _TICKS
 
 
 def peak_mebibytes(pid: int) -> float:
-    """Peak resident memory of a process and its descendants: the sum of each one's own peak."""
+    """Return the sum of the peak resident memory of a process and of each descendant, in MiB."""
     lines = [line for i in family(pid) for line in _read(Path(f"/proc/{i}/status")).splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def _others_seconds() -> float:
-    """Processor time that the machine has spent on anything but this process and its descendants."""
+    """Return the processor time of the machine outside this process and its descendants."""
     user, nice, system, _idle, _iowait, *more = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
     return (user + nice + system + sum(more)) / _TICKS - cpu_seconds(os.getpid())
 
@@ -167,12 +164,12 @@ _AT_START: Final = perf_counter(), _others_seconds()
 
 
 def note(text: str) -> None:
-    """Progress, to stderr."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table in markdown; the first column is text, the others are numbers."""
+    """Print a Markdown table. The first column is text, the others are numbers."""
     print(f"| {' | '.join(header)} |")
     print(f"|---|{'---:|' * (len(header) - 1)}")
     for row in rows:
@@ -180,7 +177,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 
 def print_setting(plan: Plan | None, **settings: object) -> None:
-    """One line with what a number means nothing without."""
+    """Print one line with the machine, the versions and the load."""
     others = (_others_seconds() - _AT_START[1]) / (perf_counter() - _AT_START[0])
     git = ("git", "-C", str(Path(__file__).parent))
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()

@@ -1,7 +1,4 @@
-"""What drives a server from outside: a process to serve, connections to ask it over, and what it says of itself.
-
-Knows nothing of what is measured.
-"""
+"""Server process and HTTP connections for load tests, and a reader of its metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ _JSON: Final = {"content-type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that answers. It leads a session of its own, and its temporary files lie in `folder`."""
+    """Running server. It leads its own session, and its temporary files are in `folder`."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -53,15 +50,15 @@ class Serving:
 
     @property
     def log(self) -> str:
-        """What it has written until now."""
+        """Return the log so far."""
         return os.pread(self._log.fileno(), 2**26, 0).decode(errors="replace")
 
     def engines(self) -> list[int]:
-        """Its engine processes."""
+        """Return the engine processes."""
         return [pid for pid in family(self.pid) if b"whimbrel.server.processes.bootstrap\0engine" in _command(pid)]
 
     def stop(self) -> int:
-        """Ask it to end, and wait. Its exit code."""
+        """Stop the server, wait, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
@@ -75,7 +72,7 @@ def _command(pid: int) -> bytes:
 
 @contextmanager
 def serving(dtype: str, *args: str) -> Generator[Serving]:
-    """`whimbrel serve` on a free port, with further arguments: of the packaged model, if they name no other."""
+    """Run `whimbrel serve` on a free port with further arguments. Default: the packaged model."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     command = [sys.executable, "-m", "whimbrel", "serve", "--port", str(port), "--dtype", dtype, *args]
@@ -99,7 +96,7 @@ def serving(dtype: str, *args: str) -> Generator[Serving]:
 
 
 def is_ready(port: int) -> bool:
-    """Whether the server answers."""
+    """Return whether the server answers."""
     with suppress(OSError, HTTPException):
         return get(port, "/health/ready").status == 200
     return False
@@ -110,21 +107,21 @@ def is_ready(port: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back."""
+    """Response of the server."""
 
     status: int
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Header fields by lower-case name."""
     body: bytes
 
 
 def body_of(texts: Sequence[str], **fields: Any) -> bytes:
-    """The JSON of a request; the vectors come back as base64 unless `encoding_format` says otherwise."""
+    """Return the JSON of a request. Vectors come back as base64 unless `encoding_format` is given."""
     return orjson.dumps({"input": list(texts), "encoding_format": "base64"} | fields)
 
 
 def vectors_of(body: bytes) -> Float32Array:
-    """The vectors of a 200, in order. Raises ValueError if rows are not numbered from 0."""
+    """Return the vectors of a 200 response in order. Raises ValueError if rows are not numbered from 0."""
     rows = orjson.loads(body)["data"]
     if [row["index"] for row in rows] != list(range(len(rows))):
         raise ValueError("the rows are not numbered from 0")
@@ -135,7 +132,7 @@ def vectors_of(body: bytes) -> Float32Array:
 
 
 def get(port: int, path: str) -> Answer:
-    """Ask once, on a connection of its own."""
+    """Send one GET request on its own connection."""
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         return ask(connection, b"", path, method="GET")
@@ -144,14 +141,14 @@ def get(port: int, path: str) -> Answer:
 
 
 def ask(connection: HTTPConnection, body: bytes, path: str = PATH, *, method: str = "POST") -> Answer:
-    """One request, on a connection that is kept."""
+    """Send one request on an open connection."""
     connection.request(method, path, body, _JSON)
     response = connection.getresponse()
     return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
 def send_all(port: int, bodies: Sequence[bytes], *, path: str = PATH) -> list[tuple[float, bytes]]:
-    """One connection's requests, one after another: (seconds, answer) of each. All must be answered with 200."""
+    """Send the requests of one connection in turn and return (seconds, response) of each. All must get 200."""
     connection = HTTPConnection("127.0.0.1", port)
     answers: list[tuple[float, bytes]] = []
     for body in bodies:
@@ -165,15 +162,15 @@ def send_all(port: int, bodies: Sequence[bytes], *, path: str = PATH) -> list[tu
 
 
 def request_of(body: bytes = b"", *, method: str = "POST", path: str = PATH, **headers: str) -> bytes:
-    """A whole request as bytes; `_` in the names of headers stands for `-`."""
-    given = _JSON | {"host": "127.0.0.1", "content-length": str(len(body))}
-    given |= {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items()), "", ""]
+    """Return a request as bytes. `_` in the names of headers stands for `-`."""
+    fields = _JSON | {"host": "127.0.0.1", "content-length": str(len(body))}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
     return "\r\n".join(lines).encode() + body
 
 
 class Connection:
-    """A bare HTTP/1.1 connection in an event loop, so that a generator of load costs little and a client can misbehave."""
+    """Bare HTTP/1.1 connection in an event loop. It is cheap for a load generator, and a client can misuse it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -181,7 +178,7 @@ class Connection:
 
     @classmethod
     async def open(cls, port: int, *, receive_buffer: int = 0) -> Self:
-        """A new one; `receive_buffer` is in bytes, 0: as the system does."""
+        """Return a new connection. `receive_buffer` is in bytes; 0 keeps the system's default."""
         sock = socket.socket()
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -195,18 +192,18 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether one of the two sides has closed it, as a server does with one that was idle for long."""
+        """Return whether either side has closed the connection. A server closes it after a long idle time."""
         return self.reader.at_eof() or self.writer.is_closing()
 
     async def ask(self, request: bytes) -> Answer:
-        """Send a request and read its answer. Raises OSError or EOFError if the connection breaks off."""
+        """Send a request and read its response. Raises OSError or EOFError if the connection breaks."""
         self.writer.write(request)
         await self.writer.drain()
         status, headers = await self.head()
         return Answer(status, headers, await self.body(headers))
 
     async def body(self, headers: Mapping[str, str], *, pause: float = 0.0) -> bytes:
-        """The body of an answer with these headers, whole or in chunks; with a pause after every 32 KiB."""
+        """Return the body of a response with these headers, whole or in chunks, with a pause after every 32 KiB."""
         if headers.get("transfer-encoding") != "chunked":
             return await self._take(int(headers.get("content-length", 0)), pause)
         chunks: list[bytes] = []
@@ -225,12 +222,12 @@ class Connection:
         return bytes(taken)
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """The first line and the headers of an answer."""
+        """Return the first line and the headers of a response."""
         first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
         return int(first.split()[1]), {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
 
     async def close(self, *, reset: bool = False) -> None:
-        """Close it politely, or so that the other side's next byte fails."""
+        """Close the connection, or reset it so that the other side's next byte fails."""
         if reset:
             sock = self.writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -244,16 +241,16 @@ class Connection:
 
 
 def read_metrics(port: int) -> list[Metric]:
-    """All of /metrics."""
+    """Return the body of /metrics."""
     return list(text_string_to_metric_families(get(port, "/metrics").body.decode()))
 
 
 def total(metrics: Sequence[Metric], name: str, **labels: str) -> float:
-    """The sum of a metric's samples that have these labels; 0 if there are none."""
+    """Return the sum of the samples of a metric that have these labels, or 0 without samples."""
     samples = (sample for metric in metrics for sample in metric.samples if sample.name == name)
     return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
 def has(metrics: Sequence[Metric], name: str) -> bool:
-    """Whether a metric has any samples."""
+    """Return whether a metric has any samples."""
     return any(sample.name == name for metric in metrics for sample in metric.samples)

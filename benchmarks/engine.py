@@ -1,13 +1,12 @@
-"""The Engine against Sentence Transformers: seconds for the same texts, on the packaged all-MiniLM-L6-v2 in the same dtype.
+"""Engine against Sentence Transformers: seconds for the same texts, on the packaged all-MiniLM-L6-v2 in the same dtype.
 
     python benchmarks/engine.py [--dtype auto|bfloat16|float32] [--rounds 7]
 
-Each contender is loaded in a process of its own, since the engine sets torch's intra-op threads to one; Sentence
-Transformers gets a thread per core and is called with its defaults, `model.encode(texts)`. They take turns, one busy at a
-time: a warm-up round that is not counted, then A B A B .... The ratio is that of the medians, Sentence Transformers' seconds
-over the engine's: above 1 the engine is faster. "Rounds" are the smallest and the largest ratio of a single round, "fastest"
-is the ratio of each one's fastest round. Where the ratio is far above "fastest", something else used the cores: that costs
-Sentence Transformers more, whose threads wait for one another.
+Each contender has its own process, because the engine sets torch's intra-op threads to one. Sentence Transformers has a thread
+per core and its defaults, `model.encode(texts)`. They take turns, A B A B, after a round that is not counted. The ratio is the
+median of Sentence Transformers' seconds over that of the engine: above 1 the engine is faster. "Rounds" are the smallest and
+the largest ratio of one round, "fastest" is the ratio of the fastest rounds. If the ratio is far above "fastest", other work
+used the cores. That slows Sentence Transformers more, because its threads wait for one another.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Timed: TypeAlias = tuple[float, Float32Array]
 
 
 def make_workloads() -> dict[str, Calls]:
-    """Lists of texts, each given to one call; calls are made one after another."""
+    """Return lists of texts. Each list is the argument of one call, and calls run one after another."""
     return {
         "mixed, 4 to 200 words": [make_texts(256, words=MIXED)],
         "short, 4 to 24 words": [make_texts(1024, words=SHORT)],
@@ -55,7 +54,7 @@ def make_engine(dtype: str) -> Callable[[Calls], Timed]:
     """Load the Engine."""
     from whimbrel import Engine
 
-    return timed(Engine(dtype=dtype).embed)
+    return time_calls(Engine(dtype=dtype).embed)
 
 
 def make_sentence_transformers(dtype: str) -> Callable[[Calls], Timed]:
@@ -65,11 +64,11 @@ def make_sentence_transformers(dtype: str) -> Callable[[Calls], Timed]:
 
     torch.set_num_threads(NUM_CORES)
     model: Any = SentenceTransformer(str(FOLDER), model_kwargs={"dtype": dtype})
-    return timed(model.encode)
+    return time_calls(model.encode)
 
 
-def timed(encode: Callable[[list[str]], Float32Array]) -> Callable[[Calls], Timed]:
-    """Calls -> (seconds for all of them, their vectors)."""
+def time_calls(encode: Callable[[list[str]], Float32Array]) -> Callable[[Calls], Timed]:
+    """Return the seconds for all calls, and their vectors."""
 
     def run(calls: Calls) -> Timed:
         started = perf_counter()
@@ -80,7 +79,7 @@ def timed(encode: Callable[[list[str]], Float32Array]) -> Callable[[Calls], Time
 
 
 def measure(engine: Worker, peer: Worker, calls: Calls, rounds: int) -> list[str]:
-    """A row of the table, after the workload's name."""
+    """Return a row of the table without the workload's name."""
     cosine = min_cosine(engine.ask(calls)[1], peer.ask(calls)[1])
     pairs = [(engine.ask(calls)[0], peer.ask(calls)[0]) for _ in range(rounds)]
     ours, theirs = (median(seconds) for seconds in zip(*pairs, strict=True))
@@ -98,7 +97,7 @@ def measure(engine: Worker, peer: Worker, calls: Calls, rounds: int) -> list[str
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=7)

@@ -1,17 +1,17 @@
-"""Requests that fail while the engine is killed again and again under load, and how long answers stay away.
+"""Recovery from engine crashes: failed requests and time to the next response, with repeated SIGKILL under load.
 
     python benchmarks/kills.py [--kills 10] [--clients 8] [--dtype auto] [--serve ARGUMENTS]
 
-The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2. Clients, each with a connection that is kept, send
-requests of 1 to 40 mixed texts, the next as soon as one is answered. When there have been two answers per client since the last
-kill, and a random part of a second later, the engine process gets SIGKILL, in the middle of its batches. At the same moment a
-further request, of one text, is sent on a connection of its own.
+The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2. Clients send requests of 1 to 40 mixed texts, each
+client one after another on a kept connection. After two responses per client since the last kill, and a random part of a
+second, the engine process gets SIGKILL in the middle of its batches. At the same moment one further request, of one text, is
+sent on its own connection.
 
-A request fails if it is answered with anything but 200 and the vectors of the in-process Engine, bit by bit, or not at all.
-Clients do not try again. `next answer` is the time from a kill until any client is answered once the next engine process
-exists: what comes before is of the one that was killed. `request sent at the kill` is the time until that request is answered;
-it cannot come from the killed engine. For comparison, the time an engine process alone takes from its start until it is ready,
-measured before the server is started. Clients and server share the cores.
+A request fails without a response, or if the response is not 200 with the exact vectors of the in-process Engine. Clients do
+not retry. `next answer` is the time from a kill until the first response to any client after the next engine process exists:
+earlier responses are of the killed one. `request sent at the kill` is the time until the response to that request, which
+cannot come from the killed engine. For comparison, the time from the start of an engine process until it is ready is measured
+before the server starts. Clients and server share the cores.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PATIENCE: Final = 120.0
 
 @dataclass(slots=True)
 class Load:
-    """Clients, and what they saw."""
+    """Clients and their observations."""
 
     port: int
     texts: Sequence[str]
@@ -55,7 +55,7 @@ class Load:
     vectors: int = 0
     slowest: float = 0.0
     answered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set at every answer."""
+    """Event that is set at every response."""
     running: bool = True
 
     @property
@@ -63,7 +63,7 @@ class Load:
         return self.outcomes.total()
 
     async def client(self, rng: random.Random) -> None:
-        """Ask until told to stop."""
+        """Send requests while `running`."""
         connection = await Connection.open(self.port)
         while self.running:
             chosen = rng.choices(range(len(self.texts)), k=rng.randint(1, _MAX_TEXTS))
@@ -76,7 +76,7 @@ class Load:
         await connection.close()
 
     async def ask(self, connection: Connection, chosen: list[int]) -> None:
-        """One request; its answer is checked."""
+        """Send one request and check its response."""
         started = perf_counter()
         async with asyncio.timeout(_PATIENCE):
             answer = await connection.ask(request_of(body_of([self.texts[i] for i in chosen])))
@@ -87,13 +87,13 @@ class Load:
         self.answered.set()
 
     async def next_answer(self) -> None:
-        """Return at the next answer."""
+        """Return at the next response."""
         self.answered.clear()
         await self.answered.wait()
 
 
 def load_seconds(dtype: str) -> float:
-    """From the start of an engine process until it is ready."""
+    """Return the seconds from the start of an engine process until it is ready."""
     started = perf_counter()
     engine = start(Options(dtype=dtype))
     seconds = perf_counter() - started
@@ -103,7 +103,7 @@ def load_seconds(dtype: str) -> float:
 
 
 async def kill(server: Serving, load: Load) -> tuple[float, float]:
-    """Kill the engine; the seconds until the next answer, and until that to a request sent now."""
+    """Kill the engine. Return the seconds until the next response, and until that to a request sent now."""
     (engine,) = server.engines()
     connection = await Connection.open(server.port)
     os.kill(engine, signal.SIGKILL)
@@ -114,7 +114,7 @@ async def kill(server: Serving, load: Load) -> tuple[float, float]:
         return perf_counter() - killed
 
     asking = asyncio.create_task(ask())
-    while server.engines() in ([], [engine]):  # noqa: ASYNC110  # nobody tells of another's children
+    while server.engines() in ([], [engine]):  # noqa: ASYNC110  # a process gets no event of another's children
         await asyncio.sleep(0.01)
     await load.next_answer()
     seconds = perf_counter() - killed
@@ -124,7 +124,7 @@ async def kill(server: Serving, load: Load) -> tuple[float, float]:
 
 
 async def measure(server: Serving, load: Load, num_kills: int, num_clients: int) -> list[tuple[float, float]]:
-    """All kills under load."""
+    """Run all kills under load."""
     rng = random.Random(0)
     clients = [asyncio.create_task(load.client(random.Random(i))) for i in range(num_clients)]
     seconds: list[tuple[float, float]] = []
@@ -142,7 +142,7 @@ async def measure(server: Serving, load: Load, num_kills: int, num_clients: int)
 
 
 def report(loads: list[float], seconds: list[tuple[float, float]], load: Load) -> None:
-    """The table, and the failures."""
+    """Print the table and the failures."""
     nexts, owns = (list(column) for column in zip(*seconds, strict=True))
     rows = {"an engine process alone, until ready": loads, "kill to next answer": nexts, "request sent at the kill": owns}
     print_table(
@@ -159,7 +159,7 @@ def report(loads: list[float], seconds: list[tuple[float, float]], load: Load) -
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--clients", type=int, default=8)

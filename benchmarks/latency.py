@@ -1,20 +1,19 @@
-"""A single query beside bulk: the p99 while two clients send 2,048-text requests without pause, over that of the idle server.
+"""Latency of single queries under bulk load: their p99 beside 2,048-text requests of two clients, over that on an idle server.
 
     python benchmarks/latency.py [--rounds 5] [--queries 300] [--bulk 2] [--turns 2] [--dtype auto] [--serve ARGUMENTS]
 
-The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2; it is told to refuse nothing, however long it waits.
-In a round the same queries, each a text of 12 words, are sent one after another on a connection that is kept: first while the
-server has nothing else to do, then while the bulk clients (threads of another process, with a connection each) send requests
-of 2,048 texts of 4 to 60 words and ask for base64, the next as soon as one is answered. The queries begin when bulk waits in
-the queue, and are sent again and again until the bulk clients have had `--turns` answers each, so that bulk is also read,
-tokenised and written meanwhile. Then these hang up in the middle of their requests, and the next phase begins when nothing
-waits or runs. Each round has queries and bulk of its own. A query's seconds are those from its first byte to the end of its
-answer, as the client sees them.
+The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2, with a queue without limits. In a round the same
+queries, texts of 12 words, are sent one after another on a kept connection. First the server is otherwise idle. Then the bulk
+clients (threads of another process, with a connection each) send requests of 2,048 texts of 4 to 60 words as base64, one after
+another. The queries begin once bulk is queued. They are repeated until each bulk client has had `--turns` responses, so bulk
+is also read, tokenized and written meanwhile. Then the bulk clients disconnect in the middle of their requests, and the next
+phase begins once nothing is queued or running. Each round has its own queries and bulk. The seconds of a query run from its
+first byte to the end of its response, as the client sees them.
 
-One batch's time is the mean of the engine's `compute` stage over some seconds of each loaded phase before the queries begin,
-when all batches are bulk. All answers to queries are compared with the in-process Engine's vectors, bit by bit. Percentiles
-are over the queries of all rounds; the last column has those of each round's own, smallest and largest. Clients and server
-share the cores.
+The time of one batch is the mean of the engine's `compute` stage over some seconds of each loaded phase before the queries
+begin, when all batches are bulk. All responses to queries are compared with the vectors of the in-process Engine, bit by bit.
+Percentiles are over the queries of all rounds. The last column has the smallest and the largest percentile of one round.
+Clients and server share the cores.
 """
 
 from __future__ import annotations
@@ -42,32 +41,32 @@ QUERY_WORDS: Final = (12, 12)
 BULK_WORDS: Final = (4, 60)
 BULK_TEXTS: Final = 2048
 _WATCH_SECONDS: Final = 3.0
-"""How long bulk is alone in a loaded phase, so that its batches can be timed."""
+"""Seconds of a loaded phase without queries, in which the batches of bulk are timed."""
 _PATIENCE: Final = 120.0
 PATIENT: Final = ("--max-queue-seconds", "3600")
-"""Nothing is refused, however slow the machine: it is not admission that is measured."""
+"""Options that disable admission control, which is not measured here."""
 MAX_RATIO: Final = 4.0
 
 
 @dataclass(slots=True)
 class Phases:
-    """What was measured of one kind of phase."""
+    """Measurements of one kind of phase."""
 
     seconds: list[list[float]] = field(default_factory=list[list[float]])
-    """Of each query, by round."""
+    """Seconds of each query, by round."""
 
     def percentile(self, q: float) -> float:
         return float(np.percentile(np.concatenate(self.seconds), q))
 
     def spread(self, q: float) -> tuple[float, float]:
-        """The smallest and the largest of the rounds."""
+        """Return the smallest and the largest value of the rounds."""
         each = [float(np.percentile(seconds, q)) for seconds in self.seconds]
         return min(each), max(each)
 
 
 @dataclass(slots=True)
 class Batches:
-    """Bulk batches, as the metrics tell."""
+    """Batches of bulk, according to the metrics."""
 
     seconds: float = 0.0
     number: float = 0.0
@@ -87,10 +86,10 @@ def make_engine(dtype: str) -> Callable[[Sequence[str]], Float32Array]:
 
 
 class Bulk:
-    """Clients that send bodies in turn until they are told to stop."""
+    """Clients that send bodies in turn until `stop`."""
 
     def __init__(self, port: int, bodies: Sequence[Sequence[bytes]]) -> None:
-        """One client for each of `bodies`."""
+        """Start one client for each of `bodies`."""
         self.statuses: list[int] = []
         self._connections = [HTTPConnection("127.0.0.1", port) for _ in bodies]
         for connection in self._connections:
@@ -101,7 +100,7 @@ class Bulk:
             thread.start()
 
     def stop(self) -> None:
-        """Hang up in the middle."""
+        """Disconnect in the middle of a request."""
         for connection in self._connections:
             with suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
@@ -111,13 +110,13 @@ class Bulk:
             connection.close()
 
     def _run(self, connection: HTTPConnection, bodies: Sequence[bytes]) -> None:
-        with suppress(OSError, HTTPException):  # it was told to stop
+        with suppress(OSError, HTTPException):  # `stop` closes the connection
             for body in cycle(bodies):
                 self.statuses.append(ask(connection, body).status)
 
 
 def make_bulk(port: int) -> Callable[[Sequence[Sequence[bytes]] | None], list[int]]:
-    """A function to start Bulk; with nothing to send, to stop it. It gives the statuses of what was answered until now."""
+    """Return a function that starts Bulk with bodies to send, and stops it without. It returns the statuses so far."""
     bulk = Bulk(port, [])
 
     def call(bodies: Sequence[Sequence[bytes]] | None) -> list[int]:
@@ -132,7 +131,7 @@ def make_bulk(port: int) -> Callable[[Sequence[Sequence[bytes]] | None], list[in
 
 
 def probe(port: int, queries: Sequence[str], expected: Float32Array) -> list[float]:
-    """The seconds of each query."""
+    """Return the seconds of each query."""
     connection = HTTPConnection("127.0.0.1", port)
     bodies = [body_of([query]) for query in queries]
     seconds: list[float] = []
@@ -151,12 +150,12 @@ def probe(port: int, queries: Sequence[str], expected: Float32Array) -> list[flo
 
 
 def wait_for_queue(server: Serving, *, busy: bool) -> None:
-    """Return once bulk waits, or nothing waits or runs."""
+    """Return once bulk is queued, or once nothing is queued or running."""
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
         waiting = total(read_metrics(server.port), "whimbrel_queue_tokens")
         if (waiting > 0) == busy:
-            time.sleep(1.0)  # batches under way end, or begin
+            time.sleep(1.0)  # running batches end, and new ones begin
             return
         time.sleep(0.1)
     raise SystemExit(f"the queue did not become {'busy' if busy else 'empty'}")
@@ -175,7 +174,7 @@ def watch(server: Serving, batches: Batches) -> None:
 
 
 def report(idle: Phases, loaded: Phases, batches: Batches) -> None:
-    """The table, and the target."""
+    """Print the table and the target."""
     rows: list[list[str]] = []
     for name, phases in (("idle", idle), ("beside bulk", loaded)):
         low, high = phases.spread(99)
@@ -201,7 +200,7 @@ def report(idle: Phases, loaded: Phases, batches: Batches) -> None:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--queries", type=int, default=300, help="of each phase")

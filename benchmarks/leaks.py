@@ -1,11 +1,11 @@
-"""Leaks, seen from outside: what a process and its descendants hold whenever they are at rest, against the requests answered.
+"""Leak detection from outside: resources of a process and its descendants at rest, against the number of answered requests.
 
-Theory of operation. Somebody gives the processes work, lets them finish, and takes a sample; again and again. A sample has,
-per process, its memory, threads, sockets, shared memory and other descriptors. A process that dies and is started again
-keeps its name ("engine-0"), so that its lives can be told apart. The first part of the samples is not looked at, nor is the
-youth of a life that began meanwhile: caches, pools and allocators fill up first. The slope is Theil and Sen's, the median of
-the slopes between all pairs of samples of one life, which a few odd samples do not move. What grows faster than its limit, and
-within one life further than it may, leaks: so the longer it is watched, the less escapes.
+Theory of operation. A caller gives the processes work, lets them finish, and takes a sample, again and again. A sample has the
+memory, threads, sockets, shared memory and other descriptors of each process. A process that dies and is started again keeps
+its name ("engine-0") and begins a new life. The first part of the samples is ignored, and so is the start of each later life,
+because caches, pools and allocators fill up first. The slope is that of Theil and Sen: the median of the slopes between all
+pairs of samples of one life, which a few outliers do not move. A quantity leaks if its slope exceeds one limit and its growth
+within one life another. A longer run finds smaller leaks.
 
 Reads /proc of Linux; knows nothing of servers.
 """
@@ -27,21 +27,21 @@ from common import family
 from numpy.typing import NDArray
 
 Series: TypeAlias = Mapping[str, float]
-"""What a process holds, by quantity."""
+"""Quantities of a process by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What may grow, and from when on that is watched."""
+    """Limit on the growth of a quantity, and the ignored start."""
 
     per_thousand: float
-    """By so much per 1,000 requests,"""
+    """Growth per 1,000 requests that is allowed."""
     altogether: float
-    """or, however fast, by so much in all that is watched of one life."""
+    """Growth in one life that is allowed, however fast."""
     since: float = 0.25
-    """Samples before this part of all are not looked at,"""
+    """Fraction of all samples that is ignored at the start."""
     youth: int = 0
-    """nor are those of a life that began meanwhile and has not seen so many requests yet."""
+    """Requests that are ignored at the start of a later life."""
 
 
 LIMITS: Final[Mapping[str, Limit]] = {
@@ -52,19 +52,19 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "sockets": Limit(0.0, 0.5),
     "other files": Limit(0.0, 0.5),
 }
-"""Memory is what is resident: pages that are a process's own or of files, and those that it shares. Segments of shared
-memory are counted whether they are mapped, open or both; a pool may keep some, which is why they may grow a little."""
+"""Limits by quantity. Memory is resident memory: private, file-backed and shared pages. Segments of shared memory count if they
+are mapped or open. They may grow a little, because a pool keeps some."""
 
 _YOUTH: Final = 3
-"""Samples at the beginning of a life that began after the first."""
-_LEAST_SAMPLES: Final = 12
-_LEAST: Final = 4
-"""Samples of one life, to say anything."""
+"""Number of ignored samples at the start of a later life."""
+_MIN_SAMPLES: Final = 12
+_MIN_LIFE_SAMPLES: Final = 4
+"""Minimum samples of one life for a slope."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What one process holds."""
+class Resources:
+    """Resources of one process."""
 
     pid: int
     amounts: Series
@@ -72,27 +72,27 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What all processes hold after so many requests."""
+    """Resources of all processes after a number of requests."""
 
     requests: int
-    held: Mapping[str, Held]
-    """By the process's name."""
+    held: Mapping[str, Resources]
+    """Resources by name of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """How one quantity of one process goes."""
+    """Trend of one quantity of one process."""
 
     process: str
     quantity: str
     first: float
     last: float
     slope: float
-    """Per 1,000 requests; NaN if no life lasted long enough."""
+    """Growth per 1,000 requests; NaN if all lives are too short."""
     growth: float
-    """Of the life in which it is most."""
+    """Largest growth within one life."""
     noise: float
-    """How far samples are from the slope, in the middle."""
+    """Median distance of the samples from the slope."""
     limit: Limit
 
     @property
@@ -104,30 +104,30 @@ class Family:
     """A process and its descendants, over all their lives."""
 
     def __init__(self, pid: int, name: str) -> None:
-        """`name` is what the first process is called; the others are called by their modules, and numbered."""
+        """Name the first process `name`. The others are named by their modules, and numbered."""
         self.pid = pid
         self._first = name
         self._names: dict[int, tuple[str, list[str]]] = {}
         self.shared_files: set[Path] = set()
-        """All files in /dev/shm that they have had."""
+        """All files in /dev/shm that the processes have had."""
 
     def sample(self, requests: int) -> Sample:
-        """What they hold now."""
+        """Return the current resources."""
         self._name(family(self.pid))
-        held: dict[str, Held] = {}
+        held: dict[str, Resources] = {}
         names = {self.pid: self._first} | {pid: name for pid, (name, _) in self._names.items()}
         for pid, name in names.items():
             with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                held[name] = Held(pid, self._amounts(pid))
+                held[name] = Resources(pid, self._amounts(pid))
         return Sample(requests, held)
 
     def left(self) -> list[str]:
-        """After the end of a first process that led a session: what has stayed behind."""
+        """Return the remains of a first process that led a session and has ended."""
         processes = [f"process {pid}: {_command(pid)}" for pid in _living() if _session(pid) == self.pid]
         return [*processes, *(f"file {path}" for path in sorted(self.shared_files) if path.exists())]
 
     def _name(self, pids: list[int]) -> None:
-        """Names for who has none. What has just been forked is not yet what it will be, so it is named again after its exec."""
+        """Name new processes. A process gets another name after its exec, because before it looks like its parent."""
         commands = {pid: _command(pid) for pid in pids[1:]}
         kept = {pid: (name, command) for pid, (name, command) in self._names.items() if commands.get(pid) == command}
         for pid in pids[1:]:
@@ -139,7 +139,7 @@ class Family:
     def _amounts(self, pid: int) -> Series:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         links = {fd: link for fd in os.listdir(f"/proc/{pid}/fd") if (link := _link(f"/proc/{pid}/fd/{fd}"))}
-        shared = _mapped(pid) | {
+        shared = _mapped_segments(pid) | {
             (os.stat(f"/proc/{pid}/fd/{fd}").st_ino, link) for fd, link in links.items() if link.startswith(_SHARED)
         }
         self.shared_files.update(Path(name) for _, name in shared if name.startswith(_SHARED[0]))
@@ -168,8 +168,8 @@ def _link(path: str) -> str:
         return ""
 
 
-def _mapped(pid: int) -> set[tuple[int, str]]:
-    """Inode and name of the shared memory that a process has mapped."""
+def _mapped_segments(pid: int) -> set[tuple[int, str]]:
+    """Return inode and name of the shared memory that a process has mapped."""
     lines = [line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     return {(int(line[4]), line[5]) for line in lines if len(line) == 6 and line[5].startswith(_SHARED)}
 
@@ -182,16 +182,16 @@ def _command(pid: int) -> list[str]:
 
 
 def _kind(command: Sequence[str]) -> str:
-    """The module or the program that is run, without what it is part of; empty if there is none (yet)."""
+    """Return the last part of the name of the module or program that runs, or "" if there is none yet."""
     with suppress(ValueError, IndexError):
         at = command.index("-m") + 1
         name = command[at].rpartition(".")[2]
-        return command[at + 1] if name == "start" else name  # a module that becomes one of several
+        return command[at + 1] if name == "bootstrap" else name  # a child of the server is named by its kind
     return Path(command[0]).name if command else ""
 
 
 def _session(pid: int) -> int:
-    """The process that leads its session; 0 if it has ended."""
+    """Return the process that leads a process's session, or 0 if it has ended."""
     try:
         state, _, _, session, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -204,24 +204,24 @@ def _living() -> list[int]:
 
 
 def trends(samples: Sequence[Sample], limits: Mapping[str, Limit] = LIMITS) -> list[Trend]:
-    """How everything goes. Raises ValueError if there are too few samples to say."""
-    if len(samples) < _LEAST_SAMPLES:
-        raise ValueError(f"{len(samples)} samples; it takes {_LEAST_SAMPLES}")
+    """Return the trend of each quantity of each process. Raises ValueError if there are too few samples."""
+    if len(samples) < _MIN_SAMPLES:
+        raise ValueError(f"{len(samples)} samples; it takes {_MIN_SAMPLES}")
     names = sorted({name for sample in samples for name in sample.held})
     return [_trend(name, quantity, limit, samples) for name in names for quantity, limit in limits.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One quantity over what is watched of one life of a process."""
+    """One quantity over the watched part of one life of a process."""
 
     requests: Sequence[float]
-    """Thousands of them."""
+    """Thousands of requests."""
     amounts: Sequence[float]
 
     @property
     def growth(self) -> float:
-        """From the first third to the last."""
+        """Return the growth from the first third to the last."""
         third = -(-len(self.amounts) // 3)
         return median(self.amounts[-third:]) - median(self.amounts[:third])
 
@@ -235,7 +235,7 @@ def _trend(name: str, quantity: str, limit: Limit, samples: Sequence[Sample]) ->
 
 
 def _lives(name: str, quantity: str, limit: Limit, samples: Sequence[Sample]) -> Iterator[Life]:
-    """What is watched of each life."""
+    """Return the watched part of each life."""
     present = [(index, sample) for index, sample in enumerate(samples) if name in sample.held]
     for _, life in groupby(present, key=lambda item: item[1].held[name].pid):
         (born, first), *more = life
@@ -247,12 +247,12 @@ def _lives(name: str, quantity: str, limit: Limit, samples: Sequence[Sample]) ->
             and age >= samples_of_youth
             and sample.requests - first.requests >= requests_of_youth
         ]
-        if len(grown) >= _LEAST:
+        if len(grown) >= _MIN_LIFE_SAMPLES:
             yield Life([sample.requests / 1000 for sample in grown], [sample.held[name].amounts[quantity] for sample in grown])
 
 
 def fit(lives: Sequence[Life]) -> tuple[float, float]:
-    """Theil and Sen's slope, and the median distance from it; NaNs if there is nothing."""
+    """Return the slope of Theil and Sen and the median distance from it. Both are NaN without data."""
     slopes: list[NDArray[np.float64]] = []
     for life in lives:
         x, y = np.array(life.requests), np.array(life.amounts)

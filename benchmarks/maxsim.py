@@ -1,20 +1,19 @@
-"""MaxSim on a CPU against what others do, by type of the stored vectors, in memory; and reranking through the server.
+"""MaxSim on a CPU: seconds against other implementations, types of stored vectors, memory, and reranking through the server.
 
     python benchmarks/maxsim.py [--threads 1,2] [--rounds 15] [--requests 128] [--full] [--device auto] [--quick]
 
-1. Queries of 32 tokens, eight in a round, one after another, each against 1,000 documents of 20 to 300 tokens, width 128,
-   float32, all with the same number of threads: ours; zeros put after documents, then torch.bmm, the maximum and the sum, for
-   all documents at once (as PyLate and Sentence Transformers do it) and for 64 at a time (as vLLM does it); PyLate's
-   rank.rerank and maxsim-cpu where they can be imported (`pip install maxsim-cpu`, `pip install pylate`; the second asks for
-   other versions of what we use). Times are of one query. The peak is that of the fastest of some torch.mm of float32; reading
-   is that of the documents' bytes, once.
-2. The same documents stored as other types, ours only. Products are float32 for all.
-3. A store of float16, scanned: how much memory that takes beside the store, for a tenth of it and for all of it.
-4. benchmarks/reranking.py: the workload of vLLM #35330 through the server, and reranks of documents whose vectors are kept.
+1. Queries of 32 tokens, eight in a round, one after another, against 1,000 documents of 20 to 300 tokens each. The width is
+   128, the type float32, and all contenders have the same number of threads. Contenders are Whimbrel; padded documents with
+   torch.bmm, maximum and sum, for all documents at once (as PyLate and Sentence Transformers do) and for 64 at a time (as vLLM
+   does); and PyLate's rank.rerank and maxsim-cpu if they are installed (`pip install maxsim-cpu`, `pip install pylate`; PyLate
+   needs other versions of our dependencies). Times are of one query. "Peak" is the fastest torch.mm of float32, "reading" is
+   one read of the documents' bytes.
+2. The same documents in other stored types, Whimbrel only. Products are float32 for all types.
+3. A scan of a float16 store: extra memory for a tenth of it and for all of it.
+4. `reranking.py`: the workload of vLLM #35330 through the server, and reranks with cached documents.
 
-Each number of threads has a process of its own, in which contenders take turns, A B A B ..., after a round that is not counted.
-Ratios are those of the medians and of the fastest rounds. --quick is small everywhere, to see that all runs; its numbers mean
-nothing.
+Each number of threads has its own process, in which contenders take turns, A B A B, after a round that is not counted. Ratios
+are those of the medians and of the fastest rounds. --quick runs everything at a small size; its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from whimbrel.types.arrays import Int64Array
 WIDTH: Final = 128
 QUERY_TOKENS: Final = 32
 NUM_QUERIES: Final = 8
-"""In a round: threads that were asleep before it cost milliseconds until each runs on a core of its own."""
+"""Queries in a round. The first calls after a pause are slow, until each thread runs on its own core."""
 OURS: Final = "Whimbrel"
 STORED: Final = ("float32", "float16", "bfloat16", "int8 and a factor for each row", "bits")
 PAUSE: Final = 0.02
@@ -55,7 +54,7 @@ Scorer = Callable[[Tensor], Any]
 
 
 def offsets_of(count: int, lengths: tuple[int, int]) -> Int64Array:
-    """Where documents of random lengths begin and end."""
+    """Return the offsets of documents of random lengths."""
     drawn = np.random.default_rng(0).integers(lengths[0], lengths[1] + 1, count)
     return np.concatenate(([0], np.cumsum(drawn)))
 
@@ -68,8 +67,8 @@ def unit_vectors(count: int, *, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Seconds of each round, for one query, and what else the tables say."""
+class Measurement:
+    """Seconds of each round for one query, and other cells of the tables."""
 
     contenders: Times
     stored: Times
@@ -77,11 +76,11 @@ class Found:
     peak: tuple[float, float]
     """FLOP/s of the fastest product, by its median and by its fastest round."""
     differences: dict[str, float]
-    """The largest between a contender's scores and ours."""
+    """Largest difference between a contender's scores and ours."""
 
 
-def make_comparison(threads: int, num_documents: int) -> Callable[[int], Found]:
-    """The first two tables, with so many threads."""
+def make_comparison(threads: int, num_documents: int) -> Callable[[int], Measurement]:
+    """Measure the first two tables, with one number of threads."""
     os.environ["RAYON_NUM_THREADS"] = str(threads)  # maxsim-cpu
     torch.set_num_threads(threads)
     offsets = offsets_of(num_documents, (20, 300))
@@ -97,7 +96,7 @@ def make_comparison(threads: int, num_documents: int) -> Callable[[int], Found]:
     def all_of(named: Mapping[str, Scorer]) -> list[Callable[[], None]]:
         return [partial(one_after_another, each, queries) for each in named.values()]
 
-    def run(rounds: int) -> Found:
+    def run(rounds: int) -> Measurement:
         found = {name: np.array([each(query) for query in queries]) for name, each in contenders.items()}
         differences = {name: float(np.abs(scores - found[OURS]).max()) for name, scores in found.items()}
         seconds = compare(*all_of(contenders), rows.sum, *products, rounds=rounds, pause=PAUSE)
@@ -105,7 +104,9 @@ def make_comparison(threads: int, num_documents: int) -> Callable[[int], Found]:
         reading, *peaks = seconds[len(contenders) :]
         rates = [(flop / median(each), flop / min(each)) for (_, flop), each in zip(map(flops, PEAKS), peaks, strict=True)]
         by_type = dict(zip(stored, map(for_one, compare(*all_of(stored), rounds=rounds, pause=PAUSE)), strict=True))
-        return Found(times, by_type, reading, (max(rate[0] for rate in rates), max(rate[1] for rate in rates)), differences)
+        return Measurement(
+            times, by_type, reading, (max(rate[0] for rate in rates), max(rate[1] for rate in rates)), differences
+        )
 
     return run
 
@@ -125,7 +126,7 @@ def ours(pool: ThreadPoolExecutor | None, threads: int, documents: TokenVectors,
 
 
 def others(documents: list[Tensor]) -> dict[str, Scorer]:
-    """What the peers do, and those of them that are installed."""
+    """Return the implementations of installed peers."""
     found: dict[str, Scorer] = {
         "zeros and bmm, all at once": partial(padded, documents, len(documents)),
         "zeros and bmm, 64 at a time": partial(padded, documents, 64),
@@ -161,7 +162,7 @@ def padded(documents: list[Tensor], size: int, query: Tensor) -> Tensor:
 
 
 def flops(shape: tuple[int, int, int]) -> tuple[int, int]:
-    """How many products of a shape are timed at once, and their FLOP: at least 2 GFLOP."""
+    """Return how many products of a shape are timed at once, and their FLOP: at least 2 GFLOP."""
     once = 2 * prod(shape)
     times = max(1, 2**31 // once)
     return times, times * once
@@ -179,7 +180,7 @@ def product(m: int, k: int, n: int) -> Callable[[], None]:
 
 
 def store(rows: Tensor, offsets: Int64Array, name: str) -> TokenVectors:
-    """The vectors as they would be kept."""
+    """Return the vectors in a stored type."""
     if name.startswith("int8"):
         scales = rows.abs().amax(dim=1) / 127
         return TokenVectors.of((rows / scales[:, None]).round().to(torch.int8), offsets, scales)
@@ -192,7 +193,7 @@ def store(rows: Tensor, offsets: Int64Array, name: str) -> TokenVectors:
 
 
 def make_scan(num_documents: int) -> Callable[[int], tuple[float, float, float]]:
-    """Scan some of the documents: (seconds, MiB of their vectors, MiB that the process grew by at most meanwhile)."""
+    """Scan some of the documents. Return the seconds, MiB of their vectors, and MiB by which the process grew at most."""
     torch.set_num_threads(1)
     offsets = offsets_of(num_documents, (20, 40))
     rows, query = torch.empty(int(offsets[-1]), WIDTH, dtype=torch.float16), unit_vectors(QUERY_TOKENS, seed=1)
@@ -204,7 +205,7 @@ def make_scan(num_documents: int) -> Callable[[int], tuple[float, float, float]]
     def run(count: int) -> tuple[float, float, float]:
         some = TokenVectors(rows, documents.starts_N[:count], documents.ends_N[:count])
         seconds: list[float] = []
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         before = resident("VmRSS")
         seconds = compare(partial(ours, None, 1, some, query), rounds=3)[0]
         return median(seconds), 2 * WIDTH * int(some.ends_N[-1]) / 2**20, resident("VmHWM") - before
@@ -213,7 +214,7 @@ def make_scan(num_documents: int) -> Callable[[int], tuple[float, float, float]]
 
 
 def resident(name: str) -> float:
-    """A line of /proc/self/status, in MiB."""
+    """Return a line of /proc/self/status in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
@@ -221,8 +222,8 @@ def resident(name: str) -> float:
 # Tables
 
 
-def report(threads: int, found: Found, num_documents: int) -> None:
-    """The first two tables."""
+def report(threads: int, found: Measurement, num_documents: int) -> None:
+    """Print the first two tables."""
     num_tokens = int(offsets_of(num_documents, (20, 300))[-1])
     flop = 2 * QUERY_TOKENS * WIDTH * num_tokens
     middle, fastest = found.peak
@@ -245,7 +246,7 @@ def report(threads: int, found: Found, num_documents: int) -> None:
 
 
 def scan(num_documents: int) -> None:
-    """The third table."""
+    """Print the third table."""
     worker = Worker(make_scan, num_documents)
     worker.ask(num_documents // 10)
     rows: list[list[object]] = []
@@ -257,7 +258,7 @@ def scan(num_documents: int) -> None:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", default=f"1,{NUM_CORES}" if NUM_CORES > 1 else "1")
     parser.add_argument("--rounds", type=int, default=15)

@@ -2,18 +2,18 @@
 
     python benchmarks/outputs.py [--layers 12] [--width 768] [--dtype auto] [--device auto] [--rounds 15] [--quick]
 
-The model is random, in the layout of BAAI/bge-m3: an XLM-RoBERTa (12 layers of 768 columns are its base size, 24 of 1024 are
-BGE-M3 itself) with sparse_linear.pt and colbert_linear.pt; speed does not depend on the values. Its vocabulary is smaller, as
-lookups cost next to nothing. Contenders take turns, A B A B ..., after a round that is not counted; a ratio is that of the
-medians, "rounds" are the smallest and the largest ratio of a single round.
+The model is random, in the layout of BAAI/bge-m3: an XLM-RoBERTa with sparse_linear.pt and colbert_linear.pt. The base size is
+12 layers of 768 columns; BGE-M3 itself has 24 of 1024. Speed does not depend on the values of the weights. The vocabulary is
+smaller, because lookups cost next to nothing. Contenders take turns, A B A B, after a round that is not counted. A ratio is
+that of the medians. "Rounds" are the smallest and the largest ratio of one round.
 
-1. Token vectors of 16 texts of 8 to 192 sentences: the projector, the cut and the norm once for the ragged batch, against the
-   same functions called text by text. Nothing else is timed: the layers before are the same for both.
-2. A mixed batch, in which texts ask for one of three outputs each, at four widths, against uniform ones, in which all ask for
-   the same at full width. The ratio is the mixed one's seconds over the mean of the three uniform ones.
-3. Three outputs of each text from one request against three requests, one after another.
+1. Token vectors of 16 texts of 8 to 192 sentences: projection, truncation and norm once for the ragged batch, against the same
+   functions for one text at a time. The layers before are the same for both and not timed.
+2. A mixed batch, in which texts request one of three outputs each at four widths, against uniform batches, in which all
+   request the same output at full width. The ratio is the mixed seconds over the mean of the three uniform batches.
+3. Three outputs of each text from one request, against three requests one after another.
 
---quick is a small model and few rounds, to see that everything runs; its numbers mean nothing.
+--quick is a small model and few rounds, to test that everything runs; its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SENTENCE: Final = "retrieval benchmark sentence "
 
 
 def write_checkpoint(folder: Path, *, layers: int, width: int) -> None:
-    """A random model with the files of BAAI/bge-m3, and the packaged model's tokenizer."""
+    """Write a random model with the files of BAAI/bge-m3, and the packaged model's tokenizer."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(FOLDER / name, folder / name)
     config = {
@@ -102,7 +102,7 @@ def _tensors(layers: int, width: int) -> dict[str, torch.Tensor]:
 
 
 def row(name: str, fast: Sequence[float], slow: Sequence[float]) -> list[str]:
-    """A row of the table: slow over fast."""
+    """Return a row of the table: slow over fast."""
     ratios = [b / a for a, b in zip(fast, slow, strict=True)]
     return [
         name,
@@ -114,7 +114,7 @@ def row(name: str, fast: Sequence[float], slow: Sequence[float]) -> list[str]:
 
 
 def projector(engine: Engine, card: Card, rounds: int) -> list[str]:
-    """The first comparison."""
+    """Run the first comparison."""
     runner = Runner(Checkpoint(engine.folder, card.name), card, engine.plan)
     runner.init_thread()
     texts = [SENTENCE * number for number in SENTENCES]
@@ -152,12 +152,12 @@ def projector(engine: Engine, card: Card, rounds: int) -> list[str]:
 
 
 def ids_of(engine: Engine, texts: Sequence[str]) -> list[Any]:
-    """Their tokens."""
+    """Return the token ids of texts."""
     return [seq.ids for seq in engine.preprocessor.preprocess(Request(texts)).seqs]
 
 
 def mixed(engine: Engine, card: Card, texts: list[Int64Array], rounds: int) -> list[list[str]]:
-    """The second comparison."""
+    """Run the second comparison."""
     full = card.encoder.hidden_size
     widths = (None, full // 2, full // 4, full // 8)
 
@@ -180,7 +180,7 @@ def mixed(engine: Engine, card: Card, texts: list[Int64Array], rounds: int) -> l
 
 
 def three(engine: Engine, texts: list[Int64Array], rounds: int) -> list[str]:
-    """The third comparison."""
+    """Run the third comparison."""
 
     def passes() -> None:
         for name in ALL:
@@ -191,7 +191,7 @@ def three(engine: Engine, texts: list[Int64Array], rounds: int) -> list[str]:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)

@@ -1,19 +1,18 @@
-"""Ten times the capacity, for a minute: what is still answered, how soon the rest is refused, and what it costs in memory.
+"""Overload: goodput, time to refusal and memory at ten times the capacity for a minute.
 
     python benchmarks/overload.py [--seconds 60] [--factor 10] [--texts 8] [--dtype auto] [--serve ARGUMENTS]
 
-The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2; all requests are of `--texts` mixed texts and ask for
-base64. First the maximum is measured, closed-loop: `--connections` clients send the next request as soon as one is answered.
-Then comes the overload, open-loop: requests arrive by a schedule, at random (Poisson) times, `--factor` times as many per
-second as were answered before, whatever becomes of them. Each takes a connection that is free, or opens one. Nobody tries
-again.
+The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2. All requests have `--texts` mixed texts and take
+base64. First the capacity is measured, closed-loop: `--connections` clients send one request after another. Then comes the
+overload, open-loop: requests arrive at random (Poisson) times, `--factor` times as many per second as the capacity. Each takes
+an idle connection or opens one. Clients do not retry.
 
-Goodput is the texts per second that are answered with 200, after the first tenth of the time; those that were accepted and
-are answered after the last arrival do not count. The seconds of an accepted request run from the moment when it was to arrive;
-those of a refusal from the moment when it was sent on an open connection, as the generator may be late: by how much is
-reported. It shares the cores with the server; what it takes of them is reported, and counts against the server. All answers of
-200 are compared with the in-process Engine's vectors, bit by bit. The memory's slope is Theil and Sen's over the second half
-of the overload (see `leaks`).
+Goodput is the texts per second of 200 responses after the first tenth of the time, without those that come after the last
+arrival. The seconds of an accepted request run from its scheduled arrival. Those of a refused request run from the moment it
+was sent on an open connection, because the generator may be late; the delay is reported. Generator and server share the cores.
+The generator's part is reported, and counts against the server. All 200 responses are compared with the vectors of the
+in-process Engine, bit by bit. The slope of the memory is that of Theil and Sen over the second half of the overload
+(`leaks.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from leaks import Family, Sample, trends
 from whimbrel import Engine
 
 NUM_REQUESTS: Final = 64
-"""Different ones."""
+"""Number of different requests."""
 _PATIENCE: Final = 120.0
 _NUM_SAMPLES: Final = 60
 _WARM_UP_SECONDS: Final = 3.0
@@ -49,34 +48,34 @@ _WARM_UP_SECONDS: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request."""
+    """Outcome of one request."""
 
     number: int
-    """Which of the different ones."""
+    """Index of the request among the different ones."""
     due: float
     sent: float
     ended: float
     what: str
-    """The status, or the name of an error."""
+    """Status, or name of an error."""
     retry_after: str = ""
 
 
 @dataclass(slots=True)
 class Load:
-    """Requests, connections, and what became of them."""
+    """Requests, connections and outcomes."""
 
     port: int
     requests: Sequence[bytes]
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
     bodies: dict[int, bytes] = field(default_factory=dict[int, bytes])
-    """The first answer of each request."""
+    """First response body of each request."""
     digests: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     most_connections: int = 0
     _free: list[Connection] = field(default_factory=list[Connection])
     _busy: int = 0
 
     async def send(self, number: int, due: float) -> None:
-        """One request on a connection of its own or one that is free."""
+        """Send one request on an idle connection or a new one."""
         sent = perf_counter()
         answer: Answer | None = None
         self._busy += 1
@@ -99,12 +98,12 @@ class Load:
         await self._put_back(connection, kept=answer is not None and answer.headers.get("connection") != "close")
 
     async def close(self) -> None:
-        """Close what is free."""
+        """Close the idle connections."""
         while self._free:
             await self._free.pop().close()
 
     async def _connection(self) -> Connection:
-        """One that is free, if there is one, the last used first."""
+        """Return the idle connection that was used last, or a new one."""
         while self._free:
             if not (connection := self._free.pop()).closed:
                 return connection
@@ -119,7 +118,7 @@ class Load:
 
 
 async def closed_loop(load: Load, num_connections: int, seconds: float) -> float:
-    """Requests per second that are answered while as many connections are always busy."""
+    """Return the answered requests per second with all connections always busy."""
     numbers = count()
 
     async def client(end: float) -> None:
@@ -136,7 +135,7 @@ async def closed_loop(load: Load, num_connections: int, seconds: float) -> float
 
 
 async def open_loop(load: Load, rate: float, seconds: float, samples: list[Sample], family: Family) -> tuple[float, float]:
-    """Requests by the schedule; returns when it began and ended, once all are answered."""
+    """Send requests by the schedule. Return its start and end, once all are answered."""
     rng = random.Random(0)
     sending: set[asyncio.Task[None]] = set()
     started = due = perf_counter()
@@ -165,7 +164,7 @@ async def _sample(load: Load, samples: list[Sample], family: Family, *, every: f
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """What was measured."""
+    """Measurements of the overload."""
 
     outcomes: list[Outcome]
     started: float
@@ -173,21 +172,21 @@ class Overload:
     maximum: float
     """Requests per second, closed-loop."""
     rate: float
-    """Requests per second that were to arrive."""
+    """Scheduled requests per second."""
     samples: list[Sample]
     cores: dict[str, float]
     most_connections: int
 
     @property
     def goodput(self) -> float:
-        """Requests per second."""
+        """Return the requests per second."""
         begin = self.started + (self.ended - self.started) / 10
         good = sum(begin <= outcome.ended < self.ended for outcome in self.outcomes if outcome.what == "200")
         return good / (self.ended - begin)
 
 
 async def measure(server: Serving, load: Load, args: argparse.Namespace) -> Overload:
-    """The maximum, then the overload."""
+    """Measure the maximum, then the overload."""
     family = Family(server.pid, "supervisor")
     note("the maximum")
     maximum = await closed_loop(load, args.connections, args.seconds / 3)
@@ -205,7 +204,7 @@ async def measure(server: Serving, load: Load, args: argparse.Namespace) -> Over
 
 
 def _cpu(server: Serving) -> dict[str, float]:
-    """Processor time of the server, and of its workers."""
+    """Return the processor time of the server, and of its workers."""
     name = "process_cpu_seconds_total"
     metrics = read_metrics(server.port)
     processes = {sample.labels.get("process", "") for metric in metrics for sample in metric.samples if sample.name == name}
@@ -215,7 +214,7 @@ def _cpu(server: Serving) -> dict[str, float]:
 
 
 def check(load: Load, texts: Sequence[Sequence[str]], dtype: str) -> str:
-    """What is wrong with the answers; empty if nothing is."""
+    """Return the faults of the responses; empty if there are none."""
     with Engine(dtype=dtype) as engine:
         wrong = [
             number
@@ -226,7 +225,7 @@ def check(load: Load, texts: Sequence[Sequence[str]], dtype: str) -> str:
 
 
 def report(found: Overload, num_texts: int) -> None:
-    """The table, and the rest."""
+    """Print the table and the other results."""
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in found.outcomes:
         groups[outcome.what].append(outcome)
@@ -260,7 +259,7 @@ def report(found: Overload, num_texts: int) -> None:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="of the overload; the maximum is measured for a third")
     parser.add_argument("--factor", type=float, default=10.0, help="arrivals over the maximum")

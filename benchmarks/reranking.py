@@ -1,13 +1,12 @@
-"""Reranking through the server, by a random model of jina-colbert-v2's shape: the workload of vLLM #35330, and with a cache.
+"""Reranking through the server with a random model of jina-colbert-v2's shape: the workload of vLLM #35330, and a cache.
 
-Run by benchmarks/maxsim.py. A query of 30 random words' tokens is the same in all requests; each has one document of 1,024 to
-3,072 random tokens (input length 2,048, range ratio 0.5). 64 connections send one request after another, to /v1/rerank and then
-to /v1/score. The model has the files and the layers of jinaai/jina-colbert-v2, but the packaged model's tokenizer, as lookups
-cost next to nothing; speed does not depend on the weights. By default it is small (6 layers of 384 columns), in full as large
-as the original (24 of 1,024). What MaxSim takes is measured alone, afterwards: the same pairs, each in a call of its own.
+Run by `maxsim.py`. All requests have the same query of 30 random one-token words, and one document of 1,024 to 3,072 random
+tokens (input length 2,048, range ratio 0.5). 64 connections send one request after another, to /v1/rerank and then to
+/v1/score. The model has the files and the layers of jinaai/jina-colbert-v2, but the packaged model's tokenizer, because
+lookups cost next to nothing. Speed does not depend on the weights. By default the model is small (6 layers of 384 columns); in
+full it is as large as the original (24 of 1,024). MaxSim is measured alone afterwards: the same pairs, each in its own call.
 
-With `--document-cache-bytes`, one connection reranks 100 documents of 100 to 300 tokens: new ones, and ones that were there
-before, in turn.
+With `--document-cache-bytes`, one connection reranks 100 documents of 100 to 300 tokens: new and cached ones in turn.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ VOCABULARY: Final = 30_522
 
 
 def write_checkpoint(folder: Path, *, layers: int, width: int) -> None:
-    """A random model with the files of jinaai/jina-colbert-v2, and the packaged model's tokenizer."""
+    """Write a random model with the files of jinaai/jina-colbert-v2, and the packaged model's tokenizer."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(FOLDER / name, folder / name)
     config = {
@@ -84,7 +83,7 @@ def _tensors(layers: int, width: int) -> dict[str, torch.Tensor]:
 
 
 def make_pairs(count: int, lengths: tuple[int, int]) -> tuple[str, list[str], list[int]]:
-    """A query, documents, and how many tokens these have: words that are one token each, all equally likely."""
+    """Return a query, documents and their token counts. Words are one token each, all equally likely."""
     rng = random.Random(0)
     vocab: dict[str, int] = json.loads((FOLDER / "tokenizer.json").read_text())["model"]["vocab"]
     words = sorted(word for word in vocab if len(word) > 1 and word.isascii() and word.isalpha())
@@ -119,7 +118,7 @@ def rerank(count: int, *, full: bool, device: str, dtype: str, quick: bool) -> N
 
 
 def warm(rounds: int, *, full: bool, device: str, dtype: str, quick: bool) -> None:
-    """Print the table of reranks whose documents are new, and of those whose vectors are kept."""
+    """Print the table of reranks with new documents, and with cached ones."""
     layers, width = (24, 1024) if full else (2, 128) if quick else (6, 384)
     count = 10 if quick else 100
     query, texts, _ = make_pairs(count * (rounds + 2), (100, 300))
@@ -130,8 +129,8 @@ def warm(rounds: int, *, full: bool, device: str, dtype: str, quick: bool) -> No
         note("a cache of documents")
         with serving(dtype, name, "--device", device, "--document-cache-bytes", "2000000000") as server:
             for documents in lists:
-                for what, given in (("new", documents), ("kept", lists[0]), ("the query alone", [""])):
-                    body = orjson.dumps({"query": query, "documents": given, "return_documents": False})
+                for what, texts in (("new", documents), ("kept", lists[0]), ("the query alone", [""])):
+                    body = orjson.dumps({"query": query, "documents": texts, "return_documents": False})
                     seconds[what].append(send_all(server.port, [body], path="/v1/rerank")[0][0])
     medians = {what: median(each[2:]) for what, each in seconds.items()}
     print()
@@ -140,7 +139,7 @@ def warm(rounds: int, *, full: bool, device: str, dtype: str, quick: bool) -> No
 
 
 def load(server: Serving, path: str, bodies: list[bytes]) -> list[str]:
-    """Send them all: a row of the table."""
+    """Send all requests and return a row of the table."""
     each = [part for part in (bodies[i::CONNECTIONS] for i in range(CONNECTIONS)) if part]
     with ThreadPoolExecutor(len(each)) as threads:
         before, started = cpu_seconds(server.pid), perf_counter()
@@ -161,7 +160,7 @@ def usage(body: bytes) -> int:
 
 
 def maxsim_seconds(sizes: list[int]) -> float:
-    """Of 32 query tokens and documents of so many tokens, each document in a call of its own, on one core."""
+    """Return the MaxSim seconds of 32 query tokens with each document in its own call, on one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     query = TokenVectors.of(torch.randn(32, WIDTH), np.array([0, 32]))

@@ -1,15 +1,14 @@
-"""The server under load against the engine alone: tokens/s for the same texts, on the packaged all-MiniLM-L6-v2.
+"""Server under load against the engine alone: tokens/s for the same texts, on the packaged all-MiniLM-L6-v2.
 
     python benchmarks/server.py [--connections 16] [--requests 2] [--format base64|float] [--dtype auto] [--rounds 7]
 
-The server is `python -m whimbrel serve`, a process of its own. In a round each connection (a thread of this process, with
-keep-alive) sends its requests, each of 32 texts of 4 to 200 words, one after another to POST /v1/embeddings; bodies are made
-beforehand and answers are read but not parsed. The engine alone runs in another process over the same texts, kept busy in
-two ways: all texts in one call, and as many threads as there are connections, each calling embed on 32 texts. The faster
-one is what the server is compared with. The three take turns, one busy at a time, after a warm-up round that is not counted
-and in which the server's vectors are compared with the engine's. The ratio is that of the medians, server over engine; that of
-the fastest rounds says more where other work uses the cores. The load generator shares the cores with the server; what it
-takes of them is reported, and counts against the server.
+The server is `python -m whimbrel serve` in its own process. In a round each connection (a thread of this process, with
+keep-alive) sends its requests of 32 texts of 4 to 200 words, one after another, to POST /v1/embeddings. Bodies are made
+beforehand, and responses are read but not parsed. The engine alone runs in another process over the same texts, in two ways:
+all texts in one call, and a thread per connection that calls embed on 32 texts. The server is compared with the faster one.
+The three take turns, after a round that is not counted and that compares the vectors. The ratio is that of the medians, server
+over engine. The ratio of the fastest rounds is more telling if other work uses the cores. Load generator and server share the
+cores. The generator's part is reported, and counts against the server.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ TEXTS_PER_REQUEST: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The server's answers in one round."""
+    """Responses of the server in one round."""
 
     seconds: float
     latencies: list[float]
     bodies: list[bytes]
     cpu: tuple[float, float]
-    """Seconds that the server took of the processor, and this process."""
+    """Processor seconds of the server, and of this process."""
 
 
 def make_engine(dtype: str) -> Callable[[list[Calls]], Timed]:
@@ -71,7 +70,7 @@ def make_engine(dtype: str) -> Callable[[list[Calls]], Timed]:
         return [embed(texts) for texts in calls]
 
     def run(threads: list[Calls]) -> Timed:
-        """Seconds and vectors of all calls: each list of them in a thread of its own."""
+        """Return the seconds and the vectors of all calls. Each list of calls has its own thread."""
         with ThreadPoolExecutor(len(threads)) as pool:
             started = perf_counter()
             parts = list(pool.map(embed_each, threads))
@@ -82,7 +81,7 @@ def make_engine(dtype: str) -> Callable[[list[Calls]], Timed]:
 
 
 def load(server: Serving, connections: list[list[bytes]]) -> Round:
-    """One round of the server."""
+    """Run one round of the server."""
     with ThreadPoolExecutor(len(connections)) as threads:
         before, client, started = cpu_seconds(server.pid), time.process_time(), perf_counter()
         parts = list(threads.map(partial(send_all, server.port), connections))
@@ -93,7 +92,7 @@ def load(server: Serving, connections: list[list[bytes]]) -> Round:
 
 
 def report(rounds: list[tuple[Round, float, float]], tokens: int, *, num_connections: int) -> None:
-    """The table, and what else there is to say of the server."""
+    """Print the table and other results of the server."""
     served = [each[0] for each in rounds]
     seconds = {
         f"server, {num_connections} connections": [each.seconds for each in served],
@@ -116,7 +115,7 @@ def report(rounds: list[tuple[Round, float, float]], tokens: int, *, num_connect
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--requests", type=int, default=2, help="requests of each connection in a round")

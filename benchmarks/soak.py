@@ -1,21 +1,21 @@
-"""Mixed load on a real server for minutes or hours: every answer right, nothing leaks, all metrics add up, nothing is left.
+"""Soak test: mixed load on a real server for minutes or hours, with checks of responses, leaks, metrics and remains.
 
     python benchmarks/soak.py [--seconds 300] [--round 10] [--clients 6] [--kill-every 4] [--seed 0] [--serve ARGUMENTS]
 
-The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2. In rounds of `--round` seconds clients do one thing
-after another, chosen at random: requests of 1 to 300 texts as base64 and as floats, every kind of wrong request, deadlines
-from 0 to 60 seconds; they leave (politely or by reset) before, while or after they send, reset in the middle of an answer, or
-read it slowly; probes and metrics in between. In every `--kill-every`th round, from the second on and in the first half of the
-run, the engine is killed with SIGKILL. Clients keep a connection for a while, and close it at the end of the round.
+The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2. In rounds of `--round` seconds, clients do random
+actions: requests of 1 to 300 texts as base64 and as floats, every kind of invalid request, and deadlines from 0 to 60 seconds.
+They disconnect or reset before, while or after they send, reset in the middle of a response, or read it slowly. Probes and
+metrics come in between. In every `--kill-every`th round, from the second on and in the first half of the run, the engine gets
+SIGKILL. Clients keep a connection for a while, and close it at the end of the round.
 
-After each round the server rests: everything that was sent must be found in its metrics, with the status that the client saw,
-nothing may wait, and what its processes hold is noted. At the end the server is asked to stop; it must have left nothing, no
-process, file or shared memory, its exit code must be 0, and its log must tell of the kills and of no other fault. What the
-processes held at the rests must not grow: it leaks if it grows by more than one limit of the table per 1,000 requests and by
-more than the other altogether. So a short run finds great leaks only; see `leaks`.
+After each round the server becomes idle. Its metrics must then have every request with the status that the client saw, its
+queue must be empty, and the resources of its processes are sampled. At the end the server is stopped. It must leave no
+process, file or shared memory, its exit code must be 0, and its log must have the kills and no other fault. The samples must
+not grow: a quantity leaks if it grows faster per 1,000 requests than one limit of the table and further in total than the
+other. A short run finds large leaks only (`leaks.py`).
 
-Every vector is compared with that of the in-process Engine, bit by bit. A request may be refused by 429 and 503 with a
-Retry-After, and by 504 if it named a deadline; that must stay rare. Anything else is a failure, and the exit code is 1.
+Every vector is compared with that of the in-process Engine, bit by bit. Requests may be refused with 429 or 503 and a
+Retry-After, and with 504 if they have a deadline, but rarely. Anything else is a failure, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from prometheus_client import Metric
 from whimbrel import Engine
 
 MAX_REFUSED: Final = 0.05
-"""Of patient requests."""
+"""Maximum fraction of refused requests without a deadline."""
 _SETTLE_SECONDS: Final = 60.0
-_ALIKE: Final = 60
-"""Complaints that begin with the same so many characters are shown once."""
-_LEAST_ROUNDS: Final = 12
+_PREFIX_LENGTH: Final = 60
+"""Number of leading characters by which complaints count as the same, and are shown once."""
+_MIN_ROUNDS: Final = 12
 _KILLED: Final = "it was killed by SIGKILL; it is started again."
 _BAD: Final = re.compile(r"Traceback|This is a bug|started again|\b(ERROR|CRITICAL)\b")
 _REQUESTS: Final = "whimbrel_requests_total"
-_SAME: Final = ("whimbrel_requests_received_total", "whimbrel_request_seconds_count")
-"""Where they exist, as many as `_REQUESTS` when the server is at rest."""
+_EQUAL_COUNTERS: Final = ("whimbrel_requests_received_total", "whimbrel_request_seconds_count")
+"""Metrics that equal `_REQUESTS` when the server is at rest, if they exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How long, and what."""
+    """Options of the soak test."""
 
     seconds: float = 300.0
     round_seconds: float = 10.0
@@ -74,12 +74,12 @@ class Options:
     serve: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=lambda: LIMITS)
     series: Path | None = None
-    """Every sample is written here, as JSON Lines."""
+    """JSON Lines file for every sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How it went."""
+    """Result of the soak test."""
 
     tally: Tally
     trends: list[Trend]
@@ -88,7 +88,7 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """All that is wrong; empty after a good soak."""
+        """Return all failures; empty after a good soak."""
         leaking = [
             f"{each.process} leaks {each.quantity}: {each.first:,.1f} to {each.last:,.1f}" for each in self.trends if each.leaks
         ]
@@ -98,7 +98,7 @@ class Report:
 
 
 def soak(options: Options) -> Report:
-    """Run it."""
+    """Run the soak test."""
     texts = [*make_texts(480, words=SHORT), *make_texts(32, words=MIXED, seed=1)]
     plan = default_plan(options.dtype)
     with Engine(dtype=plan.dtype) as engine:
@@ -109,7 +109,7 @@ def soak(options: Options) -> Report:
     with serving(plan.dtype, *options.serve) as server:
         family = Family(server.pid, "supervisor")
         samples: list[Sample] = []
-        while (run := perf_counter() - started) < options.seconds or len(samples) < _LEAST_ROUNDS:
+        while (run := perf_counter() - started) < options.seconds or len(samples) < _MIN_ROUNDS:
             clients = [Client(server.port, texts, expected, tally, rng) for _ in range(options.clients)]
             kill = len(samples) % options.kill_every == 1 and (run < options.seconds / 2 or not tally.kills)
             uvloop.run(_round(clients, server, options.round_seconds, tally, kill_after=rng.random() if kill else None))
@@ -123,7 +123,7 @@ def soak(options: Options) -> Report:
 
 
 async def _round(clients: Sequence[Client], server: Serving, seconds: float, tally: Tally, *, kill_after: float | None) -> None:
-    """All clients at once; with `kill_after`, the engine is killed after this part of the time."""
+    """Run all clients at once. `kill_after` is the fraction of the time after which the engine is killed."""
     end = perf_counter() + seconds
     running = asyncio.gather(*(client.run(end) for client in clients))
     if kill_after is not None:
@@ -135,9 +135,9 @@ async def _round(clients: Sequence[Client], server: Serving, seconds: float, tal
 
 
 def _rest(server: Serving, family: Family, tally: Tally) -> Sample:
-    """Wait until the server has nothing to do, and look."""
+    """Wait until the server is idle, and take a sample."""
     end = time.monotonic() + _SETTLE_SECONDS
-    while (problem := _unsettled(server, tally)) and time.monotonic() < end:
+    while (problem := _unsettled_reason(server, tally)) and time.monotonic() < end:
         time.sleep(0.1)
     if problem:
         tally.complain(f"{_SETTLE_SECONDS:.0f} s after a round: {problem}")
@@ -151,15 +151,15 @@ def _rest(server: Serving, family: Family, tally: Tally) -> Sample:
 
 
 def _counts(sample: Sample) -> dict[str, dict[str, float]]:
-    """All but memory."""
+    """Return all quantities but memory."""
     return {
         name: {quantity: amount for quantity, amount in held.amounts.items() if "MiB" not in quantity}
         for name, held in sample.held.items()
     }
 
 
-def _unsettled(server: Serving, tally: Tally) -> str:
-    """What keeps the server from being at rest, or its metrics from adding up; empty if nothing does."""
+def _unsettled_reason(server: Serving, tally: Tally) -> str:
+    """Return why the server is not idle or its metrics do not add up; empty if all is well."""
     if not is_ready(server.port):
         return "it is not ready"
     metrics = read_metrics(server.port)
@@ -173,12 +173,12 @@ def _unsettled(server: Serving, tally: Tally) -> str:
         unseen = tally.unseen_texts if what == "texts" else tally.unseen
         if not seen[what] <= number <= seen[what] + unseen:
             return f"{number:,.0f} {what} are counted, clients saw {seen[what]:,} and did not wait for {unseen:,}"
-    return _open_ends(metrics, counted["requests"])
+    return _metric_conflicts(metrics, counted["requests"])
 
 
-def _open_ends(metrics: Sequence[Metric], ended: float) -> str:
-    """Whether other metrics of the same requests say something else."""
-    others = {name: total(metrics, name, route=PATH) for name in _SAME if has(metrics, name)}
+def _metric_conflicts(metrics: Sequence[Metric], ended: float) -> str:
+    """Return the metrics that disagree about the number of requests; empty if none do."""
+    others = {name: total(metrics, name, route=PATH) for name in _EQUAL_COUNTERS if has(metrics, name)}
     wrong = [f"{name} is {number:,.0f}" for name, number in others.items() if number != ended]
     if under_way := total(metrics, "whimbrel_requests_in_flight", route=PATH):
         wrong.append(f"{under_way:,.0f} requests are under way")
@@ -186,7 +186,7 @@ def _open_ends(metrics: Sequence[Metric], ended: float) -> str:
 
 
 def _stop(server: Serving, family: Family, tally: Tally) -> None:
-    """The end of the server, and what it leaves."""
+    """Stop the server, and record its remains and unexpected log lines."""
     try:
         if (code := server.stop()) != 0:
             tally.complain(f"exit code {code}")
@@ -214,7 +214,7 @@ def _row(trend: Trend) -> list[str]:
 
 
 def report(found: Report) -> None:
-    """The tables."""
+    """Print the tables."""
     tally = found.tally
     header = ["process", "quantity", "first", "last", "per 1,000 requests", "limit", "growth", "or", ""]
     print_table(header, [_row(each) for each in found.trends])
@@ -225,14 +225,14 @@ def report(found: Report) -> None:
     print(f"\n{tally.requests:,} deeds of clients in {found.seconds:,.0f} s and {found.rounds} rounds: {deeds}.")
     print(f"{tally.texts:,} vectors were compared. {tally.kills} kills. The slowest answer took {tally.slowest:.1f} s.")
     print(f"Failures: {len(found.failures)}.")
-    alike = Counter(failure[:_ALIKE] for failure in found.failures)
+    alike = Counter(failure[:_PREFIX_LENGTH] for failure in found.failures)
     for failure in found.failures:
-        if number := alike.pop(failure[:_ALIKE], 0):
+        if number := alike.pop(failure[:_PREFIX_LENGTH], 0):
             print(f"- {number:,} x {failure}")
 
 
 def main() -> None:
-    """Run it."""
+    """Run the soak test from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     defaults = Options()
     parser.add_argument("--seconds", type=float, default=defaults.seconds)

@@ -1,19 +1,19 @@
-"""What answers cost on the wire, with an engine that costs nothing: it has the arrays ready.
+"""Cost of responses on the wire, with an engine that costs nothing because its arrays are ready.
 
     python benchmarks/wire.py [--rounds 15] [--seconds 2] [--quick]
 
-1. The answer of POST /v1/embeddings for 128 rows of 384 to 3,072 dimensions, microseconds: construction alone (all but the
-   printing), float, base64 and raw bytes, each as the server writes it, all pieces made; `orjson.dumps` of the bare array, the
-   least that printing costs; and each row's `.tolist()` in the same object, made only, and printed by orjson and json.
-2. Raw bytes of 256 x 1,024 float32 per response over 16 connections, MiB/s: Whimbrel with one worker and with two, FastAPI on
-   uvicorn with httptools and uvloop and with what comes when both are installed; and bare TCP that nobody asks for anything:
-   one stream, and 16 with a thread for each. Another process reads (threads that receive into a buffer).
-3. The experiment of "Serving embeddings at blazing speed": 100 requests at once of 32 texts x 1,024 dimensions, from the first
-   request to the last array in the client, seconds: FastAPI with JSON, orjson and raw bytes, read by an asyncio client (httpx2)
-   with json, orjson and `np.frombuffer`; Whimbrel with the same client, and with AsyncClient. Then 256 texts, raw.
+1. The response of POST /v1/embeddings for 128 rows of 384 to 3,072 dimensions, in microseconds: construction alone, then
+   float, base64 and raw bytes, each as the server writes it, with all chunks made; `orjson.dumps` of the bare array, as the
+   lower bound of printing; and each row's `.tolist()` in the same object, constructed only, and printed by orjson and json.
+2. Raw bytes of 256 x 1,024 float32 per response over 16 connections, in MiB/s: Whimbrel with one worker and with two; FastAPI
+   on uvicorn with httptools and uvloop, and with the defaults of both; and bare TCP without requests, with one stream and with
+   16 in a thread each. Another process reads, with threads that receive into a buffer.
+3. The experiment of "Serving embeddings at blazing speed": 100 requests at once of 32 texts x 1,024 dimensions, in seconds
+   from the first request to the last array in the client. FastAPI with JSON, orjson and raw bytes, read by an asyncio client
+   (httpx2) with json, orjson and `np.frombuffer`; Whimbrel with the same client, and with AsyncClient. Then 256 texts, raw.
 
-Contenders take turns; the first round is not counted. Numbers are medians over the rounds, ratios are within this run. FastAPI
-and uvicorn are left out, and it says so, where they are not installed.
+Contenders take turns, and the first round is not counted. Numbers are medians over the rounds, and ratios are within this run.
+FastAPI and uvicorn are skipped with a note if they are not installed.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _MIN_SECONDS: Final = 0.005
 
 
 def make_cases(vectors_ND: Float32Array) -> Mapping[str, Callable[[], object]]:
-    """What is measured, by name."""
+    """Return the measured functions by name."""
     result = Result(Outputs(vectors_ND), num_tokens=16 * len(vectors_ND), num_truncated=0, timings=Timings())
     model: Any = SimpleNamespace(plan=SimpleNamespace(served_name="model"))
 
     def answer(form: Any) -> int:
-        sent = openai.EmbeddingsRequest(input="", encoding_format=form)
-        written = openai.render_response(sent, result, model)
+        body = openai.EmbeddingsRequest(input="", encoding_format=form)
+        written = openai.render_response(body, result, model)
         return len(written) if isinstance(written, bytes) else sum(map(len, written.chunks))
 
     return {
@@ -85,7 +85,7 @@ def make_cases(vectors_ND: Float32Array) -> Mapping[str, Callable[[], object]]:
 
 
 def tolist_response(result: Result) -> dict[str, Any]:
-    """The same object with a Python float per number."""
+    """Return the response object with a Python float per number."""
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": i, "embedding": vector.tolist()} for i, vector in enumerate(result.dense)],
@@ -95,7 +95,7 @@ def tolist_response(result: Result) -> dict[str, Any]:
 
 
 def seconds_of(name: str, function: Callable[[], object]) -> float:
-    """Seconds per call, over as many calls as last for _MIN_SECONDS."""
+    """Return the seconds per call, over at least _MIN_SECONDS of calls."""
     num_calls = 0
     with patch.object(openai, "json_answer", lambda *_, **__: b"") if name == CONSTRUCTION else nullcontext():
         started = perf_counter()
@@ -106,7 +106,7 @@ def seconds_of(name: str, function: Callable[[], object]) -> float:
 
 
 def measure_printing(rounds: int) -> None:
-    """Part 1."""
+    """Measure part 1."""
     tune_glibc_malloc()  # as a worker does
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((NUM_ROWS, dimension), np.float32) for dimension in DIMENSIONS]
@@ -138,7 +138,7 @@ def measure_printing(rounds: int) -> None:
 
 
 def start(kind: str, stack: ExitStack) -> int:
-    """The port of a server that runs until `stack` is left."""
+    """Return the port of a server that runs until `stack` is closed."""
     command = [sys.executable, str(Path(__file__).with_name("wire_servers.py")), kind]
     process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     stack.callback(process.kill)
@@ -147,7 +147,7 @@ def start(kind: str, stack: ExitStack) -> int:
 
 
 def stream_rate(port: int, request: bytes, seconds: float, connections: int = CONNECTIONS) -> float:
-    """MiB/s of answers over all connections; without a request, of whatever comes."""
+    """Return the MiB/s of responses over all connections, or of any bytes if there is no request."""
     end = perf_counter() + seconds
 
     def read(_: int) -> int:
@@ -164,7 +164,7 @@ def stream_rate(port: int, request: bytes, seconds: float, connections: int = CO
 
 
 def _answer(connection: socket.socket, request: bytes, buffer: bytearray) -> int:
-    """The size of the body of one answer, all of it received."""
+    """Receive one response and return the size of its body."""
     connection.sendall(request)
     count = connection.recv_into(buffer)
     while (end := buffer.find(b"\r\n\r\n", 0, count)) < 0:
@@ -179,7 +179,7 @@ def _answer(connection: socket.socket, request: bytes, buffer: bytearray) -> int
 
 
 def measure_stream(ports: Mapping[str, int], rounds: int, seconds: float) -> None:
-    """Part 2."""
+    """Measure part 2."""
     body = {"input": ["a"] * ROWS, "encoding_format": "bytes_only"}
     request = request_of(orjson.dumps(body))
     contenders = {name: partial(stream_rate, port, b"" if name == "tcp" else request, seconds) for name, port in ports.items()}
@@ -209,7 +209,7 @@ def measure_stream(ports: Mapping[str, int], rounds: int, seconds: float) -> Non
 
 
 async def ask_all(port: int, path: str, rows: int, fields: Mapping[str, Any], read: Callable[[bytes], Any]) -> None:
-    """All requests at once; each answer becomes an array."""
+    """Send all requests at once and read each response as an array."""
     body = orjson.dumps({"input": ["a"] * rows} | fields)
     async with httpx2.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", timeout=60, limits=httpx2.Limits(max_connections=NUM_REQUESTS)
@@ -223,23 +223,23 @@ async def ask_all(port: int, path: str, rows: int, fields: Mapping[str, Any], re
 
 
 async def embed_all(port: int, rows: int) -> None:
-    """The same through our own client."""
+    """Send all requests through AsyncClient."""
     async with AsyncClient(f"http://127.0.0.1:{port}") as client:
         await asyncio.gather(*(client.embed(["a"] * rows) for _ in range(NUM_REQUESTS)))
 
 
 def from_raw(content: bytes) -> Float32Array:
-    """Bytes that are nothing but floats."""
+    """Read bytes of float32 values."""
     return np.frombuffer(content, np.float32).reshape(-1, DIMENSION)
 
 
 def from_openai(content: bytes) -> Float32Array:
-    """JSON floats of POST /v1/embeddings."""
+    """Read JSON floats of POST /v1/embeddings."""
     return np.array([row["embedding"] for row in orjson.loads(content)["data"]], np.float32)
 
 
 def measure_article(ports: Mapping[str, int], rounds: int) -> None:
-    """Part 3."""
+    """Measure part 3."""
     cases: dict[str, Callable[[], Awaitable[None]]] = {}
     ours, theirs = ports["whimbrel"], ports.get("fastapi", 0)
     path = "/v1/embeddings"
@@ -277,7 +277,7 @@ async def _awaited(case: Callable[[], Awaitable[None]]) -> None:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each round of part 2")

@@ -1,4 +1,4 @@
-"""The servers of wire.py, each a process of its own that serves ready arrays on a free port and prints it.
+"""Servers for `wire.py`. Each is a process that serves ready arrays on a free port and prints the port.
 
     python benchmarks/wire_servers.py whimbrel|whimbrel-2|fastapi|fastapi-plain|tcp
 
@@ -35,13 +35,13 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @cache
 def vectors(count: int) -> Float32Array:
-    """Unit vectors, made once."""
+    """Return unit vectors, made once."""
     array = np.random.default_rng(0).standard_normal((count, DIMENSION), np.float32)
     return array / np.linalg.norm(array, axis=1, keepdims=True)
 
 
 class ReadyEmbedder:
-    """Answers at once with what it has."""
+    """Embedder that answers at once with ready vectors."""
 
     def __init__(self) -> None:
         self.card: Any = {}
@@ -51,13 +51,13 @@ class ReadyEmbedder:
         self.queued_tokens = 0
 
     async def run(self, request: Request) -> Result:
-        """The vectors."""
+        """Return the vectors."""
         array = vectors(len(request.texts))
         return Result(Outputs(array), num_tokens=len(array), num_truncated=0, timings=Timings())
 
 
 def serve_whimbrel(listener: socket.socket) -> None:
-    """Ours."""
+    """Serve with one worker of Whimbrel."""
     import uvloop
 
     from whimbrel.engine.malloc import tune_glibc_malloc
@@ -76,14 +76,14 @@ def serve_whimbrel(listener: socket.socket) -> None:
 
 
 def serve_two(listener: socket.socket) -> None:
-    """Two of ours, as `whimbrel serve --workers 2` has them. The other dies with this one (Linux)."""
+    """Serve with two workers, as `whimbrel serve --workers 2`. The second dies with the first (Linux)."""
     if os.fork() == 0:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     serve_whimbrel(listener)
 
 
 def serve_fastapi(listener: socket.socket, http: Any = "httptools", loop: Any = "uvloop") -> None:
-    """The article's."""
+    """Serve with the article's FastAPI app."""
     import uvicorn
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse, Response
@@ -115,7 +115,7 @@ def serve_fastapi(listener: socket.socket, http: Any = "httptools", loop: Any = 
 
 
 def serve_tcp(listener: socket.socket) -> None:
-    """A bare stream."""
+    """Serve a bare TCP stream."""
     data = vectors(ROWS).tobytes()
 
     def stream(connection: socket.socket) -> None:

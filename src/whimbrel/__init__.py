@@ -1,6 +1,12 @@
-"""Whimbrel: dense, sparse and multi-vector embeddings, rerank scores and classes at the speed of the hardware.
+"""Whimbrel: inference of embedding models, rerankers and classifiers, as a library, a server and a client.
 
-`import whimbrel` is light: names are imported on first use, and only `Engine` and `AsyncEngine` need PyTorch.
+- `Engine` and `AsyncEngine` run a model in this process. They need PyTorch: `pip install "whimbrel[serve]"`.
+- `Client` and `AsyncClient` have the same verbs over HTTP. They need neither PyTorch nor a web framework.
+- `WhimbrelError` is the base class of all errors, which are in `whimbrel.errors`.
+- `whimbrel serve` on the command line starts a server, and `whimbrel --help` lists all commands.
+
+The verbs are `embed`, `sparse`, `multi_vector`, `muvera`, `encode`, `score`, `rerank`, `explain`, `classify` and
+`token_classify`. Names are imported on first use, so `import whimbrel` is fast.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ if TYPE_CHECKING:
     from whimbrel.engine.engine import Engine
     from whimbrel.errors import WhimbrelError
 
-_HOME = {
+_MODULES = {
     "AsyncClient": "whimbrel.client",
     "AsyncEngine": "whimbrel.engine.async_engine",
     "Client": "whimbrel.client",
@@ -28,8 +34,8 @@ __all__ = ["AsyncClient", "AsyncEngine", "Client", "Engine", "WhimbrelError", "_
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'whimbrel' has no attribute {name!r}")
 
 

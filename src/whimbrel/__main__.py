@@ -1,4 +1,4 @@
-"""`python -m whimbrel` is the `whimbrel` command."""
+"""The `whimbrel` command as `python -m whimbrel`."""
 
 from whimbrel.cli.main import main
 

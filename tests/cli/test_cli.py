@@ -1,6 +1,6 @@
-"""The command as a user meets it: data on stdout, everything else on stderr, an error is one line and a hint.
+"""The `whimbrel` command: data on stdout, everything else on stderr, an error is one line and a hint.
 
-Each kind of thing is tried once as a process; what differs only in what is said or given is tried in this process (`here`).
+Each kind of case runs once as a process. Cases that differ only in input or message run in this process (`here`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(*args: str, stdin: str | bytes = b"", code: int = 0, **env: str) -> subp
 
 
 def error(*args: str, **env: str) -> str:
-    """stderr of a command that must fail with exit code 1 and say why in one line, with nothing on stdout."""
+    """Return the error of a command that must fail with exit code 1, one line on stderr and nothing on stdout."""
     done = run(*args, code=1, **env)
     return one_error(done.stdout, done.stderr)
 
@@ -47,7 +47,7 @@ def one_error(stdout: bytes, stderr: bytes) -> str:
 
 
 class Stream(io.BytesIO):
-    """Its bytes outlive its end."""
+    """Stream whose bytes can be read after it is closed."""
 
     written = b""
 
@@ -59,12 +59,12 @@ class Stream(io.BytesIO):
 
 @dataclass
 class Here:
-    """The same command in this process, which spares it the import of PyTorch."""
+    """The command in this process, without another import of PyTorch."""
 
     patch: pytest.MonkeyPatch
 
     def run(self, *args: str, stdin: bytes = b"", code: int = 0) -> tuple[bytes, bytes]:
-        """stdout and stderr."""
+        """Return stdout and stderr."""
         streams = {"stdin": Stream(stdin), "stdout": Stream(), "stderr": Stream()}
         with self.patch.context() as patch:
             patch.setattr(sys, "argv", ["whimbrel", *args])
@@ -79,7 +79,6 @@ class Here:
         return out, err
 
     def error(self, *args: str, stdin: bytes = b"") -> str:
-        """As `error`."""
         return one_error(*self.run(*args, stdin=stdin, code=1))
 
 
@@ -203,7 +202,7 @@ def test_show_needs_no_weights(minilm: Path, here: Here, tmp_path: Path) -> None
 
 
 def test_G10_a_hub_id_from_the_cache(tmp_path: Path) -> None:
-    """The hub's cache as it lies on disk, without a network."""
+    """A model in the Hub cache on disk is found without a network."""
     snapshot = tmp_path / "models--intfloat--multilingual-e5-small/snapshots/abc"
     snapshot.mkdir(parents=True)
     write_bert(snapshot)
@@ -228,9 +227,9 @@ def test_G10_models_that_are_not_there(model: str, says: str, here: Here) -> Non
 
 
 def test_G10_a_server_of_a_model_that_is_not_there() -> None:
-    said = error("serve", "nobody/nothing", "--port", "0")
-    assert "not in the local cache" in said
-    assert "hint: check the id" in said
+    text = error("serve", "nobody/nothing", "--port", "0")
+    assert "not in the local cache" in text
+    assert "hint: check the id" in text
     assert "is empty" in error("serve", "", "--port", "0")
 
 

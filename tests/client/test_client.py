@@ -1,4 +1,4 @@
-"""The client against servers that answer anything."""
+"""The client against scripted servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Scripted(http.server.ThreadingHTTPServer):
-    """A server that answers by a script, (path, body) -> answer."""
+    """Server whose responses come from a script, (path, body) -> response."""
 
     request_queue_size = 100  # else connections at the same time wait for a second
 
@@ -50,13 +50,13 @@ class Scripted(http.server.ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def handle_error(self, *_: Any) -> None:
-        """A client that has left is no error."""
+        """Ignore clients that left."""
 
     def says(self, script: Callable[[str, bytes], Answer]) -> None:
         self.handler.script = staticmethod(script)
 
     def answers(self, *answers: Answer) -> list[float]:
-        """One after another, the last again and again. Returns the times at which requests come."""
+        """Answer with the responses in turn, then with the last one. Returns the times of the requests."""
         times: list[float] = []
 
         def script(path: str, body: bytes) -> Answer:
@@ -85,13 +85,13 @@ def rows(*indexes: int, row: str = ROW) -> bytes:
 
 
 def numbered(path: str, body: bytes) -> Answer:
-    """The native dialect: the vector of a text that is a number is that number."""
+    """Answer in the native dialect. The vector of a text that is a number is that number."""
     vectors = np.array([[float(text)] for text in json.loads(body)["input"]], np.float32)
     return 200, about(shape=list(vectors.shape), end=vectors.nbytes), vectors.tobytes()
 
 
 def about(**changes: Any) -> dict[str, str]:
-    """The header over one array."""
+    """Return the metadata header of one array."""
     block = {"name": "dense", "dtype": "float32", "endianness": "little", "start": 0} | changes
     return {"metadata": json.dumps({"arrays": [block]})}
 
@@ -132,7 +132,7 @@ def test_bytes_that_do_not_fit_are_errors(headers: dict[str, str], server: Scrip
     with Client(server.url) as client:
         vectors = client.embed(["a", "b"])
         assert vectors.tolist() == [[1, 1, 1]] * 2
-        assert vectors.base is not None  # a view of what came
+        assert vectors.base is not None  # a view of the response's bytes
         for answer in ((200, headers, body), (200, about(shape=[2, 3], end=24), body[:-1])):
             server.answers(answer)
             with pytest.raises(errors.WhimbrelError, match="cannot be read"):
@@ -325,7 +325,7 @@ def test_errors_over_a_part_name_the_caller_s_text(server: Scripted) -> None:
     assert str(caught.value) == "input[57]: it is bad"
 
 
-# Trying again
+# Retries
 
 
 def test_a_refusal_is_tried_again_when_the_server_says(server: Scripted) -> None:
@@ -369,15 +369,15 @@ def test_the_least_busy_server_is_asked() -> None:
     servers = Endpoints(["http://a", "http://b/"], lambda: now)
     with servers.acquire() as first, servers.acquire() as second, servers.acquire() as third:
         assert [first, second, third] == ["http://a", "http://b", "http://a"]
-    assert servers.failed("http://a", 1)
+    assert servers.mark_failed("http://a", 1)
     with servers.acquire() as url:
         assert url == "http://b"
-    assert not servers.failed("http://b", 20)
+    assert not servers.mark_failed("http://b", 20)
     with servers.acquire() as url:
-        assert url == "http://a"  # the first that will be up again
+        assert url == "http://a"  # the one with the shortest cooldown
     now = 6.0
-    assert servers.failed("http://b", 0)
-    servers.answered("http://b")
+    assert servers.mark_failed("http://b", 0)
+    servers.mark_up("http://b")
     with servers.acquire() as first, servers.acquire() as second:
         assert [first, second] == ["http://a", "http://b"]
 

@@ -1,4 +1,4 @@
-"""The client against servers that break off, drip, lie, hang up and die."""
+"""The client against faulty servers: truncated, slow and false responses, disconnects and crashes."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_servers_of_different_models_are_found_out(kind: type[Any]) -> None:
 
 
 def tei(limit: int, status: int) -> Script:
-    """TEI 1.9: 422 for too many, older ones 413; errors name no place."""
+    """TEI 1.9 answers 422 to too many texts, older versions 413. Errors have no location."""
 
     def script(number: int, path: str, texts: list[str]) -> bytes:
         def refuse(message: str) -> bytes:

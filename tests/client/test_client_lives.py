@@ -1,4 +1,4 @@
-"""A client that is closed, interrupted, forked and shared; and what it is given."""
+"""Lifecycle of a client: close, interrupt, fork, threads and event loops; and its arguments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_closing_ends_what_another_thread_asks(slow: Hostile) -> None:
     assert slow.num_requests < 8
     client = Client(slow.url)
     threading.Timer(0.1, client.close).start()
-    assert client.embed("7") == [7]  # what is on its way arrives
+    assert client.embed("7") == [7]  # a request in flight finishes
 
 
 def test_a_wait_for_another_try_ends_with_the_client() -> None:
@@ -59,7 +59,7 @@ def test_a_wait_for_another_try_ends_with_the_client() -> None:
 
 
 def test_an_interrupt_does_not_wait_for_answers() -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may have us ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may ignore it
     try:
         interrupt()
     finally:
@@ -162,7 +162,7 @@ def test_threads_share_what_may_be_in_flight() -> None:
         assert server.num_connections <= 4
 
 
-# What is given
+# Arguments
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The client's verbs through a real server, against the engine's: the same bits."""
+"""Verbs of the client through a real server give the same bits as the engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
 
 
 def equal(found: Any, expected: Any) -> bool:
-    """To the last bit, and of the same types."""
+    """Return whether the values have the same types and bits."""
     if type(found) is not type(expected):
         return False
     if isinstance(expected, np.ndarray):
@@ -149,7 +149,7 @@ def test_vectors_may_stand_for_texts(setup: Setup) -> None:
     ],
 )  # fmt: skip
 def test_errors_are_those_of_the_engine(model: str, ask: Callable[[Any], Any], param: str, setup: Setup) -> None:
-    """Of the same class, and in the same place, also where a list goes in several requests."""
+    """Errors have the engine's class and location, also for a list in several requests."""
     with Client(setup.url, model=model, max_items=5) as client, pytest.raises(errors.InvalidRequest) as found:
         ask(client)
     with pytest.raises(errors.InvalidRequest) as expected:

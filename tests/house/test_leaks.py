@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from leaks import LIMITS, Family, Held, Sample, Trend, trends
+from leaks import LIMITS, Family, Resources, Sample, Trend, trends
 
 from waiting import wait_for
 
@@ -100,7 +100,7 @@ def test_a_process_keeps_its_name_when_it_is_started_again() -> None:
 
 def series(amount: Callable[[int], float], quantity: str, *, life: Callable[[int], int] = lambda i: 1) -> list[Sample]:
     """Forty samples, 500 requests apart; one process whose life number i is `life(sample)`."""
-    return [Sample(i * 500, {"engine-0": Held(life(i), FLAT | {quantity: amount(i)})}) for i in range(40)]
+    return [Sample(i * 500, {"engine-0": Resources(life(i), FLAT | {quantity: amount(i)})}) for i in range(40)]
 
 
 MEMORY = "memory, MiB"

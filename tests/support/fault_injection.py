@@ -69,14 +69,14 @@ class FaultyRunner:
         self._runner.init_thread()
 
     def launch(
-        self, batch: Batch, wanted: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
+        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
     ) -> _Pending:
         """Obey the texts, then launch the batch."""
         words_B = [self._words(batch.ids_T[start:end].tolist()) for start, end in pairwise(batch.cu_seqlens)]
         for words in words_B:
             for word in words:
                 _obey(word, batch.num_seqs)
-        return _Pending(self._runner.launch(batch, wanted, between_layers), wanted, words_B)
+        return _Pending(self._runner.launch(batch, selections, between_layers), selections, words_B)
 
     def collect(self, pending: _Pending) -> dict[OutputName, OutputRows]:
         """Collect the batch and spoil every output as the texts say."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The `whimbrel` command line."""

@@ -1,9 +1,11 @@
-"""What the command shows: progress on stderr; cards, plans and tables on stdout, for people or as JSON."""
+"""Console output of the command: load progress on stderr; cards, plans and tables on stdout, as text or JSON."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -13,62 +15,81 @@ from rich.console import Console
 if TYPE_CHECKING:
     from whimbrel.engine.engine import Engine
     from whimbrel.types.card import Card, PoolingOption
-    from whimbrel.types.plan import EngineOptions, Plan
+    from whimbrel.types.plan import Options, Plan
 
 
-def console() -> Console:
-    """Of stderr."""
+def stderr_console() -> Console:
+    """Return a console that writes to stderr and ignores a reader that left."""
 
-    class Lasting(Console):
-        """What it tells is not worth ending for, if nobody reads it any more."""
-
+    class TolerantConsole(Console):
         def on_broken_pipe(self) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
-    return Lasting(stderr=True, highlight=False, soft_wrap=True)
+    return TolerantConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
-def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[EngineOptions]) -> Engine:
+def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[Options]) -> Engine:
     """Load an engine, saying each phase and how long it took."""
-    from time import perf_counter
-
-    started = perf_counter()
-    with console.status("starting") as status:
-        phase, since = "starting", started
-
-        def say(what: str) -> None:
-            nonlocal phase, since
-            now = perf_counter()
-            console.print(f"  {phase:<24}{now - since:6.2f} s", style="dim")
-            phase, since = what, now
-            status.update(what)
-            if what == "finding the checkpoint":
-                status.stop()  # the hub shows bars of its own
-            else:
-                status.start()
-
+    progress = LoadProgress(console, [model or ""])
+    try:
         from whimbrel.engine.engine import Engine
 
-        engine = Engine(model, pooling=pooling, progress=say, **options)
-        say("")
+        engine = Engine(model, pooling=pooling, progress=lambda phase: progress.start_phase(0, phase), **options)
+        progress.finish()
+    finally:
+        progress.close()
     return engine
 
 
+class LoadProgress:
+    """Progress of loading: a line for each finished phase of each model, with its seconds."""
+
+    def __init__(self, console: Console, models: Sequence[str]) -> None:
+        self._console = console
+        self._models = models
+        self._running = {model: ("starting", perf_counter()) for model in range(len(models))}
+        self._status = console.status("starting")
+        self._status.start()
+
+    def start_phase(self, model: int, name: str) -> None:
+        """End the current phase of the model with this index, and begin another."""
+        phase, since = self._running[model]
+        now = perf_counter()
+        prefix = f"{self._models[model]}: " if len(self._models) > 1 else ""
+        self._console.print(f"  {prefix}{phase:<24}{now - since:6.2f} s", style="dim", markup=False)
+        self._running[model] = name, now
+        self._status.update(name)
+        if name == "finding the checkpoint":
+            self._status.stop()  # huggingface_hub shows progress bars of its own
+        else:
+            self._status.start()
+
+    def finish(self) -> None:
+        """End the last phase of each model, and close."""
+        for model in self._running:
+            self.start_phase(model, "")
+        self.close()
+
+    def close(self) -> None:
+        """Stop the animation. Nothing happens if it has stopped."""
+        self._status.stop()
+
+
 def print_card(card: Card, plan: Plan | None, *, as_json: bool) -> None:
-    """`plan` is None where PyTorch is missing, without which there is none."""
-    parts: dict[str, dict[str, Any]] = {"card": msgspec.to_builtins(card)}
+    """Print a card and its plan. `plan` is None where PyTorch is not installed."""
+    sections: dict[str, dict[str, Any]] = {"card": msgspec.to_builtins(card)}
     if plan is not None:
-        parts["plan"] = msgspec.to_builtins(plan)
+        sections["plan"] = msgspec.to_builtins(plan)
     if as_json:
-        _print_json(parts)
+        _print_json(sections)
         return
-    if plan is not None:  # for people
-        parts["plan"] |= {"cpu": str(plan.cpu)}
+    if plan is not None:
+        sections["plan"] |= {"cpu": str(plan.cpu)}
         if plan.same_bits is None:
-            parts["plan"] |= {"same_bits": "found out when the weights are loaded"}
+            sections["plan"] |= {"same_bits": "found out when the weights are loaded"}
         if not plan.same_bits_reason:
-            del parts["plan"]["same_bits_reason"]
-    for title, fields in parts.items():
+            del sections["plan"]["same_bits_reason"]
+    for title, fields in sections.items():
         typer.echo(title)
         for name, value in fields.items():
             typer.echo(f"  {name:<22}{value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
@@ -77,7 +98,7 @@ def print_card(card: Card, plan: Plan | None, *, as_json: bool) -> None:
 
 
 def print_models(*, as_json: bool) -> None:
-    """The models that are proven."""
+    """Print the models that have a parity test."""
     from whimbrel.checkpoint.proven import format_difference, read_results, rows
 
     table = rows(read_results())

@@ -1,7 +1,7 @@
-"""The `whimbrel` command: the one file that joins everything.
+"""The `whimbrel` command: options, defaults and exit codes.
 
-Data goes to stdout, everything else to stderr. An error is one line and a hint. Heavy packages are imported by the
-command that needs them, so that --help is quick.
+Data goes to stdout, everything else to stderr. An error is one line and a hint. A command imports the heavy packages that it
+needs when it runs, so `--help` is quick.
 """
 
 from __future__ import annotations
@@ -23,60 +23,87 @@ if TYPE_CHECKING:
     from whimbrel.types.card import PoolingOption, RerankerName
     from whimbrel.types.plan import Plan
 
-Word = TypeVar("Word", bound=str)
+Choice = TypeVar("Choice", bound=str)
 
 app = typer.Typer(
     name="whimbrel",
-    help="Embeddings from pooling models, at the speed of the hardware.",
+    help="Serve and run models for embeddings, reranking and classification.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-_REQUEST_TOKENS: Final = 2**20
-_QUEUE_BYTES: Final = 2**31
-"""Of token ids and vectors that an engine holds for unanswered requests, before it refuses more."""
-_QUEUED_REQUESTS: Final = 4
-"""How many of the largest requests a server lets wait before it refuses more."""
+_MAX_REQUEST_TOKENS: Final = 2**20
+_MAX_QUEUE_BYTES: Final = 2**31
+"""Bytes of token ids and vectors of unanswered requests that one engine holds. It refuses more."""
+_MAX_QUEUED_REQUESTS: Final = 4
+"""Number of requests of the maximum size that a server queues by default."""
 
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL", help="A checkpoint's folder or a hub id (owner/name). Default: the packaged all-MiniLM-L6-v2."
+    typer.Argument(metavar="MODEL", help="Checkpoint folder or Hub id (owner/name). [default: the packaged all-MiniLM-L6-v2]"),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="Checkpoint folder or Hub id (owner/name). [default: the packaged all-MiniLM-L6-v2]",
     ),
 ]
-ModelOption = Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="A checkpoint's folder or a hub id.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, or float16 on a GPU.")]
-MaxLength = Annotated[
-    int | None, typer.Option(help="Tokens per text, up to the model's positions. [default: as the checkpoint says]")
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N. auto takes a GPU if there is one.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="DTYPE",
+        help="auto, float32, bfloat16, or float16 (GPU only). auto takes bfloat16 where the hardware has it, else float32.",
+    ),
 ]
-MaxBatchTokens = Annotated[int | None, typer.Option(help="Tokens in one batch. [default: 512 per core, 16384 on a GPU]")]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Maximum tokens per text, at most the model's number of positions. [default: from the checkpoint]"
+    ),
+]
+MaxBatchTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Maximum tokens in one batch, 1 to 1048576. A longer text runs alone. [default: 512 on a CPU, 16384 on a GPU]",
+    ),
+]
 PoolingArgument = Annotated[
     str | None,
-    typer.Option(help="Only for a checkpoint without modules.json: mean, cls, lasttoken, max, ..., splade, math-shepherd."),
+    typer.Option(
+        metavar="NAME",
+        help="Pooling of a checkpoint that has no modules.json: mean, cls, max, mean_sqrt_len_tokens, weightedmean, "
+        "lasttoken, splade or math-shepherd.",
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 RerankerOption = Annotated[
     str | None,
     typer.Option(
-        help="Only for a reranker whose files do not say how it is asked: qwen3, mxbai-v2, bge-gemma, nemotron, zerank"
+        metavar="NAME",
+        help="Prompt format of a reranker whose files do not name it: qwen3, mxbai-v2, bge-gemma, nemotron or zerank.",
     ),
 ]
 Matryoshka = Annotated[
-    bool, typer.Option("--matryoshka", help="Allow `dimensions` though the checkpoint does not say that it may be cut.")
+    bool,
+    typer.Option("--matryoshka", help="Allow truncated vectors (`dimensions`) for a model whose files do not declare it."),
 ]
 
 
-def _finite(seconds: float) -> float:
+def _check_finite(seconds: float) -> float:
     if not isfinite(seconds):
-        raise typer.BadParameter(f"{seconds} is no number of seconds.")
+        raise typer.BadParameter(f"{seconds} is not a number of seconds.")
     return seconds
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         from whimbrel import __version__
 
         typer.echo(f"whimbrel {__version__}")
@@ -85,7 +112,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None: ...
 
 
@@ -94,65 +123,109 @@ def serve(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL", help="Checkpoints' folders or hub ids (owner/name). Default: the packaged all-MiniLM-L6-v2."
+            metavar="MODEL", help="Checkpoint folders or Hub ids (owner/name). [default: the packaged all-MiniLM-L6-v2]"
         ),
     ] = None,
     *,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen on. 0 takes any free port.")
+    ] = 8000,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=256, help="HTTP worker processes. [default: one per 8 cores, 1 to 4]")
+        int | None,
+        typer.Option(metavar="N", min=1, max=256, help="Number of HTTP worker processes. [default: one per 8 cores, 1 to 4]"),
     ] = None,
-    replicas: Annotated[int, typer.Option(min=1, max=256, help="Engine processes per model.")] = 1,
+    replicas: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Number of engine processes per model.")] = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
     served_name: Annotated[
         list[str] | None,
         typer.Option(
-            help="What clients call the model; commas between several names. Again for the next MODEL. [default: MODEL]"
+            metavar="NAME",
+            help="Model name for clients, or several separated by commas. Repeat it for the next MODEL. [default: MODEL]",
         ),
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Ask every client for this key; may be repeated. [env var: WHIMBREL_API_KEY]"),
+        typer.Option(metavar="KEY", help="Require this API key of every client. May be repeated. [env var: WHIMBREL_API_KEY]"),
     ] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="Ask every client for one of the keys in this file.")] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Require one of the API keys in this file: one per line. Lines that start with # are comments."
+        ),
+    ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A name that clients may call this server by; may be repeated; *: any."),
+        typer.Option(
+            metavar="NAME",
+            help="Host name that clients may use. May be repeated. * accepts any. "
+            "[default: localhost if only this machine can connect, else any]",
+        ),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="ORIGIN", help="A site whose pages may call from a browser; may be repeated; *: any."),
+        typer.Option(
+            metavar="ORIGIN", help="Accept browser requests from pages of this origin (CORS). May be repeated. * accepts any."
+        ),
     ] = None,
-    public_metrics: Annotated[bool, typer.Option("--public-metrics", help="Ask for no key at /metrics.")] = False,
+    public_metrics: Annotated[bool, typer.Option("--public-metrics", help="Serve /metrics without an API key.")] = False,
     max_length: MaxLength = None,
     max_batch_tokens: MaxBatchTokens = None,
-    max_request_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one request.")] = _REQUEST_TOKENS,
+    max_request_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Maximum tokens in one request.")
+    ] = _MAX_REQUEST_TOKENS,
     max_queue_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that may wait. [default: four of the largest requests]")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Maximum tokens in the queue of one engine. Above it, requests get 429. [default: 4 * --max-request-tokens]",
+        ),
     ] = None,
-    max_queue_seconds: Annotated[float, typer.Option(min=0.1, callback=_finite, help="Refuse what would wait longer.")] = 30.0,
+    max_queue_seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            callback=_check_finite,
+            help="Maximum expected time in the queue. Above it, requests get 429.",
+        ),
+    ] = 30.0,
     document_cache_bytes: Annotated[
-        int, typer.Option(min=0, help="Keep so many bytes of token vectors of documents that were reranked.")
+        int,
+        typer.Option(
+            metavar="BYTES",
+            min=0,
+            help="Memory for a cache of reranked documents' token vectors (late interaction). 0 disables it.",
+        ),
     ] = 0,
     drain_timeout: Annotated[
-        float, typer.Option(min=0, callback=_finite, help="Seconds for accepted requests to finish after a signal.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, callback=_check_finite, help="Time to finish accepted requests after SIGINT or SIGTERM."
+        ),
     ] = 30.0,
     step_timeout: Annotated[
-        float, typer.Option(min=0.1, callback=_finite, help="Seconds for one batch, before its engine is replaced.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            callback=_check_finite,
+            help="Maximum time for one batch. After it, the engine process is replaced.",
+        ),
     ] = 60.0,
     pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
     matryoshka: Matryoshka = False,
-    log_format: Annotated[Literal["plain", "json"], typer.Option(help="Form of the log's lines.")] = "plain",
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(help="Log nothing that matters less.")
-    ] = "info",
-    access_log: Annotated[bool, typer.Option("--access-log", help="Log a line per request.")] = False,
-    otel: Annotated[bool, typer.Option("--otel", help="Send OpenTelemetry spans, as the variables OTEL_... say.")] = False,
+    log_format: Annotated[Literal["plain", "json"], typer.Option(help="Format of log lines.")] = "plain",
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="Minimum log level.")] = "info",
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log one line per request.")] = False,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Send OpenTelemetry spans. Configure them with the OTEL_... variables.")
+    ] = False,
 ) -> None:
-    """Serve models over HTTP."""
+    """Serve one or more models over HTTP."""
     _need("httptools", "torch")
     from whimbrel.cli import console
     from whimbrel.cli.serve import listen, names_of_models, serve_until_stopped
@@ -164,13 +237,13 @@ def serve(
 
     if otel:
         spans.check()
-    screen = console.console()
-    wanted: list[str | None] = [*models] if models else [None]
-    if len(set(wanted)) < len(wanted) and not served_name:
+    screen = console.stderr_console()
+    served: list[str | None] = [*models] if models else [None]
+    if len(set(served)) < len(served) and not served_name:
         raise SetupError("a model is named twice.", hint="--replicas gives it several engines; --served-name tells them apart")
-    names = names_of_models(served_name or [], num_models=len(wanted))
+    names = names_of_models(served_name or [], num_models=len(served))
     listener = listen(host, port)
-    guards = read_server_limits(
+    limits = read_server_limits(
         address=listener.getsockname()[0],
         api_keys=api_key or (),
         api_key_file=api_key_file,
@@ -187,22 +260,22 @@ def serve(
                 Options(
                     device=device,
                     dtype=dtype,
-                    served_name=own[0] if own else None,
-                    aliases=own[1:],
+                    served_name=own_names[0] if own_names else None,
+                    aliases=own_names[1:],
                     max_length=max_length,
                     max_batch_tokens=max_batch_tokens,
                     max_request_tokens=max_request_tokens,
-                    max_queue_tokens=max_queue_tokens or _QUEUED_REQUESTS * max_request_tokens,
+                    max_queue_tokens=max_queue_tokens or _MAX_QUEUED_REQUESTS * max_request_tokens,
                     max_queue_seconds=max_queue_seconds,
-                    max_queue_bytes=_QUEUE_BYTES,
+                    max_queue_bytes=_MAX_QUEUE_BYTES,
                     matryoshka=matryoshka,
                     document_cache_bytes=document_cache_bytes,
                 ),
                 _reranker(reranker),
             )
-            for model, own in zip(wanted, names, strict=True)
+            for model, own_names in zip(served, names, strict=True)
         ),
-        limits=guards,
+        limits=limits,
         num_workers=workers or max(1, min(4, (os.cpu_count() or 1) // 8)),
         num_replicas=replicas,
         drain_seconds=drain_timeout,
@@ -210,7 +283,7 @@ def serve(
         logs=logs.LogOptions(log_format, log_level, access_log),
         otel=otel,
     )
-    logs.configure(options.logs, process="supervisor", secrets=guards.api_keys)
+    logs.configure(options.logs, process="supervisor", secrets=limits.api_keys)
     with listener:
         code = serve_until_stopped(options, listener, console=screen)
     raise typer.Exit(code)
@@ -218,30 +291,41 @@ def serve(
 
 @app.command()
 def embed(
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; without any, lines of stdin.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed. [default: the lines of stdin]")
+    ] = None,
     *,
     model: ModelOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write here: .npy for an array, else JSONL. [default: JSONL to stdout]")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="PATH",
+            help="Output file: an array if it ends in .npy, else JSONL. [default: JSONL to stdout]",
+        ),
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help="The name of one of the model's prompts, or a text to put before each input.")
+        str | None,
+        typer.Option(metavar="PROMPT", help="Name of one of the model's prompts, or a text to put before each input."),
     ] = None,
-    dimensions: Annotated[int | None, typer.Option(min=1, help="Keep the first so many columns.")] = None,
+    dimensions: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the first N columns of each vector. [default: all]")
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     max_length: MaxLength = None,
     pooling: PoolingArgument = None,
     matryoshka: Matryoshka = False,
 ) -> None:
-    """Embed texts without a server: one vector per TEXT, or per line of stdin."""
+    """Embed texts without a server: one vector per text."""
     _need("torch")
-    from whimbrel.cli import console, streams
+    from whimbrel.cli import console, embed_io
 
     if not texts and sys.stdin.isatty():
         raise SetupError("nothing to embed.", hint='whimbrel embed "some text", or whimbrel embed < lines.txt')
     engine = console.load(
-        console.console(),
+        console.stderr_console(),
         model,
         device=device,
         dtype=dtype,
@@ -250,10 +334,10 @@ def embed(
         matryoshka=matryoshka,
     )
     with engine:
-        chunks = streams.chunks(texts or streams.read_lines(sys.stdin.buffer))
+        chunks = embed_io.chunks(texts or embed_io.read_lines(sys.stdin.buffer))
         vectors = ((chunk, engine.embed(chunk, prompt=prompt, dimensions=dimensions)) for chunk in chunks)
         dense = engine.card.dense
-        streams.write(out, vectors, dimension=dimensions or dense.default_width or dense.width)
+        embed_io.write(out, vectors, dimension=dimensions or dense.default_width or dense.width)
 
 
 @app.command()
@@ -269,7 +353,7 @@ def show(
     matryoshka: Matryoshka = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a checkpoint says (card) and how it would be run (plan). Loads no weights."""
+    """Show a checkpoint's settings (card) and how it would run here (plan). Loads no weights."""
     from whimbrel.checkpoint.locate import resolve_checkpoint
     from whimbrel.checkpoint.reader import read_card
     from whimbrel.cli import console
@@ -286,8 +370,8 @@ def show(
             dtype=dtype,
             max_length=max_length,
             max_batch_tokens=max_batch_tokens,
-            max_request_tokens=_REQUEST_TOKENS,
-            max_queue_tokens=_QUEUED_REQUESTS * _REQUEST_TOKENS,
+            max_request_tokens=_MAX_REQUEST_TOKENS,
+            max_queue_tokens=_MAX_QUEUED_REQUESTS * _MAX_REQUEST_TOKENS,
             matryoshka=matryoshka,
         )
         plan = make_plan(options, card, probe())
@@ -296,22 +380,22 @@ def show(
 
 @app.command()
 def models(*, as_json: AsJson = False) -> None:
-    """List the models whose layouts tests have proven, and how near their numbers are to the reference's."""
+    """List the tested models, with their difference from the reference."""
     from whimbrel.cli import console
 
     console.print_models(as_json=as_json)
 
 
 def main() -> None:
-    """Entry point. Exit code 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
-    atexit.register(gc.freeze)  # looking for garbage among PyTorch's objects at the end would take a third of a second
+    """Run the command line. The exit code is 0, 1 for an error, 2 for wrong usage or 130 after Ctrl-C."""
+    atexit.register(gc.freeze)  # a garbage collection of PyTorch's objects at exit would take a third of a second
     _open_standard_streams()
     try:
         app()
     except WhimbrelError as error:
         _die(str(error), error.hint if isinstance(error, SetupError) else None)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; say nothing at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: no error at exit
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -320,7 +404,7 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Where a standard stream is closed, the next file or socket would take its number, and print or uvloop trip over it."""
+    """Open /dev/null in place of closed standard streams. Otherwise a file or socket would take their descriptor."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
@@ -360,9 +444,9 @@ def _reranker(name: str | None) -> RerankerName | None:
     return _one_of("reranker", name, RERANKERS)
 
 
-def _one_of(option: str, name: str | None, words: Collection[Word]) -> Word | None:
-    """The word that was said, if any."""
-    found = next((word for word in words if word == name), None)
-    if name is not None and found is None:
-        raise SetupError(f"no {option} {name!r}.", hint=f"--{option} takes one of: {', '.join(words)}")
-    return found
+def _one_of(option: str, name: str | None, choices: Collection[Choice]) -> Choice | None:
+    """Return the choice that equals `name`; None if there is no name. Raises SetupError."""
+    match = next((choice for choice in choices if choice == name), None)
+    if name is not None and match is None:
+        raise SetupError(f"no {option} {name!r}.", hint=f"--{option} takes one of: {', '.join(choices)}")
+    return match

@@ -1,4 +1,4 @@
-"""What a person sees of a server: phases while it loads, a banner to paste from, and an exit code."""
+"""Foreground server: socket, load progress, startup banner with commands to paste, and exit code."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.cli.console import LoadProgress
 from whimbrel.errors import SetupError
 from whimbrel.server.http.sockets import BACKLOG, limit_silence
 from whimbrel.server.processes.messages import Planned
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _EMBEDDINGS: Final = "/v1/embeddings"
 
 
-def names_of_models(given: Sequence[str], *, num_models: int) -> list[tuple[str, ...]]:
-    """The names of each model, from what --served-name was given. Raises SetupError."""
-    split = [tuple(name.strip() for name in each.split(",")) for each in given]
+def names_of_models(served_names: Sequence[str], *, num_models: int) -> list[tuple[str, ...]]:
+    """Return the names of each model from the values of --served-name. Raises SetupError."""
+    split = [tuple(name.strip() for name in value.split(",")) for value in served_names]
     if num_models == 1:
         split = [tuple(name for names in split for name in names)]
     if len(split) > num_models:
@@ -41,35 +41,35 @@ def names_of_models(given: Sequence[str], *, num_models: int) -> list[tuple[str,
 
 
 def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, console: Console) -> int:
-    """Load, say so and serve until a signal. Returns the exit code. Raises SetupError."""
+    """Load the models, print a banner and serve until a signal. Returns the exit code. Raises SetupError."""
     address, port = listener.getsockname()[:2]
     limit_silence(listener, options.limits.write_pause)
-    shown = LoadProgress(console, [each.model or "the packaged model" for each in options.models])
+    progress = LoadProgress(console, [each.model or "the packaged model" for each in options.models])
 
-    def ready(planned: list[Planned]) -> None:
-        shown.ready()
+    def on_ready(planned: list[Planned]) -> None:
+        progress.finish()
         models = [
             (read_card(Path(each.folder), each.card_name, pooling=model.pooling, reranker=model.reranker), each.plan)
             for each, model in zip(planned, options.models, strict=True)
         ]
-        _banner(console, models, options, f"http://{_url_host(address)}:{port}")
+        _print_banner(console, models, options, f"http://{_url_host(address)}:{port}")
         if not ip_address(address).is_loopback and not options.limits.api_keys:
             console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
     async def run() -> int:
-        return await Supervisor(options, listener, on_phase=shown.phase, on_ready=ready).run()
+        return await Supervisor(options, listener, on_phase=progress.start_phase, on_ready=on_ready).run()
 
     try:
         code = asyncio.run(run())
     finally:
-        shown.close()
-    if select.select([], [sys.stderr], [], 1.0)[1]:  # somebody reads it
+        progress.close()
+    if select.select([], [sys.stderr], [], 1.0)[1]:  # stderr has a reader with room
         console.print("stopped")
     return code
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket that all workers accept from; nobody else can listen on its address. Raises SetupError."""
+    """Return the listening socket that all workers share. No other process can listen on its address. Raises SetupError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
@@ -86,49 +86,15 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-class LoadProgress:
-    """The phases of loading, each with the seconds it took."""
-
-    def __init__(self, console: Console, models: list[str]) -> None:
-        self._console = console
-        self._models = models
-        self._running = {model: ("starting", perf_counter()) for model in range(len(models))}
-        self._status = console.status("starting")
-        self._status.start()
-
-    def phase(self, model: int, what: str) -> None:
-        """A model begins something; what it did before is done."""
-        phase, since = self._running[model]
-        now = perf_counter()
-        whose = f"{self._models[model]}: " if len(self._models) > 1 else ""
-        self._console.print(f"  {whose}{phase:<24}{now - since:6.2f} s", style="dim", markup=False)
-        self._running[model] = what, now
-        self._status.update(what)
-        if what == "finding the checkpoint":
-            self._status.stop()  # the hub shows bars of its own
-        else:
-            self._status.start()
-
-    def ready(self) -> None:
-        """Loading is over, and what each model did last is done."""
-        for model in self._running:
-            self.phase(model, "")
-        self.close()
-
-    def close(self) -> None:
-        """Loading is over, one way or another."""
-        self._status.stop()
-
-
 def _url_host(address: str) -> str:
-    """What to call from this machine: a wildcard address itself cannot be called."""
+    """Return the host part of a URL for calls from this machine; 127.0.0.1 for a wildcard address."""
     if address in ("0.0.0.0", "::"):  # noqa: S104
         return "127.0.0.1"
     return f"[{address}]" if ":" in address else address
 
 
-def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOptions, url: str) -> None:
-    """What is served and how to call it."""
+def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOptions, url: str) -> None:
+    """Print the models, the URL and commands that call it."""
     has_key = bool(options.limits.api_keys)
     console.print()
     for card, plan in models:
@@ -159,7 +125,7 @@ def _banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOpt
 
 
 def _example(card: Card) -> tuple[str, Mapping[str, object]]:
-    """Where and what to ask, to see an answer."""
+    """Return the path and the body of a request that suits the model."""
     if "dense" in card.outputs and not card.text_formats and (not card.towers or None in card.tower_of):
         return _EMBEDDINGS, {"input": "Hello, whimbrel!"}
     scores_pairs = "scores" in card.outputs and (card.template is not None or len(card.labels) == 1)
@@ -173,27 +139,27 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
     return {
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
-        "max length": f"{_usual_lengths(card, plan)}{plan.max_length:,} tokens",
+        "max length": f"{_default_lengths(card, plan)}{plan.max_length:,} tokens",
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
     } | _about_cpu(plan)
 
 
 def _about_cpu(plan: Plan) -> dict[str, str]:
-    said = {"CPU": str(plan.cpu)} if plan.device == "cpu" else {}
-    return said | ({"same bits": f"no: {plan.same_bits_reason}"} if plan.same_bits is False else {})
+    cpu = {"CPU": str(plan.cpu)} if plan.device == "cpu" else {}
+    return cpu | ({"same bits": f"no: {plan.same_bits_reason}"} if plan.same_bits is False else {})
 
 
-def _usual_lengths(card: Card, plan: Plan) -> str:
-    """Of queries and documents, where a request that says nothing has less than the most."""
+def _default_lengths(card: Card, plan: Plan) -> str:
+    """Return the default limits of queries and documents, for models whose defaults are below the maximum."""
     return "".join(f"{min(form.max_length, plan.max_length):,} of a {kind}, " for kind, form in card.text_formats.items())
 
 
 def _shape(output: Output, plan: Plan) -> str:
     if output.rows == "entry":
         return "by token id"
-    usual = f"{output.default_width} of " if 0 < output.default_width < output.width else ""
-    parts = [f"{usual}{output.width}{' or fewer' if plan.matryoshka and output.activation == 'normalize' else ''}"]
+    default = f"{output.default_width} of " if 0 < output.default_width < output.width else ""
+    parts = [f"{default}{output.width}{' or fewer' if plan.matryoshka and output.activation == 'normalize' else ''}"]
     if output.modes:
         parts.append(" + ".join(output.modes))
     if output.activated and output.activation != "identity":
@@ -201,12 +167,12 @@ def _shape(output: Output, plan: Plan) -> str:
     return ", ".join(parts)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _interpreter() -> str:
-    """The Python that has Whimbrel, as one would type it."""
+    """Return the path of this Python, relative to the working directory if it is inside."""
     path = Path(sys.executable)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 

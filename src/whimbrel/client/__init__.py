@@ -1,4 +1,4 @@
-"""Client and AsyncClient: the engine's verbs over HTTP, numpy arrays out. Needs no PyTorch and no web framework."""
+"""HTTP clients with the verbs of Engine. Results are numpy arrays. PyTorch and a web framework are not needed."""
 
 from whimbrel.client.async_client import AsyncClient
 from whimbrel.client.client import Client

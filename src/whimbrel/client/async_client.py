@@ -1,4 +1,7 @@
-"""AsyncClient: the engine's verbs over HTTP, awaited."""
+"""Client for asyncio.
+
+Long lists are sent in parallel by asyncio tasks of the call.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,12 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx2
 
 from whimbrel.client import verbs
-from whimbrel.client.base import BaseClient, outcome
+from whimbrel.client.base import Advance, BaseClient, progress_bar, read_reply
 from whimbrel.client.endpoints import Endpoints
-from whimbrel.client.error_mapping import closed, to_failure
-from whimbrel.client.progress import Advance, progress_bar
+from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
 from whimbrel.client.retries import RetryPolicy
-from whimbrel.client.settings import Settings, address
+from whimbrel.client.settings import Settings, join_url
 from whimbrel.client.task import Reply, Task
 from whimbrel.client.verbs import Target
 from whimbrel.errors import WhimbrelError
@@ -29,7 +31,7 @@ R = TypeVar("R")
 def _async_method(
     verb: Callable[Concatenate[Target, P], Task[R]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
-    """The method that asks what a verb asks; its answer is awaited."""
+    """Return the coroutine method that runs the task of a verb."""
 
     async def method(self: AsyncClient, *args: P.args, **options: P.kwargs) -> R:
         return await self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
@@ -39,9 +41,9 @@ def _async_method(
 
 
 class AsyncClient(BaseClient):
-    """Client for asyncio: the same verbs, awaited. Use it as an async context manager, or await `close`.
+    """Client for asyncio. Its verbs are coroutines with the options, results and errors of Client.
 
-    Each event loop that uses it has connections of its own.
+    Use it as an async context manager, or await `close`. Each event loop that uses it has its own connections.
     """
 
     embed = _async_method(verbs.embed)
@@ -56,10 +58,10 @@ class AsyncClient(BaseClient):
     token_classify = _async_method(verbs.token_classify)
 
     async def close(self) -> None:
-        """Ask nothing more, and close this loop's connections."""
-        lines, self._lines = self._lines, None
-        if lines is not None and (line := lines.get(asyncio.get_running_loop())) is not None:
-            await line.http.aclose()
+        """Send no more requests and close the connections of this event loop."""
+        loops, self._connections = self._connections, None
+        if loops is not None and (connections := loops.get(asyncio.get_running_loop())) is not None:
+            await connections.http.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,90 +69,90 @@ class AsyncClient(BaseClient):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         await self.close()
 
-    def _start(self) -> None:
-        self._lines: dict[asyncio.AbstractEventLoop, _Connections] | None = {}
+    def _open(self) -> None:
+        self._connections: dict[asyncio.AbstractEventLoop, _Connections] | None = {}
 
-    def _line(self) -> _Connections:
-        """This event loop's. Raises Unavailable."""
-        if self._lines is None:
-            raise closed()
+    def _loop_connections(self) -> _Connections:
+        """Return the connections of the running event loop. Raises Unavailable."""
+        if self._connections is None:
+            raise client_closed()
         loop = asyncio.get_running_loop()
-        if loop not in self._lines:
-            others = {each: line for each, line in self._lines.items() if not each.is_closed()}
-            self._lines = others | {loop: _Connections.of(self._settings)}
-        return self._lines[loop]
+        if loop not in self._connections:
+            others = {each: connections for each, connections in self._connections.items() if not each.is_closed()}
+            self._connections = others | {loop: _Connections.of(self._settings)}
+        return self._connections[loop]
 
     async def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> R:
-        line = self._line()
+        connections = self._loop_connections()
         task = verb(self._target, *args, **options)
         spans = list(task.spans(self._settings.max_items))
         with progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
-            run = _Fanout(task, line, advance)
-            parts = await run.ask_all(spans) if len(spans) > 1 else flatten([await run.ask(*span) for span in spans])
+            fanout = _Fanout(task, connections, advance)
+            parts = await fanout.send_all(spans) if len(spans) > 1 else flatten([await fanout.send(*span) for span in spans])
         return task.combine(parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Connections:
-    """An event loop's connections to the servers."""
+    """Connections of one event loop to the servers."""
 
     settings: Settings
-    servers: Endpoints
+    endpoints: Endpoints
     http: httpx2.AsyncClient
-    room: asyncio.Semaphore
+    slots: asyncio.Semaphore
+    """Limit on the requests in flight."""
 
     @classmethod
     def of(cls, settings: Settings) -> _Connections:
-        http = settings.connections(httpx2.AsyncClient)
+        http = settings.make_http(httpx2.AsyncClient)
         return cls(settings, Endpoints(settings.urls), http, asyncio.Semaphore(settings.max_in_flight))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fanout:
-    """A task on its way."""
+    """The requests of one task."""
 
     task: Task[Any]
-    line: _Connections
+    connections: _Connections
     advance: Advance
 
-    async def ask_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
-        """Several at a time. After an error, or if it is cancelled, nothing is left behind."""
-        asking = [asyncio.ensure_future(self.ask(*span)) for span in spans]
+    async def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
+        """Send several requests at a time and return the parts. An error or a cancellation cancels the others."""
+        sends = [asyncio.ensure_future(self.send(*span)) for span in spans]
         try:
-            return flatten(await asyncio.gather(*asking))
+            return flatten(await asyncio.gather(*sends))
         finally:
-            for each in asking:
+            for each in sends:
                 each.cancel()
-            await asyncio.wait(asking)
+            await asyncio.wait(sends)
 
-    async def ask(self, start: int, stop: int) -> list[Any]:
-        """The answer for some of the items, in parts."""
+    async def send(self, start: int, stop: int) -> list[Any]:
+        """Send the items from `start` to `stop` and return their parts: several if the server took only halves."""
         try:
-            async with self.line.room:
-                reply = await self._send(self.task.write(self.task.items[start:stop]))
+            async with self.connections.slots:
+                reply = await self._post_with_retries(self.task.write(self.task.items[start:stop]))
         except WhimbrelError as error:
-            return flatten([await self.ask(*half) for half in self.task.split(error, start, stop)])
+            return flatten([await self.send(*half) for half in self.task.split(error, start, stop)])
         part = self.task.part(reply, stop - start)
         self.advance(stop - start)
         return [part]
 
-    async def _send(self, body: bytes) -> Reply:
-        """Ask one server or another until there is an answer."""
-        tries = RetryPolicy(self.line.servers, self.line.settings.max_retries)
-        while not self.line.http.is_closed:
-            with self.line.servers.acquire() as url:
-                found = await self._try(url, body)
-            if isinstance(found, Reply):
-                return found
-            await asyncio.sleep(tries.next_delay(url, found))
-        raise closed()
+    async def _post_with_retries(self, body: bytes) -> Reply:
+        retries = RetryPolicy(self.connections.endpoints, self.connections.settings.max_retries)
+        while not self.connections.http.is_closed:
+            with self.connections.endpoints.acquire() as url:
+                reply = await self._post(url, body)
+            if isinstance(reply, Reply):
+                return reply
+            await asyncio.sleep(retries.next_delay(url, reply))
+        raise client_closed()
 
-    async def _try(self, url: str, body: bytes) -> Reply | WhimbrelError:
-        seconds = self.line.settings.timeout
+    async def _post(self, url: str, body: bytes) -> Reply | WhimbrelError:
+        seconds = self.connections.settings.timeout
         headers = {"content-type": self.task.media_type}
         try:
             async with asyncio.timeout(seconds):
-                response = await self.line.http.post(address(url, self.task.path), content=body, headers=headers)
+                response = await self.connections.http.post(join_url(url, self.task.path), content=body, headers=headers)
         except (httpx2.RequestError, TimeoutError) as error:
             return to_failure(url, error, seconds)
-        return outcome(self.line.servers, url, response.status_code, response.headers, response.content)
+        return read_reply(self.connections.endpoints, url, response.status_code, response.headers, response.content)

@@ -1,4 +1,7 @@
-"""Client: the engine's verbs over HTTP."""
+"""Synchronous client.
+
+Long lists are sent in parallel by threads of the call.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,12 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx2
 
 from whimbrel.client import verbs
-from whimbrel.client.base import BaseClient, outcome
+from whimbrel.client.base import Advance, BaseClient, progress_bar, read_reply
 from whimbrel.client.endpoints import Endpoints
-from whimbrel.client.error_mapping import closed, to_failure
-from whimbrel.client.progress import Advance, progress_bar
+from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
 from whimbrel.client.retries import RetryPolicy
-from whimbrel.client.settings import Settings, address
+from whimbrel.client.settings import Settings, join_url
 from whimbrel.client.task import Reply, Task
 from whimbrel.client.verbs import Target
 from whimbrel.errors import WhimbrelError
@@ -32,7 +34,7 @@ R = TypeVar("R")
 
 
 def _sync_method(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Concatenate[Client, P], R]:
-    """The method that asks what a verb asks, and returns the answer."""
+    """Return the method that runs the task of a verb."""
 
     def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
         return self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
@@ -42,10 +44,11 @@ def _sync_method(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Co
 
 
 class Client(BaseClient):
-    """A server's model. Use it as a context manager, or call `close`; safe to share between threads, and usable after a fork.
+    """Client of one or more servers of a model, with the verbs and options of Engine.
 
-    The verbs and their options are those of Engine. Long lists go in several requests at a time. Raises the errors of
-    whimbrel.errors as the server means them; Unavailable if it cannot be reached.
+    Use it as a context manager, or call `close`. Threads may share it, and it may be used after a fork. Lists longer than
+    `max_items` go in several requests, up to `max_in_flight` at a time. Verbs raise the errors of `whimbrel.errors`:
+    InvalidRequest, TooLong and so on as the server reports them, and Unavailable if no server answers.
     """
 
     embed = _sync_method(verbs.embed)
@@ -60,10 +63,13 @@ class Client(BaseClient):
     token_classify = _sync_method(verbs.token_classify)
 
     def close(self) -> None:
-        """Ask nothing more, and close the connections; those that wait for an answer as soon as it is there."""
-        line, self._line = self._line, None
-        if line is not None and line.pid == os.getpid():
-            line.close()
+        """Send no more requests and close the connections. Requests in flight finish first.
+
+        A verb with requests left to send raises Unavailable, also in other threads.
+        """
+        connections, self._connections = self._connections, None
+        if connections is not None and connections.pid == os.getpid():
+            connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -71,145 +77,144 @@ class Client(BaseClient):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _start(self) -> None:
-        self._line: _Connections | None = _Connections(self._settings)
+    def _open(self) -> None:
+        self._connections: _Connections | None = _Connections(self._settings)
 
     def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> R:
-        line = self._line
-        if line is None:
-            raise closed()
-        if line.pid != os.getpid():  # after a fork: connections and locks are those of the parent
-            line = self._line = _Connections(self._settings)
+        connections = self._connections
+        if connections is None:
+            raise client_closed()
+        if connections.pid != os.getpid():  # after a fork: connections and locks are those of the parent
+            connections = self._connections = _Connections(self._settings)
         task = verb(self._target, *args, **options)
         spans = list(task.spans(self._settings.max_items))
         with (
-            line.under_way() as ended,
+            connections.open_call() as ended,
             progress_bar(self._settings.progress, len(task.items), len(spans)) as advance,
         ):
-            run = _Fanout(task, line, advance, ended)
-            parts = run.ask_all(spans) if len(spans) > 1 else flatten([run.ask(*span) for span in spans])
+            fanout = _Fanout(task, connections, advance, ended)
+            parts = fanout.send_all(spans) if len(spans) > 1 else flatten([fanout.send(*span) for span in spans])
         return task.combine(parts)
 
 
 class _Connections:
-    """A process's connections to the servers. They are closed when nobody has them: neither the client nor a request."""
+    """Connections of one process to the servers, counted by reference. The last of the client and its requests closes them."""
 
     def __init__(self, settings: Settings) -> None:
         self.pid = os.getpid()
         self.settings = settings
-        self.servers = Endpoints(settings.urls)
-        self.http = settings.connections(httpx2.Client)
-        self.room = Semaphore(settings.max_in_flight)
-        """For parts of long lists; other requests have a thread of their caller's."""
+        self.endpoints = Endpoints(settings.urls)
+        self.http = settings.make_http(httpx2.Client)
+        self.slots = Semaphore(settings.max_in_flight)
+        """Limit on the requests in flight of long lists. Single requests are not counted."""
         self._lock = Lock()
-        self._holders = 1
-        self._runs: set[Event] = set()
+        self._num_references = 1
+        self._calls: set[Event] = set()
 
     @contextmanager
-    def held(self) -> Generator[None]:
-        """While a request is under way. Raises Unavailable."""
+    def reference(self) -> Generator[None]:
+        """Keep the connections open. Raises Unavailable if they are closed."""
         with self._lock:
-            if not self._holders:
-                raise closed()
-            self._holders += 1
+            if not self._num_references:
+                raise client_closed()
+            self._num_references += 1
         try:
             yield
         finally:
-            self._let_go()
+            self._release()
 
     @contextmanager
-    def under_way(self) -> Generator[Event]:
-        """While a verb is; what is given says that it has ended, or that the client is closed. Raises Unavailable."""
+    def open_call(self) -> Generator[Event]:
+        """Register a verb call. The event is set when the call ends or the client is closed. Raises Unavailable."""
         ended = Event()
-        with self.held():
-            self._runs.add(ended)
+        with self.reference():
+            self._calls.add(ended)
             try:
                 yield ended
             finally:
-                self._runs.discard(ended)
+                self._calls.discard(ended)
                 ended.set()
 
     def close(self) -> None:
-        """The client has it no more."""
-        for ended in tuple(self._runs):
+        """End all calls and release the client's reference."""
+        for ended in tuple(self._calls):
             ended.set()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         with self._lock:
-            self._holders -= 1
-            is_last = not self._holders
+            self._num_references -= 1
+            is_last = not self._num_references
         if is_last:
             self.http.close()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fanout:
-    """A task on its way."""
+    """The requests of one task."""
 
     task: Task[Any]
-    line: _Connections
+    connections: _Connections
     advance: Advance
     ended: Event
 
-    def ask_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
-        """Several at a time; after an error no more begin.
+    def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
+        """Send several requests at a time and return the parts. After an error no more requests begin.
 
-        The threads are daemons, and nobody waits for them after an interrupt: an answer may be minutes away.
+        The threads are daemons, and an interrupt does not wait for them: a response may be minutes away.
         """
         futures: list[Future[list[Any]]] = [Future() for _ in spans]
-        waiting = deque(zip(futures, spans, strict=True))
-        for _ in range(min(self.line.settings.max_in_flight, len(spans))):
-            Thread(target=self._work, args=(waiting,), name="whimbrel-client", daemon=True).start()
+        queue = deque(zip(futures, spans, strict=True))
+        for _ in range(min(self.connections.settings.max_in_flight, len(spans))):
+            Thread(target=self._work, args=(queue,), name="whimbrel-client", daemon=True).start()
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:
             if future in done and (error := future.exception()):
                 raise error
         return flatten([future.result() for future in futures])
 
-    def _work(self, waiting: deque[tuple[Future[list[Any]], tuple[int, int]]]) -> None:
+    def _work(self, queue: deque[tuple[Future[list[Any]], tuple[int, int]]]) -> None:
         while True:
             try:
-                future, span = waiting.popleft()
+                future, span = queue.popleft()
             except IndexError:
                 return
             try:
-                with self.line.held(), self.line.room:
-                    future.set_result(self.ask(*span))
+                with self.connections.reference(), self.connections.slots:
+                    future.set_result(self.send(*span))
             except BaseException as error:
                 future.set_exception(error)
 
-    def ask(self, start: int, stop: int) -> list[Any]:
-        """The answer for some of the items, in parts."""
+    def send(self, start: int, stop: int) -> list[Any]:
+        """Send the items from `start` to `stop` and return their parts: several if the server took only halves."""
         try:
-            reply = self._send(self.task.write(self.task.items[start:stop]))
+            reply = self._post_with_retries(self.task.write(self.task.items[start:stop]))
         except WhimbrelError as error:
-            return flatten([self.ask(*half) for half in self.task.split(error, start, stop)])
+            return flatten([self.send(*half) for half in self.task.split(error, start, stop)])
         part = self.task.part(reply, stop - start)
         self.advance(stop - start)
         return [part]
 
-    def _send(self, body: bytes) -> Reply:
-        """Ask one server or another until there is an answer."""
-        tries = RetryPolicy(self.line.servers, self.line.settings.max_retries)
+    def _post_with_retries(self, body: bytes) -> Reply:
+        retries = RetryPolicy(self.connections.endpoints, self.connections.settings.max_retries)
         while not self.ended.is_set():
-            with self.line.servers.acquire() as url:
-                found = self._try(url, body)
-            if isinstance(found, Reply):
-                return found
-            self.ended.wait(tries.next_delay(url, found))
-        raise closed()
+            with self.connections.endpoints.acquire() as url:
+                reply = self._post(url, body)
+            if isinstance(reply, Reply):
+                return reply
+            self.ended.wait(retries.next_delay(url, reply))
+        raise client_closed()
 
-    def _try(self, url: str, body: bytes) -> Reply | WhimbrelError:
-        seconds = self.line.settings.timeout
-        until = monotonic() + seconds
-        headers, pieces = {"content-type": self.task.media_type}, list[bytes]()
+    def _post(self, url: str, body: bytes) -> Reply | WhimbrelError:
+        seconds = self.connections.settings.timeout
+        deadline = monotonic() + seconds
+        headers, chunks = {"content-type": self.task.media_type}, list[bytes]()
         try:
-            with self.line.http.stream("POST", address(url, self.task.path), content=body, headers=headers) as response:
-                for piece in response.iter_bytes():  # each has a timeout of its own
-                    pieces.append(piece)
-                    if monotonic() > until:
+            with self.connections.http.stream("POST", join_url(url, self.task.path), content=body, headers=headers) as response:
+                for chunk in response.iter_bytes():  # httpx2 limits the time of each chunk only
+                    chunks.append(chunk)
+                    if monotonic() > deadline:
                         raise TimeoutError
         except (httpx2.RequestError, TimeoutError) as error:
             return to_failure(url, error, seconds)
-        return outcome(self.line.servers, url, response.status_code, response.headers, b"".join(pieces))
+        return read_reply(self.connections.endpoints, url, response.status_code, response.headers, b"".join(chunks))

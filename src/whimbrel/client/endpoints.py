@@ -1,4 +1,7 @@
-"""Several servers that serve the same: who is asked next."""
+"""Client-side load balancing across base URLs.
+
+The least busy server that did not fail recently is next. There are no health checks.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from time import monotonic
 from typing import Final
 
 _COOLDOWN_SECONDS: Final = 5.0
-"""Seconds for which a server that failed is asked only if all do."""
+"""Seconds after a failure in which a server is used only if all have failed."""
 
 
 @dataclass(slots=True)
 class _Server:
     url: str
     in_flight: int = 0
-    rests_until: float = 0.0
+    cooldown_until: float = 0.0
     has_answered: bool = False
 
 
 class Endpoints:
-    """The base URLs of a client. Safe to use from many threads."""
+    """Base URLs of a client, with their load and failures. Threads may share it."""
 
     def __init__(self, urls: Sequence[str], clock: Callable[[], float] = monotonic) -> None:
         self._servers = [_Server(url.rstrip("/")) for url in urls]
@@ -34,10 +37,10 @@ class Endpoints:
 
     @contextmanager
     def acquire(self) -> Generator[str]:
-        """The one that has the fewest requests of ours, of those that did not fail of late; of equals the first."""
+        """Yield the URL of the server with the shortest cooldown, then the fewest requests in flight, then the lowest index."""
         with self._lock:
             now = self._clock()
-            server = min(self._servers, key=lambda each: (max(each.rests_until - now, 0.0), each.in_flight))
+            server = min(self._servers, key=lambda each: (max(each.cooldown_until - now, 0.0), each.in_flight))
             server.in_flight += 1
         try:
             yield server.url
@@ -45,23 +48,23 @@ class Endpoints:
             with self._lock:
                 server.in_flight -= 1
 
-    def failed(self, url: str, seconds: float) -> bool:
-        """It is left alone for `seconds`, or a while. Says whether another is up, so that there is no need to wait."""
+    def mark_failed(self, url: str, seconds: float) -> bool:
+        """Start a cooldown of `seconds`, at least 5. Returns whether another server is up."""
         with self._lock:
             now = self._clock()
-            self._of(url).rests_until = now + max(seconds, _COOLDOWN_SECONDS)
-            return any(server.rests_until <= now for server in self._servers)
+            self._find(url).cooldown_until = now + max(seconds, _COOLDOWN_SECONDS)
+            return any(server.cooldown_until <= now for server in self._servers)
 
-    def answered(self, url: str) -> None:
-        """It is up."""
+    def mark_up(self, url: str) -> None:
+        """End the cooldown of a server that answered."""
         with self._lock:
-            server = self._of(url)
-            server.rests_until, server.has_answered = 0.0, True
+            server = self._find(url)
+            server.cooldown_until, server.has_answered = 0.0, True
 
     def has_answered(self, url: str) -> bool:
-        """Whether it ever did."""
+        """Return whether the server ever answered."""
         with self._lock:
-            return self._of(url).has_answered
+            return self._find(url).has_answered
 
-    def _of(self, url: str) -> _Server:
+    def _find(self, url: str) -> _Server:
         return next(server for server in self._servers if server.url == url)

@@ -1,4 +1,4 @@
-"""What is no success -> errors of whimbrel.errors, whatever dialect the server speaks."""
+"""Error responses and failed connections as errors of `whimbrel.errors`, for servers of any dialect."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ from whimbrel.errors import (
     WhimbrelError,
 )
 
-_KINDS: Final = (
+_ERROR_TYPES: Final = (
     InvalidRequest, TooLong, TooLarge, ModelNotFound, NotFound, UnsupportedMediaType, BodyTimeout, Unauthorized, Forbidden,
     DeadlineExceeded, ComputeError, NonFinite, EngineCrash, OutOfMemory,
 )  # fmt: skip
-_BY_CODE: Final[Mapping[object, type[WhimbrelError]]] = {kind.code: kind for kind in _KINDS}
+_BY_CODE: Final[Mapping[object, type[WhimbrelError]]] = {each.code: each for each in _ERROR_TYPES}
 _BY_STATUS: Final[Mapping[int, type[WhimbrelError]]] = {
     401: Unauthorized, 403: Forbidden, 404: NotFound, 408: BodyTimeout, 413: TooLarge, 415: UnsupportedMediaType,
     424: ComputeError, 504: DeadlineExceeded,
 }  # fmt: skip
 _GATEWAYS: Final = frozenset({502, 503})
 UNREACHED: Final = "unreachable"
-"""The code of what came to no connection."""
+"""Error code of a connection that could not be made."""
 LOST: Final = "connection_lost"
-"""Of a connection that ended before the answer did, as those do that a server closes while they are idle."""
+"""Error code of a connection that ended before the response did. Servers close idle connections."""
 TIMEOUT: Final = "timeout"
-_TOO_MANY: Final = "maximum allowed batch size"
-"""TEI has no status of its own for it."""
+_BATCH_TOO_LARGE: Final = "maximum allowed batch size"
+"""Words of TEI's message, which has no status of its own."""
 _PREFIX: Final = re.compile(r"((?:inputs?|texts|queries|query|documents)(?:\[\d+\])*): ")
-"""How a message begins that names a place."""
+"""Location at the start of a message."""
 
 
 def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) -> WhimbrelError:
-    """What the status and, if it can be read, the body say; `url` was asked."""
-    message, param, code = _details(content)
-    message = message or _without_words(url, status, headers, content)
+    """Return the error that a response of the server at `url` stands for. An unreadable body is quoted."""
+    message, param, code = _parse_error(content)
+    message = message or _default_message(url, status, headers, content)
     if status == 401:
         message += " Here the key is the client's `api_key`."
     if status == 429:
@@ -66,8 +66,8 @@ def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) 
         error = Unavailable(message, retry_after=_seconds(headers.get("retry-after"), 0.0))
     else:
         fallback = _BY_STATUS.get(status) or (InvalidRequest if status < 500 else WhimbrelError)
-        error = (TooLarge if _TOO_MANY in message else _BY_CODE.get(code, fallback))(message)
-    # the message has the path of the fault in it already
+        error = (TooLarge if _BATCH_TOO_LARGE in message else _BY_CODE.get(code, fallback))(message)
+    # the message begins with the location already
     error.status, error.param, error.code = status, param, code or error.code
     error.message = message.removeprefix(f"{param}: ") if param else message
     should_retry = headers.get("x-should-retry")
@@ -76,42 +76,42 @@ def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) 
 
 
 def to_failure(url: str, error: Exception, seconds: float) -> Unavailable:
-    """There was no answer, or half of one, in so many seconds."""
-    url, reason = without_password(url), str(error).rstrip(".") or type(error).__name__
+    """Return the error for a missing or incomplete response within `seconds`."""
+    url, reason = redact_password(url), str(error).rstrip(".") or type(error).__name__
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         is_tls = "SSL" in reason and "CERTIFICATE" not in reason
-        hint = ("Does it speak HTTPS?" if is_tls else "Is the server running?") + _way_to(url)
-        found, code = Unavailable(f"no answer from {url}: {reason}. {hint}", retry_after=0.0), UNREACHED
+        hint = ("Does it speak HTTPS?" if is_tls else "Is the server running?") + _proxy_hint(url)
+        failure, code = Unavailable(f"no answer from {url}: {reason}. {hint}", retry_after=0.0), UNREACHED
     elif isinstance(error, TimeoutError | httpx2.TimeoutException):
         hint = "Give more time (timeout), or fewer texts to a request (max_items)."
-        found, code = Unavailable(f"no answer from {url} within {seconds:g} seconds. {hint}", retry_after=0.0), TIMEOUT
+        failure, code = Unavailable(f"no answer from {url} within {seconds:g} seconds. {hint}", retry_after=0.0), TIMEOUT
     else:
-        found, code = Unavailable(f"the connection to {url} broke: {reason}.", retry_after=0.0), LOST
-    found.code = code
-    return found
+        failure, code = Unavailable(f"the connection to {url} broke: {reason}.", retry_after=0.0), LOST
+    failure.code = code
+    return failure
 
 
-def _way_to(url: str) -> str:
+def _proxy_hint(url: str) -> str:
     parts, proxies = urlsplit(url), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(parts.hostname or ""):
         return ""
-    return f" It is asked through the proxy {without_password(proxy)}, as the environment says; NO_PROXY names who is not."
+    return f" It is asked through the proxy {redact_password(proxy)}, as the environment says; NO_PROXY names who is not."
 
 
-def closed() -> Unavailable:
-    """The error of every verb of a client that was closed."""
+def client_closed() -> Unavailable:
+    """Return the error of a verb that is called on a closed client."""
     return Unavailable("the client is closed.")
 
 
-def without_password(url: str) -> str:
-    """As it may be shown."""
+def redact_password(url: str) -> str:
+    """Return a URL without its user name and password."""
     return re.sub(r"(?<=//)[^/@]*@", "", url)
 
 
-def _without_words(url: str, status: int, headers: Mapping[str, str], content: bytes) -> str:
-    """Of an answer that does not say what is wrong, or not so that it can be read."""
-    message = f"{without_password(url)} answered {status}"
+def _default_message(url: str, status: int, headers: Mapping[str, str], content: bytes) -> str:
+    """Return a message for a response that has none, or none that can be read."""
+    message = f"{redact_password(url)} answered {status}"
     if 300 <= status < 400 and "location" in headers:
         return f"{message}: it is at {headers['location'][:200]}. Give the base URL of that place."
     if text := " ".join(content[:200].decode(errors="replace").split()):
@@ -121,8 +121,8 @@ def _without_words(url: str, status: int, headers: Mapping[str, str], content: b
     return message + (". Are the base URL and the dialect right?" if status == 404 else ".")
 
 
-def _details(content: bytes) -> tuple[str, str | None, str | None]:
-    """(message, param, code) of a body in any dialect."""
+def _parse_error(content: bytes) -> tuple[str, str | None, str | None]:
+    """Return (message, param, code) of an error body in any dialect."""
     try:
         body: Any = msgspec.json.decode(content)
     except (ValueError, RecursionError):
@@ -131,10 +131,10 @@ def _details(content: bytes) -> tuple[str, str | None, str | None]:
         return "", None, None
     outer = cast(dict[str, Any], body)
     error = outer.get("error")
-    found = cast(dict[str, Any], error) if isinstance(error, dict) else outer
-    message: object = error if isinstance(error, str) else found.get("message") or found.get("detail")
+    fields = cast(dict[str, Any], error) if isinstance(error, dict) else outer
+    message: object = error if isinstance(error, str) else fields.get("message") or fields.get("detail")
     text = message if isinstance(message, str) else "" if message is None else msgspec.json.encode(message).decode()
-    param, code = found.get("param"), found.get("code")
+    param, code = fields.get("param"), fields.get("code")
     if not isinstance(param, str):
         prefix = _PREFIX.match(text)
         param = prefix and prefix[1]
@@ -142,7 +142,7 @@ def _details(content: bytes) -> tuple[str, str | None, str | None]:
 
 
 def _seconds(header: str | None, default: float) -> float:
-    """A number or a date. Nonsense counts as the default."""
+    """Return the seconds of a Retry-After header, a number or a date. Anything else counts as the default."""
     if header is None:
         return default
     if header.replace(".", "", 1).isdecimal():

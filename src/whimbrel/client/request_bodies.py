@@ -1,4 +1,4 @@
-"""What is sent: texts, pairs and vectors as the bodies of requests hold them. Errors name the caller's own arguments."""
+"""Request bodies: checks and encoding of texts, pairs and vectors. Errors name the caller's own arguments."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Json: TypeAlias = dict[str, Any]
 
 
 def input_body(fields: Json, items: Sequence[Any]) -> bytes:
-    """A body with the items as `input`. Raises InvalidRequest."""
+    """Return a body with the items as `input`. Raises InvalidRequest."""
     return body_of(fields, {"input": items})
 
 
 def body_of(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_json) -> bytes:
-    """A body. Raises InvalidRequest, which names the one of the inputs that is at fault."""
+    """Return an encoded body. Raises InvalidRequest, which names the input that cannot be encoded."""
     try:
         return write(fields | inputs)
     except (TypeError, ValueError) as error:
@@ -35,14 +35,20 @@ def body_of(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_json
         raise InvalidRequest(f"this cannot be sent: {error}.") from None
 
 
-def check_count(given: object, param: str) -> None:
-    """That it is a positive number, if it is given. Raises InvalidRequest."""
-    if given is not None and (type(given) is not int or given < 1):
-        raise InvalidRequest(f"must be a positive number, is {given!r}.", param=param)
+def check_count(value: object, param: str) -> None:
+    """Raise InvalidRequest unless the value is None or a positive integer."""
+    if value is not None and (type(value) is not int or value < 1):
+        raise InvalidRequest(f"must be a positive number, is {value!r}.", param=param)
 
 
-def named(model: str | None) -> Json:
-    """The field that names the model; servers of one do not ask for it."""
+def require_string(value: object, param: str) -> None:
+    """Raise InvalidRequest unless the value is a string."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"must be a string, is {type(value).__name__}.", param=param)
+
+
+def model_field(model: str | None) -> Json:
+    """Return the field that names the model, if any. Servers of a single model do not need it."""
     return {} if model is None else {"model": model}
 
 
@@ -69,14 +75,14 @@ def _is_unicode(item: object) -> bool:
 
 
 def text_list(texts: str | Iterable[Any]) -> list[Any]:
-    """Texts, pairs, or token ids, as they are sent. Raises InvalidRequest."""
+    """Return texts, pairs or token ids as a list that can be encoded. Raises InvalidRequest."""
     items = [each.tolist() if isinstance(each, np.ndarray) else each for each in as_list(texts)]
     _check_texts(items)
     return items
 
 
 def choose_output(outputs: OutputName | Sequence[OutputName]) -> OutputName:
-    """The one that is asked for; dense if none is."""
+    """Return the single requested output. Default: dense. Raises InvalidRequest."""
     names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     if len(names) > 1:
         raise InvalidRequest("this API gives one output at a time.", param="outputs")
@@ -90,19 +96,26 @@ def reject_options(
     options: TextOptions,
     known: Sequence[str],
 ) -> None:
-    """Of another server's dialect: what it cannot say. Raises InvalidRequest."""
+    """Raise InvalidRequest if another server's API lacks the output or one of the options."""
     check_options(options, TextOptions)
     output = choose_output(outputs)
     if output not in known_outputs:
         raise InvalidRequest(f"the dialect {dialect} has no {output!r}; it has {', '.join(known_outputs)}.", param="outputs")
     for name, value in options.items():
-        says_nothing = value is None or (value is False and name in _FLAGS)
-        if name not in known and not says_nothing:
+        is_default = value is None or (value is False and name in _FLAGS)
+        if name not in known and not is_default:
             raise InvalidRequest(f"the dialect {dialect} cannot say it; it takes {', '.join(known)}.", param=name)
 
 
 _FLAGS: Final = ("late_chunking", "split_long", "muvera")
-"""Options whose `False` is what happens anyway."""
+"""Options whose default is `False`."""
+
+
+def reject_score_options(api: str, options: ScoreOptions, known: Sequence[str]) -> None:
+    """Raise InvalidRequest if another server's API lacks one of the options."""
+    for name, value in options.items():
+        if name not in known and value is not None:
+            raise InvalidRequest(f"{api}'s API cannot say it; it takes {', '.join(known)}.", param=name)
 
 
 def _check_texts(items: Sequence[Any]) -> None:
@@ -112,7 +125,7 @@ def _check_texts(items: Sequence[Any]) -> None:
 
 
 def size_of(item: Any) -> int:
-    """Characters of an item, or what counts as many."""
+    """Return the size of an item in characters, or in units of about the same cost."""
     if isinstance(item, str):
         return len(item)
     if isinstance(item, bytes):
@@ -125,7 +138,7 @@ def size_of(item: Any) -> int:
 def pairs_of(
     first: Any, second: Any, names: tuple[str, str], options: ScoreOptions
 ) -> tuple[list[tuple[Any, Any]], Callable[..., str]]:
-    """Pairs as they are sent, and what errors call their parts. Raises InvalidRequest."""
+    """Return pairs that can be encoded, and the names of their parts in errors. Raises InvalidRequest."""
     output = options.get("score_by") or "dense"
     (queries, is_one), (documents, is_one_document) = (
         _side(given, name, output) for given, name in zip((first, second), names, strict=True)
@@ -146,9 +159,9 @@ def pairs_of(
 
 
 def _side(given: object, name: str, output: OutputName) -> tuple[list[Any], bool]:
-    """Texts, or objects with vectors; and whether there is but one that stands for itself.
+    """Return one side of the pairs as texts or encoded vectors, and whether it is a single item outside a list.
 
-    An array of two dimensions is a vector for each text, unless token vectors are asked for, or it is the one query.
+    An array of two dimensions holds a vector per text, unless it is the one query or `output` has a vector per token.
     """
     if isinstance(given, str):
         return [given], True
@@ -161,7 +174,7 @@ def _side(given: object, name: str, output: OutputName) -> tuple[list[Any], bool
 
 
 def _vectors(given: object, param: str) -> Json:
-    """As the server takes them in place of a text."""
+    """Return vectors in the form that a server takes in place of a text."""
     if isinstance(given, tuple) and len(cast(tuple[Any, ...], given)) == 2:
         ids, weights = cast(tuple[Any, Any], given)
         return {"ids": np.ascontiguousarray(ids, "<i4").tobytes(), "weights": np.ascontiguousarray(weights, "<f4").tobytes()}
@@ -180,5 +193,5 @@ def _vectors(given: object, param: str) -> Json:
 
 
 _BYTES: Final = 80
-"""Of vectors, which are no work but are long: at most 16 MB in a request, half of what a server takes."""
+"""Bytes of vectors that count as one character. It limits a request to 16 MB, half of what a server takes."""
 _DTYPES: Final = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "binary"}

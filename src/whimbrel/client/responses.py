@@ -1,4 +1,7 @@
-"""What comes back in Whimbrel's own dialect -> arrays; and the answers to parts -> the whole. Raise ValueError."""
+"""Responses: their checks, those of Whimbrel's own dialect as arrays, and the join of partial results.
+
+Nothing a server sends is trusted: types, shapes, offsets and finite values are checked. Functions raise ValueError.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +18,32 @@ from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged,
 from whimbrel.wire import Block, read_blocks
 
 
-class _Placed(Protocol):
+class _HasIndex(Protocol):
     index: int
 
 
-class _Scored(Protocol):
+class _HasScore(Protocol):
     score: float
 
 
-T = TypeVar("T", bound=_Placed)
+T = TypeVar("T", bound=_HasIndex)
 
 METADATA: Final = "metadata"
-"""The header that says what the bytes are."""
-
+"""Response header that describes the arrays in the body."""
 
 _Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
-class _About(msgspec.Struct):
+class _Metadata(msgspec.Struct):
     arrays: list[Block]
 
 
-def read_outputs(wanted: Sequence[str], reply: Reply, count: int) -> Outputs:
-    """The answer of /v1/embed in bytes, which has what is wanted: arrays are views of them."""
+def read_outputs(requested: Sequence[str], reply: Reply, count: int) -> Outputs:
+    """Return the outputs of a binary response of /v1/embed. The arrays are views of its bytes."""
     if METADATA not in reply.headers:
         raise ValueError(f"it has no header {METADATA!r}, as Whimbrel's have")
-    about = msgspec.json.decode(reply.headers[METADATA], type=_About)
-    arrays = read_blocks(about.arrays, reply.content)
+    metadata = msgspec.json.decode(reply.headers[METADATA], type=_Metadata)
+    arrays = read_blocks(metadata.arrays, reply.content)
     outputs = Outputs(
         dense=_array(arrays, "dense"),
         sparse=_sparse(arrays),
@@ -52,36 +54,36 @@ def read_outputs(wanted: Sequence[str], reply: Reply, count: int) -> Outputs:
         hidden=_ragged(arrays, "hidden"),
         token_dense=_ragged(arrays, "token_dense"),
     )
-    return checked(outputs, wanted, count)
+    return check_outputs(outputs, requested, count)
 
 
-def checked(outputs: Outputs, wanted: Sequence[str], count: int) -> Outputs:
-    """If it has what is wanted, of so many inputs, and only numbers."""
+def check_outputs(outputs: Outputs, requested: Sequence[str], count: int) -> Outputs:
+    """Return the outputs. Raise ValueError unless the requested ones are there, have `count` rows and finite values."""
     for name in Outputs.__slots__:
         output = getattr(outputs, name)
-        if output is None and name in wanted:
+        if output is None and name in requested:
             raise ValueError(f"it has no {name}")
         if output is not None and len(output) != count:
             raise ValueError(f"{len(output)} rows of {name} for {count} inputs")
         if output is None:
             continue
-        numbers = _numbers(output)
-        if 0 in numbers.shape[1:]:
+        values = _values(output)
+        if 0 in values.shape[1:]:
             raise ValueError(f"{name} has no columns")
-        if not np.isfinite(numbers).all():
+        if not np.isfinite(values).all():
             raise ValueError(f"{name} has numbers that are NaN or infinite")
     return outputs
 
 
-def _numbers(output: Float32Array | Sparse | Ragged) -> Float32Array:
+def _values(output: Float32Array | Sparse | Ragged) -> Float32Array:
     if isinstance(output, Sparse):
         return output.weights_X
     return output.rows_XD if isinstance(output, Ragged) else output
 
 
-def _array(arrays: _Arrays, name: str, kind: str = "float32", num_dimensions: int = 2) -> NDArray[Any] | None:
+def _array(arrays: _Arrays, name: str, dtype: str = "float32", num_dimensions: int = 2) -> NDArray[Any] | None:
     array = arrays.get(name)
-    if array is not None and (array.dtype.name, array.ndim) != (kind, num_dimensions):
+    if array is not None and (array.dtype.name, array.ndim) != (dtype, num_dimensions):
         raise ValueError(f"{name} is {array.dtype} of shape {list(array.shape)}")
     return array
 
@@ -99,7 +101,7 @@ def _ragged(arrays: _Arrays, name: str) -> Ragged | None:
 
 
 def _offsets(arrays: _Arrays, name: str, *counts: int) -> NDArray[np.int64]:
-    """Where texts begin and end in lists of so many."""
+    """Return checked offsets, whose last must equal each of `counts`."""
     offsets_N1 = _array(arrays, f"{name}.offsets", "int64", 1)
     if offsets_N1 is None or not offsets_N1.size or offsets_N1[0] != 0 or (np.diff(offsets_N1) < 0).any():
         raise ValueError(f"{name} has no offsets")
@@ -108,37 +110,37 @@ def _offsets(arrays: _Arrays, name: str, *counts: int) -> NDArray[np.int64]:
     return offsets_N1
 
 
-def in_order(rows: list[T], count: int) -> list[T]:
-    """Rows that say their places, one for each of so many inputs."""
+def sort_by_index(rows: list[T], count: int) -> list[T]:
+    """Return the rows in the order of their `index`. There must be one for each of `count` inputs."""
     ordered = sorted(rows, key=lambda row: row.index)
     if [row.index for row in ordered] != list(range(count)):
         raise ValueError(f"{len(rows)} rows for {count} inputs, or their places are wrong")
     return ordered
 
 
-def floats(rows: Sequence[Any], num_dimensions: int) -> Float32Array:
-    """Lists of numbers, of one length, as an array. What float32 cannot hold is infinite."""
+def float_array(rows: Sequence[Any], num_dimensions: int) -> Float32Array:
+    """Return lists of numbers of one length as an array. Numbers beyond float32 become infinite."""
     with np.errstate(over="ignore"):
-        found = np.array(rows, np.float32)
-    if found.ndim != num_dimensions:
+        array = np.array(rows, np.float32)
+    if array.ndim != num_dimensions:
         raise ValueError("rows of unequal width, or empty")
-    return found
+    return array
 
 
 def join_scores(parts: list[Float32Array]) -> Float32Array:
-    """Also of none."""
+    """Return the scores of all parts, also of no parts."""
     return np.concatenate([np.empty(0, np.float32), *parts])
 
 
-def scores_of(rows: Sequence[_Scored]) -> Float32Array:
-    """Finite ones."""
-    found = floats([row.score for row in rows], 1)
-    if not np.isfinite(found).all():
+def scores_of(rows: Sequence[_HasScore]) -> Float32Array:
+    """Return the scores of rows. They must be finite."""
+    scores_N = float_array([row.score for row in rows], 1)
+    if not np.isfinite(scores_N).all():
         raise ValueError("scores that are infinite")
-    return found
+    return scores_N
 
 
-class _Explained(msgspec.Struct):
+class _Explanation(msgspec.Struct):
     query_tokens: tuple[str, ...] | None
     document_tokens: tuple[str, ...] | None
     maxima: list[float]
@@ -148,83 +150,84 @@ class _Explained(msgspec.Struct):
 class _Score(msgspec.Struct):
     index: int
     score: float
-    explanation: _Explained | None = None
+    explanation: _Explanation | None = None
 
 
-class _ScoreAnswer(msgspec.Struct):
+class _ScoreResponse(msgspec.Struct):
     data: list[_Score]
 
 
 def _scores(reply: Reply, count: int) -> list[_Score]:
-    return in_order(msgspec.json.decode(reply.content, type=_ScoreAnswer).data, count)
+    return sort_by_index(msgspec.json.decode(reply.content, type=_ScoreResponse).data, count)
 
 
 def read_scores(reply: Reply, count: int) -> Float32Array:
-    """The scores of /v1/score."""
+    """Return the scores of a response of /v1/score."""
     return scores_of(_scores(reply, count))
 
 
 def read_explanations(reply: Reply, count: int) -> list[Explanation]:
-    """The explanations of /v1/score."""
-    found: list[Explanation] = []
+    """Return the explanations of a response of /v1/score."""
+    explanations: list[Explanation] = []
     for row in _scores(reply, count):
         if (each := row.explanation) is None:
             raise ValueError("there is no explanation")
         maxima, places = np.array(each.maxima, np.float32), np.array(each.places, np.int32)
-        found.append(Explanation(float(np.float32(row.score)), each.query_tokens, each.document_tokens, maxima, places))
-    return found
+        score = float(np.float32(row.score))
+        explanations.append(Explanation(score, each.query_tokens, each.document_tokens, maxima, places))
+    return explanations
 
 
-class _ClassesAnswer(msgspec.Struct):
+class _ClassifyResponse(msgspec.Struct):
     labels: tuple[str, ...]
     scores: list[list[float]]
 
 
 def read_classes(reply: Reply, count: int) -> Classes:
-    """The answer of /v1/classify."""
-    found = msgspec.json.decode(reply.content, type=_ClassesAnswer)
-    if len(found.scores) != count:
-        raise ValueError(f"{len(found.scores)} rows for {count} inputs")
-    return Classes(found.labels, floats(found.scores, 2).reshape(count, len(found.labels)))
+    """Return the classes of a response of /v1/classify."""
+    response = msgspec.json.decode(reply.content, type=_ClassifyResponse)
+    if len(response.scores) != count:
+        raise ValueError(f"{len(response.scores)} rows for {count} inputs")
+    return Classes(response.labels, float_array(response.scores, 2).reshape(count, len(response.labels)))
 
 
-class _EntitiesAnswer(msgspec.Struct):
+class _TokenClassifyResponse(msgspec.Struct):
     entities: list[list[Entity]]
 
 
 def read_entities(reply: Reply, count: int) -> list[list[Entity]]:
-    """The answer of /v1/token_classify."""
-    found = msgspec.json.decode(reply.content, type=_EntitiesAnswer).entities
-    if len(found) != count:
-        raise ValueError(f"{len(found)} rows for {count} inputs")
-    return found
+    """Return the entities of a response of /v1/token_classify."""
+    entities = msgspec.json.decode(reply.content, type=_TokenClassifyResponse).entities
+    if len(entities) != count:
+        raise ValueError(f"{len(entities)} rows for {count} inputs")
+    return entities
 
 
 def flatten(parts: list[list[Any]]) -> list[Any]:
-    """One list after another."""
+    """Return the lists as one."""
     return [each for part in parts for each in part]
 
 
 def offsets_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where lists of so many begin and end, one after another."""
+    """Return the offsets of consecutive lists with these lengths."""
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 
 def join_classes(parts: list[Classes]) -> Classes:
-    """Of one model."""
+    """Return the classes of all parts. They must have the same labels."""
     if any(part.labels != parts[0].labels for part in parts):
         raise ValueError("they have other labels")
     return Classes(parts[0].labels, np.concatenate([part.scores_NC for part in parts]))
 
 
 def join_outputs(parts: list[Outputs]) -> Outputs:
-    """The same outputs of all."""
+    """Return the outputs of all parts. They must have the same ones."""
     if len(parts) == 1:
         return parts[0]
-    return Outputs(**{name: _joined([getattr(part, name) for part in parts]) for name in Outputs.__slots__})
+    return Outputs(**{name: _concat([getattr(part, name) for part in parts]) for name in Outputs.__slots__})
 
 
-def _joined(parts: list[Any]) -> Any:
+def _concat(parts: list[Any]) -> Any:
     first = parts[0]
     if any((part is None) != (first is None) for part in parts):
         raise ValueError("they have other outputs")

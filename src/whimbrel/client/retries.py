@@ -1,4 +1,4 @@
-"""When a request is tried again, and when it is given up. Nothing waits here."""
+"""Retry policy. Pure but for its random jitter: computes delays, never sleeps."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from whimbrel.client.endpoints import Endpoints
 from whimbrel.client.error_mapping import LOST, TIMEOUT, UNREACHED
 from whimbrel.errors import Overloaded, Unavailable, WhimbrelError
 
-_FIRST_WAIT: Final = 0.5
-_LONGEST_WAIT: Final = 8.0
+_FIRST_DELAY: Final = 0.5
+_MAX_DELAY: Final = 8.0
 _MAX_RETRIES_UNREACHED: Final = 2
-"""Tries after a timeout, and to reach a server that has never answered us: it may not be there."""
+"""Retries after a timeout, and of a server that never answered: it may not exist."""
 _MAX_RETRY_AFTER: Final = 60.0
-"""Who asks for more than so many seconds is told so at once."""
+"""Seconds. A longer Retry-After is not waited for: the error is raised at once."""
 
 
 class RetryPolicy:
-    """Of one request."""
+    """Retries of one request."""
 
-    def __init__(self, servers: Endpoints, max_retries: int) -> None:
-        self._servers = servers
+    def __init__(self, endpoints: Endpoints, max_retries: int) -> None:
+        self._endpoints = endpoints
         self._max_retries = max_retries
-        self._moves_left = len(servers) - 1
-        self._tries = 0
+        self._failovers_left = len(endpoints) - 1
+        self._num_retries = 0
 
     def next_delay(self, url: str, error: WhimbrelError) -> float:
-        """Seconds until the next try, after the server at `url` failed. Raises the error if that was the last.
+        """Return the seconds until the next try, after the server at `url` failed. Raises the error if no try is left.
 
-        To go on to a server that is up is not to try again, once for each.
+        Failover to a server that is up does not count as a retry, once for each other server.
         """
-        if not _may_pass(error):
+        if not _is_transient(error):
             raise error
-        asked = error.retry_after if isinstance(error, Overloaded | Unavailable) else 0.0
-        is_other_up = self._servers.failed(url, asked)
-        if is_other_up and self._moves_left:
-            self._moves_left -= 1
+        retry_after = error.retry_after if isinstance(error, Overloaded | Unavailable) else 0.0
+        is_other_up = self._endpoints.mark_failed(url, retry_after)
+        if is_other_up and self._failovers_left:
+            self._failovers_left -= 1
             return 0.0
-        self._tries += 1
-        if self._tries > self._limit(url, error):
+        self._num_retries += 1
+        if self._num_retries > self._limit(url, error):
             raise error
-        if is_other_up or (self._tries == 1 and error.code == LOST):
+        if is_other_up or (self._num_retries == 1 and error.code == LOST):
             return 0.0
-        if asked > _MAX_RETRY_AFTER:
+        if retry_after > _MAX_RETRY_AFTER:
             raise error
-        backoff = min(_FIRST_WAIT * 2 ** (self._tries - 1), _LONGEST_WAIT) * random.uniform(0.75, 1.0)  # noqa: S311
-        return max(asked, backoff)
+        backoff = min(_FIRST_DELAY * 2 ** (self._num_retries - 1), _MAX_DELAY) * random.uniform(0.75, 1.0)  # noqa: S311
+        return max(retry_after, backoff)
 
     def _limit(self, url: str, error: WhimbrelError) -> int:
-        is_new = error.code == UNREACHED and not self._servers.has_answered(url)
-        return min(self._max_retries, _MAX_RETRIES_UNREACHED) if is_new or error.code == TIMEOUT else self._max_retries
+        is_unreached = error.code == UNREACHED and not self._endpoints.has_answered(url)
+        return min(self._max_retries, _MAX_RETRIES_UNREACHED) if is_unreached or error.code == TIMEOUT else self._max_retries
 
 
-def _may_pass(error: WhimbrelError) -> bool:
+def _is_transient(error: WhimbrelError) -> bool:
     if error.retry is not None:
         return error.retry
     return error.status in (408, 429) or (error.status >= 500 and error.status not in (501, 507))

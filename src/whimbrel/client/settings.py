@@ -1,4 +1,4 @@
-"""What a client is told, checked."""
+"""Settings of a client, with their checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_SECONDS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a client talks to its servers."""
+    """Options of a client. Times are in seconds. Raises InvalidRequest."""
 
     urls: tuple[str, ...]
     api_key: str | None
@@ -30,7 +30,6 @@ class Settings:
     progress: bool | None
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest."""
         if not 0 < _number(self.timeout) <= _MAX_SECONDS:
             message = f"must be a number of seconds above 0, at most {_MAX_SECONDS:,}, is {self.timeout!r}."
             raise InvalidRequest(message, param="timeout")
@@ -42,43 +41,43 @@ class Settings:
         if key is not None and not (isinstance(key, str) and key.isascii() and key.isprintable()):
             raise InvalidRequest("must be a string of what a header can hold: ASCII, no line breaks.", param="api_key")
 
-    def connections(self, make: Callable[..., H]) -> H:
-        """One of httpx's clients. Raises SetupError."""
+    def make_http(self, make: Callable[..., H]) -> H:
+        """Return a new httpx2 client of the class `make`. Raises SetupError."""
         try:
             return make(
                 headers={"authorization": f"Bearer {self.api_key}"} if self.api_key else {},
                 timeout=httpx2.Timeout(self.timeout, connect=min(self.timeout, _CONNECT_SECONDS)),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=self.max_in_flight),
-                # reading all certificates takes 36 ms, which is spared if no server is asked by HTTPS
+                # reading all certificates takes 36 ms, and only HTTPS needs them
                 verify=any(httpx2.URL(url).scheme == "https" for url in self.urls),
             )
-        except (ImportError, OSError, ValueError, httpx2.InvalidURL) as error:  # of the environment's making
+        except (ImportError, OSError, ValueError, httpx2.InvalidURL) as error:  # caused by environment variables
             names = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
             raise SetupError(f"no server can be asked: {error}. Look at the variables {names}.") from error
 
 
-def checked_urls(base_url: str | Sequence[str]) -> tuple[str, ...]:
-    """Each once. Raises InvalidRequest."""
-    given = cast(object, (base_url,) if isinstance(base_url, str) else base_url)
-    if not isinstance(given, tuple | list) or not given:
-        raise InvalidRequest(f"must be a URL or a list of URLs, is {given!r}.", param="base_url")
-    return tuple(dict.fromkeys(map(_checked_url, cast("Sequence[object]", given))))
+def parse_urls(base_url: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the base URLs without duplicates. Raises InvalidRequest."""
+    urls = cast(object, (base_url,) if isinstance(base_url, str) else base_url)
+    if not isinstance(urls, tuple | list) or not urls:
+        raise InvalidRequest(f"must be a URL or a list of URLs, is {urls!r}.", param="base_url")
+    return tuple(dict.fromkeys(map(_parse_url, cast("Sequence[object]", urls))))
 
 
-def _checked_url(given: object) -> str:
+def _parse_url(value: object) -> str:
     try:
-        url = httpx2.URL(given) if isinstance(given, str) else None
+        url = httpx2.URL(value) if isinstance(value, str) else None
         host = url.host.encode("idna") if url else b""
     except (httpx2.InvalidURL, UnicodeError):
         url, host = None, b""
     is_plain = url is not None and url.scheme in ("http", "https") and not url.query and not url.fragment
-    if not isinstance(given, str) or url is None or not is_plain or not host or not 0 < (url.port or 80) < 2**16:
-        raise InvalidRequest(f"is {given!r}; it takes a URL as {DEFAULT_URL}.", param="base_url")
-    return given.rstrip("/")
+    if not isinstance(value, str) or url is None or not is_plain or not host or not 0 < (url.port or 80) < 2**16:
+        raise InvalidRequest(f"is {value!r}; it takes a URL as {DEFAULT_URL}.", param="base_url")
+    return value.rstrip("/")
 
 
-def address(url: str, path: str) -> str:
-    """Where a path is; a base URL may end with the version that it begins with, as OpenAI's does."""
+def join_url(url: str, path: str) -> str:
+    """Return the URL of a path. A version that ends the base URL and begins the path, as OpenAI's /v1, appears once."""
     version = path[:3]
     return url + (path[3:] if version in ("/v1", "/v2") and url.endswith(version) else path)
 

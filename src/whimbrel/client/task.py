@@ -1,4 +1,4 @@
-"""What a verb sends, in as many requests as it takes, and what becomes of the answers. No I/O."""
+"""Tasks: the requests of a verb, and the join of their responses. Pure: a client sends them."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ S = TypeVar("S")
 JSON: Final = "application/json"
 MESSAGE_PACK: Final = "application/msgpack"
 _MAX_CHARACTERS: Final = 200_000
-"""Of the texts of a request: some 50,000 tokens, which is seconds of work on a CPU."""
+"""Maximum characters in one request: some 50,000 tokens, which take a CPU seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A successful answer."""
+    """Successful response."""
 
     content: bytes
     headers: Mapping[str, str]
-    """Their names may be in any case."""
+    """Header fields. Lookup must ignore the case of names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task(Generic[R]):
-    """A question over items, which may be asked in parts."""
+    """Operation over a list of items that may be split over several requests."""
 
     path: str
     items: Sequence[Any]
     write: Callable[[Sequence[Any]], bytes]
-    """Some of the items -> a body. Raises InvalidRequest."""
+    """Encode some of the items as a request body. Raises InvalidRequest."""
     read: Callable[[Reply, int], Any]
-    """The answer to so many items -> their part of the whole. Raises ValueError if it cannot be read."""
+    """Decode the response to N items as their part of the result. Raises ValueError."""
     join: Callable[[list[Any]], R]
-    """Of the parts. Raises ValueError if they do not fit together."""
+    """Join the parts to the result. Raises ValueError if they do not fit together."""
     size: Callable[[Any], int]
-    """Characters of an item, about."""
+    """Return the approximate characters of an item."""
     media_type: str = JSON
     name: Callable[..., str] | None = None
     """What the caller calls the inputs, for errors; None: as the server does."""
     whole: bool = False
-    """It may not be asked in parts."""
+    """True if all items must be in one request."""
     may_be_empty: bool = False
-    """The answer over no items is known: that of no parts."""
+    """True if an empty list needs no request: its result is the join of no parts."""
     max_items: int | None = None
-    """The most of a request, of a server that takes few."""
+    """Maximum items in one request, if the server has such a limit."""
 
     def then(self, finish: Callable[[R], S]) -> Task[S]:
-        """The same question, of whose answer something is made."""
+        """Return a task whose result is `finish` of this one's."""
 
         def join(parts: list[Any]) -> S:
             return finish(self.join(parts))
@@ -60,7 +60,7 @@ class Task(Generic[R]):
         return cast("Task[S]", replace(cast(Any, self), join=join))
 
     def spans(self, max_items: int) -> Iterator[tuple[int, int]]:
-        """Where the parts begin and end: of so many items at most, and not too many characters."""
+        """Yield the start and the end of each request: at least one item, at most `max_items` and 200,000 characters."""
         max_items = min(max_items, self.max_items or max_items)
         start, characters = 0, 0
         for index, item in enumerate(() if self.whole else self.items):
@@ -73,26 +73,26 @@ class Task(Generic[R]):
             yield start, len(self.items)
 
     def split(self, error: WhimbrelError, start: int, stop: int) -> list[tuple[int, int]]:
-        """Of a part that the server does not take, if it may be halved; else raises the error, of a place in the whole."""
+        """Return the halves of a part that was too large for the server. Raise any other error, located in the whole list."""
         if not isinstance(error, TooLarge) or stop - start < 2 or self.whole:
             raise self._placed(error, start, stop) from error.__cause__
         middle = (start + stop) // 2
         return [(start, middle), (middle, stop)]
 
     def part(self, reply: Reply, count: int) -> Any:
-        """As `read`. Raises WhimbrelError."""
+        """Decode a response like `read`. Raises WhimbrelError."""
         try:
             return self.read(reply, count)
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-            raise _unreadable(f"the server's answer cannot be read: {error} ({_begin(reply)}).") from None
+            raise _invalid_response(f"the server's answer cannot be read: {error} ({_describe(reply)}).") from None
 
     def combine(self, parts: list[Any]) -> R:
-        """As `join`. Raises WhimbrelError."""
+        """Join parts like `join`. Raises WhimbrelError."""
         try:
             return self.join(parts)
         except ValueError as error:
             message = f"the answers to parts of the list do not fit together: {error}. Do all servers serve the same model?"
-            raise _unreadable(message) from None
+            raise _invalid_response(message) from None
 
     def _placed(self, error: WhimbrelError, start: int, stop: int) -> WhimbrelError:
         """An error over the part from item `start` to `stop`, as one over the whole."""
@@ -113,13 +113,13 @@ _PLACE: Final = re.compile(r"(inputs?|query|queries|documents|texts)(?:\[(\d+)\]
 _PARTS: Final = {"query": 0, "queries": 0}
 
 
-def _unreadable(message: str) -> WhimbrelError:
+def _invalid_response(message: str) -> WhimbrelError:
     error = WhimbrelError(message)
     error.status = 200
     return error
 
 
-def _begin(reply: Reply) -> str:
-    kind, begin = reply.headers.get("content-type", "no content-type"), reply.content[:60]
-    shown = f" that begin with {begin.decode()!r}" if begin and begin.isascii() and b"\0" not in begin else ""
-    return f"{kind}, {len(reply.content):,} bytes{shown}"
+def _describe(reply: Reply) -> str:
+    media_type, start = reply.headers.get("content-type", "no content-type"), reply.content[:60]
+    excerpt = f" that begin with {start.decode()!r}" if start and start.isascii() and b"\0" not in start else ""
+    return f"{media_type}, {len(reply.content):,} bytes{excerpt}"

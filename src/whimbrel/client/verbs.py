@@ -1,4 +1,7 @@
-"""The verbs of a client, as tasks: what each asks, and what becomes of the answers. Client and AsyncClient run them."""
+"""Verbs of the clients, as functions that return tasks.
+
+Client and AsyncClient run the tasks. The docstrings here are those of their methods.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from functools import partial, update_wrapper
 from inspect import Parameter, signature
 from typing import Any, Unpack
 
-from whimbrel.client.dialect import encode_of, only_ours, rerank_of
-from whimbrel.client.dialects import whimbrel
+from whimbrel.client.dialects import encoder_of, require_whimbrel, reranker_of, whimbrel
 from whimbrel.client.request_bodies import check_count
 from whimbrel.client.task import Task
 from whimbrel.outputs.entities import Aggregation
+from whimbrel.outputs.scoring import ranking
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera
 from whimbrel.types.request import OutputName
@@ -21,41 +24,55 @@ from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged,
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom a client asks: a server of this dialect, for this model."""
+    """Dialect of the servers, and the name of the model there."""
 
     dialect: str
     model: str | None
 
 
 def copy_signature(method: Callable[..., Any], verb: Callable[..., Any]) -> None:
-    """Give a client's method the name, the words and the signature of the verb that it asks, as `help` shows them."""
+    """Give a client's method the name, docstring and signature of its verb, as `help` shows them."""
     update_wrapper(method, verb)
-    found = signature(verb)
-    _, *parameters = found.parameters.values()
-    answer = str(found.return_annotation).removeprefix("Task[").removesuffix("]")
-    this = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-    vars(method)["__signature__"] = found.replace(parameters=[this, *parameters], return_annotation=answer)
+    verb_signature = signature(verb)
+    _, *parameters = verb_signature.parameters.values()
+    result = str(verb_signature.return_annotation).removeprefix("Task[").removesuffix("]")
+    self_parameter = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [self_parameter, *parameters]
+    vars(method)["__signature__"] = verb_signature.replace(parameters=parameters, return_annotation=result)
 
 
 def embed(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Float32Array]:
-    """Dense vectors of `texts`: float32, (N, D), or (D,) for a single string."""
+    """Return dense vectors of `texts`: float32, (N, D), or (D,) for a single string.
+
+    The options are those of `whimbrel.types.options.TextOptions`. Raises InvalidRequest if the model has no dense vectors, and
+    TooLong if a text exceeds the limit and `truncate` is "never".
+    """
     vectors = encode(to, texts, "dense", **options).then(lambda outputs: require(outputs.dense))
     return vectors.then(_only) if isinstance(texts, str) else vectors
 
 
 def sparse(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Sparse]:
-    """Weights of vocabulary entries, for each of `texts`."""
+    """Return the sparse vector of each of `texts`: weights of vocabulary entries.
+
+    A single string is a list of one. The options are those of `whimbrel.types.options.TextOptions`.
+    """
     return encode(to, texts, "sparse", **options).then(lambda outputs: require(outputs.sparse))
 
 
 def multi_vector(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Ragged]:
-    """A vector for each token that counts, for each of `texts`."""
+    """Return the token vectors of each of `texts`, for late interaction: float32, (tokens, D) per text.
+
+    A single string is a list of one. The options are those of `whimbrel.types.options.TextOptions` except `muvera`.
+    """
     reject_muvera(options)
     return encode(to, texts, "multi_vector", **options).then(lambda outputs: require(outputs.multi_vector))
 
 
 def muvera(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Float32Array]:
-    """A vector in place of token vectors: float32, (N, E), or (E,) for a single string. `input_type` must be given."""
+    """Return one MUVERA encoding per text in place of its token vectors: float32, (N, E), or (E,) for a single string.
+
+    `input_type` is required. The other options are those of `whimbrel.types.options.TextOptions`; `muvera` takes parameters.
+    """
     vectors = encode(to, texts, "multi_vector", **require_muvera(options)).then(lambda outputs: require(outputs.muvera))
     return vectors.then(_only) if isinstance(texts, str) else vectors
 
@@ -63,45 +80,65 @@ def muvera(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions
 def encode(
     to: Target, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName] = (), **options: Unpack[TextOptions]
 ) -> Task[Outputs]:
-    """Any of the outputs that the model gives, all from one pass; none named: what the model is made for."""
-    return encode_of(to.dialect)(to.model, texts, outputs, options)
+    """Return several outputs of `texts` from one pass of the model, as attributes of the result.
+
+    `outputs` names them, e.g. ["dense", "sparse"]. Default: the outputs that the model is made for. The options are those of
+    `whimbrel.types.options.TextOptions`.
+    """
+    return encoder_of(to.dialect)(to.model, texts, outputs, options)
 
 
 def score(to: Target, queries: Any, documents: Any, **options: Unpack[ScoreOptions]) -> Task[Float32Array]:
-    """How well documents answer queries: (N,). One query goes with each document, else there are as many of both.
+    """Return the relevance of documents to queries: float32, (N,).
 
-    Of models that compare vectors, arrays may stand for texts, as the other verbs give them. An array of two dimensions is
-    a vector for each text, unless `score_by` says that it is the token vectors of one.
+    A single query is scored with each document. Otherwise there must be as many queries as documents. Models that compare
+    vectors also take arrays in place of texts, as the other verbs return them. An array of two dimensions holds a vector per
+    text, or the token vectors of one text if `score_by` is "multi_vector". The options are those of
+    `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
     """
-    only_ours(to.dialect, "score")
+    require_whimbrel(to.dialect, "score")
     return whimbrel.score(to.model, queries, documents, options)
 
 
 def rerank(
     to: Target, query: Any, documents: Any, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
 ) -> Task[list[Ranked]]:
-    """The places of documents and their scores, the best first."""
+    """Return the index and the score of each document, in descending order of score.
+
+    `top_n` limits the result to the best N documents. Default: all. Equal scores keep the order of the documents. The options
+    are those of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
+    """
     check_count(top_n, "top_n")
-    return rerank_of(to.dialect)(to.model, query, documents, options).then(partial(whimbrel.rank, top_n=top_n))
+    return reranker_of(to.dialect)(to.model, query, documents, options).then(partial(ranking, top_n=top_n))
 
 
 def explain(to: Target, query: Any, documents: Any, **options: Unpack[ScoreOptions]) -> Task[list[Explanation]]:
-    """Of late-interaction models: what each token of the query found in each document, in their order."""
-    only_ours(to.dialect, "explain")
+    """Return the best match of each query token in each document, in the order of the documents.
+
+    Late-interaction models only. The options are those of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
+    """
+    require_whimbrel(to.dialect, "explain")
     return whimbrel.explain(to.model, query, documents, options)
 
 
 def classify(to: Target, texts: str | Iterable[Any], **options: Unpack[ScoreOptions]) -> Task[Classes]:
-    """The classes of texts or of pairs; a single string is a list of one."""
-    only_ours(to.dialect, "classify")
+    """Return the class scores of texts or of pairs of texts. A single string is a list of one.
+
+    The options are `prompt`, `activate` and `truncate` of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
+    """
+    require_whimbrel(to.dialect, "classify")
     return whimbrel.classify(to.model, texts, options)
 
 
 def token_classify(
     to: Target, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
 ) -> Task[list[list[Entity]]]:
-    """The entities in each of `texts`; a single string is a list of one."""
-    only_ours(to.dialect, "token_classify")
+    """Return the named entities in each of `texts`. A single string is a list of one.
+
+    `aggregation` combines tokens into entities, as in transformers: "none", "simple" (default), "first", "average" or "max".
+    The options are `prompt`, `activate` and `truncate` of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
+    """
+    require_whimbrel(to.dialect, "token_classify")
     return whimbrel.token_classify(to.model, texts, aggregation, options)
 
 

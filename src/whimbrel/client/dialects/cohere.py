@@ -1,4 +1,4 @@
-"""Cohere's dialect (v2), from the client's side."""
+"""Client side of Cohere's API, version 2."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from whimbrel.client.request_bodies import (
     check_count,
     document_name,
     input_name,
-    named,
+    model_field,
     reject_options,
+    reject_score_options,
+    require_string,
     size_of,
     text_list,
 )
-from whimbrel.client.responses import checked, floats, in_order, join_outputs, join_scores, scores_of
+from whimbrel.client.responses import check_outputs, float_array, join_outputs, join_scores, scores_of, sort_by_index
 from whimbrel.client.task import Reply, Task
-from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
 from whimbrel.types.request import OutputName
@@ -28,10 +29,17 @@ from whimbrel.types.result import Outputs
 from whimbrel.wire import from_base64
 
 MAX_TEXTS: Final = 96
-"""Of a request, in Cohere's service."""
+"""Texts in one request, a limit of Cohere's service."""
 _OPTIONS: Final = ("input_type", "dimensions", "truncate", "max_tokens")
 _INPUT_TYPES: Final = {"query": "search_query", "document": "search_document", None: "search_document"}
-_TRUNCATE: Final[dict[object, str]] = {"right": "END", "left": "START", "never": "NONE", False: "NONE", True: "END"}
+_TRUNCATE: Final[dict[object, str | None]] = {
+    "right": "END",
+    "left": "START",
+    "never": "NONE",
+    False: "NONE",
+    True: "END",
+    None: None,
+}
 
 
 class _Embeddings(msgspec.Struct, rename={"floats": "float"}):
@@ -39,35 +47,35 @@ class _Embeddings(msgspec.Struct, rename={"floats": "float"}):
     base64: list[str] | None = None
 
 
-class _Answer(msgspec.Struct):
+class _EmbedResponse(msgspec.Struct):
     embeddings: _Embeddings
 
 
-class _Ranked(msgspec.Struct, rename={"score": "relevance_score"}):
+class _RankedDocument(msgspec.Struct, rename={"score": "relevance_score"}):
     index: int
     score: float
 
 
-class _RankedAnswer(msgspec.Struct):
-    results: list[_Ranked]
+class _RerankResponse(msgspec.Struct):
+    results: list[_RankedDocument]
 
 
 def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
-    """Dense vectors of texts, which are documents unless `input_type` says otherwise."""
+    """Return the task that embeds texts. They are documents unless `input_type` is "query"."""
     reject_options("cohere", outputs, ("dense",), options, _OPTIONS)
     fields: dict[str, Any] = {
         "input_type": _INPUT_TYPES[options.get("input_type")],
         "embedding_types": ["base64"],
-        **named(model),
+        **model_field(model),
     }
-    if options.get("dimensions") is not None:
-        fields["output_dimension"] = options.get("dimensions")
-    if options.get("max_tokens") is not None:
-        fields["max_tokens"] = options.get("max_tokens")
-    if options.get("truncate") is not None:
-        fields["truncate"] = _TRUNCATE[options.get("truncate")]
+    optional = {
+        "output_dimension": options.get("dimensions"),
+        "max_tokens": options.get("max_tokens"),
+        "truncate": _TRUNCATE[options.get("truncate")],
+    }
+    fields |= {name: value for name, value in optional.items() if value is not None}
     items = text_list(texts)
     return Task(
         "/v2/embed", items, partial(_body, fields, "texts"), _read, join_outputs, size_of, name=input_name, max_items=MAX_TEXTS
@@ -75,13 +83,10 @@ def encode(
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
-    """The scores of documents for a query."""
-    for name in options:
-        if name != "max_document_tokens" and options.get(name) is not None:
-            raise InvalidRequest("Cohere's API cannot say it; it takes max_document_tokens.", param=name)
-    if not isinstance(query, str):
-        raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
-    fields = {"query": query, **named(model)}
+    """Return the task that scores documents for a query."""
+    reject_score_options("Cohere", options, ("max_document_tokens",))
+    require_string(query, "query")
+    fields = {"query": query, **model_field(model)}
     check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
     if limit is not None:
         fields["max_tokens_per_doc"] = limit
@@ -103,11 +108,11 @@ def _body(fields: dict[str, Any], name: str, items: Sequence[Any]) -> bytes:
 
 
 def _read(reply: Reply, count: int) -> Outputs:
-    found = msgspec.json.decode(reply.content, type=_Answer).embeddings
-    rows = from_base64(found.base64) if found.base64 is not None else floats(found.floats or [], 2)
-    return checked(Outputs(rows), ("dense",), count)
+    embeddings = msgspec.json.decode(reply.content, type=_EmbedResponse).embeddings
+    rows = from_base64(embeddings.base64) if embeddings.base64 is not None else float_array(embeddings.floats or [], 2)
+    return check_outputs(Outputs(rows), ("dense",), count)
 
 
 def _read_ranked(reply: Reply, count: int) -> Float32Array:
-    rows = in_order(msgspec.json.decode(reply.content, type=_RankedAnswer).results, count)
+    rows = sort_by_index(msgspec.json.decode(reply.content, type=_RerankResponse).results, count)
     return scores_of(rows)

@@ -1,4 +1,4 @@
-"""The native dialect of Hugging Face's text-embeddings-inference, from the client's side."""
+"""Client side of the native API of Hugging Face's text-embeddings-inference (TEI)."""
 
 from __future__ import annotations
 
@@ -14,25 +14,39 @@ from whimbrel.client.request_bodies import (
     choose_output,
     document_name,
     input_name,
-    named,
+    model_field,
     reject_options,
+    reject_score_options,
+    require_string,
     size_of,
     text_list,
 )
-from whimbrel.client.responses import checked, floats, in_order, join_outputs, join_scores, offsets_of, scores_of
+from whimbrel.client.responses import (
+    check_outputs,
+    float_array,
+    join_outputs,
+    join_scores,
+    offsets_of,
+    scores_of,
+    sort_by_index,
+)
 from whimbrel.client.task import Reply, Task
-from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Ragged, Sparse
 
 MAX_TEXTS: Final = 32
-"""Of a request, unless TEI was started with another --max-client-batch-size."""
-_TOKENS: Final = "/embed_all"
-_PATHS: Final[dict[str, str]] = {"dense": "/embed", "sparse": "/embed_sparse", "multi_vector": _TOKENS, "hidden": _TOKENS}
-_OPTIONS_OF_TOKENS: Final = ("prompt", "truncate")
-_OPTIONS: Final = (*_OPTIONS_OF_TOKENS, "dimensions", "normalize")
+"""Texts in one request, TEI's default of --max-client-batch-size."""
+_TOKENS_PATH: Final = "/embed_all"
+_PATHS: Final[dict[str, str]] = {
+    "dense": "/embed",
+    "sparse": "/embed_sparse",
+    "multi_vector": _TOKENS_PATH,
+    "hidden": _TOKENS_PATH,
+}
+_TOKEN_OPTIONS: Final = ("prompt", "truncate")
+_OPTIONS: Final = (*_TOKEN_OPTIONS, "dimensions", "normalize")
 
 
 class _Entry(msgspec.Struct):
@@ -40,7 +54,7 @@ class _Entry(msgspec.Struct):
     value: float
 
 
-class _Ranked(msgspec.Struct):
+class _RankedText(msgspec.Struct):
     index: int
     score: float
 
@@ -48,10 +62,10 @@ class _Ranked(msgspec.Struct):
 def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
-    """One output of texts: dense or sparse vectors, or the hidden state of each token."""
+    """Return the task that computes one output of texts: dense or sparse vectors, or a vector per token."""
     output = choose_output(outputs)
-    reject_options("tei", outputs, tuple(_PATHS), options, _OPTIONS if output == "dense" else _OPTIONS_OF_TOKENS)
-    fields: dict[str, Any] = named(model) | _truncation(options.get("truncate"))
+    reject_options("tei", outputs, tuple(_PATHS), options, _OPTIONS if output == "dense" else _TOKEN_OPTIONS)
+    fields: dict[str, Any] = model_field(model) | _truncation(options.get("truncate"))
     if (prompt := options.get("prompt")) is not None:
         fields["prompt_name"] = prompt
     for name in ("dimensions", "normalize"):
@@ -62,15 +76,11 @@ def encode(
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
-    """The scores of documents for a query; with `activate=False` logits."""
-    known = ("activate", "truncate")
-    for name in options:
-        if name not in known and options.get(name) is not None:
-            raise InvalidRequest(f"TEI's API cannot say it; it takes {', '.join(known)}.", param=name)
-    if not isinstance(query, str):
-        raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
+    """Return the task that scores documents for a query. The scores are logits with `activate=False`."""
+    reject_score_options("TEI", options, ("activate", "truncate"))
+    require_string(query, "query")
     raw = {"query": query, "raw_scores": options.get("activate") is False}
-    fields = named(model) | raw | _truncation(options.get("truncate"))
+    fields = model_field(model) | raw | _truncation(options.get("truncate"))
     texts = as_strings(documents, "documents")
     write = partial(_body, fields, "texts")
     return Task(
@@ -90,22 +100,22 @@ def _body(fields: dict[str, Any], name: str, items: Sequence[Any]) -> bytes:
 
 def _read(output: str, reply: Reply, count: int) -> Outputs:
     if output == "dense":
-        found = Outputs(floats(msgspec.json.decode(reply.content, type=list[list[float]]), 2))
+        outputs = Outputs(float_array(msgspec.json.decode(reply.content, type=list[list[float]]), 2))
     elif output == "sparse":
-        found = Outputs(sparse=_sparse(msgspec.json.decode(reply.content, type=list[list[_Entry]])))
+        outputs = Outputs(sparse=_sparse(msgspec.json.decode(reply.content, type=list[list[_Entry]])))
     else:
-        rows = [floats(each, 2) for each in msgspec.json.decode(reply.content, type=list[list[list[float]]])]
+        rows = [float_array(each, 2) for each in msgspec.json.decode(reply.content, type=list[list[list[float]]])]
         tokens = Ragged(np.concatenate(rows), offsets_of([len(each) for each in rows]))
-        found = Outputs(hidden=tokens) if output == "hidden" else Outputs(multi_vector=tokens)
-    return checked(found, (output,), count)
+        outputs = Outputs(hidden=tokens) if output == "hidden" else Outputs(multi_vector=tokens)
+    return check_outputs(outputs, (output,), count)
 
 
 def _sparse(rows: list[list[_Entry]]) -> Sparse:
     entries = [entry for row in rows for entry in sorted(row, key=lambda entry: entry.index)]
     ids = np.array([entry.index for entry in entries], np.int32)
-    return Sparse(ids, floats([entry.value for entry in entries], 1), offsets_of([len(row) for row in rows]))
+    return Sparse(ids, float_array([entry.value for entry in entries], 1), offsets_of([len(row) for row in rows]))
 
 
 def _read_ranked(reply: Reply, count: int) -> Float32Array:
-    rows = in_order(msgspec.json.decode(reply.content, type=list[_Ranked]), count)
+    rows = sort_by_index(msgspec.json.decode(reply.content, type=list[_RankedText]), count)
     return scores_of(rows)

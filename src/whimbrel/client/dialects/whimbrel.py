@@ -1,4 +1,4 @@
-"""Whimbrel's own dialect, from the client's side: verbs -> tasks, answers -> arrays."""
+"""Client side of Whimbrel's own API: all verbs, arrays as binary data."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import read_muvera, read_token_pooling
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings, check_options, read_prompt
 from whimbrel.types.request import OutputName
-from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ranked
+from whimbrel.types.result import Classes, Entity, Explanation, Outputs
 from whimbrel.wire import to_json
 
 
 def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
-    """Any outputs of texts, pairs, or token ids."""
+    """Return the task that computes any outputs of texts, pairs or token ids."""
     check_options(options, TextOptions)
     name, text = read_prompt(options.get("prompt"))
-    fields = _given({
+    fields = _set_fields({
         **options,
         "model": model,
         "outputs": outputs if isinstance(outputs, str) else list(outputs) or None,
@@ -47,22 +47,22 @@ def encode(
         "token_pooling": read_token_pooling(options.get("token_pooling")),
         "muvera": read_muvera(options.get("muvera")),
     })  # fmt: skip
-    wanted = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    requested = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     if "muvera" in fields:
-        wanted = tuple("muvera" if name == "multi_vector" else name for name in wanted)
-    read = partial(read_outputs, wanted)
+        requested = tuple("muvera" if name == "multi_vector" else name for name in requested)
+    read = partial(read_outputs, requested)
     items = text_list(texts)
     return Task("/v1/embed", items, partial(input_body, fields), read, join_outputs, size_of, whole="late_chunking" in fields)
 
 
 def score(model: str | None, queries: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
-    """The scores of pairs."""
+    """Return the task that scores pairs."""
     pairs, name = pairs_of(queries, documents, ("queries", "documents"), options)
     return _pair_task(model, pairs, options, name, read=read_scores, join=join_scores)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
-    """The scores of documents for a query, to be ranked."""
+    """Return the task that scores documents for a query. The caller ranks them."""
     if not isinstance(query, str | np.ndarray | tuple):
         raise InvalidRequest(f"must be a string or its vectors, is {type(query).__name__}.", param="query")
     pairs, name = pairs_of(query, documents, ("query", "documents"), options)
@@ -70,19 +70,13 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
 
 
 def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[list[Explanation]]:
-    """What each token of a query found in documents."""
+    """Return the task that finds the best match of each query token in documents."""
     pairs, name = pairs_of(query, documents, ("query", "documents"), options)
     return _pair_task(model, pairs, options, name, read=read_explanations, join=flatten, explain=True)
 
 
-def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
-    """The places of the highest scores, and those; of equal ones the first."""
-    order = np.argsort(-scores_N, kind="stable")[:top_n]
-    return [Ranked(index, value) for index, value in zip(order.tolist(), scores_N[order].tolist(), strict=True)]
-
-
 def classify(model: str | None, texts: str | Iterable[Any], options: ScoreOptions) -> Task[Classes]:
-    """The classes of texts or of pairs."""
+    """Return the task that classifies texts or pairs."""
     items = text_list(texts)
     fields = _class_fields(model, options)
     return Task("/v1/classify", items, partial(input_body, fields), read_classes, join_classes, size_of)
@@ -91,22 +85,22 @@ def classify(model: str | None, texts: str | Iterable[Any], options: ScoreOption
 def token_classify(
     model: str | None, texts: str | Iterable[str], aggregation: str, options: ScoreOptions
 ) -> Task[list[list[Entity]]]:
-    """The entities in texts."""
+    """Return the task that finds entities in texts."""
     fields = _class_fields(model, options) | {"aggregation": aggregation}
     return Task("/v1/token_classify", as_strings(texts, "input"), partial(input_body, fields), read_entities, flatten, size_of)
 
 
-def _given(fields: Mapping[str, Any]) -> Json:
-    found = {name: value for name, value in fields.items() if (value is not None and value is not False) or name in _TELLING}
-    return {name: _plain(value) for name, value in found.items() if value is not None}
+def _set_fields(fields: Mapping[str, Any]) -> Json:
+    """Return the fields that are not at their defaults, structs as dicts."""
+    return {
+        name: msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value
+        for name, value in fields.items()
+        if value is not None and (value is not False or name in _FALSE_IS_SET)
+    }
 
 
-_TELLING: Final = frozenset({"normalize", "activate", "use_activation", "truncate", "token_pooling"})
-"""Fields whose `false` says something."""
-
-
-def _plain(value: Any) -> Any:
-    return msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value
+_FALSE_IS_SET: Final = frozenset({"normalize", "activate", "use_activation", "truncate", "token_pooling"})
+"""Fields whose default is not `false`."""
 
 
 def _class_fields(model: str | None, options: ScoreOptions) -> Json:
@@ -114,11 +108,11 @@ def _class_fields(model: str | None, options: ScoreOptions) -> Json:
     for name in ("score_by", "dimensions", "token_pooling", "max_query_tokens", "max_document_tokens"):
         if options.get(name) is not None:
             raise InvalidRequest("is for pairs that are compared.", param=name)
-    return _given({**options, "model": model})
+    return _set_fields({**options, "model": model})
 
 
 _RENAMED: Final = frozenset({"activate", "prompt", "truncate", "max_query_tokens", "max_document_tokens"})
-"""Options that are said in other words."""
+"""Options that have another name or form in the API."""
 
 
 def _pair_task(
@@ -129,16 +123,16 @@ def _pair_task(
     *,
     read: Callable[[Reply, int], Any],
     join: Callable[[list[Any]], Any],
-    **more: Any,
+    **extra: Any,
 ) -> Task[Any]:
     check_options(options, ScoreOptions)
     for limit in ("max_query_tokens", "max_document_tokens"):
-        check_count(options.get(limit), limit)  # a server takes 0 for none
+        check_count(options.get(limit), limit)  # to a server, 0 means no limit
     prompt_name, prompt = read_prompt(options.get("prompt"))
     truncate = options.get("truncate")
-    fields = _given({
+    fields = _set_fields({
         **{key: value for key, value in options.items() if key not in _RENAMED},
-        **more,
+        **extra,
         "model": model,
         "prompt": prompt,
         "prompt_name": prompt_name,

@@ -1,19 +1,23 @@
-"""What `whimbrel embed` reads and writes: lines of texts, and vectors as JSONL or .npy. Knows nothing of engines."""
+"""Input and output of `whimbrel embed`.
+
+Texts are lines of UTF-8. Vectors are written as JSONL or as a .npy array. Knows nothing of engines.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from whimbrel.errors import SetupError
 
-_LINES_AT_ONCE: Final = 2048
+_CHUNK_LINES: Final = 2048
 
 
 def read_lines(stream: BinaryIO) -> Iterator[str]:
-    """Lines of UTF-8, without their ends and a byte order mark. Raises SetupError."""
+    """Yield lines of UTF-8 text without line ends and byte order mark. Raises SetupError."""
     for number, line in enumerate(stream, start=1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -22,11 +26,11 @@ def read_lines(stream: BinaryIO) -> Iterator[str]:
 
 
 def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """So many at once that an engine has enough to do, and none waits for the last."""
+    """Yield lists of up to 2,048 texts: enough work for an engine, while results appear before the input ends."""
     chunk: list[str] = []
     for text in texts:
         chunk.append(text)
-        if len(chunk) == _LINES_AT_ONCE:
+        if len(chunk) == _CHUNK_LINES:
             yield chunk
             chunk = []
     if chunk:
@@ -34,7 +38,10 @@ def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def write(path: Path | None, pairs: Iterator[tuple[list[str], Any]], *, dimension: int) -> None:
-    """Texts with their vectors, (N, dimension), to a file or stdout: an array if its name ends in .npy, else JSONL."""
+    """Write texts with their vectors, (N, dimension), to a file, or to stdout if `path` is None.
+
+    A path that ends in .npy gets one array, any other JSONL. Raises SetupError.
+    """
     if path is not None and path.suffix.lower() == ".npy":
         _write_npy(path, (array for _, array in pairs), dimension)
     else:
@@ -44,27 +51,26 @@ def write(path: Path | None, pairs: Iterator[tuple[list[str], Any]], *, dimensio
 def _write_npy(path: Path, arrays: Iterator[Any], dimension: int) -> None:
     import numpy as np
 
-    parts = list(arrays)
-    _writing(path, lambda: np.save(path, np.concatenate(parts) if parts else np.empty((0, dimension), np.float32)))
+    chunks = list(arrays)
+    with _write_errors(path):
+        np.save(path, np.concatenate(chunks) if chunks else np.empty((0, dimension), np.float32))
 
 
 def _write_jsonl(path: Path | None, pairs: Iterator[tuple[list[str], Any]]) -> None:
     from whimbrel.wire import to_json
 
-    def write() -> None:
-        stream = sys.stdout.buffer if path is None else path.open("wb")
-        with stream:
-            for chunk, vectors in pairs:
-                rows = zip(chunk, vectors, strict=True)
-                stream.write(b"".join(to_json({"text": text, "embedding": vector}) + b"\n" for text, vector in rows))
-                stream.flush()
-
-    _writing(path, write)
+    with _write_errors(path), sys.stdout.buffer if path is None else path.open("wb") as stream:
+        for chunk, vectors in pairs:
+            rows = zip(chunk, vectors, strict=True)
+            stream.write(b"".join(to_json({"text": text, "embedding": vector}) + b"\n" for text, vector in rows))
+            stream.flush()
 
 
-def _writing(path: Path | None, write: Callable[[], None]) -> None:
+@contextmanager
+def _write_errors(path: Path | None) -> Generator[None]:
+    """Turn an OSError into a SetupError, except for a reader of stdout that left."""
     try:
-        write()
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
