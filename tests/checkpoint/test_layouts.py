@@ -39,7 +39,7 @@ class Layout:
 
     models: tuple[str, ...]
     family: str
-    """Of models/families.py."""
+    """Of model/families.py."""
     name: str
     """Of transformers' classes."""
     tokenizer: tuple[JSON, JSON]

@@ -77,7 +77,7 @@ class Layout:
     family: str
     """Of classifiers.FAMILIES,"""
     names: str
-    """and of models/families.py."""
+    """and of model/families.py."""
     num_labels: int = 1
     config: dict[str, Any] = field(default_factory=dict)
 

@@ -71,7 +71,7 @@ NER = {
     "xlm-roberta": ("roberta", "FacebookAI/xlm-roberta-large-finetuned-conll03-english"),
     "distilbert": ("distilbert", "elastic/distilbert-base-uncased-finetuned-conll03-english"),
 }
-"""The row of models/families.py, and a model of that layout."""
+"""The row of model/families.py, and a model of that layout."""
 
 
 @pytest.mark.parametrize("family", [*NER, "roberta"])

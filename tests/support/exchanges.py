@@ -1,6 +1,6 @@
 """What SDKs and a server said to each other, as golden files; and the server: small random models of several kinds.
 
-WHIMBREL_RECORD=1 pytest tests/test_..._dialect.py writes the files.
+WHIMBREL_RECORD=1 pytest tests/dialects writes the files.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ its modules, its tokenizer's class), take the fixture `parity`, and hand it both
         with Engine(str(tmp_path), dtype="float32") as engine:
             parity(engine.embed(TEXTS), expected, "BAAI/bge-base-en-v1.5", family="bert", tasks=["dense"])
 
-Then `python tests/support/models_page.py tests/test_mine.py` runs the file's parity tests and writes their rows to
+Then `python tests/support/models_page.py FILE` runs the file's parity tests and writes their rows to
 src/whimbrel/models.json and docs/models.md; commit both. Without a path it runs all parity tests, and drops rows that nobody
 declares any more. Where a merge conflicts in these two files, take either side and run it for the files of the other, or for
 all; do not mend them by hand. An ordinary run of a test fails if what it declares is not what models.json has for it; the
@@ -18,7 +18,7 @@ differences themselves are not compared, as they vary from machine to machine.
 
 The rules. A model is named only if the checkpoint has its layout; several ids of one layout may be named at once, and a
 comparison that copies no model names none (then `parity` only compares). A test may call it many times: for each model the
-largest difference counts, and the tasks add up. `family` is a row of models/families.py, or one of OTHER_FAMILIES. Of parametrised
+largest difference counts, and the tasks add up. `family` is a row of model/families.py, or one of OTHER_FAMILIES. Of parametrised
 tests, each case may name its own models. Results may be arrays, or lists of arrays for things of many lengths (token vectors);
 sparse ones are made dense. "Ragged equals alone, bit for bit" is for the test to check, beside this.
 """

@@ -285,16 +285,16 @@ class Engine:
         self._dispatcher.reset_throughput()
 
 
-def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, wrapper: str | None) -> RunnerProtocol:
-    """Load the runner, in a wrapper for tests if one is named as `module:callable`.
+def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> RunnerProtocol:
+    """Load the runner of a model, in a wrapper for tests if WHIMBREL_RUNNER names one as `module:callable`.
 
-    The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. The name comes from
-    WHIMBREL_RUNNER in the environment of this process; no request and no checkpoint can set it. Raises SetupError.
+    The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. Only the environment of this
+    process can name it, no request and no checkpoint. Raises CheckpointError or SetupError.
     """
     from whimbrel.model.runner import Runner
 
     runner = Runner(checkpoint, card, plan)
-    if wrapper is None:
+    if (wrapper := os.environ.get("WHIMBREL_RUNNER")) is None:
         return runner
     logging.getLogger("whimbrel").warning("WHIMBREL_RUNNER=%s wraps the runner. It is made for tests.", wrapper)
     module, _, name = wrapper.partition(":")
