@@ -79,9 +79,9 @@ class _Source:
                 declared = {*inspect.signature(kind).parameters, *config.attribute_map, *kind().to_dict()}
         except Exception as error:  # transformers raises many kinds
             raise file.error(f"transformers refuses this config: {_first_line(error)}.", "model_type") from None
-        wanted = getattr(hf, self._architecture).config_class
-        if kind is not wanted:
-            raise file.error(f"{self._architecture} goes with model_type {wanted.model_type!r}.", "model_type")
+        expected = getattr(hf, self._architecture).config_class
+        if kind is not expected:
+            raise file.error(f"{self._architecture} goes with model_type {expected.model_type!r}.", "model_type")
         refuse_undeclared(file, declared)
         return config
 

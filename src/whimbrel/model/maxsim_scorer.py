@@ -69,14 +69,14 @@ class MaxSimScorer:
         self,
         comparison: PairScoring,
         num_seqs: int,
-        kept: Mapping[int, Tensor] | None = None,
+        cached: Mapping[int, Tensor] | None = None,
         keep: Callable[[int, Tensor], None] | None = None,
         matches: Ragged | None = None,
     ) -> None:
-        """`num_seqs` counts the texts without stored vectors. `kept` holds the vectors of documents from the cache, by index.
+        """`num_seqs` counts the texts without stored vectors. `cached` holds the vectors of documents from the cache, by index.
 
         `keep` is called with the vectors of the other documents. `matches` (see `Outputs.token_matches`) is filled in."""
-        self.keep_documents = frozenset(kept or ())
+        self.keep_documents = frozenset(cached or ())
         self._keep = keep
         self.token_matches = matches
         self.scores = np.empty(comparison.num_pairs, np.float32)
@@ -92,7 +92,7 @@ class MaxSimScorer:
         self._queries: dict[int, Tensor] = {}
         self._waiting: dict[int, Tensor] = {}
         """Vectors of the documents that wait for a query."""
-        self._parts = [*self._kept_parts(kept or {}), *self._stored_parts(comparison.stored, num_seqs)]
+        self._parts = [*self._cached_parts(cached or {}), *self._stored_parts(comparison.stored, num_seqs)]
         self.num_parts = len(self._parts)
         self._num_missing = np.unique(self._query_P).size - len(self._queries)
         """Number of queries that do not exist yet."""
@@ -184,16 +184,16 @@ class MaxSimScorer:
                 )
                 yield partial(self._score_all, documents)
 
-    def _kept_parts(self, kept: Mapping[int, Tensor]) -> Iterable[Part]:
-        if kept:
-            texts_N = np.array(list(kept))
-            offsets_N1 = np.cumsum([0, *(rows.nbytes for rows in kept.values())])
+    def _cached_parts(self, cached: Mapping[int, Tensor]) -> Iterable[Part]:
+        if cached:
+            texts_N = np.array(list(cached))
+            offsets_N1 = np.cumsum([0, *(rows.nbytes for rows in cached.values())])
             for texts in _split_parts(offsets_N1, 1):
-                yield partial(self._score_kept, texts_N[texts], kept)
+                yield partial(self._score_cached, texts_N[texts], cached)
 
     @memory_errors()
-    def _score_kept(self, texts_N: Int64Array, kept: Mapping[int, Tensor]) -> None:
-        self._score_all(_stack(texts_N, kept))
+    def _score_cached(self, texts_N: Int64Array, cached: Mapping[int, Tensor]) -> None:
+        self._score_all(_stack(texts_N, cached))
 
     @memory_errors()
     def _score_all(self, documents: TokenRows) -> None:

@@ -35,7 +35,7 @@ class DeviceRowSelection:
     widths_P: Tensor | None
     activated_P: Tensor
     all_activated: bool | None
-    """Whether all rows or none are activated; None: some are."""
+    """True if all rows are activated, False if none; None: some are."""
     tokens_R: Tensor | None = None
     """Tokens of rows over the vocabulary, padded for linear layers; None: other outputs."""
 

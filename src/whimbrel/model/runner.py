@@ -54,7 +54,7 @@ class Pending:
     rows: Mapping[OutputName, Tensor]
     finite: Mapping[OutputName, Tensor]
     """Mask of the finite rows, for outputs that stay on the device."""
-    wanted: Mapping[OutputName, RowSelection]
+    selections: Mapping[OutputName, RowSelection]
     tower: int
     done: torch.cuda.Event | None
 
@@ -135,20 +135,20 @@ class Runner:
             if name in pending.finite:
                 outputs[name] = DeviceRows(rows_PD, pending.finite[name].numpy())
             else:
-                outputs[name] = to_host(self._cards[pending.tower].output(name), pending.wanted[name], rows_PD.numpy())
+                outputs[name] = to_host(self._cards[pending.tower].output(name), pending.selections[name], rows_PD.numpy())
         return outputs
 
     @torch.inference_mode()
     def _launch(
-        self, batch: Batch, wanted: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None
+        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None
     ) -> Pending:
         num_rows = round_up_rows(batch.num_tokens)
         ids_R, positions_R, type_ids_R = (
             self._put(_pad(x, num_rows)) for x in (batch.ids_T, batch.positions_T, batch.type_ids_T)
         )
         hidden_RD = self._models[batch.tower](ids_R, positions_R, type_ids_R, self._layout(batch), between_layers)
-        rows = self._poolings[batch.tower](hidden_RD, {name: self._rows(each) for name, each in wanted.items()})
-        return self._copy_back(rows, wanted, batch.tower)
+        rows = self._poolings[batch.tower](hidden_RD, {name: self._rows(each) for name, each in selections.items()})
+        return self._copy_back(rows, selections, batch.tower)
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = np.diff(batch.cu_seqlens)
@@ -164,13 +164,13 @@ class Runner:
             else None,
         )
 
-    def _rows(self, wanted: RowSelection) -> DeviceRowSelection:
-        activated_P, tokens_X = wanted.activated_P, wanted.tokens_X
+    def _rows(self, selection: RowSelection) -> DeviceRowSelection:
+        activated_P, tokens_X = selection.activated_P, selection.tokens_X
         return DeviceRowSelection(
-            self._put(wanted.origins_P),
-            self._put(wanted.starts_P),
-            self._put(wanted.ends_P),
-            None if wanted.widths_P is None else self._put(wanted.widths_P),
+            self._put(selection.origins_P),
+            self._put(selection.starts_P),
+            self._put(selection.ends_P),
+            None if selection.widths_P is None else self._put(selection.widths_P),
             self._put(activated_P),
             bool(activated_P[0]) if activated_P.size and (activated_P == activated_P[0]).all() else None,
             None if tokens_X is None else self._put(_pad(tokens_X, round_up_rows(tokens_X.size))),
@@ -194,12 +194,14 @@ class Runner:
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
-    def _copy_back(self, rows: Mapping[OutputName, Tensor], wanted: Mapping[OutputName, RowSelection], tower: int) -> Pending:
+    def _copy_back(
+        self, rows: Mapping[OutputName, Tensor], selections: Mapping[OutputName, RowSelection], tower: int
+    ) -> Pending:
         """Copy rows to the host; of outputs that stay on the device, only the mask of finite rows."""
-        kept: set[OutputName] = {name for name in rows if wanted[name].keep_on_device and self._keeps_vectors}
+        kept: set[OutputName] = {name for name in rows if selections[name].keep_on_device and self._keeps_vectors}
         finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in kept}
         if self._copies is None:
-            return Pending(rows, finite, wanted, tower, None)
+            return Pending(rows, finite, selections, tower, None)
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copies):
             copied: dict[OutputName, Tensor] = {
@@ -208,7 +210,7 @@ class Runner:
             done = torch.cuda.Event()
             done.record(self._copies)
         pending: dict[OutputName, Tensor] = {name: rows[name] if name in kept else copied[name] for name in rows}
-        return Pending(pending, {name: copied[name] for name in kept}, wanted, tower, done)
+        return Pending(pending, {name: copied[name] for name in kept}, selections, tower, done)
 
     def _to_host(self, x: Tensor) -> Tensor:
         assert self._copies is not None

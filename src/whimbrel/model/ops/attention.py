@@ -57,7 +57,7 @@ class ScoreOptions:
 
     @property
     def plain(self) -> bool:
-        """Whether every token attends to every token, without bias or cap."""
+        """True if every token attends to every token, without bias or cap."""
         return not self.causal and self.window is None and self.softcap is None and self.bias is None
 
 

@@ -173,17 +173,17 @@ def _maxima(
     device = documents.rows_TD.device
     q_TD, x_TD = _operands(queries, documents)
     best = torch.empty(len(items_W4) * block_q, dtype=torch.float32, device=device)
-    places = torch.empty(best.numel() if where else 0, dtype=torch.int32, device=device)
+    positions = torch.empty(best.numel() if where else 0, dtype=torch.int32, device=device)
     items = torch.from_numpy(items_W4).to(device, non_blocking=True)
     width = queries.width
     block_d = min(_MAX_BLOCK_D, max(16, triton.next_power_of_2(width)))
     scales = documents.scales_T
     _maxima_kernel[(len(items_W4),)](
-        q_TD, x_TD, best if scales is None else scales, items, best, places, width, q_TD.stride(0), x_TD.stride(0),
+        q_TD, x_TD, best if scales is None else scales, items, best, positions, width, q_TD.stride(0), x_TD.stride(0),
         BLOCK_Q=block_q, BLOCK_T=_BLOCK_T, BLOCK_D=block_d, ONE_SLICE=width <= block_d,
         BITS=x_TD.dtype == torch.uint8, SCALED=scales is not None, WHERE=where, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return best, places
+    return best, positions
 
 
 def _block_q(longest: int) -> int:
@@ -212,8 +212,8 @@ def _items(
     query tokens, stretches of the document)."""
     q_P, x_P = queries.lengths[query_P], documents.lengths[document_P]
     blocks_P = -(-q_P // block_q)
-    wanted = max(1, -(-_PROGRAMS // int(blocks_P.sum())))
-    stretch = max(_MIN_STRETCH, -(-int(x_P.max()) // wanted))
+    num_stretches = max(1, -(-_PROGRAMS // int(blocks_P.sum())))
+    stretch = max(_MIN_STRETCH, -(-int(x_P.max()) // num_stretches))
     stretches_P = -(-x_P // stretch)
     counts_P = blocks_P * stretches_P
     first_P = np.cumsum(counts_P) - counts_P
