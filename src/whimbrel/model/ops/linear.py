@@ -151,7 +151,7 @@ class LowRank:
 
     The matrices of all adapters are concatenated: the K columns of x A' are the ranks of one adapter after another. Columns of
     adapters that are not a row's own are set to 0 before the product with B. So one product serves rows of all adapters in any
-    order, at the cost of a single adapter of rank K, and gives a row the same bits in any batch. `up` is B, (out, parts * K),
+    order, at the cost of one adapter of rank K. A row has the same bits in any batch. `up` is B, (out, parts * K),
     times the adapters' scale. `down` is A, (parts * K, in), for a linear layer; for a table it is the rows, (entries, K).
     Source of the formula: LoRA, arXiv:2106.09685.
     """
