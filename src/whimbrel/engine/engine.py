@@ -95,7 +95,7 @@ class Engine:
         progress("loading the weights")
         if self.plan.device == "cpu":
             tune_glibc_malloc()
-        runner = load_runner(checkpoint, self.card, self.plan, wrapper=os.environ.get("WHIMBREL_RUNNER"))
+        runner = load_runner(checkpoint, self.card, self.plan)
         self.plan = self.plan.with_same_bits(runner.unstable)
         self._dispatcher = Dispatcher(self.plan)
         self._finishing = FinishPool(self._dispatcher, self.plan.num_lanes, runner.init_thread)
