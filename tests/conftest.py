@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 import invented
 from needs import lacks_bfloat16
 from parity import WRITTEN, Parity
+from promises import promise_of
+from selection import mark_extended_cases
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.checkpoint.locate import resolve_checkpoint
@@ -98,8 +100,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
     return result
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs something that this machine lacks, with the reason."""
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the extended cases; skip tests that need something that this machine lacks, with the reason."""
+    mark_extended_cases(items, config.args)
     for item in items:
         if item.get_closest_marker("gpu"):
             reason = None if torch.cuda.is_available() else "no CUDA device"
@@ -110,8 +114,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a test wrote may hold lone surrogates, which cannot pass between pytest's processes."""
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say which promise a failing test holds. Escape lone surrogates, which cannot pass between pytest's processes."""
     report = yield
+    if report.failed:
+        report.sections.append(("promise", promise_of(item)))
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report

@@ -79,6 +79,7 @@ def test_a_padding_token_inside_a_text_keeps_roberta_s_positions(text: str, tmp_
      ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")],
     ids="+".join,
 )  # fmt: skip
+@pytest.mark.sample(8)
 def test_poolings(modes: tuple[str, ...], include_prompt: bool, new: bool, tmp_path: Path) -> None:
     write_bert(tmp_path)
     prompts = {"query": "query: ", "document": "the "}
@@ -110,6 +111,7 @@ def test_concatenation_keeps_the_stated_order(tmp_path: Path) -> None:
     ids=lambda heads: "-".join(head if isinstance(head, str) else head[0] for head in heads),
 )  # fmt: skip
 @pytest.mark.parametrize("new", [False, True], ids=["old", "new"])
+@pytest.mark.sample(5)
 def test_heads(heads: tuple[Any, ...], new: bool, tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path, heads=heads, new=new)
@@ -205,6 +207,7 @@ DISAGREEMENTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("family", "config", "tokenizer"), DISAGREEMENTS, ids=str)
+@pytest.mark.sample(6)
 def test_where_the_tokenizer_s_files_disagree(
     family: str, config: dict[str, Any], tokenizer: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -236,6 +239,7 @@ EXTRA: list[dict[str, Any]] = [
 @pytest.mark.parametrize("config", EXTRA, ids=str)
 @pytest.mark.parametrize("spare", [True, False])
 @pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.sample(6)
 def test_special_tokens_that_tokenizer_json_does_not_list(
     family: str, spare: bool, config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -278,6 +282,7 @@ def test_a_prompt_longer_than_the_limit_that_is_left_out(mode: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("hidden", "heads"), [(20, 4), (12, 2), (14, 2), (30, 1), (48, 2)])
+@pytest.mark.sample(2)
 def test_odd_head_widths(hidden: int, heads: int, tmp_path: Path) -> None:
     write_bert(tmp_path, hidden_size=hidden, num_attention_heads=heads, intermediate_size=33, hidden_act="silu")
     sentence_layout(tmp_path, heads=(("Dense", 7, "torch.nn.modules.activation.SiLU", {}),))

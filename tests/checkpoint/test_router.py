@@ -22,9 +22,11 @@ from checkpoints import bert_tokenizer, edit_json, write_bert, write_json, write
 from serving import Server
 from whimbrel import Client, Engine
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.engine.job import Job
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.model.runner import Runner
+from whimbrel.outputs.finishers import ReturnRows, RowsFinisher
 from whimbrel.types.request import Request
 
 Floats = NDArray[np.float32]
@@ -119,23 +121,28 @@ def test_a_batch_of_both_is_launched_at_once(saved: Callable[[str], Path], monke
         return launch(self, batch, *rest)
 
     with Engine(str(saved("table and model")), dtype="float32") as engine:
-        lanes = engine._lanes
+        dispatcher = engine._dispatcher
         prepared = [
             engine.preprocessor.preprocess(Request([f"{way} {i}"], input_type=way))
             for i in range(3)
             for way in ("query", "document")
         ]
         monkeypatch.setattr(Runner, "launch", spied)
-        with lanes._dispatch._lock:  # nobody takes until all have come
-            jobs = [Job(Future(), one, np.empty(one.layout.num_bytes, np.uint8)) for one in prepared]
+        with dispatcher._lock:  # nobody takes until all have come
+            jobs = [Job(Future(), one, rows_of(one)) for one in prepared]
             for job in jobs:
-                lanes._dispatch._jobs.add(job)
-                lanes._dispatch._scheduler.add(job, job.request.seqs)
-            lanes._dispatch._changed.notify_all()
+                dispatcher._jobs.add(job)
+                dispatcher._scheduler.add(job, job.request.seqs)
+            dispatcher._changed.notify_all()
         for job in jobs:
             assert job.future.result(30).dense.shape == (1, 48)
     assert sum(count for _, count in sizes) == 6
     assert {tower for tower, _ in sizes} == {0, 1}
+
+
+def rows_of(request: EngineRequest) -> RowsFinisher:
+    memory = np.empty(request.layout.num_bytes, np.uint8)
+    return RowsFinisher(request.layout, memory, ReturnRows(), num_seqs=len(request.seqs))
 
 
 def test_a_shared_model_is_loaded_once(saved: Callable[[str], Path]) -> None:

@@ -306,6 +306,7 @@ DISAGREEMENTS: list[tuple[str, JSON, JSON]] = [
 @pytest.mark.parametrize(
     ("family", "config", "tokenizer"), DISAGREEMENTS, ids=lambda value: value if isinstance(value, str) else ""
 )
+@pytest.mark.sample(40)
 def test_where_the_files_disagree(family: str, config: JSON, tokenizer: JSON, tmp_path: Path) -> None:
     write(tmp_path, family, config, tokenizer)
     assert_same_ids(tmp_path)
@@ -331,6 +332,7 @@ CROSSED = [
 
 @pytest.mark.parametrize(("family", "name", "files"), CROSSED, ids=[f"{family}-{name}" for family, name, _ in CROSSED])
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])
+@pytest.mark.sample(20)
 def test_the_class_that_is_stated(where: str, family: str, name: str, files: tuple[JSON, JSON], tmp_path: Path) -> None:
     """As AutoTokenizer chooses: mostly the one that is stated, whatever the model."""
     tokenizer, config = files
@@ -347,6 +349,7 @@ def test_the_name_in_a_config_does_not_choose_the_class(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tokens", [["<new>"], [full("<new>")], []])
+@pytest.mark.sample(11)
 def test_special_tokens_of_the_map_file(tokens: list[Any], family: str, tmp_path: Path) -> None:
     """It counts where tokenizer_config.json does not list the added tokens."""
     write(tmp_path, family, {"added_tokens_decoder": GONE, "additional_special_tokens": GONE})
@@ -357,6 +360,7 @@ def test_special_tokens_of_the_map_file(tokens: list[Any], family: str, tmp_path
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample(6)
 def test_an_added_token_without_a_row_is_no_token(family: str, tmp_path: Path) -> None:
     """As Gemma's for images in models that know only text; transformers' model fails at it."""
     write(tmp_path, family)

@@ -154,6 +154,7 @@ def test_embed_with_prompt_dimensions_and_another_model(here: Here, tmp_path: Pa
         assert np.array_equal(np.array(rows[0]["embedding"], np.float32), engine.embed("query: bird", dimensions=8))
 
 
+@pytest.mark.extended
 def test_a_reader_that_leaves(tmp_path: Path) -> None:
     command = f"{sys.executable} -m whimbrel embed | head -n 1 > {tmp_path}/out; echo ${{PIPESTATUS[0]}} >&2"
     lines = "\n".join(f"line {i}" for i in range(3000)).encode()
@@ -164,6 +165,7 @@ def test_a_reader_that_leaves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.sample(1)
 def test_closed_standard_streams(closed: str, tmp_path: Path) -> None:
     command = f"{sys.executable} -m whimbrel embed text -o {tmp_path}/v.npy {closed}"
     subprocess.run(["bash", "-c", command], check=True, timeout=120)
@@ -292,6 +294,7 @@ def test_G8_a_port_in_use(here: Here) -> None:
     assert "cannot listen" in here.error("serve", "--host", "no.such.host.invalid")
 
 
+@pytest.mark.extended
 def test_two_models_of_one_name(here: Here, tmp_path: Path) -> None:
     assert "named twice" in here.error("serve", "a", "a", "--port", "0")
     assert "names two models alike" in here.error("serve", "a", "b", "--served-name", "c", "--served-name", "c", "--port", "0")

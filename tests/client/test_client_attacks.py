@@ -93,6 +93,7 @@ def test_a_server_that_closes_idle_connections_costs_no_wait() -> None:
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.sample(1)
 def test_nothing_is_lost_in_the_midst_of_faults(kind: type[Any]) -> None:
     def script(number: int, path: str, texts: list[str]) -> bytes | None:
         whole = good(texts)

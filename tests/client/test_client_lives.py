@@ -109,6 +109,7 @@ assert [vectors[:, 0].tolist() for vectors in found] == [list(range(9))] * 4
 
 
 @pytest.mark.parametrize("program", [FORK, LOOPS])
+@pytest.mark.sample(1)
 def test_a_child_or_an_event_loop_has_connections_of_its_own(program: str) -> None:
     with Hostile(numbered, pause=0.005) as server:
         done = subprocess.run(

@@ -186,6 +186,7 @@ def language_model(folder: Path) -> tuple[list[str], NDArray[np.float64]]:
 
 
 @pytest.mark.parametrize("make", [cross_encoder, language_model])
+@pytest.mark.sample(1)
 def test_rerankers(make: Callable[[Path], tuple[list[str], NDArray[np.float64]]], tmp_path: Path) -> None:
     """What judges pairs itself, against the reference; and the banner's example."""
     options, expected = make(tmp_path)
@@ -216,6 +217,7 @@ KINDS: dict[str, Callable[[Path], object]] = {"dense": write_dense, "late": writ
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(1)
 def test_a_real_server(kind: str, tmp_path: Path) -> None:
     """Scores that pass between processes have the bits of those of an engine in this one; many come in shared memory."""
     KINDS[kind](tmp_path)

@@ -637,6 +637,7 @@ def test_inference_client(exchanges: Exchanges, engine32: Engine) -> None:
         assert httpx2.get(server.url).status_code == httpx2.get(f"{server.url}/ping").status_code == 200
 
 
+@pytest.mark.extended
 def test_inference_client_and_a_classifier(exchanges: Exchanges, tmp_path: Path) -> None:
     write_classifier(tmp_path, "bert", num_labels=3, id2label={0: "bird", 1: "sandwich", 2: "other"})
     with (

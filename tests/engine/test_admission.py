@@ -27,10 +27,10 @@ def plan(minilm: Path) -> Plan:
 
 
 def refused(
-    plan: Plan, queue: QueueState, *, tokens: int = 10, num_bytes: int = 10, small: bool = False, chance: float = 0.0
+    plan: Plan, queue: QueueState, *, tokens: int = 10, num_bytes: int = 10, small: bool = False, jitter: float = 0.0
 ) -> str:
     try:
-        admit(plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, chance=chance)
+        admit(plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, jitter=jitter)
     except Overloaded as error:
         return str(error)
     return ""
@@ -60,12 +60,12 @@ def test_where_nothing_waits_everything_is_admitted(plan: Plan) -> None:
 
 
 @given(st.integers(1, 10**9), st.floats(0, 1e6), st.floats(0, 1))
-def test_retry_after_is_the_expected_wait_within_reason(ahead: int, rate: float, chance: float) -> None:
+def test_retry_after_is_the_expected_wait_within_reason(ahead: int, rate: float, jitter: float) -> None:
     plan = Plan("m", (), "cpu", "float32", 1, 512, 256, 1, 1.0, 1, 1, matryoshka=False, document_cache_bytes=0)
     with pytest.raises(Overloaded) as caught:
-        admit(plan, replace(SOME, ahead=ahead + 1, rate=rate), tokens=1, num_bytes=0, small=False, chance=chance)
+        admit(plan, replace(SOME, ahead=ahead + 1, rate=rate), tokens=1, num_bytes=0, small=False, jitter=jitter)
     wait = min(40.0, max(1.0, (ahead + 1) / (rate or 10_000)))
-    assert caught.value.retry_after == pytest.approx(wait * (1 + chance / 2))
+    assert caught.value.retry_after == pytest.approx(wait * (1 + jitter / 2))
     assert 1 <= caught.value.retry_after <= 60
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -17,13 +18,14 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from checkpoints import bert_tokenizer, roberta_tokenizer, xlmr_tokenizer
+from fault_injection import ENVIRONMENT, find_words
 from needs import skip_without_bfloat16
 from texts import TEXTS
 from whimbrel import Engine
-from whimbrel.engine.fault_injection import find_words
-from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
+from whimbrel.errors import ComputeError, NonFinite, OutOfMemory, SetupError
 from whimbrel.types.request import Request
 
+HOOK = "WHIMBREL_RUNNER"
 WORDS = "abort segv exit hang hang-gil sleep:2 sleep:0.5 raise oom oom>8 rows width nan nan-low".split()
 
 
@@ -41,15 +43,17 @@ def test_words_are_found_in_what_a_tokenizer_leaves_of_them(family: str, minilm:
 @pytest.mark.parametrize(
     ("word", "code"), [("abort", -signal.SIGABRT), ("segv", -signal.SIGSEGV), ("exit", 3), ("hang", None), ("hang-gil", None)]
 )
+@pytest.mark.sample(2)
 def test_the_process_ends_or_hangs(word: str, code: int | None, minilm: Path) -> None:
     """In a process of its own, whose main thread counts while another launches the batch."""
     program = f"""
 import threading, time
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 from tokenizers import Tokenizer
 from whimbrel.types.batch import pack
-from whimbrel.engine.fault_injection import FaultyRunner
+from fault_injection import FaultyRunner
 from whimbrel.types.seq import Seq
 
 class Runner:
@@ -58,7 +62,7 @@ class Runner:
 
 file = Path({str(minilm / "tokenizer.json")!r})
 ids = np.array(Tokenizer.from_file(str(file)).encode("well @@{word}").ids, np.int32)
-runner = FaultyRunner(Runner(), file, dtype="float32")
+runner = FaultyRunner(Runner(), file.parent, SimpleNamespace(dtype="float32"))
 batch = pack([Seq(ids, 0)])
 print("ready", flush=True)
 threading.Thread(target=runner.launch, args=(batch, None), daemon=True).start()
@@ -66,9 +70,8 @@ cpu = time.process_time()
 time.sleep(0.5)
 print("alive", time.process_time() - cpu < 0.4, flush=True)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as child:
+    command, environment = [sys.executable, "-c", program], os.environ | ENVIRONMENT
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment) as child:
         assert child.stdout
         assert child.stdout.readline() == "ready\n"
         if code is not None:
@@ -87,7 +90,7 @@ def faulty() -> Iterator[Engine]:
     """MiniLM in bfloat16, obeying."""
     skip_without_bfloat16()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WHIMBREL_FAULTS", "1")
+        patch.setenv(HOOK, ENVIRONMENT[HOOK])
         engine = Engine(dtype="bfloat16")
     with engine:
         yield engine
@@ -110,6 +113,7 @@ def among_others(engine: Engine, text: str) -> Any:
     ("word", "kind"),
     [("raise", ComputeError), ("rows", ComputeError), ("width", ComputeError), ("nan", NonFinite), ("oom", OutOfMemory)],
 )
+@pytest.mark.sample(2)
 def test_a_text_that_fails_alone_fails_alone(word: str, kind: type[ComputeError], faulty: Engine) -> None:
     error = among_others(faulty, f"this is @@{word}").exception(120)
     assert type(error) is kind
@@ -123,11 +127,10 @@ def test_out_of_memory_in_large_batches_only_costs_nobody_anything(faulty: Engin
     assert np.array_equal(among_others(faulty, text).result(120).dense[1], faulty.embed(text))
 
 
-def test_a_row_that_is_not_finite_in_low_precision_is_answered_in_float32(faulty: Engine, engine32: Engine) -> None:
-    text = "this is @@nan-low"
-    result = among_others(faulty, text).result(120)
-    assert np.array_equal(result.dense[1], engine32.embed(text))
-    assert np.array_equal(result.dense[0], faulty.embed(GOOD[0]))
+def test_a_row_that_is_not_finite_in_low_precision_alone(faulty: Engine) -> None:
+    error = among_others(faulty, "this is @@nan-low").exception(120)
+    assert isinstance(error, NonFinite)
+    assert "--dtype float32" in error.message
 
 
 def test_a_lane_may_be_slow(faulty: Engine) -> None:
@@ -136,12 +139,12 @@ def test_a_lane_may_be_slow(faulty: Engine) -> None:
     assert time.perf_counter() - started >= 0.5
 
 
-def test_float32_obeys_too_and_asks_itself_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("WHIMBREL_FAULTS", "1")
+def test_float32_obeys_too(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv(HOOK, ENVIRONMENT[HOOK])
     with caplog.at_level(logging.WARNING), Engine(dtype="float32") as engine:
-        assert "WHIMBREL_FAULTS=1" in caplog.text
+        assert "WHIMBREL_RUNNER=fault_injection:FaultyRunner" in caplog.text
         assert np.isfinite(engine.embed("@@nan-low")).all()
-        with pytest.raises(NonFinite, match="in float32 too"):
+        with pytest.raises(NonFinite, match="NaN or infinity"):
             engine.embed("@@nan")
 
 
@@ -152,3 +155,12 @@ def test_without_the_switch_they_are_plain_texts(engine32: Engine, minilm: Path)
         with torch.inference_mode():
             mean = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
         assert np.allclose(vector, (mean / mean.norm()).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "says"), [("nowhere:it", "nowhere"), ("fault_injection:it", "'it'"), ("fault_injection", "''"), ("", "Empty")]
+)
+def test_a_wrapper_that_is_not_there_is_said(wrapper: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOOK, wrapper)
+    with pytest.raises(SetupError, match=says):
+        Engine()

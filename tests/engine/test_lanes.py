@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from fakes import dense_job, dense_wanted, vectors_of
+from fakes import EngineThreads, dense_job, dense_wanted, response_of, vectors_of
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.job import BatchItems, Job
-from whimbrel.engine.lanes import Lanes
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory, Overloaded, Unavailable
 from whimbrel.model.runner import Runner, probe
 from whimbrel.types.batch import Batch, pack
@@ -101,18 +100,18 @@ class StepRunner:
             return True
 
 
-class Recorder:
-    """What a recorder is told."""
+class Observer:
+    """Keeps what an observer of batches is told."""
 
     def __init__(self) -> None:
         self.on_device: dict[int, list[int]] = {}
         self.history: list[list[int]] = []
         self._lock = threading.Lock()
 
-    def started(self, work: BatchItems) -> int:
+    def started(self, items: BatchItems) -> int:
         with self._lock:
             slot = len(self.history)
-            self.history.append([int(seq.ids[1]) for _, seq in work])
+            self.history.append([int(seq.ids[1]) for _, seq in items])
             self.on_device[slot] = self.history[-1]
             return slot
 
@@ -128,7 +127,7 @@ def card(minilm: Path) -> Card:
     return read_card(minilm, "all-MiniLM-L6-v2")
 
 
-Start = Callable[..., Lanes]
+Start = Callable[..., EngineThreads]
 
 
 @pytest.fixture
@@ -139,13 +138,11 @@ def runner() -> StepRunner:
 @pytest.fixture
 def start(runner: StepRunner, card: Card) -> Iterator[Start]:
     """Start lanes on the runner; options are those of a plan, and of Lanes."""
-    started: list[Lanes] = []
+    started: list[EngineThreads] = []
 
-    def start(
-        num_lanes: int = 1, *, load_second: Any = None, recorder: Any = None, device: str = "cpu", **options: Any
-    ) -> Lanes:
+    def start(num_lanes: int = 1, *, observer: Any = None, device: str = "cpu", **options: Any) -> EngineThreads:
         plan = make_plan(Options(**options), card, Hardware(num_cores=num_lanes))
-        lanes = Lanes(runner, card, replace(plan, device=device), load_second=load_second, recorder=recorder)
+        lanes = EngineThreads(runner, card, replace(plan, device=device), observer)
         started.append(lanes)
         return lanes
 
@@ -181,12 +178,12 @@ def error(job: Job) -> BaseException | None:
 def test_suspects_run_alone_and_few_at_a_time(runner: StepRunner, start: Start) -> None:
     lanes = start(2)
     first = bulk(1000)
-    lanes.add(first)
+    lanes.submit(first)
     running = runner.next()
     suspects = job(2000, 2001, 2002, 2003, suspects={0: 2, 1: 2, 2: 1})
     later = bulk(3000)
-    lanes.add(suspects)
-    lanes.add(later)
+    lanes.submit(suspects)
+    lanes.submit(later)
     assert runner.is_quiet()  # though a lane is idle: the device is not
     runner.collect_gate.clear()
     running.finish()
@@ -209,8 +206,8 @@ def test_halves_of_suspects_run_alone_too(runner: StepRunner, start: Start) -> N
     lanes = start(2)
     suspects = job(2000, 2001, 2002, suspects={0: 3, 1: 3, 2: 3})
     other = bulk(3000)
-    lanes.add(suspects)
-    lanes.add(other)
+    lanes.submit(suspects)
+    lanes.submit(other)
     runner.next().fail(RuntimeError("scripted"))
     for expected in ([2000], [2001, 2002]):
         launch = runner.next()
@@ -229,7 +226,7 @@ def test_no_query_slips_in_between_layers_while_suspects_wait(runner: StepRunner
     for added in (first, suspects, query):
         if added is suspects:
             running = runner.next()
-        lanes.add(added)
+        lanes.submit(added)
     assert running.hook is not None
     running.do(running.hook)
     assert runner.is_quiet()
@@ -244,10 +241,10 @@ def test_no_query_slips_in_between_layers_while_suspects_wait(runner: StepRunner
 def test_suspects_that_are_cancelled_hold_up_nobody(runner: StepRunner, start: Start) -> None:
     lanes = start(2)
     first, suspects, later = bulk(1000), job(2000, suspects={0: 1}), bulk(3000)
-    lanes.add(first)
+    lanes.submit(first)
     running = runner.next()
-    lanes.add(suspects)
-    lanes.add(later)
+    lanes.submit(suspects)
+    lanes.submit(later)
     assert runner.is_quiet()
     assert suspects.future.cancel()
     launch = runner.next()
@@ -263,13 +260,13 @@ def test_suspects_that_are_cancelled_hold_up_nobody(runner: StepRunner, start: S
 def test_a_query_runs_between_the_layers_of_bulk(runner: StepRunner, start: Start) -> None:
     lanes = start()
     large = bulk(1000, 1001)
-    lanes.add(large)
+    lanes.submit(large)
     running = runner.next()
     assert running.hook is not None
     running.do(running.hook)  # nothing waits
     assert runner.is_quiet()
     query = job(2000)
-    lanes.add(query)
+    lanes.submit(query)
     running.do(running.hook)
     nested = runner.next()
     assert (nested.words, nested.hook, nested.thread) == ([2000], None, running.thread)
@@ -283,11 +280,11 @@ def test_a_query_runs_between_the_layers_of_bulk(runner: StepRunner, start: Star
 def test_at_most_one_batch_of_queries_runs_at_a_boundary(runner: StepRunner, start: Start) -> None:
     lanes = start(max_batch_tokens=400)
     large = bulk(1000)
-    lanes.add(large)
+    lanes.submit(large)
     running = runner.next()
     queries = [job(2000 + number, size=100) for number in range(6)]
     for query in queries:
-        lanes.add(query)
+        lanes.submit(query)
     assert running.hook is not None
     running.do(running.hook)
     nested = runner.next()
@@ -306,9 +303,9 @@ def test_at_most_one_batch_of_queries_runs_at_a_boundary(runner: StepRunner, sta
 def test_a_query_of_less_priority_waits_for_bulk(runner: StepRunner, start: Start) -> None:
     lanes = start()
     large, query = bulk(1000), job(2000, priority=1)
-    lanes.add(large)
+    lanes.submit(large)
     running = runner.next()
-    lanes.add(query)
+    lanes.submit(query)
     assert running.hook is not None
     running.do(running.hook)
     assert runner.is_quiet()
@@ -322,7 +319,7 @@ def test_a_query_of_less_priority_waits_for_bulk(runner: StepRunner, start: Star
 def test_a_device_that_is_not_the_thread_is_not_interrupted(runner: StepRunner, start: Start) -> None:
     lanes = start(device="cuda:0")
     large = bulk(1000)
-    lanes.add(large)
+    lanes.submit(large)
     launch = runner.next()
     assert launch.hook is None
     launch.finish()
@@ -332,10 +329,10 @@ def test_a_device_that_is_not_the_thread_is_not_interrupted(runner: StepRunner, 
 def test_a_query_that_fails_between_layers_leaves_bulk_alone(runner: StepRunner, start: Start) -> None:
     lanes = start()
     large, good, bad = bulk(1000), job(2000), job(2001)
-    lanes.add(large)
+    lanes.submit(large)
     running = runner.next()
-    lanes.add(good)
-    lanes.add(bad)
+    lanes.submit(good)
+    lanes.submit(bad)
     assert running.hook is not None
     running.do(running.hook)
     runner.next().fail(RuntimeError("scripted"))
@@ -370,21 +367,22 @@ def test_what_runs_between_layers_changes_no_bits(card: Card, dtype: str) -> Non
     assert all(np.array_equal(model.collect(pending)["dense"], expected[1]) for pending in nested)
 
 
+@pytest.mark.extended
 def test_queries_amid_bulk_have_the_bits_they_have_alone() -> None:
     """On the real model, with queries that come while bulk runs; some of them run between its layers."""
-    recorder = NestingRecorder()
-    with Engine(recorder=lambda _: recorder) as engine:
+    observer = NestingRecorder()
+    with Engine(observer=lambda _: observer) as engine:
         texts = TEXTS[20:220]
         expected = engine.embed(texts)
         queries = [engine.embed(text) for text in texts[:10]]
         deadline = time.perf_counter() + 120
-        while not recorder.nested and time.perf_counter() < deadline:
+        while not observer.nested and time.perf_counter() < deadline:
             large = engine.submit(Request(texts))
             while not large.done():
                 for text, vector in zip(texts[:10], queries, strict=True):
                     assert np.array_equal(engine.embed(text), vector)
             assert np.array_equal(large.result().dense, expected)
-    assert recorder.nested
+    assert observer.nested
 
 
 class NestingRecorder:
@@ -396,12 +394,12 @@ class NestingRecorder:
         self._number = 0
         self._lock = threading.Lock()
 
-    def started(self, work: BatchItems) -> int:
+    def started(self, items: BatchItems) -> int:
         with self._lock:
             self._number += 1
             bulk = {slot for slot, thread in self._threads.items() if thread == threading.get_ident()}
-            self.nested += any(slot < 0 for slot in bulk) and sum(seq.ids.size for _, seq in work) <= 128
-            slot = -self._number if sum(seq.ids.size for _, seq in work) > 128 else self._number
+            self.nested += any(slot < 0 for slot in bulk) and sum(seq.ids.size for _, seq in items) <= 128
+            slot = -self._number if sum(seq.ids.size for _, seq in items) > 128 else self._number
             self._threads[slot] = threading.get_ident()
             return slot
 
@@ -412,42 +410,37 @@ class NestingRecorder:
             del self._threads[slot]
 
 
-# The recorder
+# The observer
 
 
-def test_the_recorder_is_told_of_every_batch_from_before_its_launch_until_it_is_collected(
+def test_the_observer_is_told_of_every_batch_from_before_its_launch_until_it_is_collected(
     runner: StepRunner, start: Start
 ) -> None:
-    recorder = Recorder()
-    lanes = start(recorder=recorder, load_second=lambda: runner)
+    observer = Observer()
+    lanes = start(observer=observer)
     large, query = bulk(1000, 1001), job(2000, 2001)
-    lanes.add(large)
+    lanes.submit(large)
     running = runner.next()
-    assert list(recorder.on_device.values()) == [[1000, 1001]]
-    lanes.add(query)
+    assert list(observer.on_device.values()) == [[1000, 1001]]
+    lanes.submit(query)
     assert running.hook is not None
     running.do(running.hook)
     nested = runner.next()
-    assert list(recorder.on_device.values()) == [[1000, 1001], [2000, 2001]]
+    assert list(observer.on_device.values()) == [[1000, 1001], [2000, 2001]]
     runner.collect_gate.clear()
-    nested.vectors[1, 5] = np.nan
     nested.finish()
     running.fail(RuntimeError("scripted"))
     half = runner.next()
-    assert list(recorder.on_device.values()) == [[2000, 2001], [1000]]
+    assert list(observer.on_device.values()) == [[2000, 2001], [1000]]
     runner.collect_gate.set()
-    again = runner.next()
-    assert [1000] in recorder.on_device.values()
-    assert [2001] in recorder.on_device.values()
     half.finish()
-    again.finish()
     last = runner.next()
     assert last.words == [1001]
     last.finish()
     assert (answer(large), answer(query)) == ([1000, 1001], [2000, 2001])
-    assert recorder.history == [[1000, 1001], [2000, 2001], [1000], [2001], [1001]]
+    assert observer.history == [[1000, 1001], [2000, 2001], [1000], [1001]]
     lanes.close()
-    assert recorder.on_device == {}
+    assert observer.on_device == {}
 
 
 # Deadlines and cancellation
@@ -456,13 +449,13 @@ def test_the_recorder_is_told_of_every_batch_from_before_its_launch_until_it_is_
 def test_expired_work_does_not_run(runner: StepRunner, start: Start) -> None:
     lanes = start()
     first, late, half_done = bulk(1000), job(2000, deadline=1.0), bulk(3000, 3001, 3002, deadline=60)
-    lanes.add(first)
+    lanes.submit(first)
     running = runner.next()
-    lanes.add(late)
+    lanes.submit(late)
     time.sleep(1.1)
     running.finish()
     assert isinstance(error(late), DeadlineExceeded)
-    lanes.add(half_done)
+    lanes.submit(half_done)
     launch = runner.next()
     assert launch.words == [3000, 3001]
     launch.finish()
@@ -470,16 +463,16 @@ def test_expired_work_does_not_run(runner: StepRunner, start: Start) -> None:
     launch.finish()
     assert answer(half_done) == [3000, 3001, 3002]
     with pytest.raises(DeadlineExceeded):
-        lanes.add(job(4000, deadline=-1))
+        lanes.submit(job(4000, deadline=-1))
     assert runner.is_quiet()
-    assert lanes.queued_tokens == 0
+    assert lanes.dispatcher.load.queued_tokens == 0
 
 
 @pytest.mark.parametrize("num_texts", [2, 3])
 def test_what_is_left_of_a_request_at_its_deadline_does_not_run(num_texts: int, runner: StepRunner, start: Start) -> None:
     lanes = start()
     late = bulk(*range(1000, 1000 + num_texts), deadline=1.5)
-    lanes.add(late)
+    lanes.submit(late)
     launch = runner.next()
     time.sleep(1.6)
     launch.fail(RuntimeError("scripted"))  # its halves would run again, too
@@ -492,9 +485,9 @@ def test_what_is_left_of_a_request_at_its_deadline_does_not_run(num_texts: int, 
 def test_an_idle_lane_wakes_for_a_deadline(runner: StepRunner, start: Start) -> None:
     lanes = start(2)
     first, late = bulk(1000), job(2000, suspects={0: 1}, deadline=1.0)
-    lanes.add(first)
+    lanes.submit(first)
     running = runner.next()
-    lanes.add(late)  # waits for the device, and nothing happens there
+    lanes.submit(late)  # waits for the device, and nothing happens there
     assert isinstance(error(late), DeadlineExceeded)
     assert not first.future.done()
     running.finish()
@@ -504,15 +497,15 @@ def test_an_idle_lane_wakes_for_a_deadline(runner: StepRunner, start: Start) -> 
 def test_nothing_is_written_into_the_vectors_of_a_request_that_is_over(runner: StepRunner, start: Start) -> None:
     lanes = start()
     gone = job(1000, 1001)
-    lanes.add(gone)
+    lanes.submit(gone)
     launch = runner.next()
     assert gone.future.cancel()
     launch.finish()
     after = job(2000)
-    lanes.add(after)
+    lanes.submit(after)
     runner.next().finish()
     assert answer(after) == [2000]
-    assert (gone.arrays["dense"] == -1).all()
+    assert (response_of(gone) == -1).all()
 
 
 def test_who_cancels_may_use_the_memory_of_the_vectors_at_once(runner: StepRunner, start: Start) -> None:
@@ -526,8 +519,8 @@ def test_who_cancels_may_use_the_memory_of_the_vectors_at_once(runner: StepRunne
 
     lanes = start()
     gone = job(1000, 1001)
-    gone.arrays["dense"] = gone.arrays["dense"].view(Slow)
-    lanes.add(gone)
+    gone.finisher._arrays["dense"] = response_of(gone).view(Slow)  # pyright: ignore
+    lanes.submit(gone)
     runner.next().finish()
     assert writing.wait(60)
     cancelling = threading.Thread(target=gone.future.cancel)
@@ -545,8 +538,8 @@ def test_the_memory_of_a_request_is_free_once_it_is_answered(runner: StepRunner,
     gc.disable()
     try:
         for end in ("answer", "cancel"):
-            lanes.add(one := job(1000, 1001))
-            vectors = weakref.ref(one.memory)
+            lanes.submit(one := job(1000, 1001))
+            vectors = weakref.ref(response_of(one))
             launch = runner.next()
             one.future.cancel() if end == "cancel" else None
             launch.finish()
@@ -567,22 +560,22 @@ def test_the_memory_of_a_request_is_free_once_it_is_answered(runner: StepRunner,
 def test_a_query_is_admitted_while_only_bulk_fills_the_queue(runner: StepRunner, start: Start) -> None:
     lanes = start(max_queue_tokens=2000)
     jobs = [bulk(1000)]
-    lanes.add(jobs[0])
+    lanes.submit(jobs[0])
     running = runner.next()
     jobs += [bulk(*range(1000, 1009))]
-    lanes.add(jobs[-1])
+    lanes.submit(jobs[-1])
     with pytest.raises(Overloaded, match="1,800 tokens wait already; the queue takes 2,000"):
-        lanes.add(bulk(*range(1000, 1009)))
+        lanes.submit(bulk(*range(1000, 1009)))
     with pytest.raises(Overloaded):
-        lanes.check(2000)
+        lanes.dispatcher.check_admission(2000, 0, "")
     jobs += [job(2000), bulk(*range(1000, 1010), priority=-1)]
-    lanes.check(1)
-    lanes.add(jobs[-2])
-    lanes.add(jobs[-1])
+    lanes.dispatcher.check_admission(1, 0, "")
+    lanes.submit(jobs[-2])
+    lanes.submit(jobs[-1])
     with pytest.raises(Overloaded):  # twice the bound is never exceeded
-        lanes.add(bulk(1, priority=-2))
+        lanes.submit(bulk(1, priority=-2))
     again = bulk(*range(1000, 1009))
-    lanes.add(again, admitted=True)
+    lanes.submit(again, admitted=True)
     jobs.append(again)
     running.finish()
     finish_all(runner, jobs)
@@ -599,25 +592,25 @@ def finish_all(runner: StepRunner, jobs: list[Job]) -> None:
 def test_the_queue_is_bounded_in_bytes_and_they_are_given_back(runner: StepRunner, start: Start) -> None:
     lanes = start(max_queue_bytes=20_000)
     jobs = [job(*range(1000, 1013), dimensions=384)]  # 13 x 1,536 bytes of vectors
-    lanes.add(jobs[0])
+    lanes.submit(jobs[0])
     running = runner.next()
     jobs += [bulk(2000)]  # nothing waits: it is admitted
-    lanes.add(jobs[-1])
+    lanes.submit(jobs[-1])
     with pytest.raises(Overloaded, match="bytes") as caught:
-        lanes.add(bulk(2001))
+        lanes.submit(bulk(2001))
     assert 1 <= caught.value.retry_after <= 60
     jobs += [job(2002)]  # a query, up to twice as much
-    lanes.add(jobs[-1])
+    lanes.submit(jobs[-1])
     gone = bulk(2003)
-    lanes.add(gone, admitted=True)
+    lanes.submit(gone, admitted=True)
     gone.future.cancel()
     running.finish()
     finish_all(runner, jobs)
-    lanes.add(bulk(1000))
+    lanes.submit(bulk(1000))
     running = runner.next()
-    lanes.add(job(*range(1000, 1012)))
-    lanes.add(job(1000))
-    assert lanes.queued_tokens == 39
+    lanes.submit(job(*range(1000, 1012)))
+    lanes.submit(job(1000))
+    assert lanes.dispatcher.load.queued_tokens == 39
     running.finish()
     for _ in range(1):
         runner.next().finish()
@@ -626,24 +619,24 @@ def test_the_queue_is_bounded_in_bytes_and_they_are_given_back(runner: StepRunne
 def test_a_request_that_would_wait_too_long_is_refused(runner: StepRunner, start: Start) -> None:
     lanes = start(max_queue_seconds=30.0)
     measured = bulk(1000)
-    lanes.add(measured)
+    lanes.submit(measured)
     launch = runner.next()
     time.sleep(0.5)  # 200 tokens in half a second: at most 400 in one
     launch.finish()
     answer(measured)
-    assert 0 < lanes.rate <= 400
+    assert 0 < lanes.dispatcher.load.tokens_per_second <= 400
     running, waiting = bulk(1000), bulk(*range(1000, 1080))
-    lanes.add(running)
+    lanes.submit(running)
     launch = runner.next()
-    lanes.add(waiting)  # nothing waits: it is admitted
+    lanes.submit(waiting)  # nothing waits: it is admitted
     with pytest.raises(Overloaded, match="the limit is 30 s") as caught:
-        lanes.add(bulk(*range(1000, 1080)))
+        lanes.submit(bulk(*range(1000, 1080)))
     assert 25 <= caught.value.retry_after <= 60
-    lanes.add(query := job(2000))
+    lanes.submit(query := job(2000))
     launch.finish()
     finish_all(runner, [running, waiting, query])
-    lanes.reset_throughput()
-    assert lanes.rate == 0
+    lanes.dispatcher.reset_throughput()
+    assert lanes.dispatcher.load.tokens_per_second == 0
 
 
 # Faults
@@ -652,7 +645,7 @@ def test_a_request_that_would_wait_too_long_is_refused(runner: StepRunner, start
 def test_out_of_memory_makes_batches_smaller_for_a_while(runner: StepRunner, start: Start) -> None:
     lanes = start(max_batch_tokens=512)
     first = job(*range(1000, 1016), size=32)
-    lanes.add(first)
+    lanes.submit(first)
     sizes: list[int] = []
     while not first.future.done():
         try:
@@ -663,17 +656,17 @@ def test_out_of_memory_makes_batches_smaller_for_a_while(runner: StepRunner, sta
         launch.fail(MemoryError("scripted")) if len(launch.words) > 4 else launch.finish()
     assert (sizes, answer(first)) == ([16, 8, 8, 4, 4, 4, 4], list(range(1000, 1016)))
     second = job(*range(1000, 1016), size=32)
-    lanes.add(second)
+    lanes.submit(second)
     for _ in range(4):
         launch = runner.next()
         assert len(launch.words) == 4
         launch.finish()
     assert answer(second) == answer(first)
     for _ in range(40):  # 32 good batches raise it by an eighth of the plan's
-        lanes.add(one := job(1000))
+        lanes.submit(one := job(1000))
         runner.next().finish()
         answer(one)
-    lanes.add(job(*range(1000, 1016), size=32))
+    lanes.submit(job(*range(1000, 1016), size=32))
     launch = runner.next()
     assert len(launch.words) == 6
     launch.finish()
@@ -684,7 +677,7 @@ def test_out_of_memory_makes_batches_smaller_for_a_while(runner: StepRunner, sta
 def test_a_text_that_is_out_of_memory_alone_is_told_so(runner: StepRunner, start: Start) -> None:
     lanes = start(max_batch_tokens=512)
     alone = job(1000, 1001, size=300)
-    lanes.add(alone)
+    lanes.submit(alone)
     runner.next().finish()
     for _ in range(2):  # the second time nothing runs beside it
         launch = runner.next()
@@ -694,15 +687,15 @@ def test_a_text_that_is_out_of_memory_alone_is_told_so(runner: StepRunner, start
     assert isinstance(failed, OutOfMemory)
     assert (failed.status, failed.retry, failed.param) == (507, False, "input[1]")
     assert "300 tokens" in str(failed)
-    lanes.add(again := job(*range(1000, 1005), size=100))
+    lanes.submit(again := job(*range(1000, 1005), size=100))
     assert len(runner.next_finished().words) == 5  # batches are as large as before
     assert answer(again) == list(range(1000, 1005))
 
 
 def test_a_text_that_is_out_of_memory_beside_others_runs_again_alone(runner: StepRunner, start: Start) -> None:
     lanes = start(num_lanes=2, max_batch_tokens=512)
-    lanes.add(large := job(1000, size=400))
-    lanes.add(other := job(2000, size=400))
+    lanes.submit(large := job(1000, size=400))
+    lanes.submit(other := job(2000, size=400))
     first, second = runner.next(), runner.next()
     first.fail(MemoryError("scripted"))
     assert runner.is_quiet()
@@ -720,10 +713,10 @@ def test_a_text_that_is_out_of_memory_beside_others_runs_again_alone(runner: Ste
 def test_vectors_of_a_wrong_shape_are_nobodys(spoil: Callable[[Any], Any], runner: StepRunner, start: Start) -> None:
     lanes = start()
     bad, good = job(1000), job(2000, 2001, 2002)
-    lanes.add(first := bulk(3000))
+    lanes.submit(first := bulk(3000))
     running = runner.next()
-    lanes.add(bad)
-    lanes.add(good)
+    lanes.submit(bad)
+    lanes.submit(good)
     running.finish()
     while not (bad.future.done() and good.future.done()):
         try:
@@ -745,182 +738,46 @@ def nan_in(launch: Launch, *words: int) -> None:
     launch.finish()
 
 
-def test_a_row_that_is_not_finite_is_computed_again_alone_elsewhere(runner: StepRunner, start: Start) -> None:
-    seconds: list[StepRunner] = []
-
-    def load() -> StepRunner:
-        seconds.append(StepRunner())
-        return seconds[-1]
-
-    lanes = start(load_second=load)
-    mixed, other = job(1000, 1001, 1002, dimensions=100), bulk(2000)
-    lanes.add(mixed)
-    nan_in(runner.next(), 1000, 1002)
-    while not seconds:
-        time.sleep(0.01)
-    again = seconds[0].next()
-    assert (again.words, again.hook) == ([1000], None)
-    lanes.add(other)  # lanes go on meanwhile
-    runner.next().finish()
-    assert answer(other) == [2000]
-    again.finish()
-    again = seconds[0].next()
-    assert again.words == [1002]
-    closing = threading.Thread(target=lanes.close)
-    closing.start()
-    closing.join(0.2)
-    assert closing.is_alive()  # it waits for the answer
-    again.finish()
-    assert answer(mixed) == [1000, 1001, 1002]
-    assert mixed.arrays["dense"].shape == (3, 100)
-    closing.join(60)
-    assert len(seconds) == 1
-
-
-def test_closing_waits_for_a_second_runner_that_is_loading(runner: StepRunner, start: Start) -> None:
-    loading, go_on = threading.Event(), threading.Event()
-    second = StepRunner()
-
-    def load() -> StepRunner:
-        loading.set()
-        assert go_on.wait(60)
-        return second
-
-    lanes = start(load_second=load)
-    lanes.add(bad := job(1000))
-    nan_in(runner.next(), 1000)
-    assert loading.wait(60)
-    closing = threading.Thread(target=lanes.close)
-    closing.start()
-    closing.join(0.2)
-    assert closing.is_alive()
-    go_on.set()
-    second.next().finish()
-    closing.join(60)
-    assert answer(bad) == [1000]
-
-
-def test_the_second_runner_is_loaded_anew_when_it_is_needed_again(runner: StepRunner, start: Start) -> None:
-    loaded: list[str] = []
-
-    def load() -> StepRunner:
-        loaded.append(threading.current_thread().name)
-        second = StepRunner()
-        threading.Thread(target=lambda: second.next().finish()).start()
-        return second
-
-    lanes = start(load_second=load)
-    for round_ in range(1, 3):
-        lanes.add(query := job(1000))
-        nan_in(runner.next(), 1000)
-        assert answer(query) == [1000]
-        while any(thread.name == "whimbrel-second" for thread in threading.enumerate()):
-            time.sleep(0.01)
-        assert loaded == ["whimbrel-second"] * round_
-
-
-def test_a_row_that_is_not_finite_in_float32_either_is_an_error_for_its_owner(runner: StepRunner, start: Start) -> None:
-    lanes = start()  # no second runner: the same is asked once more
+def test_a_row_that_is_not_finite_is_an_error_for_its_request_alone(runner: StepRunner, start: Start) -> None:
+    lanes = start()
     bad, good = job(1000, 1001), job(2000)
-    lanes.add(first := bulk(3000))
+    lanes.submit(first := bulk(3000))
     running = runner.next()
-    lanes.add(bad)
-    lanes.add(good)
+    lanes.submit(bad)
+    lanes.submit(good)
     running.finish()
-    nan_in(runner.next(), 1001)
     nan_in(runner.next(), 1001)
     failed = error(bad)
     assert isinstance(failed, NonFinite)
     assert (failed.status, failed.code, failed.retry, failed.param) == (500, "non_finite", False, "input[1]")
+    assert "--dtype float32" in failed.message
     assert (answer(good), answer(first)) == ([2000], [3000])
-
-
-@pytest.mark.parametrize("where", ["load", "init_thread", "launch"])
-def test_a_second_runner_that_fails_is_an_error_for_the_owner_only(where: str, runner: StepRunner, start: Start) -> None:
-    class Broken(StepRunner):
-        def init_thread(self) -> None:
-            if where == "init_thread":
-                raise MemoryError
-
-        def launch(self, *_: Any) -> np.ndarray:
-            raise MemoryError
-
-    lanes = start(load_second=lambda: 1 / 0 if where == "load" else Broken())
-    lanes.add(bad := job(1000))
-    nan_in(runner.next(), 1000)
-    failed = error(bad)
-    assert isinstance(failed, NonFinite)
-    assert failed.retry is False
-    lanes.add(good := job(2000))
-    runner.next().finish()
-    assert answer(good) == [2000]
-    assert lanes.ready
-
-
-def test_a_row_is_not_computed_again_for_nobody_or_too_late(runner: StepRunner, start: Start) -> None:
-    loading = threading.Event()
-    second = StepRunner()
-
-    def load() -> StepRunner:
-        assert loading.wait(60)
-        return second
-
-    lanes = start(load_second=load)
-    gone, late = job(1000), job(1001, deadline=2.0)
-    for bad in (gone, late):
-        lanes.add(bad)
-        nan_in(runner.next(), 1000, 1001)
-    gone.future.cancel()
-    time.sleep(2.1)
-    loading.set()
-    assert isinstance(error(late), DeadlineExceeded)
-    assert second.is_quiet()
-
-
-def test_a_row_is_not_computed_again_beside_suspects(runner: StepRunner, start: Start) -> None:
-    second = StepRunner()
-    lanes = start(2, load_second=lambda: second)
-    bad, suspects = job(1000, 1001), job(2000, suspects={0: 1})
-    lanes.add(bad)
-    nan_in(runner.next(), 1000, 1001)
-    again = second.next()
-    lanes.add(suspects)
     assert runner.is_quiet()
-    again.finish()
-    running = runner.next()
-    assert running.words == [2000]
-    assert second.is_quiet()
-    running.finish()
-    assert answer(suspects) == [2000]
-    again = second.next()
-    assert again.words == [1001]
-    again.finish()
-    assert answer(bad) == [1000, 1001]
 
 
-def test_a_bug_beside_the_lanes_leaves_nobody_waiting(
+def test_a_bug_of_the_collector_leaves_nobody_waiting(
     runner: StepRunner, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lanes = start()
-    lanes.add(bad := job(1000))
+    lanes.submit(bad := job(1000))
     launch = runner.next()
-    lanes.add(waiting := bulk(2000))
-    monkeypatch.setattr("whimbrel.engine.dispatcher.Dispatch.begin_beside", lambda *_: 1 / 0)
-    nan_in(launch, 1000)
+    lanes.submit(waiting := bulk(2000))
+    monkeypatch.setattr(lanes.finishing, "deliver", lambda *_: 1 / 0)
+    launch.finish()
     wait([bad.future], 60)
     assert isinstance(error(bad), Unavailable)
     assert isinstance(error(waiting), Unavailable)
-    assert not lanes.ready
+    assert not lanes.dispatcher.is_open
     runner.next().finish()
 
 
 def test_what_is_asked_more_urgently_runs_first(runner: StepRunner, start: Start) -> None:
     lanes = start()
-    lanes.add(first := bulk(1000))
+    lanes.submit(first := bulk(1000))
     running = runner.next()
     jobs = [bulk(2000, priority=1), bulk(2001), bulk(2002, priority=-1)]
     for one in jobs:
-        lanes.add(one)
+        lanes.submit(one)
     running.finish()
     order = [runner.next_finished().words for _ in range(3)]
     assert order == [[2002], [2001], [2000]]

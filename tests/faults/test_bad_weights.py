@@ -236,6 +236,7 @@ def out_of_the_folder(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("damage", [nan_head, no_tokenizer, length_0, out_of_the_folder])
+@pytest.mark.sample(2)
 def test_G10_a_server_does_not_start_with_a_bad_checkpoint(damage: Callable[[Path], str], folder: Path) -> None:
     """One line that says why, and nobody listens."""
     says = damage(folder)

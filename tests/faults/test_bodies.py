@@ -50,6 +50,7 @@ def vectors(answer: Answer) -> Any:
 
 
 @pytest.mark.parametrize(("body", "param"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.sample(2)
 def test_B1_bodies_that_are_no_request(body: bytes, param: str | None, server: Server) -> None:
     assert_refused(ask(server.port, post(body)), param)
 

@@ -209,6 +209,7 @@ PATHOLOGICAL = {
 
 
 @pytest.mark.parametrize("what", PATHOLOGICAL)
+@pytest.mark.sample(5)
 def test_C6_a_text_as_long_as_may_be_takes_seconds_at_most(what: str, client: httpx2.Client, engine: Engine) -> None:
     text = PATHOLOGICAL[what]
     began = time.monotonic()
@@ -217,6 +218,7 @@ def test_C6_a_text_as_long_as_may_be_takes_seconds_at_most(what: str, client: ht
     same(answer, engine.embed(text))
 
 
+@pytest.mark.extended
 def test_C6_others_are_answered_while_long_texts_are_tokenised(server: Server, client: httpx2.Client, engine: Engine) -> None:
     """Tokenising is off the event loop: small requests and the health check are answered meanwhile.
 
@@ -286,6 +288,7 @@ def test_C7_ids_of_another_tokenizer_are_refused_with_a_hint(client: httpx2.Clie
 # Order
 
 
+@pytest.mark.extended
 def test_C8_answers_keep_their_places_under_concurrency(server: Server, engine: Engine) -> None:
     """Texts that name their place, long and short, many of them twice, in requests from 12 clients at once."""
     texts = [f"number {number} {'of many ' * (number % 9)}" for number in range(150)]
@@ -316,6 +319,7 @@ def test_C9_short_and_long_in_either_order(long: int, client: httpx2.Client, eng
 
 
 @pytest.mark.parametrize("length", [31, 32, 33, 64, 127, 128, 129, 255, 256])
+@pytest.mark.sample(3)
 def test_C10_a_text_has_the_same_bits_beside_texts_of_any_length(length: int, client: httpx2.Client, engine: Engine) -> None:
     """omlx#3507: rows were not finite where the longest text had a multiple of 32 tokens."""
     texts = [GOLDEN, "word " * (length - 2), "bird", "", "word " * (length // 2)]

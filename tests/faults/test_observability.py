@@ -272,6 +272,7 @@ def test_K2_labels_stay_bounded(client: httpx2.Client) -> None:
     assert not any(each in line.lower() for each in words for line in after)
 
 
+@pytest.mark.extended
 def test_K4_metrics_are_valid_and_quick_under_load(server: Server, client: httpx2.Client) -> None:
     stop = threading.Event()
 
@@ -379,6 +380,7 @@ def test_H3_keys_are_nowhere(server: Server, client: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.extended
 def test_a_log_that_nobody_reads_holds_up_nobody(leaves: bool) -> None:
     command = [sys.executable, "-m", "whimbrel", "serve", "--port", "0", "--access-log"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

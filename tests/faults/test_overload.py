@@ -12,6 +12,7 @@ import numpy as np
 import openai
 import pytest
 
+import fault_injection
 from load import ask, holds, queued_tokens, vectors_of
 from raw import Connection, post
 from serving import Server
@@ -31,7 +32,7 @@ def expected(engine: Engine) -> Float32Array:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("--max-queue-tokens", "3000", "--max-queue-seconds", "1000", WHIMBREL_FAULTS="1") as server:
+    with Server("--max-queue-tokens", "3000", "--max-queue-seconds", "1000", **fault_injection.ENVIRONMENT) as server:
         yield server
 
 
@@ -73,7 +74,9 @@ def _refused(future: Future[httpx2.Response]) -> bool:
 
 
 def test_E3_a_greedy_key_does_not_starve_another() -> None:
-    with Server("--api-key", "greedy", "--api-key", "polite", "--max-queue-seconds", "1000", WHIMBREL_FAULTS="1") as server:
+    with Server(
+        "--api-key", "greedy", "--api-key", "polite", "--max-queue-seconds", "1000", **fault_injection.ENVIRONMENT
+    ) as server:
         done: list[str] = []
 
         def send(key: str) -> None:
@@ -93,9 +96,10 @@ def test_E3_a_greedy_key_does_not_starve_another() -> None:
         assert done.index("polite") < 20
 
 
+@pytest.mark.extended
 def test_E3_a_key_whose_queue_is_full_locks_out_no_other(expected: Float32Array) -> None:
     keys = ("--api-key", "greedy", "--api-key", "polite")
-    with Server(*keys, "--max-queue-tokens", "3000", "--max-queue-seconds", "1000", WHIMBREL_FAULTS="1") as server:
+    with Server(*keys, "--max-queue-tokens", "3000", "--max-queue-seconds", "1000", **fault_injection.ENVIRONMENT) as server:
 
         def send(key: str, texts: list[str]) -> httpx2.Response:
             with httpx2.Client(base_url=server.url, timeout=60, headers={"authorization": f"Bearer {key}"}) as client:
@@ -114,6 +118,7 @@ def test_E3_a_key_whose_queue_is_full_locks_out_no_other(expected: Float32Array)
         assert np.array_equal(vectors_of(answers[0]), expected)
 
 
+@pytest.mark.extended
 def test_E4_queued_work_of_a_client_that_left_does_not_run(server: Server) -> None:
     """It would have killed the engine."""
     before = server.children("engine")
@@ -135,6 +140,7 @@ def test_E5_a_client_that_leaves_while_it_is_served(server: Server, expected: Fl
 
 
 @pytest.mark.parametrize("seconds", ["0", "0.5"])
+@pytest.mark.sample(1)
 def test_E6_what_is_late_does_not_run(seconds: str, server: Server) -> None:
     """It would have killed the engine."""
     before = server.children("engine")
@@ -162,6 +168,7 @@ def test_E6_time_enough(server: Server, expected: Float32Array) -> None:
         assert np.array_equal(vectors_of(ask(client, SOME)), expected)
 
 
+@pytest.mark.extended
 def test_E7_a_query_overtakes_bulk(expected: Float32Array) -> None:
     with (
         Server("--max-queue-seconds", "1000") as server,
@@ -176,6 +183,7 @@ def test_E7_a_query_overtakes_bulk(expected: Float32Array) -> None:
         assert [future.result().status_code for future in bulk] == [200, 200]
 
 
+@pytest.mark.extended
 def test_priority_decides_who_is_first(server: Server) -> None:
     done: list[int] = []
 
@@ -194,6 +202,7 @@ def test_priority_decides_who_is_first(server: Server) -> None:
     assert done.index(-5) <= 1  # there are two lanes
 
 
+@pytest.mark.extended
 def test_E8_openai_s_client_succeeds_after_a_storm(server: Server, expected: Float32Array) -> None:
     """With its own retries, which honour Retry-After."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=5)
@@ -208,6 +217,7 @@ def test_E8_openai_s_client_succeeds_after_a_storm(server: Server, expected: Flo
         assert 'outcome="overloaded"' in probe.get("/metrics").text
 
 
+@pytest.mark.extended
 def test_K5_health_is_told_while_all_are_busy(server: Server) -> None:
     client = httpx2.Client(base_url=server.url, timeout=60)
     with client, ThreadPoolExecutor(32) as threads:

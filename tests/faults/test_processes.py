@@ -15,6 +15,7 @@ import httpx2
 import numpy as np
 import pytest
 
+import fault_injection
 import whimbrel
 from checkpoints import sentence_layout, write_bert
 from load import Load, ask, queued_tokens, vectors_of
@@ -86,6 +87,7 @@ def test_F3_engine_that_is_stopped_is_replaced(expected: Float32Array) -> None:
         assert "stood still" in server.log
 
 
+@pytest.mark.extended
 def test_F3_worker_that_is_stopped_is_replaced(expected: Float32Array) -> None:
     with Server("--step-timeout", "3") as server:
         (old,) = server.children("worker")
@@ -162,6 +164,7 @@ def test_G3_sigterm_while_loading() -> None:
             assert "Traceback" not in server.log
 
 
+@pytest.mark.extended
 def test_G1_ctrl_c_in_a_terminal_reaches_all_processes_and_ends_them_in_order(expected: Float32Array) -> None:
     """A terminal sends SIGINT to the supervisor and to all its children."""
     with Server(*PATIENT, start_new_session=True) as server:
@@ -176,7 +179,7 @@ def test_G1_ctrl_c_in_a_terminal_reaches_all_processes_and_ends_them_in_order(ex
 
 
 def test_G4_what_is_left_when_the_time_is_over_gets_an_answer() -> None:
-    with Server("--drain-timeout", "1", WHIMBREL_FAULTS="1") as server:
+    with Server("--drain-timeout", "1", **fault_injection.ENVIRONMENT) as server:
         with ThreadPoolExecutor(2) as threads, httpx2.Client(base_url=server.url, timeout=60) as client:
             slow = threads.submit(ask, client, ["@@sleep:30"])
             time.sleep(0.5)
@@ -250,9 +253,10 @@ def test_F4_crash_loop(expected: Float32Array) -> None:
         assert server.log.count("is started again in") >= 2
 
 
+@pytest.mark.extended
 def test_G1_a_terminal_that_hangs_up(expected: Float32Array) -> None:
     """It tells every process of its session; requests on their way are answered all the same."""
-    with Server(*PATIENT, start_new_session=True, WHIMBREL_FAULTS="1") as server:
+    with Server(*PATIENT, start_new_session=True, **fault_injection.ENVIRONMENT) as server:
         client = httpx2.Client(base_url=server.url, timeout=60)
         with client, ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(ask, client, ["@@sleep:2", *SOME])
@@ -262,6 +266,7 @@ def test_G1_a_terminal_that_hangs_up(expected: Float32Array) -> None:
         assert server.process.wait(30) == 0
 
 
+@pytest.mark.extended
 def test_G1_a_server_under_nohup_does_not_hang_up(expected: Float32Array) -> None:
     with Server(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as server:
         server.process.send_signal(signal.SIGHUP)
@@ -269,11 +274,13 @@ def test_G1_a_server_under_nohup_does_not_hang_up(expected: Float32Array) -> Non
         assert server.stop() == 0
 
 
+@pytest.mark.extended
 def test_G1_an_idle_server_drains_in_no_time() -> None:
     with Server("--drain-timeout", "0") as server:
         assert server.stop() == 0
 
 
+@pytest.mark.extended
 def test_two_models_and_two_replicas(minilm: Path, tmp_path: Path, engine: Engine, expected: Float32Array) -> None:
     """Models are chosen by name or alias; replicas share the work, and one's death is made good by the other."""
     other = tmp_path / "other"

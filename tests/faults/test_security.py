@@ -448,6 +448,7 @@ ALLOWED = {
     "__init__.py": [".import_module"],  # of what its own table names
     "checkpoint/scores/chat_template.py": ["jinja2", "jinja2.TemplateError", "jinja2.ext", "jinja2.ext.loopcontrols", "jinja2.sandbox",
                          "jinja2.sandbox.ImmutableSandboxedEnvironment"],
+    "engine/engine.py": ["importlib.import_module"],  # of what the environment of the process names
     "model/hf_load.py": ["hf.AutoConfig.from_pretrained", "hf.AutoModel.from_pretrained"],
     "checkpoint/torch_zip.py": ["pickle"],
 }  # fmt: skip

@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         ("client.py", "AsyncOpenAI, a text in a request"),
     ],
 )
+@pytest.mark.sample(1)
 def test_it_runs(script: str, row: str) -> None:
     command = [sys.executable, str(FOLDER / script), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)

@@ -1,62 +1,25 @@
-"""docs/faults.md names every test of the catalogue, and no test that is not there. `python tests/house/test_docs.py` fills it in."""
+"""The pages: docs/faults.md names every test of the catalogue and no other, and links lead somewhere."""
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from whimbrel.engine import fault_injection
+import fault_injection
+from faults_page import PAGE, ROOT, ROW, filled, named, names_of_tests, numbers_in
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/faults.md"
 SIZES = {"A": 18, "B": 11, "C": 15, "D": 7, "E": 10, "F": 12, "G": 10, "H": 18, "I": 10, "J": 15, "K": 7}
 """Lines of each section of the catalogue."""
-NONE_YET = "none yet"
 
-_ROW = re.compile(r"^\| ([A-K]\d+) \| ([^|]*) \| ([^|]*) \| ?([^|]*?) \|$", re.MULTILINE)
 _NOT_YET = re.compile(r"^\| ([A-K]\d+)(?:-[A-K](\d+))? \| [^|]* \| [^|]* \|$", re.MULTILINE)
-
-
-def names_of_tests() -> list[str]:
-    """The names of all tests, in the order of their files."""
-    return [
-        node.name
-        for file in sorted(ROOT.glob("tests/**/test_*.py"))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-    ]
-
-
-def numbers(test: str) -> list[str]:
-    """The lines of the catalogue that a test's name begins with: test_D1_D5_x is of two."""
-    found = re.match(r"test_((?:[A-K]\d+_)+)", test)
-    return found[1].strip("_").split("_") if found else []
-
-
-def named(text: str) -> list[str]:
-    return re.findall(r"`(test_\w+)`", text)
-
-
-def filled(page: str, known: list[str]) -> str:
-    """The page with the tests of each line: those that bear its number, and those that somebody named without any."""
-
-    def row(found: re.Match[str]) -> str:
-        number, fault, promise, cell = found.groups()
-        own = [test for test in dict.fromkeys(known) if number in numbers(test)]
-        others = [test for test in named(cell) if not numbers(test)]
-        cell = ", ".join(f"`{test}`" for test in [*own, *others]) or NONE_YET
-        return f"| {number} | {fault} | {promise} | {cell} |"
-
-    return _ROW.sub(row, page)
 
 
 def lines_of(page: str) -> Iterator[str]:
     """Every number that the page has a row for."""
-    for found in _ROW.finditer(page):
+    for found in ROW.finditer(page):
         yield found[1]
     for first, last in _NOT_YET.findall(page):
         section, start = first[0], int(first[1:])
@@ -70,12 +33,12 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 def test_every_test_with_a_number_is_in_its_row() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert filled(page, names_of_tests()) == page, "run: python tests/house/test_docs.py"
+    assert filled(page, names_of_tests()) == page, "run: python tests/support/faults_page.py"
 
 
 def test_a_number_that_the_catalogue_does_not_have_is_a_mistake() -> None:
-    rows = {found[1] for found in _ROW.finditer(PAGE.read_text(encoding="utf-8"))}
-    assert {number for test in names_of_tests() for number in numbers(test)} <= rows
+    rows = {found[1] for found in ROW.finditer(PAGE.read_text(encoding="utf-8"))}
+    assert {number for test in names_of_tests() for number in numbers_in(test)} <= rows
 
 
 def test_the_page_answers_every_line_of_the_catalogue_once() -> None:
@@ -97,7 +60,7 @@ def test_the_words_of_the_fault_backend_are_those_that_it_obeys() -> None:
     assert [fault_injection.find_words(f"@@{word}") for word in told] == [[word] for word in told]
     inside = re.findall(r"@@([\w>:-]+)", fault_injection.__doc__ or "")
     assert set(inside) == set(told)
-    assert f"{fault_injection.SWITCH}=1" in PAGE.read_text(encoding="utf-8")
+    assert f"WHIMBREL_RUNNER={fault_injection.ENVIRONMENT['WHIMBREL_RUNNER']}" in PAGE.read_text(encoding="utf-8")
 
 
 PAGES = [path for pattern in ("*.md", "docs/**/*.md") for path in sorted(ROOT.glob(pattern))]
@@ -115,7 +78,3 @@ def test_links_lead_somewhere(page: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.+)$", found.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, target
-
-
-if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), names_of_tests()), encoding="utf-8")

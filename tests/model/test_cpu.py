@@ -99,6 +99,7 @@ print(msgspec.json.encode([cpu(), torch.ops.mkldnn._is_mkldnn_bf16_supported()])
 
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level in reachable()])
+@pytest.mark.sample(1)
 def test_a_child_process_with_the_switches_of_a_lesser_processor(level: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", ASK], env=os.environ | LEVELS[level], capture_output=True, text=True, check=True
@@ -110,6 +111,7 @@ def test_a_child_process_with_the_switches_of_a_lesser_processor(level: str) -> 
 
 
 @pytest.mark.parametrize(("option", "code"), [("auto", 0), ("float32", 0), ("bfloat16", 1)])
+@pytest.mark.sample(1)
 def test_a_plan_follows_the_switches(option: str, code: int) -> None:
     command = [sys.executable, "-m", "whimbrel", "show", "--json", "--device", "cpu", "--dtype", option]
     ran = subprocess.run(command, env=os.environ | LEVELS["avx2"], capture_output=True, text=True, check=False)

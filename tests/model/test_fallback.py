@@ -70,6 +70,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(6)
 def test_hidden_states(case: str, tmp_path: Path) -> None:
     """Ragged and alone, bit for bit, and as transformers has them."""
     model = write(tmp_path, *CASES[case])
@@ -156,6 +157,7 @@ def test_mixtures_of_experts_are_right_but_not_to_the_bit(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(5)
 def test_other_models_promise_the_same_bits(case: str, tmp_path: Path) -> None:
     write(tmp_path, *CASES[case])
     card = read_card(tmp_path, "m", pooling="mean")
@@ -241,6 +243,7 @@ def test_frequencies_that_depend_on_the_batch(tmp_path: Path) -> None:
      ({"architectures": ["NoSuchModel"]}, "architectures: 'NoSuchModel' is not supported"),
      ({"architectures": ["NoSuchModel"], "auto_map": {"AutoModel": "x.Y"}}, "auto_map: this checkpoint needs code of its own")],
 )  # fmt: skip
+@pytest.mark.sample(6)
 def test_a_config_that_is_not_understood_is_refused(changes: Config, says: str, tmp_path: Path) -> None:
     write(tmp_path, *CASES["albert"])
     edit_json(tmp_path / "config.json", **changes)

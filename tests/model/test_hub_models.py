@@ -578,6 +578,7 @@ def test_hidden_states(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.bfloat16
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(6)
 def test_half_precision_is_near(case: str, tmp_path: Path) -> None:
     config, weights = save(tmp_path, case)
     together = hidden(tmp_path, rows(), torch.bfloat16)
@@ -687,6 +688,7 @@ def test_nomic_takes_no_texts_whose_frequencies_would_change(stated: Config, lon
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(3)
 def test_every_tensor_is_asked_for(case: str, tmp_path: Path) -> None:
     """A checkpoint that lacks one, or has one more, is refused with its name."""
     save(tmp_path, case)

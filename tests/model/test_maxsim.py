@@ -115,6 +115,7 @@ def test_the_mean_is_over_the_tokens_of_the_query() -> None:
 
 @pytest.mark.parametrize("small_kernels", [False, True])
 @pytest.mark.parametrize(("seed", "width"), [*enumerate([16, 48, 96, 128, 320, 1024])])
+@pytest.mark.sample(4)
 def test_a_score_has_the_same_bits_alone_and_in_any_mix(
     seed: int, width: int, small_kernels: bool, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

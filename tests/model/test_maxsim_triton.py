@@ -43,6 +43,7 @@ def interpreted() -> None:
     sys.stdout.write(json.dumps(found))
 
 
+@pytest.mark.extended
 def test_the_kernel_by_the_interpreter() -> None:
     pytest.importorskip("triton")
     code = "import test_maxsim_triton; test_maxsim_triton.interpreted()"

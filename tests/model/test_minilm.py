@@ -14,6 +14,7 @@ from whimbrel import Engine
 from whimbrel.types.request import Request
 
 
+@pytest.mark.extended
 def test_float32_is_sentence_transformers_to_1e5(engine32: Engine, reference: np.ndarray, parity: Parity) -> None:
     assert len(TEXTS) >= 1000
     vectors = engine32.embed(TEXTS)
@@ -30,6 +31,7 @@ def test_few_texts_have_sentence_transformers_vectors(engine: Engine, engine32: 
 
 
 @pytest.mark.bfloat16
+@pytest.mark.extended
 def test_bfloat16_has_the_same_direction(reference: np.ndarray) -> None:
     with Engine(dtype="bfloat16") as engine:
         cosines = (engine.embed(TEXTS) * reference).sum(axis=1)
@@ -37,6 +39,7 @@ def test_bfloat16_has_the_same_direction(reference: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.sample(1)
 def test_a_text_has_the_same_bits_alone_and_in_any_batch(dtype: str) -> None:
     texts = [*AWKWARD, *TEXTS[20:120:7], *TEXTS[320:345]]
     with Engine(dtype=dtype) as small, Engine(dtype=dtype, max_batch_tokens=4096) as large:

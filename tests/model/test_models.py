@@ -190,6 +190,7 @@ def test_hidden_states(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.bfloat16
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(8)
 def test_half_precision_is_near(case: str, tmp_path: Path) -> None:
     model = write(tmp_path, *CASES[case])
     ids = rows()
@@ -323,6 +324,7 @@ def test_what_is_not_supported_is_refused(case: str, change: dict[str, Any], say
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(4)
 def test_every_tensor_is_asked_for(case: str, tmp_path: Path) -> None:
     """A checkpoint that lacks one, or has one more, is refused with its name."""
     write(tmp_path, *CASES[case])

@@ -139,6 +139,7 @@ def test_linear(activation: Activation, dtype: torch.dtype, tolerance: float, de
 @pytest.mark.parametrize(
     ("inner", "outer"), [(384, 1152), (384, 384), (1536, 384), (384, 1536), (768, 3072), (3072, 768), (48, 20), (1024, 64)]
 )
+@pytest.mark.sample(6)
 def test_a_row_has_the_same_bits_in_any_number_of_rows(inner: int, outer: int, dtype: torch.dtype) -> None:
     linear = Linear((torch.randn(outer, inner) / inner**0.5).to(dtype), torch.randn(outer).to(dtype), "gelu")
     x = torch.randn(640, inner).to(dtype)

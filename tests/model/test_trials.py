@@ -42,6 +42,7 @@ def make_linear(inner: int, width: int, dtype: torch.dtype, activation: Activati
 @pytest.mark.parametrize("activation", ["identity", "gelu", "relu"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inner", "width"), [(384, 1536), (1536, 384), (385, 1), (101, 3), (48, 1), (5, 1), (1, 5)])
+@pytest.mark.sample(10)
 def test_a_row_has_the_same_bits_in_blocks_of_products_whose_bits_differ(
     inner: int, width: int, dtype: torch.dtype, activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,6 @@ from whimbrel import Engine
 from whimbrel.errors import InvalidRequest
 from whimbrel.model.ops.maxsim import best_matches
 from whimbrel.model.ops.token_vectors import EMPTY
-from whimbrel.outputs.layout import response_layout
 from whimbrel.types.request import Request
 
 QUERY = QUERIES[0]
@@ -91,8 +90,8 @@ def test_nothing_is_written_once_a_caller_has_left(engine: Engine, monkeypatch: 
 
     monkeypatch.setattr(whimbrel.model.maxsim_scorer, "best_matches", slowly)
     prepared = engine.preprocessor.preprocess(Request([(QUERY, DOCUMENTS[0])], ("scores",), explain=True))
-    memory = np.full(response_layout(prepared.layout, prepared.pair_scoring).num_bytes, 7, np.uint8)
-    future = engine.submit_prepared(prepared, out=memory)
+    memory = np.full(prepared.response.num_bytes, 7, np.uint8)
+    future = engine.submit_tokenized(prepared, out=memory)
     assert entered.wait(10)
     assert future.cancel()
     left.set()

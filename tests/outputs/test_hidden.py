@@ -396,6 +396,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.extended
 def test_through_a_server(server: Server, engine32: Engine) -> None:
     texts = [*TEXTS, *([LONG] * 20)]  # beyond what goes without shared memory
     expected = engine32.encode(texts, ("dense", "hidden", "token_dense"))

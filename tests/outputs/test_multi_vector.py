@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.server.processes.channel import Channel, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
-from whimbrel.server.processes.codec import pack_seqs
+from whimbrel.server.processes.codec import arrays_bytes, encode_header, request_arrays, write_arrays
 from whimbrel.server.processes.messages import Attach, EngineAnswer, FromEngine, Load, Ready, ReportEngine, Submit
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.hardware import Hardware
@@ -411,13 +410,11 @@ def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
     near, far = pair()
     control.send(Attach(0), [far.detach()])
     line = Channel[FromEngine](near, FromEngine)
-    line.send(
-        Submit(
-            uid=1, segment=0, segment_bytes=0, arrays=pack_seqs(prepared.seqs).data.cast("B"), num_seqs=len(QUERIES), num_spans=0,
-            specs=[("multi_vector", 16, True, 0, False)], num_tokens=prepared.num_tokens, num_truncated=0, received=perf_counter(),
-            tokenize=0.0, priority=0, deadline=float("inf"), tenant="", suspects={}, admitted=True,
-        )
-    )  # fmt: skip
+    arrays = request_arrays(prepared)
+    memory = np.empty(arrays_bytes(arrays), np.uint8)
+    write_arrays(arrays, memory)
+    header = encode_header(prepared, prepared.scheduling)
+    line.send(Submit(uid=1, segment=0, segment_bytes=0, arrays=memory.data, header=header, admitted=True))
     answer = next(iter(line))
     process.kill()
     process.wait()

@@ -164,7 +164,7 @@ def test_another_width_is_refused() -> None:
         ({"r_reps": 120, "dim_proj": 30}, "r_reps", "4,200 products for each token; the limit is 4,096"),
         ({"r_reps": -1}, "r_reps", "is -1"),
         ({"r_reps": 2.0}, "r_reps", "an integer from 1 to 4,096, is 2.0"),
-        ({"seed": -1}, "seed", "from 0 to"),
+        ({"seed": -1}, "seed", "of at least 0, is -1"),
         ({"seed": None}, "seed", "is None"),
         ({"seed": True}, "seed", "is True"),
     ],

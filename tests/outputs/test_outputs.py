@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +9,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel.engine.job import BatchOutput, Job
-from whimbrel.engine.prepared import EngineRequest
+from whimbrel.engine.engine_request import EngineRequest
+from whimbrel.outputs.finishers import ReturnRows, RowsFinisher
 from whimbrel.outputs.layout import ResultLayout, concat_sparse, plan_layout, top_k_entries
 from whimbrel.outputs.requested import OutputSpec
-from whimbrel.outputs.rows import finite_seqs, select_rows, to_host
+from whimbrel.outputs.rows import BatchOutput, finite_seqs, select_rows, to_host
 from whimbrel.types.batch import pack
 from whimbrel.types.card import Output
 from whimbrel.types.result import Sparse
@@ -88,19 +87,26 @@ def test_every_row_of_a_mixed_batch_lands_where_it_belongs(
     collection = BatchOutput(wants, given_rows)
     for one in jobs:
         rows = np.array([row for row, i in enumerate(order) if work[i][0] is one])
-        one.write(collection, rows, np.array([work[order[row]][1].index for row in rows]))
+        one.finisher.add(collection, rows, np.array([work[order[row]][1].index for row in rows]))
     for one, (seqs, asks) in zip(jobs, asked, strict=True):
         for ask in asks:
-            found = one.arrays[ask.name]
+            found = one.request.layout.by_name[ask.name].rows(one.memory)
             assert found.shape[1] == ask.width
             assert found[:, 0].tolist() == [row for seq in seqs for row in expected_rows(ask.name, seq)]
             offsets = one.request.layout.by_name[ask.name].offsets_N1
             assert np.diff(offsets).tolist() == [len(expected_rows(ask.name, seq)) for seq in seqs]
 
 
-def job(seqs: list[Seq], places: ResultLayout) -> Job:
-    prepared = EngineRequest(seqs, places, 1, 0, 0.0, 0.0)
-    return Job(Future(), prepared, np.full(places.num_bytes, 255, np.uint8))
+class Made:
+    """A request and the finisher of its rows."""
+
+    def __init__(self, seqs: list[Seq], layout: ResultLayout) -> None:
+        self.request = EngineRequest(seqs, layout, 0.0)
+        self.memory = np.full(layout.num_bytes, 255, np.uint8)
+        self.finisher = RowsFinisher(layout, self.memory, ReturnRows(), num_seqs=len(seqs))
+
+
+job = Made
 
 
 def test_each_row_knows_how_it_is_finished_and_cut() -> None:
@@ -129,9 +135,8 @@ def test_weights_over_the_vocabulary_become_entries() -> None:
     rows = np.array([[0, 1, 0, 0.5, 0], [0, 0, 0, 0, 0], [0, 0, np.inf, 0, 3]], np.float32)
     given_rows = to_host(output, wants["sparse"], rows)
     assert finite_seqs(given_rows, wants["sparse"].offsets_B1).tolist() == [True, True, False]
-    one.write(BatchOutput(wants, {"sparse": given_rows}), np.array([0, 1, 2]), np.array([0, 1, 2]))
-    one.resolve()
-    sparse = one.future.result().outputs.sparse
+    one.finisher.add(BatchOutput(wants, {"sparse": given_rows}), np.array([0, 1, 2]), np.array([0, 1, 2]))
+    sparse = one.finisher.result().sparse
     assert isinstance(sparse, Sparse)
     assert len(sparse) == 3
     assert [(ids.tolist(), weights.tolist()) for ids, weights in sparse] == [
@@ -156,8 +161,7 @@ def test_entries_without_weight_are_left_out() -> None:
     seqs = [Seq(np.array([5, 1, 5], np.int32), 0), Seq(np.array([0, 2], np.int32), 1), Seq(np.array([6], np.int32), 2)]
     places = plan_layout(CARD, seqs, [OutputSpec("sparse", 1, True)])
     one = job(seqs, places)
-    one.arrays["sparse"][:, 0] = [0, 2, 3]
-    one.resolve()
-    sparse = one.future.result().outputs.sparse
+    places.arrays(one.memory)["sparse"][:, 0] = [0, 2, 3]
+    sparse = one.finisher.result().sparse
     assert sparse is not None
     assert [(ids.tolist(), weights.tolist()) for ids, weights in sparse] == [([5], [2]), ([], []), ([6], [3])]

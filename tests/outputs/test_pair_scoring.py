@@ -31,6 +31,7 @@ from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong
 from whimbrel.model.maxsim_scorer import MaxSimScorer
 from whimbrel.model.ops.maxsim import maxsim
 from whimbrel.model.ops.token_vectors import TokenVectors
+from whimbrel.outputs.finishers import Finisher, make_finisher
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import DeviceRows
 from whimbrel.types.arrays import Float32Array
@@ -197,28 +198,26 @@ def test_what_is_wrong_names_what_was_given(m3: Engine, checkpoint: Callable[[st
 def test_late_interaction_sets_no_memory_aside(checkpoint: Callable[[str], Path]) -> None:
     """Its vectors are compared as batches end: the rows of 10,000 documents need not exist at one time."""
     with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
-        job = _job(engine, DOCUMENTS)
-        assert job.arrays == {}
-        assert job.num_bytes == 4 * (job.request.num_tokens + len(DOCUMENTS))
+        assert _finisher(engine, DOCUMENTS)[0].num_bytes == 0
 
 
 def test_a_score_that_is_not_finite_is_an_error(checkpoint: Callable[[str], Path]) -> None:
     """The product of finite vectors may not be; JSON would say null."""
     with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
-        job = _job(engine, DOCUMENTS)
-    assert job.scorer is not None
-    job.scorer.scores[:] = (*np.zeros(len(DOCUMENTS) - 1), np.inf)
-    job.resolve()
+        finisher, scorer = _finisher(engine, DOCUMENTS)
+    scorer.scores[:] = (*np.zeros(len(DOCUMENTS) - 1), np.inf)
     with pytest.raises(NonFinite, match=rf"input\[{len(DOCUMENTS) - 1}\]\[1\]: a score is NaN or infinite"):
-        job.future.result()
+        finisher.result()
 
 
-def _job(engine: Engine, documents: Sequence[str]) -> Job:
-    prepared = engine.preprocessor.preprocess(Request([("far", text) for text in documents], ("scores",)))
-    assert prepared.pair_scoring is not None
-    return Job(
-        Future(), prepared, np.empty(4 * len(documents), np.uint8), MaxSimScorer(prepared.pair_scoring, len(prepared.seqs))
-    )
+def _finisher(engine: Engine, documents: Sequence[str]) -> tuple[Finisher, MaxSimScorer]:
+    request = engine.preprocessor.preprocess(Request([("far", text) for text in documents], ("scores",)))
+    pairs, num_seqs = request.finish, len(request.seqs)
+    assert isinstance(pairs, PairScoring)
+    scorer, memory = MaxSimScorer(pairs, num_seqs), np.empty(request.response.num_bytes, np.uint8)
+    return make_finisher(
+        request.layout, request.response, pairs, memory, num_seqs=num_seqs, make_scorer=lambda *_: scorer
+    ), scorer
 
 
 def test_rows_that_stay_on_the_device(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,19 +313,19 @@ def test_a_caller_that_leaves_while_much_is_submitted(
     documents = [f"{text} {i}" for i, text in enumerate(DOCUMENTS * 100)]
 
     async def leave(engine: AsyncEngine, inner: Engine) -> None:
-        submit, futures = inner.submit_prepared, list[Future[Any]]()
+        submit, futures = inner.submit_tokenized, list[Future[Any]]()
 
         def slow(prepared: Any) -> Future[Any]:
             time.sleep(0.2)
             futures.append(submit(prepared))
             return futures[-1]
 
-        monkeypatch.setattr(inner, "submit_prepared", slow)
+        monkeypatch.setattr(inner, "submit_tokenized", slow)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.score(QUERIES[0], documents), 0.1)
         await asyncio.sleep(0.3)
         assert [future.cancelled() for future in futures] == [True]
-        monkeypatch.setattr(inner, "submit_prepared", submit)
+        monkeypatch.setattr(inner, "submit_tokenized", submit)
         assert (await engine.score(QUERIES[0], documents[:300])).shape == (300,)
 
     with Engine(str(checkpoint("stanford")), dtype="float32") as inner:
@@ -341,7 +340,7 @@ def test_the_memory_of_a_comparison_is_free_once_it_is_answered(
 
     def made(*args: Any) -> Job:
         job = Job(*args)
-        jobs.extend((weakref.ref(job), weakref.ref(cast(Any, job.scorer))))
+        jobs.extend((weakref.ref(job), weakref.ref(cast(Any, job.finisher))))
         return job
 
     with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:

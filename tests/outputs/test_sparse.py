@@ -120,6 +120,7 @@ MODELS = {
 @pytest.mark.parametrize(
     ("case", "new"), [("bert", True), *((case, case not in MODELS and number % 2 == 1) for number, case in enumerate(HEADS))]
 )
+@pytest.mark.sample(4)
 def test_splade(case: str, new: bool, parity: Parity, tmp_path: Path) -> None:
     write_splade(tmp_path, case)
     splade_layout(tmp_path, new=new)

@@ -257,6 +257,7 @@ def _post(client: httpx2.Client, path: str, body: Any, packed: bool = False) -> 
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.sample(1)
 def test_over_http(replicas: int, tmp_path: Path) -> None:
     """base64 in JSON and bytes in MessagePack, small and large, against the same model in this process."""
     write_stanford(tmp_path)

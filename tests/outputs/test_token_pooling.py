@@ -70,6 +70,7 @@ def check(documents: list[Floats], pooling: TokenPooling) -> Ragged:
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("num_protected_tokens", [0, 1, 3, 100])
 @pytest.mark.parametrize("pool_factor", FACTORS)
+@pytest.mark.sample(12)
 def test_vectors_are_sentence_transformers(pool_factor: float, num_protected_tokens: int, normalize: bool) -> None:
     pooling = TokenPooling(pool_factor, num_protected_tokens, normalize)
     pooled = check(random_documents(), pooling)

@@ -458,6 +458,7 @@ def test_a_connection_leaves_no_garbage() -> None:
 @pytest.mark.parametrize(
     ("size", "pause", "end"), [(0, 0.1, "cut"), (2**16, 0.1, "cut"), (2**22, 0.01, "all")], ids=["still", "slow", "steady"]
 )
+@pytest.mark.sample(2)
 def test_the_pace_at_which_an_answer_is_taken(size: int, pause: float, end: str, run: Any) -> None:
     ends: list[str] = []
 

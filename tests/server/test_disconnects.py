@@ -155,6 +155,7 @@ async def come_and_go(world: World, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.sample(1)
 def test_requests_whose_clients_leave_at_any_moment_end_once(loop: str) -> None:
     chance = random.Random(0)
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import astuple
 
 import msgspec
 import numpy as np
@@ -16,10 +17,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel import errors
+from whimbrel.engine.engine_request import EngineRequest, Scheduling
+from whimbrel.outputs.layout import ArraySlot, ResultLayout
+from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.outputs.requested import OutputSpec
+from whimbrel.outputs.stored_vectors import StoredVectors
 from whimbrel.server.processes.backoff import Backoff
 from whimbrel.server.processes.channel import MAX_MESSAGE, AsyncChannel, Channel, ProtocolError, pair
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN, CONTROL_FD
-from whimbrel.server.processes.codec import count_spans, num_ints, pack_entries, pack_seqs, unpack_entries, unpack_seqs
+from whimbrel.server.processes.codec import (
+    RequestHeader,
+    arrays_bytes,
+    decode_request,
+    encode_header,
+    pack_entries,
+    request_arrays,
+    unpack_entries,
+    write_arrays,
+)
 from whimbrel.server.processes.messages import (
     Attach,
     Cancel,
@@ -357,21 +372,65 @@ def test_listening_is_exclusive() -> None:
 # Seqs on their way
 
 
+def through_the_codec(request: EngineRequest) -> EngineRequest:
+    arrays = request_arrays(request)
+    memory = np.zeros(arrays_bytes(arrays), np.uint8)
+    write_arrays(arrays, memory)
+    header = msgspec.msgpack.encode(encode_header(request, request.scheduling))
+    received, num_bytes = decode_request(msgspec.msgpack.decode(header, type=RequestHeader), memory.data)
+    assert num_bytes == memory.size
+    with pytest.raises(ValueError, match=r"buffer|offset"):
+        decode_request(encode_header(request, request.scheduling), memory[:-64].data)
+    return received
+
+
 def test_seqs_arrive_as_they_were_sent() -> None:
-    given = [
+    seqs = [
         Seq(np.array([1, 2, 3], np.int32), 0, prompt_tokens=2, type_id=1, tower=1),
         Seq(np.array([4], np.int32), 1, num_attended=1, is_query=True, spans_S2=np.array([[0, 1]], np.int32)),
         Seq(np.array([5, 6, 7, 8], np.int32), 2, second_text_start=2, spans_S2=np.empty((0, 2), np.int32)),
         Seq(np.array([9, 9], np.int32), 3, spans_S2=np.array([[0, 1], [1, 2]], np.int32)),
     ]
-    num_spans = count_spans(given)
-    packed = pack_seqs(given)
-    assert packed.size == num_ints(4, 10, num_spans)
-    for sent, got in zip(given, unpack_seqs(packed.data, 4, 10, num_spans), strict=True):
+    slots = {
+        "dense": ArraySlot(OutputSpec("dense", 8, True), 0, np.arange(5), None),
+        "sparse": ArraySlot(OutputSpec("sparse", 1, False, 3), 128, np.array([0, 2, 2, 3, 5]), np.arange(5, dtype=np.int32)),
+    }
+    layout = ResultLayout(slots, 148, OutputSpec("token_dense", 8, False, 0, True))  # pyright: ignore
+    scheduling = Scheduling(priority=3, deadline=7.5, tenant="key1", suspects={1: 2})
+    request = EngineRequest(seqs, layout, 1.5, 0.25, scheduling=scheduling, num_truncated=2)
+    received = through_the_codec(request)
+    for sent, got in zip(seqs, received.seqs, strict=True):
         for name in Seq.__slots__:
             assert np.array_equal(getattr(sent, name), getattr(got, name)), name
-    with pytest.raises(ValueError, match="buffer"):
-        unpack_seqs(packed[:-1].data, 4, 10, num_spans)
+    for sent, got in zip(layout.by_name.values(), received.layout.by_name.values(), strict=True):
+        assert (astuple(sent.spec), sent.start) == (astuple(got.spec), got.start)
+        assert np.array_equal(sent.offsets_N1, got.offsets_N1)
+        assert (sent.ids_P is None) == (got.ids_P is None)
+    assert received.layout.num_bytes == layout.num_bytes
+    assert astuple(received.layout.dynamic_output) == astuple(layout.dynamic_output)  # pyright: ignore
+    assert received.scheduling == scheduling
+    for name in ("received", "tokenize", "num_tokens", "num_truncated"):
+        assert getattr(received, name) == getattr(request, name), name
+
+
+def test_pairs_arrive_as_they_were_sent() -> None:
+    stored = (
+        StoredVectors(np.arange(12, dtype=np.int8).reshape(3, 4), np.array([0, 1, 3])),
+        StoredVectors(np.ones((2, 1), np.float32), np.array([0, 2]), np.array([4, 9], np.int32)),
+    )
+    finish = PairScoring("multi_vector", "maxsim", np.array([0, 0], np.int32), np.array([1, 2], np.int32), stored, True)
+    slots = {"multi_vector": ArraySlot(OutputSpec("multi_vector", 4, True), 0, np.array([0, 3]), None)}
+    request = EngineRequest([Seq(np.array([1, 2, 3], np.int32), 0)], ResultLayout(slots, 48), 0.0, finish=finish)
+    received = through_the_codec(request)
+    assert isinstance(received.finish, PairScoring)
+    for name in ("output", "similarity", "explain", "pooling"):
+        assert getattr(received.finish, name) == getattr(finish, name)
+    assert np.array_equal(received.finish.queries_P, finish.queries_P)
+    assert np.array_equal(received.finish.documents_P, finish.documents_P)
+    for sent, got in zip(stored, received.finish.stored, strict=True):
+        assert all(np.array_equal(*arrays) for arrays in zip(sent.arrays, got.arrays, strict=True))
+        assert sent.rows_XD.dtype == got.rows_XD.dtype
+    assert received.response.num_bytes == request.response.num_bytes
 
 
 def test_entries_arrive_as_they_were_sent() -> None:

@@ -257,6 +257,7 @@ def test_openapi_and_docs(http_client: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "s3cret key's $HOME"])
+@pytest.mark.sample(1)
 def test_what_the_banner_says_works_when_pasted(key: str) -> None:
     env = {"WHIMBREL_API_KEY": key} if key else {}
     with Server(**env) as server:
@@ -272,6 +273,7 @@ def test_what_the_banner_says_works_when_pasted(key: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "::1"])
+@pytest.mark.sample(1)
 def test_hosts(host: str) -> None:
     with Server("--host", host) as server, Client(server.url) as client:
         assert client.embed("a").shape == (384,)
@@ -281,6 +283,7 @@ def test_hosts(host: str) -> None:
 
 
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.sample(1)
 def test_a_signal_lets_requests_in_flight_finish(name: signal.Signals) -> None:
     with Server() as server:
         answers: list[int] = []

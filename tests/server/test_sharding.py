@@ -22,9 +22,10 @@ from classifiers import write_classifier
 from late_models import write_stanford
 from serving import Server
 from whimbrel import Engine
-from whimbrel.engine.prepared import EngineRequest
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.errors import ComputeError
-from whimbrel.outputs.merge import merge_chunks
+from whimbrel.outputs.merge import Deduplication
+from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.server.processes.sharding import merge_shards, split_into_shards
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs
@@ -46,7 +47,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def run(engine: Engine, prepared: EngineRequest) -> Outputs:
-    return engine.submit_prepared(prepared).result().outputs
+    return engine.submit_tokenized(prepared).result().outputs
 
 
 def pairs(engine: Engine) -> list[tuple[Any, Any]]:
@@ -66,15 +67,17 @@ def pairs(engine: Engine) -> list[tuple[Any, Any]]:
 def test_shares_make_the_whole(num_engines: int, fixed: bool, engine: Engine) -> None:
     explain = "scores" not in engine.card.outputs and "dense" not in engine.card.outputs
     prepared = engine.preprocessor.preprocess(Request(pairs(engine), ("scores",), explain=explain))
-    found = split_into_shards(prepared, engine.card, num_engines, least_tokens=10, fixed=fixed)
-    late = prepared.pair_scoring is not None and prepared.pair_scoring.output == "multi_vector"
+    found = split_into_shards(prepared, engine.card, num_engines, least_tokens=10, sticky=fixed)
+    late = isinstance(prepared.finish, PairScoring) and prepared.finish.output == "multi_vector"
     assert len(found) == num_engines
     if not fixed:
         tokens = [share.request.num_tokens for share in found]
         assert max(tokens) < 2.5 * min(tokens)
     assert [share.engine for share in found] == (list(range(num_engines)) if fixed and late else [None] * num_engines)
     expected = run(engine, prepared)
-    outputs = merge_chunks(merge_shards([run(engine, share.request) for share in found], found), prepared.merge)
+    outputs = merge_shards([run(engine, share.request) for share in found], found)
+    if isinstance(prepared.finish, Deduplication):
+        outputs = prepared.finish.apply(outputs)
     np.testing.assert_array_equal(outputs.scores, expected.scores)
     assert (outputs.token_matches is None) == (expected.token_matches is None)
     if outputs.token_matches is not None and expected.token_matches is not None:
@@ -83,14 +86,14 @@ def test_shares_make_the_whole(num_engines: int, fixed: bool, engine: Engine) ->
     for share in found:
         assert [seq.index for seq in share.request.seqs] == list(range(len(share.request.seqs)))
         pair = int(share.pairs_S[-1])
-        error = share.map_error_location(ComputeError("broke.", item=share.pairs_S.size - 1, part=1))
+        error = share.locate_error(ComputeError("broke.", item=share.pairs_S.size - 1, part=1))
         assert error.param == f"input[{pair}][1]"
 
 
 def test_what_is_not_shared(engine: Engine) -> None:
     def count(request: Request, num_engines: int = 4, *, least_tokens: int = 10, fixed: bool = False) -> int:
         prepared = engine.preprocessor.preprocess(request)
-        return len(split_into_shards(prepared, engine.card, num_engines, least_tokens=least_tokens, fixed=fixed))
+        return len(split_into_shards(prepared, engine.card, num_engines, least_tokens=least_tokens, sticky=fixed))
 
     many = Request([(QUERIES[0], text) for text in TEXTS], ("scores",))
     assert count(many) == 4
@@ -109,13 +112,14 @@ def test_a_document_always_has_the_same_engine(tmp_path: Path) -> None:
         homes: dict[str, int | None] = {}
         for some in (TEXTS, TEXTS[::-1], TEXTS[40:60], TEXTS[:1]):
             prepared = engine.preprocessor.preprocess(Request([(QUERIES[0], text) for text in some], ("scores",)))
-            for share in split_into_shards(prepared, engine.card, 3, least_tokens=10**9, fixed=True):
+            for share in split_into_shards(prepared, engine.card, 3, least_tokens=10**9, sticky=True):
                 for pair in share.pairs_S.tolist():
                     assert homes.setdefault(some[pair], share.engine) == share.engine
         assert set(homes.values()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("options", [[], ["--document-cache-bytes", "10000000"]])
+@pytest.mark.sample(1)
 def test_two_engines(options: list[str], tmp_path: Path) -> None:
     """Both compute; scores have the bits of one engine; kept documents are found again."""
     write_stanford(tmp_path)
@@ -141,6 +145,7 @@ def test_two_engines(options: list[str], tmp_path: Path) -> None:
             assert (hits, misses) == (2 * len(TEXTS), len(TEXTS))
 
 
+@pytest.mark.extended
 def test_an_engine_that_is_killed_meanwhile(tmp_path: Path) -> None:
     """Its share goes to the other, or waits for the next life."""
     write_stanford(tmp_path)
@@ -176,7 +181,7 @@ def test_pairs_that_are_alike_run_once(tmp_path: Path) -> None:
         assert len(prepared.seqs) == len(set(documents))
         expected = [engine.score(QUERIES[0], text)[0] for text in documents]
         assert engine.score(QUERIES[0], documents).tolist() == expected
-        found = split_into_shards(prepared, engine.card, 2, least_tokens=10, fixed=False)
+        found = split_into_shards(prepared, engine.card, 2, least_tokens=10, sticky=False)
         assert len(found) == 2
         with pytest.raises(ValueError, match=r"documents\[3\]: .*string"):
             engine.score(QUERIES[0], ["a", "b", "a", 7])  # pyright: ignore[reportArgumentType]

@@ -80,6 +80,7 @@ def reachable() -> list[str]:
 def run(level: str) -> bool:
     """Run the tests at a level. Return whether they passed."""
     pytest = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider", "--no-header"]
+    pytest += ["-m", "not slow"]
     if level == "invented":
         pytest.append("--invented-products")
     started = perf_counter()

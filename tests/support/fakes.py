@@ -14,13 +14,18 @@ import pytest
 
 import whimbrel.model.runner
 from whimbrel import Engine
-from whimbrel.engine.job import Job
-from whimbrel.engine.prepared import EngineRequest
+from whimbrel.engine.dispatcher import Dispatcher
+from whimbrel.engine.engine_request import EngineRequest, Scheduling
+from whimbrel.engine.finish_pool import FinishPool
+from whimbrel.engine.job import BatchObserver, Job
+from whimbrel.engine.lanes import Lanes
+from whimbrel.outputs.finishers import ReturnRows, RowsFinisher
 from whimbrel.outputs.layout import plan_layout
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.rows import select_rows
 from whimbrel.types.batch import Batch
-from whimbrel.types.card import Output
+from whimbrel.types.card import Card, Output
+from whimbrel.types.plan import Plan
 from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq
 
@@ -77,15 +82,34 @@ def vectors_of(batch: Batch, *, infinity: int | None = None) -> np.ndarray:
     return vectors
 
 
-def dense_job(seqs: Sequence[Seq], width: int = 384, *, fill: float = 0.0, **fields: Any) -> Job:
-    """A request for the dense vectors of MiniLM; `fields` are those of Prepared."""
+class EngineThreads:
+    """The dispatcher, the finish pool and the lanes of an engine that runs a scripted runner."""
+
+    def __init__(self, runner: Any, card: Card, plan: Plan, observer: BatchObserver | None = None) -> None:
+        self.dispatcher = Dispatcher(plan)
+        self.finishing = FinishPool(self.dispatcher, plan.num_lanes, runner.init_thread)
+        self.lanes = Lanes(runner, card, plan, self.dispatcher, self.finishing, observer=observer)
+        self.submit = self.finishing.submit
+
+    def close(self) -> None:
+        """End them, as an engine does."""
+        self.lanes.close()
+        self.finishing.close()
+
+
+def dense_job(seqs: Sequence[Seq], width: int = 384, *, fill: float = 0.0, **scheduling: Any) -> Job:
+    """A request for the dense vectors of MiniLM; `scheduling` are fields of Scheduling."""
     card: Any = SimpleNamespace(all_outputs={"dense": Output(384, modes=("mean",), activation="normalize")})
-    places = plan_layout(card, seqs, [OutputSpec("dense", width, True)])
-    num_tokens = sum(seq.ids.size for seq in seqs)
-    prepared = EngineRequest(seqs, places, num_tokens, 0, time.perf_counter(), 0.0, **fields)
-    memory = np.empty(places.num_bytes, np.uint8)
+    layout = plan_layout(card, seqs, [OutputSpec("dense", width, True)])
+    request = EngineRequest(seqs, layout, time.perf_counter(), scheduling=Scheduling(**scheduling))
+    memory = np.empty(layout.num_bytes, np.uint8)
     memory.view(np.float32).fill(fill)
-    return Job(Future(), prepared, memory)
+    return Job(Future(), request, RowsFinisher(layout, memory, ReturnRows(), num_seqs=len(seqs)))
+
+
+def response_of(job: Job) -> np.ndarray:
+    """The memory of a job's vectors."""
+    return job.finisher._arrays["dense"]  # pyright: ignore
 
 
 def dense_wanted(batch: Batch) -> dict[Any, Any]:

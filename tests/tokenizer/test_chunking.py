@@ -22,7 +22,8 @@ import tokenizer_files
 from checkpoints import sentence_layout, write_bert, write_roberta, write_xlmr
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import ComputeError, InvalidRequest, TooLarge, TooLong
-from whimbrel.outputs.merge import ChunkMerge, map_error_location, merge_chunks
+from whimbrel.outputs.finishers import locate_error
+from whimbrel.outputs.merge import ChunkMerge
 from whimbrel.tokenizer.chunking import spans, split
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs
@@ -267,18 +268,18 @@ def test_parts_of_a_text() -> None:
 
 def test_vectors_that_cancel_out_stay_zero() -> None:
     merge = ChunkMerge(np.array([0, 2, 3]), np.ones(3, np.float32), normalized=True)
-    out = merge_chunks(Outputs(np.array([[1, 0], [-1, 0], [0.6, 0.8]], np.float32)), merge).dense
+    out = merge.apply(Outputs(np.array([[1, 0], [-1, 0], [0.6, 0.8]], np.float32))).dense
     assert out is not None
     assert out.tolist() == [[0.0, 0.0], [np.float32(0.6), np.float32(0.8)]]
 
 
 def test_an_error_names_the_text_not_the_part() -> None:
     merge = ChunkMerge(np.array([0, 2, 3]), np.ones(3, np.float32), normalized=True)
-    moved = map_error_location(ComputeError("is broken.", item=2), merge)
+    moved = locate_error(ComputeError("is broken.", item=2), merge)
     assert (type(moved), moved.param, str(moved)) == (ComputeError, "input[1]", "input[1]: is broken.")
     for error in (ComputeError("is broken."), ComputeError("is broken.", param="model")):
-        assert map_error_location(error, merge) is error
-    assert map_error_location(ComputeError("is broken.", param="input"), merge).param == "input"
+        assert locate_error(error, merge) is error
+    assert locate_error(ComputeError("is broken.", param="input"), merge).param == "input"
 
 
 def test_the_async_engine_does_the_same(saved: Callable[..., Path]) -> None:

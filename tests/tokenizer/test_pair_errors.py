@@ -11,6 +11,7 @@ import numpy as np
 import pybase64
 import pytest
 
+import fault_injection
 from late_models import write_stanford
 from serving import Server
 from whimbrel import Engine
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(folder: Path, request: pytest.FixtureRequest) -> Iterator[httpx2.Client]:
     options = ("--dtype", "float32", "--replicas", request.param)
     with (
-        Server(str(folder), *options, WHIMBREL_FAULTS="1") as server,
+        Server(str(folder), *options, **fault_injection.ENVIRONMENT) as server,
         httpx2.Client(base_url=server.url, timeout=60) as client,
     ):
         yield client
@@ -39,6 +40,7 @@ def refused(answer: httpx2.Response) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("poison", ["@@nan", "@@raise"])
+@pytest.mark.sample(2)
 def test_a_text_that_fails_is_named(poison: str, client: httpx2.Client) -> None:
     documents = ["far", "far", "far", "away", poison, "near"]
     assert refused(client.post("/v1/rerank", json={"query": "a", "documents": documents})) == (500, "documents[4]")

@@ -66,6 +66,7 @@ def test_scores_are_those_of_the_texts_that_are_left(limit: int, folder: Path, e
     assert not np.array_equal(engine32.score(QUERY, documents), engine32.score(QUERY, DOCUMENTS))
 
 
+@pytest.mark.sample(1)
 def test_over_http_and_in_other_dialects(folder: Path, engine32: Engine) -> None:
     expected = engine32.rerank(QUERY, DOCUMENTS, max_query_tokens=3, max_document_tokens=4)
     documents_cut = engine32.rerank(QUERY, DOCUMENTS, max_document_tokens=4)

@@ -564,6 +564,7 @@ def test_means_that_are_not_finite_are_an_error(engine: Callable[[str], Engine],
 # Through processes
 
 
+@pytest.mark.extended
 def test_a_real_server(tmp_path: Path, engine: Callable[[str], Engine]) -> None:
     """Answers that pass between processes have the bits of those of an engine in this one; so have those of many texts."""
     shutil.copytree(engine("min").folder, tmp_path, dirs_exist_ok=True)

@@ -15,7 +15,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from whimbrel.engine.engine import Engine
     from whimbrel.types.card import Card, PoolingOption
-    from whimbrel.types.plan import EngineOptions, Plan
+    from whimbrel.types.plan import Options, Plan
 
 
 def stderr_console() -> Console:
@@ -28,7 +28,7 @@ def stderr_console() -> Console:
     return TolerantConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
-def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[EngineOptions]) -> Engine:
+def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[Options]) -> Engine:
     """Load an engine, saying each phase and how long it took."""
     progress = LoadProgress(console, [model or ""])
     try:

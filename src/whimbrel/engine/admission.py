@@ -1,4 +1,4 @@
-"""Who may wait, and how long it takes: bounds of the queue, and the measured rate. Pure: time and chance are arguments."""
+"""Admission control: the bounds of the queue, and the measured throughput. Pure: time and jitter are arguments."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from whimbrel.errors import Overloaded
 from whimbrel.types.plan import Plan
 
 _KEEP: Final = 0.5 ** (1 / 64)
-"""What is left of a batch's weight after the next: half of it after 64."""
+"""Factor that the weight of earlier batches decays by with each batch: half remains after 64."""
 _UNKNOWN_RATE: Final = 10_000.0
 _MIN_WAIT: Final = 1.0
 _MAX_WAIT: Final = 40.0
-"""With what chance adds a minute: clients take a longer Retry-After for a reason not to retry."""
+"""Seconds. With jitter at most a minute: some clients take a longer Retry-After for a reason not to retry."""
 _HARD_LIMIT_FACTOR: Final = 2
-"""So many times the bounds are never exceeded, whoever asks."""
+"""No request is admitted beyond the bounds times this factor."""
 
 
 class ThroughputEstimate:
-    """Tokens per second of the whole engine while it has work; what is long past counts less and less."""
+    """Tokens per second of the whole engine while it has work, as an exponentially weighted mean."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -29,61 +29,61 @@ class ThroughputEstimate:
 
     @property
     def value(self) -> float:
-        """0 while nothing was measured."""
+        """Tokens per second; 0 before anything was measured."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def begin(self, now: float) -> None:
-        """A batch begins."""
+        """Note that a batch begins."""
         if not self._running:
             self._since = now
         self._running += 1
 
     def end(self, now: float, tokens: int) -> None:
-        """A batch ends, having computed so many tokens."""
+        """Note that a batch ends that has computed `tokens` tokens."""
         self._running -= 1
         self._tokens = self._tokens * _KEEP + tokens
         self._seconds = self._seconds * _KEEP + now - self._since
         self._since = now
 
     def reset(self) -> None:
-        """Begin anew: what ran until now says nothing."""
+        """Forget all measurements."""
         self._tokens = self._seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What waits when a request comes."""
+    """The state of the queue when a request comes."""
 
     tokens: int
     ahead: int
     """Tokens that run until the new request would be done, its own included."""
     num_bytes: int
-    """Of ids and vectors of all that is not answered yet."""
+    """Memory of all unanswered requests, in bytes."""
     rate: float
 
 
-def admit_any(plan: Plan, queued: int, *, tokens: int, rate: float, chance: float) -> None:
-    """Raise Overloaded only where nobody would be admitted, however little of what is queued is the caller's."""
+def admit_any(plan: Plan, queued: int, *, tokens: int, rate: float, jitter: float) -> None:
+    """Raise Overloaded only if no tenant would be admitted, however little of the queue is its own."""
     if queued and queued + tokens > _HARD_LIMIT_FACTOR * plan.max_queue_tokens:
-        raise _overloaded(f"the queue takes {plan.max_queue_tokens:,}", QueueState(queued, queued, 0, rate), chance)
+        raise _overloaded(f"the queue takes {plan.max_queue_tokens:,}", QueueState(queued, queued, 0, rate), jitter)
 
 
-def admit(plan: Plan, queue: QueueState, *, tokens: int, num_bytes: int, small: bool, chance: float) -> None:
-    """Raise Overloaded if a request of so many tokens and bytes must not wait too. `chance` is from 0 to 1.
+def admit(plan: Plan, queue: QueueState, *, tokens: int, num_bytes: int, small: bool, jitter: float) -> None:
+    """Raise Overloaded if a request of `tokens` tokens and `num_bytes` bytes must not wait too. `jitter` is from 0 to 1.
 
-    Where nothing waits everything is admitted. A small request (`small`) is measured by what runs before it, which is little
-    while only bulk waits, and by twice the other bounds.
+    An empty queue admits everything. A small request is measured by the tokens ahead of it, which are few while only bulk
+    waits, and by twice the other bounds.
     """
     if not queue.tokens:
         return
     full = _full(plan, queue, tokens, num_bytes, small=small)
     if full:
-        raise _overloaded(full, queue, chance)
+        raise _overloaded(full, queue, jitter)
 
 
-def _overloaded(full: str, queue: QueueState, chance: float) -> Overloaded:
+def _overloaded(full: str, queue: QueueState, jitter: float) -> Overloaded:
     wait = min(max(queue.ahead / (queue.rate or _UNKNOWN_RATE), _MIN_WAIT), _MAX_WAIT)
-    return Overloaded(f"{queue.tokens:,} tokens wait already; {full}. Try again later.", retry_after=wait * (1 + chance / 2))
+    return Overloaded(f"{queue.tokens:,} tokens wait already; {full}. Try again later.", retry_after=wait * (1 + jitter / 2))
 
 
 def _full(plan: Plan, queue: QueueState, tokens: int, num_bytes: int, *, small: bool) -> str | None:

@@ -9,16 +9,17 @@ from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
 from whimbrel.engine.engine import Engine, ProgressCallback, ignore_progress
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.engine.prepare import AsyncPreprocessor
-from whimbrel.engine.prepared import EngineRequest
 from whimbrel.errors import relocating
 from whimbrel.outputs import scoring
 from whimbrel.outputs.entities import Aggregation
+from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.scoring import Operation, Texts
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card, PoolingOption, RerankerName
 from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera, text_request
-from whimbrel.types.plan import EngineOptions, Plan
+from whimbrel.types.plan import Options, Plan
 from whimbrel.types.request import DetokenizeRequest, OutputName, Pair, Request, TokenizeRequest, VectorInput
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Result, Sparse
 from whimbrel.types.seq import TokenInfo
@@ -39,12 +40,12 @@ class AsyncEngine:
         pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
         progress: ProgressCallback = ignore_progress,
-        **options: Unpack[EngineOptions],
+        **options: Unpack[Options],
     ) -> None:
         """`model` as for Engine, or an Engine that is loaded already, which is then closed with this one."""
         loaded = isinstance(model, Engine)
         self._engine = model if loaded else Engine(model, pooling=pooling, reranker=reranker, progress=progress, **options)
-        self._frontend = AsyncPreprocessor(self._engine.preprocessor)
+        self._preprocessor = AsyncPreprocessor(self._engine.preprocessor)
 
     @property
     def card(self) -> Card:
@@ -116,28 +117,28 @@ class AsyncEngine:
         """As Engine.token_classify."""
         return await self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
 
-    async def _answer(self, question: Operation[T]) -> T:
-        with relocating(question.locate):
-            return question.postprocess(await self.run(question.request))
+    async def _answer(self, operation: Operation[T]) -> T:
+        with relocating(operation.locate):
+            return operation.postprocess(await self.run(operation.request))
 
     async def run(self, request: Request) -> Result:
         """Answer one request. Cancelling it drops what has not been computed yet."""
-        self._engine.check(request)
-        prepared = await self._frontend.preprocess(request)
-        return await asyncio.wrap_future(await self._submit(prepared))
+        self._engine.check_admission(request)
+        tokenized = await self._preprocessor.preprocess(request)
+        return await asyncio.wrap_future(await self._submit(tokenized))
 
-    async def tokenize(self, asked: TokenizeRequest) -> list[TokenInfo]:
-        """The tokens of each text. Raises InvalidRequest and TooLarge."""
-        return await self._frontend.tokenize(asked)
+    async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
+        """Return the tokens of each text. Raises InvalidRequest and TooLarge."""
+        return await self._preprocessor.tokenize(request)
 
-    async def decode(self, asked: DetokenizeRequest) -> list[str]:
-        """The text of each row of ids. Raises InvalidRequest."""
-        return await self._frontend.decode(asked)
+    async def decode(self, request: DetokenizeRequest) -> list[str]:
+        """Return the text of each row of token ids. Raises InvalidRequest."""
+        return await self._preprocessor.decode(request)
 
-    async def _submit(self, prepared: EngineRequest) -> Future[Result]:
-        if prepared.pair_scoring is None or prepared.pair_scoring.num_pairs <= _MANY_PAIRS:
-            return self._engine.submit_prepared(prepared)
-        submitting = asyncio.ensure_future(asyncio.to_thread(self._engine.submit_prepared, prepared))
+    async def _submit(self, request: EngineRequest) -> Future[Result]:
+        if not isinstance(request.finish, PairScoring) or request.finish.num_pairs <= _MANY_PAIRS:
+            return self._engine.submit_tokenized(request)
+        submitting = asyncio.ensure_future(asyncio.to_thread(self._engine.submit_tokenized, request))
         try:
             return await asyncio.shield(submitting)
         except asyncio.CancelledError:
@@ -147,7 +148,7 @@ class AsyncEngine:
     async def close(self) -> None:
         """Finish what was accepted, then end the threads."""
         await asyncio.to_thread(self._engine.close)
-        self._frontend.close()
+        self._preprocessor.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,197 +1,159 @@
-"""What waits and what is on its way, under one lock: jobs in, batches out, every job answered once.
+"""Dispatcher: the queue of one engine, its batches in flight, and its jobs, each of which is answered exactly once.
 
-Theory of operation. The lock guards the scheduler, the set of unanswered jobs, and the counts of what is on its way. Whoever
-takes a job out of the set, and nobody else, answers it; never while it holds the lock, since a Future runs its callbacks there.
-A second lock is held while vectors are written, and passed once by whoever has taken a job out: so, when a Future is done,
-nobody writes into its vectors any more, and their memory may be used again.
+Theory of operation. One lock guards the scheduler, the set of unanswered jobs and the count of batches in flight. Whichever
+thread removes a job from the set must answer it, and answers it after it has released the lock, since a Future runs its
+callbacks in that thread. A second lock is held while rows are written into a response. The thread that answers a job acquires
+it once after the removal. So nothing is written into a response once its Future is done, and its memory may be used again.
 
-Vectors are compared and condensed in threads of their own: the collector has other batches to hand out.
+Suspects, the seqs that were on the device when an engine died, run alone: the dispatcher hands them out when no batch is in
+flight, and nothing else until they are done.
 
-Suspects, which were on the device when an engine died, run alone: they are taken when nothing else is on its way, and nothing
-else is taken until they are done.
+It runs no batch and no finisher, except for the last step of a job: `answer` asks the finisher for the result.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 from time import perf_counter
-from typing import Final
 from weakref import ref
 
-import numpy as np
-
 from whimbrel.engine.admission import QueueState, ThroughputEstimate, admit
-from whimbrel.engine.job import BatchOutput, Job
+from whimbrel.engine.job import Job
 from whimbrel.engine.scheduler import ScheduledBatch, Scheduler
-from whimbrel.errors import ComputeError, DeadlineExceeded, OutOfMemory, Unavailable
-from whimbrel.outputs.pair_scoring import Part
+from whimbrel.errors import ComputeError, DeadlineExceeded, OutOfMemory, Unavailable, WhimbrelError
+from whimbrel.outputs.finishers import locate_error
 from whimbrel.telemetry.trace import count, observe
 from whimbrel.types.plan import Plan
+from whimbrel.types.result import Timings
 
-_log = logging.getLogger("whimbrel")
 
-_UNCOMPARED_PER_LANE: Final = 8
-"""So much of what batches gave may wait to be compared; then the collector waits too, so that vectors do not pile up."""
+@dataclass(frozen=True, slots=True)
+class LoadStats:
+    """The load of an engine."""
+
+    queued_tokens: int
+    """Tokens that wait for a lane."""
+    small_tokens: int
+    """Those of them that belong to small requests, which run first."""
+    tokens_per_second: float
+    """Recent throughput while there was work; 0 before anything was measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Selection:
-    """What a look at the queue gave: a batch, those of its jobs of which it is the first, and jobs that expired."""
+    """The outcome of one look at the queue."""
 
     batch: ScheduledBatch[Job] | None
     started: list[Job]
+    """Jobs whose first batch this is."""
     expired: list[Job]
 
 
 class Dispatcher:
     """The queue of one engine and its bookkeeping. Safe to use from many threads."""
 
-    def __init__(self, plan: Plan, enter_thread: Callable[[], None]) -> None:
-        """`enter_thread` is called once by each thread that compares, before anything else."""
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._scheduler = Scheduler[Job](plan.max_batch_tokens)
-        self._rate = ThroughputEstimate()
+        self._throughput = ThroughputEstimate()
         self._jobs: set[Job] = set()
         self._num_bytes = 0
         self._retries: deque[ScheduledBatch[Job]] = deque()
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)  # lanes wait here, and what runs beside them
+        self._changed = threading.Condition(self._lock)  # lanes wait here
         self._writing = threading.Lock()
-        self._comparing = ThreadPoolExecutor(plan.num_lanes, "whimbrel-comparing", initializer=enter_thread)
-        self._room = threading.Semaphore(_UNCOMPARED_PER_LANE * plan.num_lanes)
         self._process = os.getpid()
-        self._idle = 0
+        self._num_idle = 0
         self._in_flight = 0
         self._exclusive = False
         self._closed = False
         self._broken = False
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return not self._closed
 
     @property
-    def queued_tokens(self) -> int:
-        return self._scheduler.queued_tokens
+    def load(self) -> LoadStats:
+        return LoadStats(self._scheduler.queued_tokens, self._scheduler.small_tokens, self._throughput.value)
 
-    @property
-    def small_tokens(self) -> int:
-        return self._scheduler.small_tokens
+    # Jobs in
 
-    @property
-    def rate(self) -> float:
-        return self._rate.value
-
-    # What comes
-
-    def add(self, job: Job, *, admitted: bool = False) -> None:
-        """Queue a job. Raises Unavailable, DeadlineExceeded, and Overloaded unless it was `admitted` elsewhere."""
-        prepared = job.request
-        parts: Sequence[Part] = ()
-        if job.scorer is not None:
-            parts = job.scorer.take_parts()  # before a lane may add to it, so that each part runs once
-        is_complete, first = not job.num_pending, job.run_first
+    def submit(self, job: Job, *, admitted: bool = False) -> None:
+        """Queue a job. Raises Unavailable, DeadlineExceeded, and Overloaded unless another engine had `admitted` it."""
+        scheduling = job.request.scheduling
         self._check_process()
         with self._lock:
             if self._closed:
                 raise Unavailable("the engine is closed.")
-            if prepared.deadline <= perf_counter():
-                raise _too_late()
+            if scheduling.deadline <= perf_counter():
+                raise _deadline_exceeded()
             if not admitted:
-                self._check(job.num_tokens, prepared.priority, prepared.tenant, num_bytes=job.num_bytes)
+                self._admit(job.num_tokens, scheduling.priority, scheduling.tenant, num_bytes=job.num_bytes)
             self._jobs.add(job)
             self._num_bytes += job.num_bytes
             self._scheduler.add(
                 job,
                 job.seqs,
-                priority=prepared.priority,
-                deadline=prepared.deadline,
-                tenant=prepared.tenant,
-                suspects=prepared.suspects,
-                first=first,
+                priority=scheduling.priority,
+                deadline=scheduling.deadline,
+                tenant=scheduling.tenant,
+                suspects=scheduling.suspects,
+                first=job.finisher.first_seqs,
             )
             self._changed.notify_all()
-        self._run(job, parts)
-        if is_complete:
-            self._complete(job)
-        held = ref(job)  # loosely: the Future must not keep the memory of the job that keeps the Future
-        job.future.add_done_callback(lambda future: self._on_cancel(held()) if future.cancelled() else None)
+        weak = ref(job)  # the Future must not keep alive the job that keeps the Future
+        job.future.add_done_callback(lambda future: self._on_cancel(weak()) if future.cancelled() else None)
 
-    def check(self, num_seqs: int, priority: int, tenant: str) -> None:
-        """Raise Overloaded if a request of so many texts will be refused, so that nothing more is done for it."""
+    def check_admission(self, num_seqs: int, priority: int, tenant: str) -> None:
+        """Raise Overloaded if a request of `num_seqs` texts would be refused, before anything is done for it."""
         self._check_process()
         with self._lock:
-            self._check(num_seqs, priority, tenant)
+            self._admit(num_seqs, priority, tenant)
 
     def _check_process(self) -> None:
-        """Before the lock is taken: in a forked child nobody may be there to release it."""
+        """Raise Unavailable in a forked child, before it waits for a lock that no thread there can release."""
         if os.getpid() != self._process:
             raise Unavailable("the engine was loaded before a fork, and its threads stayed behind; load it afterwards.")
 
-    def _check(self, tokens: int, priority: int, tenant: str, *, num_bytes: int = 0) -> None:
+    def _admit(self, tokens: int, priority: int, tenant: str, *, num_bytes: int = 0) -> None:
         scheduler = self._scheduler
         ahead = scheduler.tokens_ahead(tokens, priority, tenant=tenant)
-        queue = QueueState(scheduler.queued_tokens, ahead, self._num_bytes, self._rate.value)
+        queue = QueueState(scheduler.queued_tokens, ahead, self._num_bytes, self._throughput.value)
         small = scheduler.is_small(tokens)
-        admit(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, chance=random.random())  # noqa: S311
+        admit(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, jitter=random.random())  # noqa: S311
 
-    def close(self) -> None:
-        """Let nothing more in."""
-        with self._lock:
-            self._closed = True
-            self._changed.notify_all()
-
-    def join(self) -> None:
-        """Wait until everything is answered; call it when no batch is left, after `close`."""
-        with self._lock:
-            while self._jobs:
-                self._changed.wait()
-        self._comparing.shutdown()
-
-    def fail_all(self) -> None:
-        """Answer everything with an error, and let nothing more in or out."""
-        with self._lock:
-            self._closed = self._broken = True
-            jobs = [job for job in list(self._jobs) if self._forget(job)]
-            self._changed.notify_all()
-        self._wait_for_writers()
-        for job in jobs:
-            job.fail(Unavailable("the engine has stopped."))
-
-    # What goes
+    # Batches out
 
     def take(self) -> ScheduledBatch[Job] | None:
-        """Wait for a batch; None when this is closed and nothing is left or can come back."""
+        """Wait for a batch. Return None when the dispatcher is closed and nothing is left or can come back."""
         while True:
             with self._lock:
-                self._idle += 1
-                picked = self._wait()
-                self._idle -= 1
-            self._emit(picked)
-            if picked.batch or not picked.expired:
-                return picked.batch
+                self._num_idle += 1
+                selection = self._wait()
+                self._num_idle -= 1
+            self._emit(selection)
+            if selection.batch or not selection.expired:
+                return selection.batch
 
     def take_small(self, priority: int) -> ScheduledBatch[Job] | None:
-        """Small jobs that may run in the midst of a batch of this priority; does not wait."""
+        """Return a batch of small jobs that may run between the layers of a batch of this priority, if one waits."""
         with self._lock:
-            picked = self._pick(lambda now: self._scheduler.take_small(now, priority))
-        self._emit(picked)
-        return picked.batch
+            selection = self._select(lambda now: self._scheduler.take_small(now, priority))
+        self._emit(selection)
+        return selection.batch
 
     def _wait(self) -> _Selection:
         while True:
-            picked = self._pick(self._next)
-            if picked.batch or picked.expired or self._broken or (self._closed and not self._in_flight):
-                return picked
+            selection = self._select(self._next)
+            if selection.batch or selection.expired or self._broken or (self._closed and not self._in_flight):
+                return selection
             wake_at = self._scheduler.wake_at
             self._changed.wait(None if wake_at == inf else min(max(0.0, wake_at - perf_counter()), threading.TIMEOUT_MAX))
 
@@ -200,211 +162,177 @@ class Dispatcher:
         if self._exclusive or (self._in_flight and suspects):
             return None
         if not self._retries:
-            return self._scheduler.take(now, self._idle)
-        taken = self._retries.popleft()
-        return replace(taken, items=[(job, seq) for job, seq in taken.items if job in self._jobs])
+            return self._scheduler.take(now, self._num_idle)
+        batch = self._retries.popleft()
+        return replace(batch, items=[(job, seq) for job, seq in batch.items if job in self._jobs])
 
     def _suspects_are_next(self) -> bool:
         while self._retries and not any(job in self._jobs for job, _ in self._retries[0].items):
             self._retries.popleft()  # answered meanwhile
         return self._retries[0].kind == "suspect" if self._retries else self._scheduler.suspects_are_next
 
-    def _pick(self, choose: Callable[[float], ScheduledBatch[Job] | None]) -> _Selection:
-        """Take out the jobs that expired, then a batch, and account for both."""
+    def _select(self, choose: Callable[[float], ScheduledBatch[Job] | None]) -> _Selection:
+        """Remove the jobs that expired, then choose a batch, and account for both."""
         now = perf_counter()
-        retried = [job for again in self._retries for job, _ in again.items if job.request.deadline <= now]
-        late = [job for job in (*self._scheduler.expire(now), *retried) if self._forget(job)]
-        if late:
-            self._changed.notify_all()  # suspects among them may have been what others waited for
-        taken = choose(now)
-        fresh = {job for job, _ in taken.items if job.queue < 0} if taken else ()
-        for job in fresh:
+        retried = [job for batch in self._retries for job, _ in batch.items if job.request.scheduling.deadline <= now]
+        expired = [job for job in (*self._scheduler.expire(now), *retried) if self._remove(job)]
+        if expired:
+            self._changed.notify_all()  # lanes may have waited for suspects among them
+        batch = choose(now)
+        started = {job for job, _ in batch.items if job.queue < 0} if batch else ()
+        for job in started:
             job.queue = now - job.request.received - job.request.tokenize
-        if taken:
+        if batch:
             self._in_flight += 1
-            self._exclusive = taken.kind == "suspect"
-            self._rate.begin(now)
-        return _Selection(taken, list(fresh), late)
+            self._exclusive = batch.kind == "suspect"
+            self._throughput.begin(now)
+        return _Selection(batch, list(started), expired)
 
-    def _emit(self, picked: _Selection) -> None:
-        for job in picked.expired:
-            self._fail_late(job)
-        for job in picked.started:
+    def _emit(self, selection: _Selection) -> None:
+        for job in selection.expired:
+            self._fail_expired(job)
+        for job in selection.started:
             observe("queue", job.queue)
 
-    # What comes back
+    # Batches back
 
-    def batch_done(self, taken: ScheduledBatch[Job], num_tokens: int) -> None:
-        """A batch was collected and has computed so many tokens, or it has failed (0)."""
+    def batch_done(self, num_tokens: int) -> None:
+        """Note that a batch was collected and has computed `num_tokens` tokens, or that it failed (0)."""
         with self._lock:
-            self._rate.end(perf_counter(), num_tokens)
+            self._throughput.end(perf_counter(), num_tokens)
             if num_tokens:
                 self._scheduler.succeeded()
-            self._batch_finished()
-
-    def requeue(self, taken: ScheduledBatch[Job], *, out_of_memory: bool) -> None:
-        """Run a batch that failed again, in halves; a lone text alone on the device. Call it before `done`."""
-        middle = len(taken.items) // 2
-        with self._lock:
-            if out_of_memory:
-                self._scheduler.out_of_memory(sum(seq.ids.size for _, seq in taken.items))
-            if middle:
-                self._retries += [replace(taken, items=half) for half in (taken.items[:middle], taken.items[middle:])]
-            else:
-                self._retries.append(replace(taken, kind="suspect"))
+            self._exclusive = False
+            self._in_flight -= 1
             self._changed.notify_all()
 
-    def begin_beside(self, job: Job) -> bool:
-        """Wait until a text of the job may run beside the lanes; False if there is no need any more. `end_beside` follows."""
+    def requeue(self, batch: ScheduledBatch[Job], *, out_of_memory: bool) -> None:
+        """Run a batch that failed again, in halves; a single text alone on the device. Call it before `batch_done`."""
+        middle = len(batch.items) // 2
         with self._lock:
-            while not self._broken and (self._exclusive or self._suspects_are_next()):
-                self._changed.wait()
-            late = job.request.deadline <= perf_counter() and self._forget(job)
-            wanted = job in self._jobs
-            self._in_flight += wanted
-        if late:
-            self._fail_late(job)
-        return wanted
+            if out_of_memory:
+                self._scheduler.out_of_memory(sum(seq.ids.size for _, seq in batch.items))
+            if middle:
+                self._retries += [replace(batch, items=half) for half in (batch.items[:middle], batch.items[middle:])]
+            else:
+                self._retries.append(replace(batch, kind="suspect"))
+            self._changed.notify_all()
 
-    def end_beside(self) -> None:
-        """What `begin_beside` began is over."""
-        with self._lock:
-            self._batch_finished()
+    # Answers
 
-    def deliver(self, job: Job, batch: BatchOutput, rows: list[int], indexes: list[int]) -> None:
-        """Take over what a batch gave for its seqs `rows`, which are the job's seqs `indexes`; the last of a job answer it."""
-        if job.scorer is not None:
-            part = partial(job.add_to_scorer, batch, np.array(rows), np.array(indexes))
-            self._room.acquire()
-            self._beside(partial(self._compare_batch, job, part, len(indexes)))
-            return
+    def is_waiting(self, job: Job) -> bool:
+        """Return whether the job is not answered yet. It may be by the time the caller looks at the result."""
+        return job in self._jobs
+
+    def write(self, job: Job, action: Callable[[], object]) -> None:
+        """Run `action`, which writes into the job's response, unless the job is answered."""
         with self._writing:
             if job in self._jobs:
-                job.write(batch, np.array(rows), np.array(indexes))
-        if self._count(job, len(indexes)):
-            self._complete(job)
+                action()
 
-    def _run(self, job: Job, parts: Sequence[Part]) -> None:
-        """Compare in threads of their own, as it may take long; a few at a time, so that others' parts come between them."""
-        left = iter(parts)
-        for _ in parts[: self._plan.num_lanes]:
-            self._beside(partial(self._run_next, job, left))
-
-    def _run_next(self, job: Job, left: Iterator[Part]) -> None:
-        if job in self._jobs and (part := next(left, None)) is not None:
-            self._compare(job, part, 1)
-            self._beside(partial(self._run_next, job, left))
-
-    def _compare_batch(self, job: Job, part: Callable[[], Sequence[Part]], count: int) -> None:
-        try:
-            self._compare(job, part, count)
-        finally:
-            self._room.release()
-
-    def _compare(self, job: Job, part: Callable[[], Sequence[Part] | None], count: int) -> None:
-        """The job waits for `count` less afterwards."""
-        if job not in self._jobs:
-            return
-        if job.request.deadline <= perf_counter():
-            if self.claim(job):
-                self._fail_late(job)
-            return
-        try:
-            self._run(job, part() or ())
-        except BaseException as error:  # whatever it is, the request gets an answer
-            if self.claim(job):
-                job.fail(_not_compared(error))
-        else:
-            if self._count(job, count):
-                self._answer_beside(job)
-
-    def _count(self, job: Job, count: int) -> bool:
-        """So many of what a job waits for are done; whether that was all."""
+    def advance(self, job: Job, count: int) -> bool:
+        """Note that `count` seqs or steps of the job are done. Return whether these were the last."""
         with self._writing:
             if job not in self._jobs:
                 return False
             job.num_pending -= count
             return not job.num_pending
 
-    def _complete(self, job: Job) -> None:
-        """All that a job waited for is there: answer it, where nobody waits if that takes long."""
-        if job.request.pair_scoring is None and job.request.reduction is None:
-            self._answer(job)
+    def answer(self, job: Job) -> None:
+        """Answer a job with the result of its finisher, if it still waits."""
+        if not self._claim(job) or not job.future.set_running_or_notify_cancel():
+            return
+        request = job.request
+        try:
+            outputs = job.finisher.result()
+        except MemoryError:
+            job.future.set_exception(OutOfMemory("there is no memory to put the answer together."))
+        except WhimbrelError as error:
+            job.future.set_exception(locate_error(error, request.finish))
+        except BaseException as error:  # a bug: the caller is told before it ends the thread that found it
+            job.future.set_exception(ComputeError(f"the answer could not be put together ({type(error).__name__})."))
+            raise
         else:
-            self._beside(partial(self._answer_beside, job))
+            timings = Timings(request.tokenize, max(0.0, job.queue), job.compute, perf_counter() - request.received)
+            job.future.set_result(request.result(outputs, timings))
 
-    def _beside(self, action: Callable[[], None]) -> None:
-        """Run in a thread that compares; here, if these have ended, as they do at the interpreter's exit."""
-        try:
-            self._comparing.submit(action)
-        except RuntimeError as error:
-            if "shutdown" not in str(error):  # it is in the queue, and no thread could be started
-                raise
-            action()
+    def fail(self, job: Job, error: WhimbrelError) -> None:
+        """Answer a job with an error, if it still waits."""
+        if self._claim(job):
+            _set_error(job, error)
 
-    def _answer(self, job: Job) -> None:
-        if self.claim(job):
-            job.resolve()
+    def expire(self, job: Job) -> bool:
+        """Answer a job with DeadlineExceeded if its deadline has passed. Return whether that is so."""
+        if job.request.scheduling.deadline > perf_counter():
+            return False
+        if self._claim(job):
+            self._fail_expired(job)
+        return True
 
-    def _answer_beside(self, job: Job) -> None:
-        """The same in a thread that compares, where nobody else would hear of a bug."""
-        try:
-            self._answer(job)
-        except BaseException:
-            _log.critical("an answer could not be put together. This is a bug.", exc_info=True)
-
-    def claim(self, job: Job) -> bool:
-        """Take a job out, if it is there: whoever gets True answers it."""
+    def _claim(self, job: Job) -> bool:
+        """Remove a job. The caller must answer it if this returns True."""
         with self._lock:
-            found = self._forget(job)
-            self._changed.notify_all()  # suspects of this job may have been what others waited for
+            removed = self._remove(job)
+            self._changed.notify_all()  # lanes may have waited for suspects of this job
         self._wait_for_writers()
-        return found
+        return removed
 
-    def reset_throughput(self) -> None:
-        """Measure the rate anew."""
-        with self._lock:
-            self._rate.reset()
-
-    def _forget(self, job: Job) -> bool:
+    def _remove(self, job: Job) -> bool:
         self._scheduler.cancel(job)
-        found = job in self._jobs
-        if found:
+        removed = job in self._jobs
+        if removed:
             self._jobs.discard(job)
             self._num_bytes -= job.num_bytes
-        return found
+        return removed
 
     def _on_cancel(self, job: Job | None) -> None:
-        """The caller of a job, if that is still there, has left."""
-        if job is not None and self.claim(job):
+        if job is not None and self._claim(job):
             count("dropped", model=self._plan.served_name)
 
-    def _fail_late(self, job: Job) -> None:
-        """Answer a job that was taken out because its time is over."""
+    def _fail_expired(self, job: Job) -> None:
         count("dropped", model=self._plan.served_name)
         self._wait_for_writers()
-        job.fail(_too_late())
-
-    def _batch_finished(self) -> None:
-        """Something is not on its way any more."""
-        self._exclusive = False
-        self._in_flight -= 1
-        self._changed.notify_all()
+        _set_error(job, _deadline_exceeded())
 
     def _wait_for_writers(self) -> None:
-        """Wait until what was being written is written; what comes later sees that the job is gone."""
+        """Wait until the writer of this moment is done. Later ones see that the job is gone."""
         with self._writing:
             pass
 
+    # The end
 
-def _not_compared(error: BaseException) -> ComputeError:
-    if isinstance(error, MemoryError):
-        return OutOfMemory("there is no memory to compare the vectors of this request.")
-    if isinstance(error, ComputeError):
-        return error
-    _log.error("vectors could not be compared", exc_info=error)
-    return ComputeError(f"comparing the vectors failed ({type(error).__name__}); the server's log says more.")
+    def reset_throughput(self) -> None:
+        """Measure the throughput anew: what ran until now was a warm-up."""
+        with self._lock:
+            self._throughput.reset()
+
+    def close(self) -> None:
+        """Accept no more jobs."""
+        with self._lock:
+            self._closed = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait until every job is answered. Call it after `close`, when no batch is left."""
+        with self._lock:
+            while self._jobs:
+                self._changed.wait()
+
+    def fail_all(self) -> None:
+        """Answer every job with Unavailable; accept and hand out nothing more."""
+        with self._lock:
+            self._closed = self._broken = True
+            jobs = [job for job in list(self._jobs) if self._remove(job)]
+            self._changed.notify_all()
+        self._wait_for_writers()
+        for job in jobs:
+            _set_error(job, Unavailable("the engine has stopped."))
 
 
-def _too_late() -> DeadlineExceeded:
+def _set_error(job: Job, error: WhimbrelError) -> None:
+    if job.future.set_running_or_notify_cancel():
+        job.future.set_exception(locate_error(error, job.request.finish))
+
+
+def _deadline_exceeded() -> DeadlineExceeded:
     return DeadlineExceeded("the time that this request had is over, and not all of its texts have run.")

@@ -1,7 +1,7 @@
-"""Token vectors of documents that were compared before, so that they need not be computed again.
+"""Document cache: token vectors of documents that were scored before, so that they need not be computed again.
 
-A document is known by what is computed: its token ids and all else that goes into its vectors, hashed; never by a name or an id
-of a client's. What was used least lately goes first when the bytes that were granted are full. Safe to use from many threads.
+The key of a document is a hash of everything that its vectors depend on: its token ids and the fields of its seq, never a name
+or an id that a client chose. The least recently used vectors are dropped when the cache is full. Safe to use from many threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.seq import Seq
 
 _ENTRY_BYTES: Final = 400
-"""Of an entry beside its vectors, about."""
+"""Estimated bytes of an entry besides its vectors."""
 
 
 class HasNbytes(Protocol):
@@ -33,7 +33,7 @@ T = TypeVar("T", bound=HasNbytes)
 
 
 class DocumentCache(Generic[T]):
-    """Vectors (T, D) by key, on whatever device; `max_bytes` bounds them all."""
+    """Vectors (T, D) by key, on any device; `max_bytes` bounds all of them together."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -46,16 +46,16 @@ class DocumentCache(Generic[T]):
         return self._num_bytes
 
     def find(self, keys: Sequence[bytes]) -> list[T | None]:
-        """For each key the vectors, or None. They are shared: nobody writes into them."""
+        """Return for each key the vectors, or None. They are shared and must not be written to."""
         with self._lock:
-            found = [self._rows.get(key) for key in keys]
-            for key, rows in zip(keys, found, strict=True):
+            cached = [self._rows.get(key) for key in keys]
+            for key, rows in zip(keys, cached, strict=True):
                 if rows is not None:
                     self._rows.move_to_end(key)
-        return found
+        return cached
 
     def add(self, key: bytes, rows_TD: T) -> None:
-        """Keep vectors, which are not copied, unless they alone are too large."""
+        """Keep vectors, without copying them, unless they alone exceed the limit."""
         size = rows_TD.nbytes + _ENTRY_BYTES
         with self._lock:
             if size > self._max_bytes or key in self._rows:
@@ -67,8 +67,8 @@ class DocumentCache(Generic[T]):
                 self._num_bytes -= oldest.nbytes + _ENTRY_BYTES
 
 
-def cache_key(seq: Seq, ask: OutputSpec, pooling: TokenPooling | None = None) -> bytes:
-    """What a document's vectors depend on, model and device apart."""
+def cache_key(seq: Seq, spec: OutputSpec, pooling: TokenPooling | None = None) -> bytes:
+    """Return the hash of everything that a document's vectors depend on, besides model and device."""
     kind = (
         seq.prompt_tokens,
         seq.type_id,
@@ -77,8 +77,8 @@ def cache_key(seq: Seq, ask: OutputSpec, pooling: TokenPooling | None = None) ->
         seq.is_query,
         seq.adapter,
         seq.tower,
-        ask.width,
-        ask.activated,
+        spec.width,
+        spec.activated,
     )
     digest = blake2b(np.array(kind, np.int64).tobytes(), digest_size=32)
     digest.update(repr(pooling).encode())

@@ -1,14 +1,16 @@
 """Engine: requests in, Futures out, and the verbs.
 
-`submit` checks a request, tokenises it in the caller's thread and hands its seqs to the lanes; everything else is a view of it.
+`submit` checks a request, tokenizes it in the caller's thread and queues it for the lanes. Every verb is a view of `submit`.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
+import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
@@ -19,26 +21,29 @@ from numpy.typing import NDArray
 
 from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine import fault_injection
+from whimbrel.engine.dispatcher import Dispatcher, LoadStats
 from whimbrel.engine.document_cache import DocumentCache, cache_key
+from whimbrel.engine.engine_request import EngineRequest
+from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.engine.job import BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.lanes import Lanes
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.engine.prepare import Preprocessor
-from whimbrel.engine.prepared import EngineRequest
-from whimbrel.errors import CheckpointError, NonFinite, relocating
+from whimbrel.errors import CheckpointError, NonFinite, SetupError, relocating
 from whimbrel.outputs import scoring
 from whimbrel.outputs.entities import Aggregation
-from whimbrel.outputs.layout import plan_layout, response_layout
+from whimbrel.outputs.finishers import make_finisher
+from whimbrel.outputs.layout import plan_layout
+from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.scoring import Operation, Texts
 from whimbrel.telemetry.trace import count
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card, PoolingOption, RerankerName
 from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera, text_request
-from whimbrel.types.plan import EngineOptions, Options, Plan, make_plan, max_length_for
+from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
 from whimbrel.types.request import OutputName, Pair, Request, VectorInput
-from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Result, Sparse
+from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Result, Sparse, Timings
 from whimbrel.types.seq import Seq
 
 if TYPE_CHECKING:
@@ -51,7 +56,7 @@ ProgressCallback: TypeAlias = Callable[[str], None]
 
 
 def ignore_progress(_: str) -> None:
-    """Progress that nobody hears of."""
+    """Ignore the progress."""
 
 
 class Engine:
@@ -71,10 +76,10 @@ class Engine:
         pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
         progress: ProgressCallback = ignore_progress,
-        recorder: Callable[[Engine], BatchObserver] | None = None,
-        **options: Unpack[EngineOptions],
+        observer: Callable[[Engine], BatchObserver] | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        """`recorder` is called once the plan is made, and what it returns is told what is on the device."""
+        """`observer` is called once the plan is made; what it returns is told which batches are on the device."""
         progress("finding the checkpoint")
         checkpoint = resolve_checkpoint(model)
         progress("reading the card")
@@ -82,20 +87,19 @@ class Engine:
         progress("importing PyTorch")  # not before: what is wrong with a model's name or its files is said in no time
         from whimbrel.model.runner import probe
 
-        self.plan: Plan = make_plan(Options(**options), self.card, probe())
+        self.plan: Plan = make_plan(options, self.card, probe())
         self.folder = checkpoint.folder
         self._document_cache = DocumentCache[Any](self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
         self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)
-        recording = None if recorder is None else recorder(self)
+        batch_observer = None if observer is None else observer(self)
         progress("loading the weights")
-        load = partial(load_runner, checkpoint, self.card, faulty=fault_injection.switched_on())
-        exact = replace(self.plan, device="cpu", dtype="float32")
-        load_second = None if exact == self.plan else partial(load, exact)
         if self.plan.device == "cpu":
             tune_glibc_malloc()
-        runner = load(self.plan)
+        runner = load_runner(checkpoint, self.card, self.plan, wrapper=os.environ.get("WHIMBREL_RUNNER"))
         self.plan = self.plan.with_same_bits(runner.unstable)
-        self._lanes = Lanes(runner, self.card, self.plan, load_second=load_second, recorder=recording)
+        self._dispatcher = Dispatcher(self.plan)
+        self._finishing = FinishPool(self._dispatcher, self.plan.num_lanes, runner.init_thread)
+        self._lanes = Lanes(runner, self.card, self.plan, self._dispatcher, self._finishing, observer=batch_observer)
         atexit.register(self.close)  # its threads must not be inside torch while the interpreter goes down
         try:
             progress("warming up")
@@ -164,9 +168,9 @@ class Engine:
         """The entities in each of `texts`; a single string is a list of one. The options are those of ScoreOptions."""
         return self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
 
-    def _answer(self, question: Operation[T]) -> T:
-        with relocating(question.locate):
-            return question.postprocess(self.run(question.request))
+    def _answer(self, operation: Operation[T]) -> T:
+        with relocating(operation.locate):
+            return operation.postprocess(self.run(operation.request))
 
     def run(self, request: Request) -> Result:
         """Answer one request; blocks. Interrupted, it drops what has not run yet."""
@@ -178,79 +182,80 @@ class Engine:
             raise
 
     def submit(self, request: Request, *, received: float | None = None) -> Future[Result]:
-        """Tokenise a request and queue it. Cancelling the Future drops what has not run yet.
+        """Tokenize a request and queue it. Cancelling the Future drops what has not run yet.
 
         `received` is when the request came (perf_counter), for its timings; by default now. Raises InvalidRequest, TooLong,
         TooLarge, Overloaded, Unavailable, DeadlineExceeded.
         """
-        self.check(request)
-        return self.submit_prepared(self.preprocessor.preprocess(request, received=received))
+        self.check_admission(request)
+        return self.submit_tokenized(self.preprocessor.preprocess(request, received=received))
 
-    def check(self, request: Request) -> None:
-        """Raise Overloaded if a request will be refused, before anything is done for it."""
-        self._lanes.check(len(request.texts), priority=request.priority, tenant=request.tenant)
+    def check_admission(self, request: Request) -> None:
+        """Raise Overloaded if a request would be refused, before anything is done for it."""
+        self._dispatcher.check_admission(len(request.texts), request.priority, request.tenant)
 
-    def submit_prepared(
-        self, prepared: EngineRequest, *, out: NDArray[np.uint8] | None = None, tag: object = None, admitted: bool = False
+    def submit_tokenized(
+        self, request: EngineRequest, *, out: NDArray[np.uint8] | None = None, origin: object = None, admitted: bool = False
     ) -> Future[Result]:
-        """Queue a request that is tokenised already; its outputs are written into `out` if that is given.
+        """Queue a tokenized request; its response is written into `out` if that is given.
 
-        `tag` is what a recorder knows it by. `admitted`: another engine had admitted it, so it is not refused for overload.
-        Raises Overloaded, Unavailable, DeadlineExceeded.
+        An observer of batches knows it by `origin`. With `admitted` it is not refused for overload, as another engine had
+        admitted it. Raises Overloaded, Unavailable, DeadlineExceeded.
         """
-        memory = np.empty(response_layout(prepared.layout, prepared.pair_scoring).num_bytes, np.uint8) if out is None else out
-        job = Job(Future(), prepared, memory, self._matcher(prepared), tag)
-        if prepared.seqs or prepared.pair_scoring is not None:
-            self._lanes.add(job, admitted=admitted)
+        memory = np.empty(request.response.num_bytes, np.uint8) if out is None else out
+        finisher = make_finisher(
+            request.layout,
+            request.response,
+            request.finish,
+            memory,
+            num_seqs=len(request.seqs),
+            make_scorer=partial(self._make_scorer, request),
+        )
+        job = Job(Future(), request, finisher, origin)
+        if request.is_empty:
+            timings = Timings(request.tokenize, total=perf_counter() - request.received)
+            job.future.set_result(request.result(finisher.result(), timings))
         else:
-            job.resolve()
+            self._finishing.submit(job, admitted=admitted)
         return job.future
 
-    def _matcher(self, prepared: EngineRequest) -> MaxSimScorer | None:
-        """Of pairs that are compared by token vectors, some of which may be known from before."""
-        comparison = prepared.pair_scoring
-        if comparison is None or comparison.output != "multi_vector":
-            return None
+    def _make_scorer(self, request: EngineRequest, pairs: PairScoring, matches: Ragged | None) -> MaxSimScorer:
+        """Return a scorer by late interaction that takes the vectors of known documents from the cache."""
         from whimbrel.model.maxsim_scorer import MaxSimScorer
 
-        num_seqs, places = len(prepared.seqs), response_layout(prepared.layout, prepared.pair_scoring)
-        matches = places.token_matches_in(np.empty(places.num_bytes, np.uint8))
+        num_seqs = len(request.seqs)
         if (cache := self._document_cache) is None:
-            return MaxSimScorer(comparison, num_seqs, matches=matches)
-        ask = prepared.layout.by_name["multi_vector"].spec
-        numbers: list[int] = np.setdiff1d(comparison.documents_P, comparison.queries_P).tolist()
-        keys = {number: cache_key(prepared.seqs[number], ask, prepared.pooling) for number in numbers if number < num_seqs}
-        found = zip(keys, cache.find(list(keys.values())), strict=True)
-        kept = {number: rows for number, rows in found if rows is not None}
-        count("document_cache_hits", len(kept), model=self.plan.served_name)
-        count("document_cache_misses", len(keys) - len(kept), model=self.plan.served_name)
-        return MaxSimScorer(comparison, num_seqs, kept, lambda number, rows: cache.add(keys[number], rows), matches)
+            return MaxSimScorer(pairs, num_seqs, matches=matches)
+        spec = request.layout.by_name["multi_vector"].spec
+        texts: list[int] = np.setdiff1d(pairs.documents_P, pairs.queries_P).tolist()
+        keys = {text: cache_key(request.seqs[text], spec, pairs.pooling) for text in texts if text < num_seqs}
+        cached = zip(keys, cache.find(list(keys.values())), strict=True)
+        known = {text: rows for text, rows in cached if rows is not None}
+        count("document_cache_hits", len(known), model=self.plan.served_name)
+        count("document_cache_misses", len(keys) - len(known), model=self.plan.served_name)
+        return MaxSimScorer(pairs, num_seqs, known, lambda text, rows: cache.add(keys[text], rows), matches)
 
     # Lifecycle
 
     @property
     def ready(self) -> bool:
-        """Whether requests are answered: neither closed nor broken."""
-        return self._lanes.ready
+        """Whether requests are answered: the engine is neither closed nor broken."""
+        return self._dispatcher.is_open
+
+    @property
+    def load(self) -> LoadStats:
+        """The queue and the throughput."""
+        return self._dispatcher.load
 
     @property
     def queued_tokens(self) -> int:
         """Tokens that wait for a lane."""
-        return self._lanes.queued_tokens
-
-    @property
-    def small_tokens(self) -> int:
-        """Those of them that belong to small requests, which run first."""
-        return self._lanes.small_tokens
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second while there is work, of late; 0 while nothing was measured."""
-        return self._lanes.rate
+        return self.load.queued_tokens
 
     def close(self) -> None:
         """Finish what was accepted, refuse what comes, and end the threads. May be called again."""
         self._lanes.close()
+        self._finishing.close()
         atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
@@ -264,27 +269,37 @@ class Engine:
         for number, tower in enumerate(self.card.towers or (self.card,)):
             longest = min(max_length_for(self.plan, self.card, tower), self.plan.max_batch_tokens)
             ids = np.full(longest, tower.encoder.pad_id, np.int32)
-            asks = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items()]
-            ways = len(tower.encoder.adapters) + 1
+            specs = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items()]
+            num_adapters = len(tower.encoder.adapters) + 1
             for size in (1, 16, longest):
                 seqs = [
-                    Seq(ids[:size], index, adapter=index % ways - 1, tower=number)
-                    for index in range(max(self.plan.num_lanes, ways))
+                    Seq(ids[:size], index, adapter=index % num_adapters - 1, tower=number)
+                    for index in range(max(self.plan.num_lanes, num_adapters))
                 ]
-                prepared = EngineRequest(seqs, plan_layout(tower, seqs, asks), size * len(seqs), 0, perf_counter(), 0.0)
+                request = EngineRequest(seqs, plan_layout(tower, seqs, specs), received=perf_counter())
                 try:
-                    self.submit_prepared(prepared, admitted=True).result()
+                    self.submit_tokenized(request, admitted=True).result()
                 except NonFinite:
                     file = f"{tower.path}/config.json".lstrip("/")
                     raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None
-        self._lanes.reset_throughput()
+        self._dispatcher.reset_throughput()
 
 
-def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, faulty: bool) -> RunnerProtocol:
-    """The one place that chooses a runner."""
+def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan, *, wrapper: str | None) -> RunnerProtocol:
+    """Load the runner, in a wrapper for tests if one is named as `module:callable`.
+
+    The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. The name comes from
+    WHIMBREL_RUNNER in the environment of this process; no request and no checkpoint can set it. Raises SetupError.
+    """
     from whimbrel.model.runner import Runner
 
     runner = Runner(checkpoint, card, plan)
-    if faulty:
-        return fault_injection.FaultyRunner(runner, checkpoint.folder / card.path / "tokenizer.json", dtype=plan.dtype)
-    return runner
+    if wrapper is None:
+        return runner
+    logging.getLogger("whimbrel").warning("WHIMBREL_RUNNER=%s wraps the runner. It is made for tests.", wrapper)
+    module, _, name = wrapper.partition(":")
+    try:
+        wrap = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SetupError(f"WHIMBREL_RUNNER={wrapper}: {error}.", hint="It takes module:callable.") from error
+    return wrap(runner, checkpoint.folder / card.path, plan)

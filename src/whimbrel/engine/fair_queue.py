@@ -1,11 +1,13 @@
-"""Whose seq is next: tenants in turn, and of a tenant's jobs the one that an even share would finish first. Pure.
+"""Fair queueing: tenants take turns, and each tenant's jobs run in the order in which an even share would finish them. Pure.
 
-Theory of operation. If the jobs of a tenant shared it evenly, a small one would soon be done whatever waits beside it, but many
-equal ones would all be done at the very end. So even sharing is only imagined: each job gets a *tag* when it comes, the virtual
-time at which it would be done, and the job of the least tag runs. No job is done later than under even shares, but for a seq;
-most are done sooner, and equal ones in the order in which they came. Virtual time advances, while the tenant is served,
-by the tokens served over the number of jobs that would still share it. Source: Friedman and Henderson, "Fairness and
-efficiency in web server protocols" (SIGMETRICS 2003), the fair sojourn protocol.
+Theory of operation. If the jobs of a tenant shared its turns evenly, a small job would soon be done whatever waits beside it,
+but many equal jobs would all be done at the very end. So even sharing is only simulated. Each job that comes gets a *virtual
+finish*: the virtual time at which even sharing would finish it. The job with the least virtual finish runs. No job is done
+later than under even sharing, but for one seq; most are done sooner, and equal jobs in the order in which they came. While a
+tenant is served, its virtual time advances by the tokens served, divided by the number of jobs that would still be active under
+even sharing.
+
+Source: Friedman and Henderson, "Fairness and efficiency in web server protocols" (SIGMETRICS 2003), the fair sojourn protocol.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(slots=True, eq=False)
 class _JobQueue(Generic[K]):
-    """The seqs of a job that wait in a round; no job once they are taken or discarded, so that nothing is kept of it."""
+    """The waiting seqs of a job. Its job is None once they are taken or discarded, so that the job can be freed."""
 
     job: K | None
     seqs: deque[Seq]
     tokens: int
     is_virtual_active: bool = True
-    """Whether even shares would still have it to do."""
+    """Whether the job would still be active under even sharing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,112 +41,113 @@ class _TenantQueue(Generic[K]):
 
     queues: dict[K, _JobQueue[K]] = field(default_factory=dict[K, "_JobQueue[K]"])
     heap: list[tuple[float, int, _JobQueue[K]]] = field(default_factory=list[tuple[float, int, "_JobQueue[K]"]])
-    """(tag, number, line) of each job; those that were discarded stay a while."""
+    """(virtual finish, number, queue) of each job; discarded ones stay for a while."""
     virtual_work: list[tuple[float, int, _JobQueue[K]]] = field(default_factory=list[tuple[float, int, "_JobQueue[K]"]])
-    """Likewise, of the jobs that even shares would not have finished yet."""
+    """The same for the jobs that even sharing would not have finished yet."""
     num_active: int = 0
-    """Of those, without the discarded ones."""
+    """Jobs that would be active under even sharing."""
     time: float = 0.0
-    """Virtual, in tokens."""
+    """Virtual time, in tokens."""
     tokens: int = 0
 
     def advance_virtual_time(self, tokens: float) -> None:
-        """Let virtual time advance."""
+        """Advance the virtual time by `tokens` served."""
         while self.virtual_work:
-            tag, _, line = self.virtual_work[0]
-            if line.is_virtual_active:
-                until_it_is_done = (tag - self.time) * self.num_active
-                if until_it_is_done > tokens:
+            finish, _, queue = self.virtual_work[0]
+            if queue.is_virtual_active:
+                tokens_until_done = (finish - self.time) * self.num_active
+                if tokens_until_done > tokens:
                     self.time += tokens / self.num_active
                     return
-                tokens -= until_it_is_done
-                self.time = tag
-                self.deactivate(line)
+                tokens -= tokens_until_done
+                self.time = finish
+                self.deactivate(queue)
             heapq.heappop(self.virtual_work)
 
-    def add(self, tag: float, number: int, line: _JobQueue[K]) -> None:
-        """Note a job that came, and now and then forget those that are gone."""
+    def add(self, finish: float, number: int, queue: _JobQueue[K]) -> None:
+        """Add a job; now and then drop the entries of jobs that are gone."""
         if len(self.heap) > 2 * len(self.queues) + 64:
             self.heap = [item for item in self.heap if item[2].job is not None]
             heapq.heapify(self.heap)
         if len(self.virtual_work) > 2 * self.num_active + 64:
             self.virtual_work = [item for item in self.virtual_work if item[2].is_virtual_active]
             heapq.heapify(self.virtual_work)
-        heapq.heappush(self.heap, (tag, number, line))
-        heapq.heappush(self.virtual_work, (tag, number, line))
+        heapq.heappush(self.heap, (finish, number, queue))
+        heapq.heappush(self.virtual_work, (finish, number, queue))
         self.num_active += 1
 
-    def deactivate(self, line: _JobQueue[K]) -> None:
-        """Even shares would have nothing to do for it any more."""
-        if line.is_virtual_active:
-            line.is_virtual_active = False
+    def deactivate(self, queue: _JobQueue[K]) -> None:
+        """Note that even sharing would have finished the job, or that it is gone."""
+        if queue.is_virtual_active:
+            queue.is_virtual_active = False
             self.num_active -= 1
 
     def head(self) -> tuple[K, _JobQueue[K]]:
+        """Return the job with the least virtual finish, and its queue."""
         while (job := self.heap[0][2].job) is None:
             heapq.heappop(self.heap)
         return job, self.heap[0][2]
 
 
 class FairQueue(Generic[K]):
-    """Seqs that wait for their turn."""
+    """Waiting seqs, in the order of fair queueing."""
 
     def __init__(self) -> None:
         self.tokens = 0
         self._tenants: OrderedDict[str, _TenantQueue[K]] = OrderedDict()
         self._numbers = count()
 
-    def add(self, job: K, name: str, seqs: Sequence[Seq]) -> None:
-        """Queue seqs of a job that has none here, in the order in which they are to run."""
+    def add(self, job: K, tenant_name: str, seqs: Sequence[Seq]) -> None:
+        """Queue the seqs of a job that has none here, in the order in which they run."""
         if not seqs:
             return
-        tenant = self._tenants.setdefault(name, _TenantQueue())
-        line = tenant.queues[job] = _JobQueue(job, deque(seqs), sum(seq.ids.size for seq in seqs))
-        tenant.add(tenant.time + line.tokens, next(self._numbers), line)
-        tenant.tokens += line.tokens
-        self.tokens += line.tokens
+        tenant = self._tenants.setdefault(tenant_name, _TenantQueue())
+        queue = tenant.queues[job] = _JobQueue(job, deque(seqs), sum(seq.ids.size for seq in seqs))
+        tenant.add(tenant.time + queue.tokens, next(self._numbers), queue)
+        tenant.tokens += queue.tokens
+        self.tokens += queue.tokens
 
-    def discard(self, job: K, name: str) -> int:
-        """Remove what waits of a job, and return how many tokens that was."""
-        tenant = self._tenants.get(name)
-        line = tenant.queues.pop(job, None) if tenant else None
-        if tenant is None or line is None:
+    def discard(self, job: K, tenant_name: str) -> int:
+        """Remove the waiting seqs of a job. Return their tokens."""
+        tenant = self._tenants.get(tenant_name)
+        queue = tenant.queues.pop(job, None) if tenant else None
+        if tenant is None or queue is None:
             return 0
-        line.job = None
-        line.seqs.clear()
-        tenant.deactivate(line)
-        tenant.tokens -= line.tokens
-        self.tokens -= line.tokens
+        queue.job = None
+        queue.seqs.clear()
+        tenant.deactivate(queue)
+        tenant.tokens -= queue.tokens
+        self.tokens -= queue.tokens
         if not tenant.queues:
-            del self._tenants[name]
-        return line.tokens
+            del self._tenants[tenant_name]
+        return queue.tokens
 
     def head(self) -> tuple[K, Seq]:
-        """Whose turn it is, and with what. Raises StopIteration if nobody waits here."""
-        job, line = next(iter(self._tenants.values())).head()
-        return job, line.seqs[0]
+        """Return the job whose turn it is, and its next seq. Raises StopIteration if the queue is empty."""
+        job, queue = next(iter(self._tenants.values())).head()
+        return job, queue.seqs[0]
 
     def pop(self) -> bool:
-        """Remove the head; its tenant goes to the end of the round. Returns whether it was the job's last."""
+        """Remove the head; its tenant goes to the end of the turns. Return whether it was the job's last seq."""
         name, tenant = next(iter(self._tenants.items()))
-        job, line = tenant.head()
-        size = line.seqs.popleft().ids.size
+        job, queue = tenant.head()
+        size = queue.seqs.popleft().ids.size
         tenant.advance_virtual_time(size)
-        line.tokens -= size
+        queue.tokens -= size
         tenant.tokens -= size
         self.tokens -= size
-        if not line.seqs:
-            line.job = None
+        if not queue.seqs:
+            queue.job = None
             del tenant.queues[job]
         if tenant.queues:
             self._tenants.move_to_end(name)
         else:
             del self._tenants[name]
-        return not line.seqs
+        return not queue.seqs
 
-    def tokens_ahead(self, tokens: int, name: str) -> int:
-        """About how many of the tokens here run before a new job of this tenant, of so many tokens, is done."""
-        tenant = self._tenants.get(name)
+    def tokens_ahead(self, tokens: int, tenant_name: str) -> int:
+        """Return about how many tokens run before a new job of this tenant, of `tokens` tokens, would be done."""
+        tenant = self._tenants.get(tenant_name)
         own = min(tenant.tokens, len(tenant.queues) * tokens) if tenant else 0
         others = len(self._tenants) - (1 if tenant else 0)
         foreign = self.tokens - (tenant.tokens if tenant else 0)

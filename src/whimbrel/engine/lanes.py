@@ -1,15 +1,15 @@
-"""The threads that run batches: seqs in, Futures resolved.
+"""Lanes: the threads that run batches. They launch, collect and answer.
 
-Theory of operation. Each lane is a thread: it takes a batch, launches it and at once takes the next; the collector, one more
-thread, waits for launched batches in order, checks their rows and hands them out. At most two batches per lane are on their
-way. What is taken when, and who answers a job, is decided in dispatch.py.
+Theory of operation. Each lane is a thread: it takes a batch, launches it, and takes the next at once. The collector is one more
+thread: it waits for launched batches in order, checks their rows and delivers them. Each lane has at most two batches in
+flight. The dispatcher decides what is taken when and who answers a job.
 
-Where the lane is the device (a CPU), the model calls back between its layers; if single queries have come meanwhile, the lane
-runs a batch of them before it goes on with its own, which must be bulk.
+Where the lane is the device (a CPU), the model calls back between its layers. If small requests have come meanwhile, the lane
+then runs a batch of them before it goes on with its own, which must be bulk.
 
-A batch that fails, at launch or at collection, is halved and put back, until only the requests fail that fail alone; if it
-failed for want of memory, batches are smaller for a while. A row that is not finite is computed again alone, in float32
-(second.py). A thread that dies of a bug takes the engine with it: every waiting request is told, none hangs.
+A batch that fails, at launch or at collection, is halved and requeued, until only the requests fail that fail alone. If it
+failed for want of memory, batches are smaller for a while. A text whose rows are not finite fails. A thread that dies of a bug
+takes the engine with it: every waiting request is told, and none hangs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.engine.dispatcher import Dispatcher
-from whimbrel.engine.float32_retry import SecondOpinion
-from whimbrel.engine.job import BatchItems, BatchObserver, BatchOutput, Job, RunnerProtocol
+from whimbrel.engine.finish_pool import FinishPool
+from whimbrel.engine.job import BatchItems, BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.scheduler import ScheduledBatch
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
-from whimbrel.outputs.rows import DeviceRows, RowSelection, finite_seqs, select_rows
+from whimbrel.outputs.rows import BatchOutput, DeviceRows, OutputRows, RowSelection, finite_seqs, select_rows
 from whimbrel.telemetry.trace import Timer, count, observe
 from whimbrel.types.batch import Batch, pack
 from whimbrel.types.card import Card
@@ -47,98 +47,188 @@ _BATCHES_PER_LANE: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TowerBatch:
-    """The seqs of a batch that one of the model's towers runs: mostly all."""
+    """The seqs of a batch that one tower of the model runs; most models have one tower."""
 
     items: BatchItems
     batch: Batch
     selections: Mapping[OutputName, RowSelection]
     pending: Any
+    """The batch on the device, as `launch` returned it."""
 
 
 @dataclass(slots=True, eq=False)
 class _InFlightBatch:
-    """A batch on its way."""
+    """A batch that was launched and is not collected yet."""
 
     batch: ScheduledBatch[Job]
     slots: threading.Semaphore | None
-    """Of its lane, one of which it holds; None between the layers of another batch."""
-    slot: int
+    """The semaphore of its lane, of which it holds one; None if it runs between the layers of another batch."""
+    observed: int
+    """The observer's slot."""
     started: float
-    parts: list[_TowerBatch]
+    towers: list[_TowerBatch]
 
 
 class Lanes:
-    """The execution threads of one engine."""
+    """The threads of one engine that run its batches."""
 
     def __init__(
         self,
         runner: RunnerProtocol,
         card: Card,
         plan: Plan,
+        dispatcher: Dispatcher,
+        finishing: FinishPool,
         *,
-        load_second: Callable[[], RunnerProtocol] | None = None,
-        recorder: BatchObserver | None = None,
+        observer: BatchObserver | None = None,
     ) -> None:
-        """`load_second` loads the runner that computes again what was not finite; by default that is `runner` itself."""
         self._runner = runner
         self._card = card
         self._model = plan.served_name
-        self._recorder = recorder or _NoRecorder()
-        self._dispatch = Dispatcher(plan, runner.init_thread)
+        self._dispatcher = dispatcher
+        self._finishing = finishing
+        self._observer = observer or _NoObserver()
         self._preempts = plan.device == "cpu"
-        self._second = SecondOpinion(load_second or (lambda: runner), self._run_second, self._thread)
         self._launched: SimpleQueue[_InFlightBatch | None] = SimpleQueue()
-        self._places = [threading.Semaphore(_BATCHES_PER_LANE) for _ in range(plan.num_lanes)]
-        self._lanes = [self._thread(f"lane-{i}", partial(self._run_lane, places)) for i, places in enumerate(self._places)]
+        self._slots = [threading.Semaphore(_BATCHES_PER_LANE) for _ in range(plan.num_lanes)]
+        self._lanes = [self._thread(f"lane-{i}", partial(self._run_lane, slots)) for i, slots in enumerate(self._slots)]
         self._collector = self._thread("collector", self._run_collector)
         for thread in (*self._lanes, self._collector):
             thread.start()
 
-    @property
-    def ready(self) -> bool:
-        return self._dispatch.open
-
-    @property
-    def queued_tokens(self) -> int:
-        """Tokens that wait for a lane."""
-        return self._dispatch.queued_tokens
-
-    @property
-    def small_tokens(self) -> int:
-        """Those of them that belong to small requests."""
-        return self._dispatch.small_tokens
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second while there is work, of late; 0 while nothing was measured."""
-        return self._dispatch.rate
-
-    def add(self, job: Job, *, admitted: bool = False) -> None:
-        """Queue a job; its Future answers. `admitted`: it is not refused for overload, as another engine had admitted it.
-
-        Raises Unavailable, DeadlineExceeded, Overloaded.
-        """
-        self._dispatch.add(job, admitted=admitted)
-
-    def check(self, num_seqs: int, *, priority: int = 0, tenant: str = "") -> None:
-        """Raise Overloaded if a request of so many texts will be refused, so that nothing more is done for it."""
-        self._dispatch.check(num_seqs, priority, tenant)
-
-    def reset_throughput(self) -> None:
-        """Measure the rate anew: what ran until now was a warm-up."""
-        self._dispatch.reset_throughput()
-
     def close(self) -> None:
         """Finish what was accepted, refuse what comes, and end the threads. May be called again."""
-        self._dispatch.close()
+        self._dispatcher.close()
         for lane in self._lanes:
             lane.join()
         self._launched.put(None)
         self._collector.join()
-        self._second.close()
-        self._dispatch.join()
 
-    # Threads
+    # Launch, collect, answer
+
+    def _run_lane(self, slots: threading.Semaphore) -> None:
+        self._runner.init_thread()
+        while True:
+            slots.acquire()
+            if not (batch := self._dispatcher.take()):
+                return
+            self._launch(batch, slots)
+            del batch  # an idle lane keeps no memory of its last batch
+
+    def _launch(self, batch: ScheduledBatch[Job], slots: threading.Semaphore | None) -> None:
+        started = perf_counter()
+        observed = self._observer.started(batch.items)
+        between_layers = partial(self._preempt, batch.priority, observed) if self._preempts and batch.kind == "bulk" else None
+        try:
+            towers = [self._launch_tower(items, between_layers) for items in self._by_tower(batch.items)]
+        except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
+            self._batch_failed(batch, slots, observed, error)
+        else:
+            self._launched.put(_InFlightBatch(batch, slots, observed, started, towers))
+
+    def _run_collector(self) -> None:
+        while (flight := self._launched.get()) is not None:
+            self._collect(flight)
+            del flight
+
+    def _collect(self, flight: _InFlightBatch) -> None:
+        try:
+            with Timer("collect"):
+                outputs = [self._collect_tower(tower) for tower in flight.towers]
+        except BaseException as error:  # whatever it is, the requests get an answer and the collector lives
+            self._batch_failed(flight.batch, flight.slots, flight.observed, error)
+        else:
+            self._batch_done(flight)
+            seconds = perf_counter() - flight.started
+            observe("compute", seconds)
+            for tower, output in zip(flight.towers, outputs, strict=True):
+                self._answer(tower, output, seconds)
+
+    def _answer(self, tower: _TowerBatch, output: BatchOutput, seconds: float) -> None:
+        """Deliver to every job its rows; the last of a job answer it. Texts whose rows are not finite fail."""
+        finite_B: list[bool] = _finite_seqs(output, len(tower.items)).tolist()
+        rows: dict[Job, tuple[list[int], list[int]]] = {}
+        order: list[int] = tower.batch.order_B.tolist()
+        for row, item in enumerate(order):
+            job, seq = tower.items[item]
+            of_batch, of_job = rows.setdefault(job, ([], []))
+            if finite_B[row]:
+                of_batch.append(row)
+                of_job.append(seq.index)
+            else:
+                count("non_finite", model=self._model)
+                self._dispatcher.fail(job, _non_finite(seq))
+        for job, (of_batch, of_job) in rows.items():
+            job.compute += seconds
+            if of_job:
+                self._finishing.deliver(job, output, of_batch, of_job)
+
+    # Parts of these
+
+    def _preempt(self, priority: int, observed: int) -> None:
+        """Run one batch of small jobs, if any wait. The model calls this between the layers of a bulk batch."""
+        if self._dispatcher.load.small_tokens and (batch := self._dispatcher.take_small(priority)):
+            self._launch(batch, None)
+            self._observer.resumed(observed)
+
+    def _by_tower(self, items: BatchItems) -> list[BatchItems]:
+        if not self._card.towers:
+            return [items]
+        by_tower: dict[int, BatchItems] = {}
+        for job, seq in items:
+            by_tower.setdefault(seq.tower, []).append((job, seq))
+        return list(by_tower.values())
+
+    def _launch_tower(self, items: BatchItems, between_layers: Callable[[], None] | None) -> _TowerBatch:
+        with Timer("pack"):
+            card = self._card.tower(items[0][1].tower)
+            encoder = card.encoder
+            batch = pack([seq for _, seq in items], position_offset=encoder.position_offset, pad_id=encoder.pad_id)
+            order: list[int] = batch.order_B.tolist()
+            selections = select_rows(card, batch, [items[item][0].request.layout for item in order])
+        return _TowerBatch(items, batch, selections, self._runner.launch(batch, selections, between_layers))
+
+    def _collect_tower(self, tower: _TowerBatch) -> BatchOutput:
+        """Return the rows that a runner was launched for. Raises RuntimeError if they have another shape."""
+        rows = self._runner.collect(tower.pending)
+        outputs = self._card.tower(tower.batch.tower).all_outputs
+        for name, selection in tower.selections.items():
+            shape = int(selection.offsets_B1[-1]), outputs[name].width
+            if not _has_shape(rows[name], *shape):
+                raise RuntimeError(f"the runner did not give {shape[0]} rows of {shape[1]} as {name}")
+        return BatchOutput(tower.selections, rows)
+
+    def _batch_done(self, flight: _InFlightBatch) -> None:
+        self._observer.ended(flight.observed)
+        num_tokens = sum(seq.ids.size for _, seq in flight.batch.items)
+        observe("batch_tokens", num_tokens, model=self._model)
+        observe("batch_seqs", len(flight.batch.items), model=self._model)
+        self._release(flight.slots, num_tokens)
+
+    def _batch_failed(
+        self, batch: ScheduledBatch[Job], slots: threading.Semaphore | None, observed: int, error: BaseException
+    ) -> None:
+        """Requeue the halves of a batch, so that only a text that fails alone fails."""
+        self._observer.ended(observed)
+        out_of_memory = isinstance(error, MemoryError)
+        if out_of_memory:
+            count("out_of_memory", model=self._model)
+        if len(batch.items) > 1:
+            count("halvings", model=self._model)
+            _log.warning("a batch of %d texts failed and is run again in halves: %r", len(batch.items), error)
+            self._dispatcher.requeue(batch, out_of_memory=out_of_memory)
+        elif out_of_memory and batch.kind != "suspect":  # the batches beside it may have taken the memory
+            self._dispatcher.requeue(batch, out_of_memory=False)
+        else:
+            job, seq = batch.items[0]
+            _log.error("a text of %d tokens failed alone", seq.ids.size, exc_info=error)
+            self._dispatcher.fail(job, _failed_alone(seq, error))
+        self._release(slots, 0)
+
+    def _release(self, slots: threading.Semaphore | None, num_tokens: int) -> None:
+        self._dispatcher.batch_done(num_tokens)
+        if slots is not None:
+            slots.release()
 
     def _thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(body,), name=f"whimbrel-{name}", daemon=True)
@@ -148,168 +238,15 @@ class Lanes:
             body()
         except BaseException:
             _log.critical("a thread of the engine died. This is a bug.", exc_info=True)
-            self._dispatch.fail_all()
-            for places in self._places:
-                places.release(_BATCHES_PER_LANE)
-
-    def _run_lane(self, places: threading.Semaphore) -> None:
-        self._runner.init_thread()
-        while True:
-            places.acquire()
-            if not (taken := self._dispatch.take()):
-                return
-            self._launch(taken, places)
-            del taken  # while nothing comes, the memory of what was is not kept
-
-    def _run_collector(self) -> None:
-        while (flight := self._launched.get()) is not None:
-            self._collect(flight)
-            del flight
-
-    def _preempt(self, priority: int, slot: int) -> None:
-        """Called between the layers of a bulk batch: run one batch of small jobs, if any wait."""
-        if self._dispatch.small_tokens and (taken := self._dispatch.take_small(priority)):
-            self._launch(taken, None)
-            self._recorder.resumed(slot)
-
-    def _launch(self, taken: ScheduledBatch[Job], places: threading.Semaphore | None) -> None:
-        started = perf_counter()
-        slot = self._recorder.started(taken.items)
-        between_layers = partial(self._preempt, taken.priority, slot) if self._preempts and taken.kind == "bulk" else None
-        try:
-            parts = [self._start(work, between_layers) for work in self._by_tower(taken.items)]
-        except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
-            self._failed(taken, slot, error)
-            self._done(taken, places)
-        else:
-            self._launched.put(_InFlightBatch(taken, places, slot, started, parts))
-
-    def _by_tower(self, work: BatchItems) -> list[BatchItems]:
-        if not self._card.towers:
-            return [work]
-        parts: dict[int, BatchItems] = {}
-        for job, seq in work:
-            parts.setdefault(seq.tower, []).append((job, seq))
-        return list(parts.values())
-
-    def _start(self, work: BatchItems, between_layers: Callable[[], None] | None = None) -> _TowerBatch:
-        with Timer("pack"):
-            batch, wants = self._pack(work)
-        return _TowerBatch(work, batch, wants, self._runner.launch(batch, wants, between_layers))
-
-    def _pack(self, work: BatchItems) -> tuple[Batch, dict[OutputName, RowSelection]]:
-        card = self._card.tower(work[0][1].tower)
-        encoder = card.encoder
-        batch = pack([seq for _, seq in work], position_offset=encoder.position_offset, pad_id=encoder.pad_id)
-        places: list[int] = batch.order_B.tolist()
-        return batch, select_rows(card, batch, [work[place][0].request.layout for place in places])
-
-    def _collect(self, flight: _InFlightBatch) -> None:
-        taken = flight.batch
-        try:
-            with Timer("collect"):
-                given = [self._checked(self._runner, part) for part in flight.parts]
-        except BaseException as error:
-            self._failed(taken, flight.slot, error)
-            self._done(taken, flight.slots)
-        else:
-            self._recorder.ended(flight.slot)
-            num_tokens = sum(seq.ids.size for _, seq in taken.items)
-            observe("batch_tokens", num_tokens, model=self._model)
-            observe("batch_seqs", len(taken.items), model=self._model)
-            self._done(taken, flight.slots, num_tokens)
-            seconds = perf_counter() - flight.started
-            observe("compute", seconds)
-            for part, rows in zip(flight.parts, given, strict=True):
-                self._deliver(part, rows, seconds)
-
-    def _checked(self, runner: RunnerProtocol, part: _TowerBatch) -> BatchOutput:
-        """What a runner gives for what it was launched with. Raises if that is not what was wanted."""
-        given, outputs = runner.collect(part.pending), self._card.tower(part.batch.tower).all_outputs
-        for name, each in part.selections.items():
-            rows, output = given[name], outputs[name]
-            num_rows, width = int(each.offsets_B1[-1]), output.width
-            if isinstance(rows, Sparse):
-                right = len(rows) == num_rows
-            elif isinstance(rows, DeviceRows):
-                right = rows.rows_PD.shape == (num_rows, width) and rows.finite_P.size == num_rows
-            else:
-                right = rows.shape == (num_rows, width) and rows.dtype == np.float32
-            if not right:
-                raise RuntimeError(f"the runner did not give {num_rows} rows of {width} as {name}")
-        return BatchOutput(part.selections, given)
-
-    def _done(self, taken: ScheduledBatch[Job], places: threading.Semaphore | None, num_tokens: int = 0) -> None:
-        self._dispatch.batch_done(taken, num_tokens)
-        if places is not None:
-            places.release()
-
-    def _failed(self, taken: ScheduledBatch[Job], slot: int, error: BaseException) -> None:
-        """Put the halves back, so that only what fails alone fails."""
-        self._recorder.ended(slot)
-        out_of_memory = isinstance(error, MemoryError)
-        if out_of_memory:
-            count("out_of_memory", model=self._model)
-        if len(taken.items) > 1:
-            count("halvings", model=self._model)
-            _log.warning("a batch of %d texts failed and is run again in halves: %r", len(taken.items), error)
-            self._dispatch.requeue(taken, out_of_memory=out_of_memory)
-            return
-        if out_of_memory and taken.kind != "suspect":  # what ran beside it may have taken the memory
-            self._dispatch.requeue(taken, out_of_memory=False)
-            return
-        job, seq = taken.items[0]
-        _log.error("a text of %d tokens failed alone", seq.ids.size, exc_info=error)
-        if self._dispatch.claim(job):
-            job.fail(_answer(seq, error))
-
-    def _deliver(self, part: _TowerBatch, given: BatchOutput, seconds: float) -> None:
-        """Hand every job its rows; those that are not finite are computed again."""
-        finite_B: list[bool] = _finite(given, len(part.items)).tolist()
-        rows: dict[Job, tuple[list[int], list[int]]] = {}
-        bad: BatchItems = []
-        places: list[int] = part.batch.order_B.tolist()
-        for row, place in enumerate(places):
-            job, seq = part.items[place]
-            of_job = rows.setdefault(job, ([], []))
-            if finite_B[row]:
-                of_job[0].append(row)
-                of_job[1].append(seq.index)
-            else:
-                bad.append((job, seq))
-        for job, (rows_of_job, indexes) in rows.items():
-            job.compute += seconds
-            if indexes:
-                self._dispatch.deliver(job, given, rows_of_job, indexes)
-        for job, seq in bad:
-            count("non_finite_retries", model=self._model)
-            self._second.add(job, seq)
-
-    def _run_second(self, job: Job, seq: Seq, runner: RunnerProtocol | None) -> None:
-        """Compute a text again whose vector was not finite."""
-        if not self._dispatch.begin_beside(job):
-            return
-        slot = self._recorder.started([(job, seq)])
-        given: BatchOutput | None = None
-        try:
-            if runner is not None:
-                batch, wants = self._pack([(job, seq)])
-                given = self._checked(runner, _TowerBatch([(job, seq)], batch, wants, runner.launch(batch, wants)))
-        except BaseException as error:  # whatever it is, the request gets an answer
-            _log.error("a text of %d tokens failed in the second runner", seq.ids.size, exc_info=error)
-        self._recorder.ended(slot)
-        self._dispatch.end_beside()
-        if given is not None and _finite(given, 1).all():
-            self._dispatch.deliver(job, given, [0], [seq.index])
-        elif self._dispatch.claim(job):
-            again = "in float32 too" if runner else "and it could not be computed again"
-            job.fail(NonFinite(f"the model gives NaN or infinity for this text, {again}.", item=seq.index))
+            self._dispatcher.fail_all()
+            for slots in self._slots:
+                slots.release(_BATCHES_PER_LANE)
 
 
-class _NoRecorder:
-    """Where nobody wants to know."""
+class _NoObserver:
+    """Observes nothing."""
 
-    def started(self, work: BatchItems) -> int:
+    def started(self, items: BatchItems) -> int:
         return 0
 
     def resumed(self, slot: int) -> None: ...
@@ -317,14 +254,28 @@ class _NoRecorder:
     def ended(self, slot: int) -> None: ...
 
 
-def _finite(given: BatchOutput, num_seqs: int) -> NDArray[np.bool_]:
+def _has_shape(rows: OutputRows, num_rows: int, width: int) -> bool:
+    if isinstance(rows, Sparse):
+        return len(rows) == num_rows
+    if isinstance(rows, DeviceRows):
+        return rows.rows_PD.shape == (num_rows, width) and rows.finite_P.size == num_rows
+    return rows.shape == (num_rows, width) and rows.dtype == np.float32
+
+
+def _finite_seqs(output: BatchOutput, num_seqs: int) -> NDArray[np.bool_]:
     finite_B = np.ones(num_seqs, np.bool_)
-    for name, rows in given.outputs.items():
-        finite_B &= finite_seqs(rows, given.selections[name].offsets_B1)
+    for name, rows in output.rows.items():
+        finite_B &= finite_seqs(rows, output.selections[name].offsets_B1)
     return finite_B
 
 
-def _answer(seq: Seq, error: BaseException) -> ComputeError:
+def _non_finite(seq: Seq) -> NonFinite:
+    return NonFinite(
+        "the model gives NaN or infinity for this text. Load it with --dtype float32, or leave the text out.", item=seq.index
+    )
+
+
+def _failed_alone(seq: Seq, error: BaseException) -> ComputeError:
     if isinstance(error, MemoryError):
         return OutOfMemory(f"this text of {seq.ids.size:,} tokens does not fit into the device's memory.", item=seq.index)
     return ComputeError(f"the computation failed ({type(error).__name__}); the server's log says more.", item=seq.index)

@@ -1,22 +1,21 @@
-"""Decides which seqs run next. Pure: no threads, no clock, no tensors; it knows jobs by identity and seqs by length.
+"""Scheduler: the choice of the seqs that run next. Pure: no threads, no clock, no tensors.
 
-Theory of operation. A job (a request) waits at its priority; of those that wait, only the most urgent priority is served, lower
-numbers first. Within a priority there are three rounds, and a batch holds seqs of one of them:
+Theory of operation. A job waits at its priority, and only the most urgent priority that waits is served; lower numbers come
+first. Each priority has three queues, and a batch holds seqs of one of them:
 
-- *suspects*, which were on the device when an engine died: first, and few at a time;
-- *small* jobs, those that together fill no more than a quarter of a batch: single queries;
-- *bulk*, everything else.
+- *suspect*: seqs that were on the device when an engine died. They come first, and few at a time.
+- *small*: jobs that fill no more than a quarter of a batch, such as single queries.
+- *bulk*: everything else.
 
-Small and bulk batches alternate while both wait, so neither starves, and a small batch is never filled up with bulk: it is
+Small and bulk batches alternate while both wait, so neither starves. A small batch is never filled up with bulk, so that it is
 over soon. `take_small` gives such a batch to a lane that has reached a boundary between two layers of a bulk batch.
 
-A round gives every tenant one seq in turn, and a tenant's turns go to the job that an even share between its jobs would finish
-first (rounds.py); so nobody waits longer for others sending more, and jobs are finished one after another. Within a job the
-longest seqs come first: that keeps seqs of similar length together and leaves the short ones to fill the end, so that lanes
-finish a request together.
+A queue serves its tenants in turn, one seq each, and the jobs of a tenant by fair queueing (fair_queue.py). So a tenant that
+sends more delays nobody else, and jobs are finished one after another. Within a job the longest seqs come first: seqs of
+similar length stay together and the short ones fill the end, so that lanes finish a request together.
 
-A job whose deadline has passed is never taken from again; `expire` tells of it. After the device ran out of memory batches
-are held to fewer tokens, and slowly to more again.
+A job whose deadline has passed is never taken from again; `expire` returns it. After the device ran out of memory, batches have
+fewer tokens, and slowly more again. The scheduler knows jobs by identity and seqs by length.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ K = TypeVar("K", bound=Hashable)
 Kind: TypeAlias = Literal["suspect", "small", "bulk"]
 
 _MIN_SHARE: Final = 128
-"""Tokens below which splitting work over idle lanes gains nothing."""
+"""Tokens below which it gains nothing to split work over idle lanes."""
 _SMALL_PART: Final = 4
-"""A job of at most this part of a batch is small."""
+"""A job is small if it has at most this fraction of a batch."""
 _MIN_BUDGET: Final = 16
 _RECOVERY_BATCHES: Final = 32
 _RECOVERY_PART: Final = 8
@@ -56,20 +55,22 @@ class ScheduledBatch(Generic[K]):
 
 
 class Scheduler(Generic[K]):
-    """Waiting seqs of all jobs. Not thread-safe: the lanes hold their lock around every call; reading a property needs none."""
+    """The waiting seqs of all jobs. Not thread-safe: the dispatcher holds its lock around every call. Properties may be read
+    without it.
+    """
 
     def __init__(self, max_batch_tokens: int) -> None:
         self.token_budget = max_batch_tokens
-        """Tokens in a batch at present."""
+        """The most tokens of a batch at present."""
         self.queued_tokens = 0
         self.small_tokens = 0
-        """Those of them that belong to small jobs."""
+        """The queued tokens that belong to small jobs."""
         self._max_batch_tokens = max_batch_tokens
         self._good_batches = 0
         self._levels: dict[int, _PriorityLevel[K]] = {}
         self._priorities: list[int] = []  # the keys of _levels, sorted
         self._entries: dict[K, _JobState] = {}
-        self._deadlines: list[tuple[float, int]] = []  # a heap; those of jobs that are gone stay a while
+        self._deadlines: list[tuple[float, int]] = []  # a heap; deadlines of jobs that are gone stay for a while
         self._expiring: dict[int, K] = {}  # by number
         self._numbers = count()
         self._expired: list[K] = []
@@ -85,9 +86,10 @@ class Scheduler(Generic[K]):
         suspects: Mapping[int, int] = _NOTHING,
         first: Container[int] = (),
     ) -> None:
-        """Queue the seqs of one job, the longest first, but before all others those of the indexes `first`.
+        """Queue the seqs of one job, the longest first, but the indices in `first` before all others.
 
-        `suspects`: the most seqs that a batch may have with the seq of that index in it."""
+        `suspects` maps the index of a seq to the most seqs of a batch that it is in.
+        """
         if not seqs:
             return
         tokens = sum(seq.ids.size for seq in seqs)
@@ -96,48 +98,48 @@ class Scheduler(Generic[K]):
         rest = [seq for seq in ordered if seq.index not in suspects] if suspects else ordered
         entry = _JobState(priority, tenant, self._kind_of(tokens), suspects, bool(apart) + bool(rest), next(self._numbers))
         level = self._level(priority)
-        level.queue["suspect"].add(job, tenant, apart)
-        level.queue[entry.kind].add(job, tenant, rest)
+        level.queues["suspect"].add(job, tenant, apart)
+        level.queues[entry.kind].add(job, tenant, rest)
         self._entries[job] = entry
         self._count(tokens, entry.kind)
         if deadline < inf:
             self._add_deadline(deadline, entry.number, job)
 
     def cancel(self, job: K) -> None:
-        """Forget what has not been taken of a job; no error if there is nothing."""
+        """Remove the seqs of a job that were not taken yet. Do nothing if there are none."""
         if entry := self._entries.pop(job, None):
             self._expiring.pop(entry.number, None)
-            rounds = self._levels[entry.priority].queue
-            for waiting in (rounds["suspect"], rounds[entry.kind]):
+            queues = self._levels[entry.priority].queues
+            for waiting in (queues["suspect"], queues[entry.kind]):
                 self._count(-waiting.discard(job, entry.tenant), entry.kind)
             self._drop_empty(entry.priority)
 
     def expire(self, now: float) -> list[K]:
-        """Forget the jobs whose deadline has passed, and name those not named before."""
+        """Remove the jobs whose deadline has passed. Return those that were not returned before."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, number = heapq.heappop(self._deadlines)
             if (job := self._expiring.get(number)) is not None:
                 self.cancel(job)
                 self._expired.append(job)
-        named, self._expired = self._expired, []
-        return named
+        expired, self._expired = self._expired, []
+        return expired
 
     @property
     def wake_at(self) -> float:
-        """When the next of the waiting jobs expires; infinity if none does."""
+        """The time at which the next waiting job expires; infinity if none does."""
         while self._deadlines and self._deadlines[0][1] not in self._expiring:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else inf
 
     @property
     def suspects_are_next(self) -> bool:
-        """Whether `take` would give suspects, which must be alone on the device."""
-        return bool(self._priorities) and self._levels[self._priorities[0]].queue["suspect"].tokens > 0
+        """Whether `take` would return suspects, which must be alone on the device."""
+        return bool(self._priorities) and self._levels[self._priorities[0]].queues["suspect"].tokens > 0
 
     def take(self, now: float, idle_lanes: int = 1) -> ScheduledBatch[K] | None:
-        """The next batch; None when nothing waits.
+        """Return the next batch, or None when nothing waits.
 
-        A text longer than the budget is a batch of its own. With several idle lanes little work is shared between them.
+        A text longer than the budget is a batch of its own. Several idle lanes share a small amount of work.
         """
         self._expired = self.expire(now)
         if not self._priorities:
@@ -150,42 +152,42 @@ class Scheduler(Generic[K]):
         return ScheduledBatch(self._fill_batch(priority, kind, min(self.token_budget, share)), kind, priority)
 
     def take_small(self, now: float, priority: float = inf) -> ScheduledBatch[K] | None:
-        """A batch of small jobs, if such are next among those of this priority or a more urgent one; else None."""
+        """Return a batch of small jobs if these are next at this priority or a more urgent one, else None."""
         self._expired = self.expire(now)
         if not self._priorities or self._priorities[0] > priority or self.suspects_are_next:
             return None
         first = self._priorities[0]
-        if not self._levels[first].queue["small"].tokens:
+        if not self._levels[first].queues["small"].tokens:
             return None
         return ScheduledBatch(self._fill_batch(first, "small", self.token_budget), "small", first)
 
     def is_small(self, tokens: int) -> bool:
-        """Whether a job of so many tokens is small."""
+        """Return whether a job of `tokens` tokens is small."""
         return tokens <= self._max_batch_tokens // _SMALL_PART
 
     def tokens_ahead(self, tokens: int, priority: int = 0, *, tenant: str = "") -> int:
-        """About how many tokens run until a new request would be done, its own included.
+        """Return about how many tokens run until a new request would be done, its own included.
 
-        All that is more urgent; in its own round what runs before it is done; and as much of the other round, with which its
-        own alternates, and a batch. In steps as many as there are priorities, not jobs.
+        These are all more urgent tokens, those of its own queue that run before it is done, and as many of the other queue,
+        with which its own alternates, plus a batch. The time is linear in the number of priorities, not of jobs.
         """
-        place = bisect_left(self._priorities, priority)
-        before = sum(self._levels[urgent].tokens for urgent in self._priorities[:place])
+        index = bisect_left(self._priorities, priority)
+        before = sum(self._levels[urgent].tokens for urgent in self._priorities[:index])
         level = self._levels.get(priority)
         if level is None:
             return before + tokens
         kind = self._kind_of(tokens)
-        done = level.queue[kind].tokens_ahead(tokens, tenant) + tokens
-        other = level.queue["bulk" if kind == "small" else "small"].tokens
-        return before + level.queue["suspect"].tokens + done + min(other, done + self.token_budget)
+        done = level.queues[kind].tokens_ahead(tokens, tenant) + tokens
+        other = level.queues["bulk" if kind == "small" else "small"].tokens
+        return before + level.queues["suspect"].tokens + done + min(other, done + self.token_budget)
 
     def out_of_memory(self, num_tokens: int) -> None:
-        """A batch of so many tokens did not fit: let no batch have more than half as many for a while."""
+        """Note that a batch of `num_tokens` did not fit: for a while no batch has more than half as many."""
         self.token_budget = min(self.token_budget, max(_MIN_BUDGET, num_tokens // 2))
         self._good_batches = 0
 
     def succeeded(self) -> None:
-        """A batch was computed. After some of them a lowered budget is raised by a step."""
+        """Note that a batch was computed. Every few of them raise a lowered budget by a step."""
         if self.token_budget < self._max_batch_tokens:
             self._good_batches += 1
             if self._good_batches % _RECOVERY_BATCHES == 0:
@@ -196,9 +198,9 @@ class Scheduler(Generic[K]):
         return "small" if self.is_small(tokens) else "bulk"
 
     def _fill_batch(self, priority: int, kind: Kind, budget: int) -> list[tuple[K, Seq]]:
-        """Take seqs in turn until the next does not fit; the first always does."""
-        waiting = self._levels[priority].queue[kind]
-        work: list[tuple[K, Seq]] = []
+        """Take seqs in turn until the next does not fit. The first always fits."""
+        waiting = self._levels[priority].queues[kind]
+        items: list[tuple[K, Seq]] = []
         most: float = inf
         while waiting.tokens:
             job, seq = waiting.head()
@@ -206,20 +208,20 @@ class Scheduler(Generic[K]):
             entry = self._entries[job]
             if kind == "suspect":
                 most = min(most, entry.suspects[seq.index])
-            if work and (size > budget or len(work) >= most):
+            if items and (size > budget or len(items) >= most):
                 break
-            work.append((job, seq))
+            items.append((job, seq))
             budget -= size
             self.queued_tokens -= size
             if entry.kind == "small":
                 self.small_tokens -= size
             if waiting.pop():
-                entry.num_rounds -= 1
-                if not entry.num_rounds:
+                entry.num_queues -= 1
+                if not entry.num_queues:
                     del self._entries[job]
                     self._expiring.pop(entry.number, None)
         self._drop_empty(priority)
-        return work
+        return items
 
     def _level(self, priority: int) -> _PriorityLevel[K]:
         level = self._levels.get(priority)
@@ -229,7 +231,7 @@ class Scheduler(Generic[K]):
         return level
 
     def _drop_empty(self, priority: int) -> None:
-        """Drop a level that is empty."""
+        """Remove a priority level that is empty."""
         if not self._levels[priority].tokens:
             del self._levels[priority]
             self._priorities.remove(priority)
@@ -240,7 +242,7 @@ class Scheduler(Generic[K]):
             self.small_tokens += tokens
 
     def _add_deadline(self, deadline: float, number: int, job: K) -> None:
-        if len(self._deadlines) > 2 * len(self._expiring) + 64:  # most are of jobs that are gone
+        if len(self._deadlines) > 2 * len(self._expiring) + 64:  # most of these jobs are gone
             self._deadlines = [item for item in self._deadlines if item[1] in self._expiring]
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (deadline, number))
@@ -249,33 +251,33 @@ class Scheduler(Generic[K]):
 
 @dataclass(slots=True, eq=False)
 class _JobState:
-    """What is known of a waiting job."""
+    """The state of a waiting job."""
 
     priority: int
     tenant: str
     kind: Literal["small", "bulk"]
     suspects: Mapping[int, int]
-    num_rounds: int
-    """Rounds in which some of it waits."""
+    num_queues: int
+    """Queues that hold some of its seqs."""
     number: int
-    """By which its deadline knows it."""
+    """The number that its deadline refers to."""
 
 
 class _PriorityLevel(Generic[K]):
     """The waiting seqs of one priority."""
 
     def __init__(self) -> None:
-        self.queue: dict[Kind, FairQueue[K]] = {"suspect": FairQueue(), "small": FairQueue(), "bulk": FairQueue()}
+        self.queues: dict[Kind, FairQueue[K]] = {"suspect": FairQueue(), "small": FairQueue(), "bulk": FairQueue()}
         self.last: Kind = "bulk"
 
     @property
     def tokens(self) -> int:
-        return sum(waiting.tokens for waiting in self.queue.values())
+        return sum(waiting.tokens for waiting in self.queues.values())
 
     def next_kind(self) -> Kind:
-        if self.queue["suspect"].tokens:
+        if self.queues["suspect"].tokens:
             return "suspect"
-        small, bulk = self.queue["small"].tokens, self.queue["bulk"].tokens
+        small, bulk = self.queues["small"].tokens, self.queues["bulk"].tokens
         if small and bulk:
             return "bulk" if self.last == "small" else "small"
         return "small" if small else "bulk"

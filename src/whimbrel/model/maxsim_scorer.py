@@ -9,7 +9,7 @@ no lanes and no jobs; safe to use from several threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,14 +25,15 @@ from torch import Tensor
 from whimbrel.model.ops.maxsim import Reduce, best_matches, maxsim
 from whimbrel.model.ops.memory import memory_errors
 from whimbrel.model.ops.token_vectors import TokenVectors
-from whimbrel.outputs.pair_scoring import PairScoring, Part
+from whimbrel.outputs.finishers import Step
+from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.stored_vectors import StoredVectors, entry_bounds, quantization_scale, to_float32
-from whimbrel.types.arrays import Int64Array, ranges
+from whimbrel.types.arrays import Float32Array, Int64Array, ranges
 from whimbrel.types.result import Ragged
 
-_PART_BYTES: Final = 8 * 2**20
+_STEP_BYTES: Final = 8 * 2**20
 """Of vectors that are there already: a few milliseconds' work,"""
-_PART_TEXTS: Final = 128
+_STEP_TEXTS: Final = 128
 """unless they are of so many documents."""
 
 
@@ -71,10 +72,10 @@ class MaxSimScorer:
     ) -> None:
         """`num_seqs`: the texts that are no given vectors. `kept`: documents among them whose vectors are known, by number;
         `keep` is told those of the others. `matches`, as in Outputs, is filled in."""
-        self.keep_documents = frozenset(kept or ())
+        self.known_documents: Collection[int] = frozenset(kept or ())
         self._keep = keep
         self.token_matches = matches
-        self.scores = np.empty(comparison.num_pairs, np.float32)
+        self.scores: Float32Array = np.empty(comparison.num_pairs, np.float32)
         self._query_P, self._document_P = comparison.queries_P, comparison.documents_P
         self._reduce: Reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
         self._by_query, self._by_document = _Index(self._query_P), _Index(self._document_P)
@@ -85,22 +86,22 @@ class MaxSimScorer:
         self._queries: dict[int, Tensor] = {}
         self._waiting: dict[int, Tensor] = {}
         """Documents whose queries are not all there."""
-        self._parts = [*self._parts_of(kept or {}), *self._stored(comparison.stored, num_seqs)]
-        self.num_parts = len(self._parts)
+        self._steps = [*self._known_steps(kept or {}), *self._stored_steps(comparison.stored, num_seqs)]
+        self.num_steps = len(self._steps)
         self._num_missing = np.unique(self._query_P).size - len(self._queries)
         """Queries that are not there."""
 
-    def take_parts(self) -> list[Part]:
+    def take_steps(self) -> list[Step]:
         """The parts that may run, if all queries are there; each is given out once, as it holds this object."""
         if self._num_missing:
             return []
-        parts, self._parts = self._parts, []
+        parts, self._steps = self._steps, []
         return parts
 
     @memory_errors()
     def add(
         self, rows_XD: Any, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
-    ) -> list[Part]:
+    ) -> list[Step]:
         """Texts that were computed, each once: texts[i] has rows starts[i] to ends[i], which are not kept.
 
         They are an array, or a tensor on any device; comparing is done on a GPU if one side is there. Returns the parts that
@@ -118,11 +119,11 @@ class MaxSimScorer:
                     self._keep(text, rows)
         return parts
 
-    def _add_queries(self, queries: dict[int, Tensor]) -> tuple[list[Part], list[tuple[Int64Array, TokenRows]]]:
+    def _add_queries(self, queries: dict[int, Tensor]) -> tuple[list[Step], list[tuple[Int64Array, TokenRows]]]:
         """They meet the documents that came before them."""
         self._queries |= queries
         self._num_missing -= len(queries)
-        parts = self.take_parts()
+        parts = self.take_steps()
         texts = np.array(list(queries))
         self._is_there[texts] = True
         pairs = self._by_query.places(texts)
@@ -162,7 +163,7 @@ class MaxSimScorer:
 
     # What is there from the beginning
 
-    def _stored(self, given: tuple[StoredVectors, ...], num_seqs: int) -> Iterable[Part]:
+    def _stored_steps(self, given: tuple[StoredVectors, ...], num_seqs: int) -> Iterable[Step]:
         """Take over the queries among what is given; the parts of the documents."""
         for first, block in zip(entry_bounds(given, num_seqs)[:-1].tolist(), given, strict=True):
             texts_N = np.arange(first, first + len(block), dtype=np.int64)
@@ -177,7 +178,7 @@ class MaxSimScorer:
                 )
                 yield partial(self._score_all, lying)
 
-    def _parts_of(self, kept: Mapping[int, Tensor]) -> Iterable[Part]:
+    def _known_steps(self, kept: Mapping[int, Tensor]) -> Iterable[Step]:
         if kept:
             texts_N = np.array(list(kept))
             offsets_N1 = np.cumsum([0, *(rows.nbytes for rows in kept.values())])
@@ -195,12 +196,12 @@ class MaxSimScorer:
 
 
 def _cut(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]:
-    """Texts in runs of about `_PART_BYTES`, and of `_PART_TEXTS` at most."""
+    """Texts in runs of about `_STEP_BYTES`, and of `_STEP_TEXTS` at most."""
     ends = offsets_N1[1:] * row_bytes
     if not ends.size:
         return []
-    by_bytes = np.searchsorted(ends, np.arange(_PART_BYTES, int(ends[-1]), _PART_BYTES)) + 1
-    cuts = np.union1d(by_bytes[by_bytes < ends.size], np.arange(_PART_TEXTS, ends.size, _PART_TEXTS))
+    by_bytes = np.searchsorted(ends, np.arange(_STEP_BYTES, int(ends[-1]), _STEP_BYTES)) + 1
+    cuts = np.union1d(by_bytes[by_bytes < ends.size], np.arange(_STEP_TEXTS, ends.size, _STEP_TEXTS))
     return [slice(*run) for run in pairwise([0, *cuts.tolist(), ends.size])]
 
 

@@ -117,14 +117,14 @@ class Runner:
             torch.cuda.set_device(self._device)
 
     def launch(
-        self, batch: Batch, wanted: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
+        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
     ) -> Pending:
         """Run a batch.
 
         `between_layers` is called at each boundary between two layers, in this thread; it may launch another batch. It makes
         sense where the calling thread is the device. Raises MemoryError.
         """
-        return self._in_memory(lambda: self._launch(batch, wanted, between_layers))
+        return self._in_memory(lambda: self._launch(batch, selections, between_layers))
 
     def collect(self, pending: Pending) -> dict[OutputName, OutputRows]:
         """Wait for a launched batch and give its rows, on the host, in the order of its seqs. Raises MemoryError."""

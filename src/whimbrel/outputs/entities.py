@@ -1,7 +1,9 @@
-"""Scores of tokens -> entities: pieces of a text, each with its class. numpy only.
+"""Named entities from token scores. numpy only.
 
-What counts as one entity, and its score, are those of transformers/pipelines/token_classification.py (5.23): tokens (or words,
-of which one token or all decide) of one tag are one entity until a tag begins anew ("B-"), and what is "O" is none.
+Consecutive tokens or words of one tag are an entity, until a tag begins anew ("B-"); "O" is not an entity. Boundaries and
+scores are those of transformers/pipelines/token_classification.py (5.23).
+
+Shapes: T tokens, C classes, W words.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from whimbrel.types.result import Entity
 from whimbrel.types.seq import TokenOffsets
 
 Aggregation: TypeAlias = Literal["none", "simple", "first", "average", "max"]
-"""Whether tokens are joined to entities, and which token says what a word is: "none": each token is an entity; "simple": tokens
-are joined, words may be cut; else words are, by their first token, the mean of their tokens, or the surest one."""
+"""Aggregation of tokens to entities.
+
+"none": each token is an entity. "simple": tokens are merged, and words may be split. "first", "average", "max": words are
+merged; a word has the scores of its first token, the mean of its tokens, or the token with the highest score."""
 
 _OUTSIDE: Final = "O"
 
 _WordScores: TypeAlias = Callable[[Float32Array, Int64Array], Float32Array]
-"""(scores of tokens, where words begin) -> scores of words."""
+"""(scores of tokens, first token of each word) -> scores of words."""
 
 
 def _first_token_score(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
@@ -38,9 +42,9 @@ def _max_score_token(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Ar
     best_T = scores_TC.max(axis=1)
     word_T = np.repeat(np.arange(len(starts_W)), np.diff(starts_W, append=len(scores_TC)))
     is_best_T = best_T == np.maximum.reduceat(best_T, starts_W)[word_T]
-    places = np.flatnonzero(is_best_T)
-    _, first = np.unique(word_T[places], return_index=True)
-    return scores_TC[places[first]]
+    best = np.flatnonzero(is_best_T)
+    _, first = np.unique(word_T[best], return_index=True)
+    return scores_TC[best[first]]
 
 
 _WORDS: Final[Mapping[str, _WordScores]] = {"first": _first_token_score, "average": _mean_token_score, "max": _max_score_token}
@@ -48,22 +52,23 @@ AGGREGATIONS: Final = ("none", "simple", *_WORDS)
 
 
 def find_entities(
-    text: str, scores_TC: Float32Array, spans: TokenOffsets, labels: Sequence[str], aggregation: Aggregation
+    text: str, scores_TC: Float32Array, offsets: TokenOffsets, labels: Sequence[str], aggregation: Aggregation
 ) -> list[Entity]:
-    """The entities in a text, whose tokens have these scores and places."""
-    own_T = ~spans.special_T
-    scores_TC, chars_T2, inner_T = scores_TC[own_T], spans.chars_T2[own_T], spans.is_continuation_T[own_T]
+    """Return the entities of a text from the scores and character offsets of its tokens."""
+    is_text_T = ~offsets.special_T
+    scores_TC, chars_T2 = scores_TC[is_text_T], offsets.chars_T2[is_text_T]
+    is_continuation_T = offsets.is_continuation_T[is_text_T]
     if not len(scores_TC):
         return []
     if aggregation in _WORDS:
-        starts = np.flatnonzero(~inner_T | (np.arange(len(inner_T)) == 0))
-        scores_TC, chars_T2 = _WORDS[aggregation](scores_TC, starts), _joined(chars_T2, starts)
+        starts = np.flatnonzero(~is_continuation_T | (np.arange(len(is_continuation_T)) == 0))
+        scores_TC, chars_T2 = _WORDS[aggregation](scores_TC, starts), _merge_offsets(chars_T2, starts)
     label_T, best_T = scores_TC.argmax(axis=1), scores_TC.max(axis=1)
     names = list(labels)
     if aggregation != "none":
         starts = _entity_starts(label_T, labels)
         counts = np.diff(starts, append=len(label_T))
-        chars_T2, best_T = _joined(chars_T2, starts), np.add.reduceat(best_T, starts) / counts.astype(np.float32)
+        chars_T2, best_T = _merge_offsets(chars_T2, starts), np.add.reduceat(best_T, starts) / counts.astype(np.float32)
         label_T = label_T[starts]
         names = [label.split("-", 1)[-1] for label in labels]
     rows: Iterable[tuple[int, float, tuple[int, int]]] = zip(label_T.tolist(), best_T.tolist(), chars_T2.tolist(), strict=True)
@@ -75,14 +80,14 @@ def find_entities(
 
 
 def _entity_starts(label_T: Int64Array, labels: Sequence[str]) -> Int64Array:
-    """Where another tag than before comes, or one begins anew."""
+    """Return the index of each token that starts an entity: its tag differs from the previous one, or begins anew."""
     tags = [label[2:] if label.startswith(("B-", "I-")) else label for label in labels]
     tag_T = np.array([tags.index(tag) for tag in tags])[label_T]
-    begins_T = np.array([label.startswith("B-") for label in labels])[label_T]
-    return np.flatnonzero(begins_T | (np.diff(tag_T, prepend=-1) != 0))
+    is_begin_T = np.array([label.startswith("B-") for label in labels])[label_T]
+    return np.flatnonzero(is_begin_T | (np.diff(tag_T, prepend=-1) != 0))
 
 
-def _joined(chars_T2: Int32Array, starts: Int64Array) -> Int32Array:
-    """From the first token's first character to the last one's last."""
+def _merge_offsets(chars_T2: Int32Array, starts: Int64Array) -> Int32Array:
+    """Return the offsets of groups of tokens, of which the first tokens are `starts`."""
     last = np.append(starts[1:], len(chars_T2)) - 1
     return np.stack((chars_T2[starts, 0], chars_T2[last, 1]), axis=1)

@@ -1,7 +1,8 @@
-"""What ran -> what was asked for, where these are not one to one: texts in parts, and pairs that are alike. numpy only.
+"""Chunk merging and deduplication: outputs of the seqs that ran -> outputs of the texts of the request. numpy only.
 
-Where a text that is too long for the model ran in parts, its vector is the mean of theirs, weighted by the text's own tokens in
-each; it is normalised again where they are. An error over a part names the text.
+A text that is longer than the model's limit runs in chunks. Its vector is the mean of theirs, weighted by the text's own tokens
+in each, and normalized again where the vectors are. Equal pairs of a request run once. Errors of a seq name the text or pair of
+the request.
 
 Source: vLLM's chunked processing of long embeddings, entrypoints/pooling/embed (0.33).
 """
@@ -12,72 +13,53 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from whimbrel.errors import Location, WhimbrelError
-from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.result import Outputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkMerge:
-    """How the vectors of parts become those of texts."""
+    """Merging of the dense vectors of chunks to those of texts."""
 
     offsets_N1: Int64Array
-    """Parts offsets_N1[i] to offsets_N1[i + 1] are those of text i."""
+    """Chunks offsets_N1[i] to offsets_N1[i + 1] belong to text i."""
     weights_S: Float32Array
-    """Of each part: its tokens."""
+    """Tokens of each chunk."""
     normalized: bool
-    """Whether vectors are."""
+    """Whether the vectors have norm 1."""
+
+    def apply(self, outputs: Outputs) -> Outputs:
+        """Return the outputs with a dense vector per text."""
+        if outputs.dense is None:
+            return outputs
+        starts, counts = self.offsets_N1[:-1], np.diff(self.offsets_N1)
+        weights_S1 = self.weights_S[:, None].astype(np.float64)
+        mean_ND = np.add.reduceat(outputs.dense * weights_S1, starts) / np.add.reduceat(weights_S1, starts)
+        if self.normalized:
+            norms_N1 = np.linalg.norm(mean_ND, axis=1, keepdims=True)
+            mean_ND /= np.where(norms_N1 > 0, norms_N1, 1.0)
+        dense = np.where((counts == 1)[:, None], outputs.dense[starts], mean_ND).astype(np.float32)
+        return replace(outputs, dense=dense)
+
+    def text_of(self, seq: int) -> int:
+        """Return the index of the text that a seq is a chunk of."""
+        return int(np.searchsorted(self.offsets_N1[1:], seq, side="right"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deduplication:
-    """Which of the texts that ran each text of the request is: those that are alike ran once."""
+    """Repetition of the scores of pairs that ran once and are asked for several times."""
 
     index_N: Int64Array
+    """The seq of each text of the request."""
     first_M: Int64Array
-    """Where each that ran stands first."""
+    """The first text of each seq."""
 
-
-def merge_chunks(outputs: Outputs, merge: ChunkMerge | Deduplication | None) -> Outputs:
-    """Vectors of parts -> vectors of texts, and scores of what ran -> scores of all."""
-    if isinstance(merge, Deduplication):
+    def apply(self, outputs: Outputs) -> Outputs:
+        """Return the outputs with scores for every text of the request."""
         assert outputs.scores is not None
-        return replace(outputs, scores=outputs.scores[merge.index_N])
-    if merge is None or outputs.dense is None:
-        return outputs
-    starts, counts = merge.offsets_N1[:-1], np.diff(merge.offsets_N1)
-    weights_S1 = merge.weights_S[:, None].astype(np.float64)
-    mean_ND = np.add.reduceat(outputs.dense * weights_S1, starts) / np.add.reduceat(weights_S1, starts)
-    if merge.normalized:
-        norms_N1 = np.linalg.norm(mean_ND, axis=1, keepdims=True)
-        mean_ND /= np.where(norms_N1 > 0, norms_N1, 1.0)
-    dense = np.where((counts == 1)[:, None], outputs.dense[starts], mean_ND).astype(np.float32)
-    return replace(outputs, dense=dense)
+        return replace(outputs, scores=outputs.scores[self.index_N])
 
-
-def map_error_location(
-    error: WhimbrelError, merge: ChunkMerge | Deduplication | None, comparison: PairScoring | None = None
-) -> WhimbrelError:
-    """An error that names a seq, as one that names the text, or the part of a pair, that it is of."""
-
-    def locate(location: Location) -> Location:
-        seq, part = location.item, location.part
-        if seq is None:
-            return location
-        if isinstance(merge, Deduplication):
-            return Location("input", int(merge.first_M[seq]), part)
-        if merge is not None:
-            return Location("input", int(np.searchsorted(merge.offsets_N1[1:], seq, side="right")))
-        if comparison is None or part is not None:  # a part of a pair is no seq: this was done where the error comes from
-            return location
-        return _of_pair(comparison, seq)
-
-    return error.relocated(locate)
-
-
-def _of_pair(comparison: PairScoring, seq: int) -> Location:
-    """The first pair that a seq is in, and which part of it."""
-    part = int(seq not in comparison.queries_P)
-    pairs = np.flatnonzero((comparison.queries_P, comparison.documents_P)[part] == seq)
-    return Location("input", int(pairs[0]), part)
+    def text_of(self, seq: int) -> int:
+        """Return the index of the first text that a seq stands for."""
+        return int(self.first_M[seq])

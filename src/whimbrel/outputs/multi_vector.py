@@ -1,7 +1,7 @@
-"""What becomes of token vectors after the model: fewer for a document, or one for a text. numpy, and scipy where it is used.
+"""Token reduction: token pooling (fewer vectors per document) and MUVERA (one vector per text). numpy, and scipy for pooling.
 
-It takes a millisecond or two for a document, and runs where nobody else waits: a thread of the engine's own, or of a worker's.
-Of answers it runs where the request came in, of comparisons where the vectors are.
+A document takes a millisecond or two, so a reduction runs in a thread that nothing else waits for: the worker reduces vectors
+of a response, the engine reduces documents that it scores.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from whimbrel.types.request import InputType, Request
 from whimbrel.types.result import Outputs, Ragged
 
 _MAX_REQUEST_NUMBERS: Final = 2**25
-"""Of all encoded texts of a request: 128 MiB."""
+"""Limit of the dimensions of all encoded texts of a request: 128 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenReduction:
-    """What is to become of a request's token vectors: first they are pooled, then encoded."""
+    """Reduction of a request's token vectors: pooled first, then encoded."""
 
     pooling: TokenPooling | None
     muvera: MuveraParameters | None = None
     input_type: InputType = "document"
 
     def check(self, counts_N: Int64Array) -> None:
-        """Refuse what would take too much memory, before it is computed. The texts have so many token vectors."""
+        """Reject a request whose reduction would take too much memory. counts_N are the token vectors of each text."""
         if self.pooling is not None and self.pooling.pool_factor > 1:
             most = MAX_TOKENS + self.pooling.num_protected_tokens
             if (too_long := np.flatnonzero(counts_N > most)).size:
@@ -51,9 +51,24 @@ class TokenReduction:
                 param="input",
             )
 
+    def apply(self, outputs: Outputs) -> Outputs:
+        """Return the outputs with reduced token vectors. Raises ComputeError, OutOfMemory."""
+        if outputs.multi_vector is None:
+            return outputs
+        try:
+            vectors = outputs.multi_vector if self.pooling is None else pool_documents(outputs.multi_vector, self.pooling)
+            if self.muvera is None:
+                return replace(outputs, multi_vector=vectors)
+            encoded_NE = make_muvera(vectors.rows_XD.shape[1], self.muvera).encode(vectors, self.input_type)
+        except MemoryError:
+            raise OutOfMemory("there is no memory to reduce the token vectors of this request.") from None
+        if not (finite_N := np.isfinite(encoded_NE).all(axis=1)).all():
+            raise NonFinite("the encoding has NaN or infinity.", item=int(finite_N.argmin()))
+        return replace(outputs, multi_vector=None, muvera=encoded_NE)
+
 
 def resolve_reduction(output: Output, request: Request, ask: OutputSpec) -> TokenReduction | None:
-    """What a request that asks for token vectors wants done to them. Raises InvalidRequest and SetupError."""
+    """Return the reduction that a request and the checkpoint ask for, or None. Raises InvalidRequest and SetupError."""
     pooling, muvera = _pooling(output, request, finished=ask.activated), request.muvera
     if pooling is None and muvera is None:
         return None
@@ -66,8 +81,9 @@ def resolve_reduction(output: Output, request: Request, ask: OutputSpec) -> Toke
 
 
 def _pooling(output: Output, request: Request, *, finished: bool) -> TokenPooling | None:
-    """As the request says, or else the checkpoint; queries never. Texts of which nothing is said count as documents, as in
-    Sentence Transformers."""
+    """Return the pooling of documents: that of the request, else that of the checkpoint. Queries are never pooled. Texts
+    without an input type count as documents, as in Sentence Transformers.
+    """
     wanted, stated = request.token_pooling, output.token_pooling
     if request.input_type == "query":
         if wanted is not None:
@@ -93,7 +109,7 @@ def _pooling(output: Output, request: Request, *, finished: bool) -> TokenPoolin
 
 
 def require_scipy(pooling: TokenPooling | None) -> None:
-    """Raise SetupError if vectors are to be joined and scipy is not installed."""
+    """Raise SetupError if vectors are to be pooled and scipy is not installed."""
     if pooling is not None and pooling.pool_factor > 1 and find_spec("scipy") is None:
         raise SetupError(
             "token pooling needs scipy, which is not installed: pip install 'whimbrel[serve]'.",
@@ -101,24 +117,8 @@ def require_scipy(pooling: TokenPooling | None) -> None:
         )
 
 
-def reduce_tokens(outputs: Outputs, condense: TokenReduction | None) -> Outputs:
-    """Outputs with the token vectors condensed. Raises InvalidRequest, ComputeError, OutOfMemory."""
-    if condense is None or outputs.multi_vector is None:
-        return outputs
-    try:
-        vectors = outputs.multi_vector if condense.pooling is None else pool_documents(outputs.multi_vector, condense.pooling)
-        if condense.muvera is None:
-            return replace(outputs, multi_vector=vectors)
-        encoded_NE = make_muvera(vectors.rows_XD.shape[1], condense.muvera).encode(vectors, condense.input_type)
-    except MemoryError:
-        raise OutOfMemory("there is no memory to condense the token vectors of this request.") from None
-    if not (finite_N := np.isfinite(encoded_NE).all(axis=1)).all():
-        raise NonFinite("the encoding has NaN or infinity.", item=int(finite_N.argmin()))
-    return replace(outputs, multi_vector=None, muvera=encoded_NE)
-
-
 def pool_documents(documents: Ragged, pooling: TokenPooling) -> Ragged:
-    """As pool_tokens, of vectors of any size. Raises ComputeError and MemoryError."""
+    """Pool documents' vectors of any magnitude, as `pool_tokens`. Raises ComputeError and MemoryError."""
     with np.errstate(over="ignore", invalid="ignore"):
         try:
             found = pool_tokens(documents, pooling)

@@ -1,21 +1,24 @@
-"""Token vectors -> one vector, whose dot products are about the scores of late interaction: MUVERA. numpy only.
+"""MUVERA: one vector per text whose dot products approximate late-interaction scores. numpy only.
 
 In each repetition, random planes through the origin sort a text's vectors into 2**k_sim buckets. A query's bucket is the sum of
-its vectors, a document's their mean; into an empty bucket of a document goes the first vector of the nearest one that is not
-(across the fewest planes, and of equally near ones the lowest). Every bucket is projected to dim_proj numbers by random signs,
-and all buckets of all repetitions lie one after another. Sources: arXiv 2405.19504; for the numbers, to the random draws,
-fastembed/postprocess/muvera.py (0.9), with its defaults.
+its vectors, a document's bucket their mean. An empty bucket of a document gets the first vector of the nearest bucket that is
+not empty (across the fewest planes, then the lowest index). Random signs project every bucket to dim_proj columns, and the
+buckets of all repetitions are concatenated. Sources: arXiv 2405.19504; the values, down to the random draws, and the defaults
+are those of fastembed/postprocess/muvera.py (0.9).
 
-Such vectors are compared by dot product, not cosine, and only if made with the same parameters, of which the seed is one.
+Compare these vectors by dot product, not by cosine, and only if all parameters are equal, the seed included.
 
-This is a first stage: what it finds is to be ranked by the token vectors. Many late models of today are anisotropic (cosines
-between their tokens up to 0.95): no random plane parts such vectors, most buckets are empty, and the ranking falls apart.
-Taking a corpus' mean off all token vectors beforehand helps. Measure the recall of your model before you rely on it.
+Use this as a first stage, and rerank its results by the token vectors. Many current late-interaction models are anisotropic
+(cosines between their tokens up to 0.95): random planes do not separate such vectors, most buckets are empty, and the ranking
+fails. Subtracting the mean of a corpus from all token vectors beforehand helps. Measure the recall of your model first.
 
-Theory of operation: projecting is linear, so tokens are projected first, all repetitions in one product, and only dim_proj
-numbers of each are added up in buckets, which are counted through all texts and repetitions. The nearest bucket is found plane
-by plane: the cost, "planes crossed, then number", is a sum over planes, so its minimum over all buckets is that over the two
-sides of each plane in turn.
+Theory of operation: the projection is linear, so tokens are projected first, all repetitions in one product. Only dim_proj
+columns of each token are summed in buckets, which are numbered through all texts and repetitions. The nearest bucket is found
+plane by plane: the cost, "planes crossed, then index", is a sum over planes. Its minimum over all buckets is the minimum over
+the two sides of each plane in turn.
+
+Shapes: N texts, T tokens, D width, K planes of all repetitions, P projected columns of all repetitions, E columns of an
+encoding, X tokens times repetitions, C buckets of all texts and repetitions.
 """
 
 from __future__ import annotations
@@ -40,28 +43,28 @@ _Float64Array = NDArray[np.float64]
 _MAX_WIDTH: Final = 2**16
 _CACHED: Final = 4
 _CHUNK_NUMBERS: Final = 2**18
-"""So many projected numbers are worked on at once, 2 MiB, unless a text alone has more."""
+"""Number of projected values of a chunk of texts, 2 MiB, unless one text has more."""
 _CHUNK_BUCKETS: Final = 2**16
-"""And so many buckets."""
+"""Number of buckets of a chunk of texts, unless one text has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Muvera:
-    """The parameters, and what is drawn with them. Raises InvalidRequest."""
+    """MUVERA encoder with its random draws. Raises InvalidRequest."""
 
     width: int
-    """Of the token vectors."""
+    """Columns of the token vectors."""
     k_sim: int = 5
-    """Planes: 2**k_sim buckets."""
+    """Number of planes; there are 2**k_sim buckets."""
     dim_proj: int = 16
-    """Numbers of a bucket; where it is the width, buckets are not projected."""
+    """Columns of a bucket; if this is the width, buckets are not projected."""
     r_reps: int = 20
-    """Repetitions, with planes and signs of their own."""
+    """Number of repetitions, each with its own planes and signs."""
     seed: int = 42
     _planes_DK: _Float64Array = field(init=False, repr=False, compare=False)
-    """The planes of all repetitions, side by side."""
+    """Planes of all repetitions."""
     _signs_DP: _Float64Array = field(init=False, repr=False, compare=False)
-    """And the projections, scaled."""
+    """Projections of all repetitions, scaled."""
 
     def __post_init__(self) -> None:
         if isinstance(width := cast(object, self.width), bool) or not isinstance(width, int) or not 1 <= width <= _MAX_WIDTH:
@@ -79,13 +82,13 @@ class Muvera:
 
     @property
     def num_dims(self) -> int:
-        """Of an encoded text."""
+        """Dimension of an encoded text."""
         return self.r_reps * self.num_buckets * self.dim_proj
 
     def encode(self, texts: Ragged, input_type: InputType) -> Float32Array:
-        """One vector for each text, (N, num_numbers). The token vectors are finite.
+        """Return one vector per text, (N, num_dims), from finite token vectors.
 
-        Raises InvalidRequest where they are of another width, or a text has none."""
+        Raises InvalidRequest if token vectors have another width, or if a text has none."""
         _check_texts(texts, self.width)
         encoded_NE = np.empty((len(texts), self.num_dims), np.float32)
         for first, end in self._chunks(texts.offsets_N1):
@@ -95,7 +98,7 @@ class Muvera:
         return encoded_NE
 
     def _chunks(self, offsets_N1: Int64Array) -> Iterator[tuple[int, int]]:
-        """Ranges of texts: as many as memory is to hold, one at least."""
+        """Yield ranges of texts that fit the limits of a chunk, at least one text each."""
         num_texts = len(offsets_N1) - 1
         max_texts = max(1, _CHUNK_BUCKETS // (self.r_reps * self.num_buckets))
         max_tokens = _CHUNK_NUMBERS // (self.r_reps * self.dim_proj)
@@ -107,11 +110,10 @@ class Muvera:
             first = end
 
     def _encode_chunk(self, rows_TD: _Float64Array, lengths_N: Int64Array, input_type: InputType) -> _Float64Array:
-        """X: tokens times repetitions; C: buckets of all texts and repetitions."""
         num_cells = len(lengths_N) * self.r_reps * self.num_buckets
-        cell_X, values_XP = self._cells(rows_TD, lengths_N), self._projected(rows_TD)
-        places_X = (cell_X[:, None] * self.dim_proj + np.arange(self.dim_proj)).ravel()
-        sums = np.bincount(places_X, weights=values_XP.ravel(), minlength=num_cells * self.dim_proj)
+        cell_X, values_XP = self._cells(rows_TD, lengths_N), self._project(rows_TD)
+        indices_X = (cell_X[:, None] * self.dim_proj + np.arange(self.dim_proj)).ravel()
+        sums = np.bincount(indices_X, weights=values_XP.ravel(), minlength=num_cells * self.dim_proj)
         cells_CP = cast(_Float64Array, sums).reshape(num_cells, self.dim_proj)
         if input_type == "document":
             counts_C = np.bincount(cell_X, minlength=num_cells)
@@ -123,14 +125,14 @@ class Muvera:
         return cells_CP.reshape(len(lengths_N), -1)
 
     def _cells(self, rows_TD: _Float64Array, lengths_N: Int64Array) -> Int64Array:
-        """Of each token and repetition: the bucket that it falls into, counted through all texts and repetitions."""
+        """Return the bucket of each token and repetition, numbered through all texts and repetitions."""
         above_XK = (rows_TD @ self._planes_DK > 0).reshape(-1, self.k_sim)
         bucket_X = sum((above_XK[:, plane].astype(np.int64) << plane for plane in range(self.k_sim)), np.int64(0))
         text_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
         repetition_X = (text_T[:, None] * self.r_reps + np.arange(self.r_reps)).ravel()
         return repetition_X * self.num_buckets + bucket_X
 
-    def _projected(self, rows_TD: _Float64Array) -> _Float64Array:
+    def _project(self, rows_TD: _Float64Array) -> _Float64Array:
         if self.dim_proj == self.width:
             return np.repeat(rows_TD, self.r_reps, axis=0)
         return (rows_TD @ self._signs_DP).reshape(-1, self.dim_proj)
@@ -138,12 +140,12 @@ class Muvera:
 
 @lru_cache(maxsize=_CACHED)
 def make_muvera(width: int, parameters: MuveraParameters) -> Muvera:
-    """The same draws again, for some that were used last."""
+    """Return a Muvera; the most recently used ones are cached, because their draws take time."""
     return Muvera(width, parameters.k_sim, parameters.dim_proj, parameters.r_reps, parameters.seed)
 
 
 def _nearest(is_used_C: NDArray[np.bool_], k_sim: int) -> Int64Array:
-    """For each bucket the nearest of its text and repetition that holds something: itself, if it does."""
+    """Return for each bucket the nearest used bucket of its text and repetition, itself if it is used."""
     num_buckets = 1 << k_sim
     bucket_B = np.arange(num_buckets)
     cost_GB = np.where(is_used_C.reshape(-1, num_buckets), bucket_B, (k_sim + 1) * num_buckets)
@@ -154,9 +156,9 @@ def _nearest(is_used_C: NDArray[np.bool_], k_sim: int) -> Int64Array:
 
 
 def _check_texts(texts: Ragged, width: int) -> None:
-    given: tuple[int, ...] = texts.rows_XD.shape
-    if given[1:] != (width,):
-        raise InvalidRequest(f"token vectors have {given[-1]:,} numbers; these parameters are for {width:,}.", param="input")
+    shape: tuple[int, ...] = texts.rows_XD.shape
+    if shape[1:] != (width,):
+        raise InvalidRequest(f"token vectors have {shape[-1]:,} numbers; these parameters are for {width:,}.", param="input")
     empty: Any = np.flatnonzero(np.diff(texts.offsets_N1) == 0)
     if len(empty):
         raise InvalidRequest("the text has no token vectors, so it has no encoding.", item=int(empty[0]))

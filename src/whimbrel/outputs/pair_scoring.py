@@ -1,38 +1,35 @@
-"""Requests for scores of pairs, of models that give none of their own: their texts are encoded, each once, and compared.
+"""Pair scoring by similarity: scores of pairs from a model that has none of its own. Pure.
 
-Pure. The first of a pair is a query and the second a document, so models that treat the two differently do so, and the card's
-prompts for them are put before them; a prompt that is asked for stands before queries.
+Each distinct text is encoded once and its vectors are compared. The first text of a pair is a query and the second a document,
+so models that treat the two differently do so; the card's prompts for them apply, and a requested prompt stands before queries.
+Either part may be vectors that the caller stored.
+
+Shapes: P pairs, N distinct texts of a side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
 
 import numpy as np
 
 from whimbrel.errors import InvalidRequest, Location
-
-if TYPE_CHECKING:
-    from whimbrel.types.card import Card
-from dataclasses import replace
-from typing import Final, cast
-
 from whimbrel.outputs.stored_vectors import StoredVectors, StoredVectorsBuilder
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
+from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import InputType, OutputName, PairInput, Request, Similarity
-
-Part: TypeAlias = "Callable[[], None]"
-"""Comparing that may be done in any thread. Raises MemoryError."""
+from whimbrel.types.seq import PairTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairScoring:
-    """Scores of pairs, made of what the model gives for each text: of text queries_P[i] and text documents_P[i].
+    """Scoring of pairs by the similarity of vectors: text queries_P[i] against text documents_P[i].
 
-    The texts are the seqs of the request, and then those whose vectors are `given`."""
+    Texts are numbered: first the seqs of the request, then the `stored` vectors.
+    """
 
     output: OutputName
     similarity: Similarity
@@ -40,11 +37,20 @@ class PairScoring:
     documents_P: Int32Array
     stored: tuple[StoredVectors, ...] = ()
     explain: bool = False
-    """Of token vectors: whether the answer says what each token of a query matches."""
+    """Whether the response says which document token each query token matches best."""
+    pooling: TokenPooling | None = None
+    """Token pooling of the documents that are computed, or None."""
+    pair_tokens: Sequence[PairTokens] | None = None
+    """The tokens of each pair, of an explanation. They stay in the process that tokenized the request."""
 
     @property
     def num_pairs(self) -> int:
         return self.queries_P.size
+
+    def pair_of(self, seq: int) -> tuple[int, int]:
+        """Return the first pair that a seq is in, and the part of the pair that it is (0: query, 1: document)."""
+        part = int(seq not in self.queries_P)
+        return int(np.flatnonzero((self.queries_P, self.documents_P)[part] == seq)[0]), part
 
 
 _SIMILARITIES: Final[dict[OutputName, tuple[Similarity, ...]]] = {
@@ -52,28 +58,28 @@ _SIMILARITIES: Final[dict[OutputName, tuple[Similarity, ...]]] = {
     "multi_vector": ("maxsim", "meanmaxsim"),
     "sparse": ("dot",),
 }
-"""How each output may be compared; first the usual way."""
+"""Similarities of each output, the default first."""
 
 
 def scores_by_similarity(card: Card, request: Request) -> bool:
-    """Whether a request asks for scores that are made of vectors."""
+    """Return whether a request asks for scores that are similarities of vectors."""
     if request.outputs != ("scores",) or "scores" in card.outputs or not can_score(card):
         return False
     return not request.texts or isinstance(request.texts[0], tuple)
 
 
 def can_score(card: Card) -> bool:
-    """Whether pairs can be scored at all."""
+    """Return whether a model can score pairs, by itself or by similarity."""
     return any(name in card.outputs for name in ("scores", *_SIMILARITIES))
 
 
 def default_scoring_output(card: Card) -> OutputName:
-    """By which output pairs are compared if the request does not say; the card `can_score` and gives no scores."""
+    """Return the output that pairs are compared by if the request does not say. The card has no scores of its own."""
     return next(name for name in card.outputs if name in _SIMILARITIES)
 
 
 def scoring_method(card: Card, request: Request) -> tuple[OutputName, Similarity]:
-    """By which output pairs are compared, and how. Raises InvalidRequest."""
+    """Return the output that pairs are compared by, and the similarity. Raises InvalidRequest."""
     if request.activate is not None:
         raise InvalidRequest("this model's scores are similarities, which have no activation.", param="activate")
     names: list[OutputName] = [name for name in card.outputs if name in _SIMILARITIES]
@@ -89,32 +95,32 @@ def scoring_method(card: Card, request: Request) -> tuple[OutputName, Similarity
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairSide:
-    """The queries of pairs, or their documents, without repetition: texts, and vectors in place of texts."""
+    """The distinct queries of pairs, or the distinct documents: texts, and stored vectors."""
 
     request: Request
-    """For the texts."""
+    """The request for the vectors of the texts."""
     stored: tuple[StoredVectors, ...]
     index_P: Int32Array
-    """Which of its texts each pair has, or which of the vectors, counted on from the texts."""
+    """The text of each pair; numbers from `len(first_N)` on are stored vectors."""
     first_N: list[int]
-    """In which pair each text stands first."""
+    """The first pair of each text."""
     part: int
 
-    def map_location(self, location: Location) -> Location:
-        """Return the part of the pair that one of its texts is."""
+    def locate(self, location: Location) -> Location:
+        """Return the location of a text as a part of its first pair."""
         return location if location.item is None else Location("input", self.first_N[location.item], self.part)
 
-    def text_indices(self, first_text: int, first_given: int) -> Int32Array:
-        """`place_P`, where texts count from one number on and vectors from another: (P,)."""
+    def text_indices(self, first_text: int, first_stored: int) -> Int32Array:
+        """Return `index_P` with texts numbered from `first_text` on and stored vectors from `first_stored` on: (P,)."""
         num_texts = len(self.first_N)
-        return np.where(self.index_P < num_texts, self.index_P + first_text, self.index_P - num_texts + first_given).astype(
+        return np.where(self.index_P < num_texts, self.index_P + first_text, self.index_P - num_texts + first_stored).astype(
             np.int32
         )
 
 
 def split_pairs(request: Request, output: OutputName, width: int) -> tuple[PairSide, PairSide]:
-    """The requests for the vectors of both sides. `width` as of `given.Stack`. Raises InvalidRequest."""
-    pairs = _checked(request.texts)
+    """Return the queries and the documents of a request. `width`: columns of stored vectors. Raises InvalidRequest."""
+    pairs = _check_pairs(request.texts)
     queries, documents = _side(request, pairs, output, width, 0), _side(request, pairs, output, width, 1)
     if pairs and not queries.request.texts and (request.prompt is not None or request.prompt_name is not None):
         param = "prompt" if request.prompt is not None else "prompt_name"
@@ -126,35 +132,35 @@ def split_pairs(request: Request, output: OutputName, width: int) -> tuple[PairS
 
 def _side(request: Request, pairs: list[PairInput], output: OutputName, width: int, part: int) -> PairSide:
     first: dict[str, int] = {}
-    stack = StoredVectorsBuilder(output, width)
-    of_vectors: dict[int, int] = {}
-    place_P = np.empty(len(pairs), np.int32)
+    builder = StoredVectorsBuilder(output, width)
+    positions_by_id: dict[int, int] = {}
+    index_P = np.empty(len(pairs), np.int32)
     for index, pair in enumerate(pairs):
         each = pair[part]
         if isinstance(each, str):
             first.setdefault(each, index)
-        elif id(each) not in of_vectors:  # the pairs keep it, so nothing else has its id
-            of_vectors[id(each)] = stack.add(each, Location("input", index, part))
+        elif id(each) not in positions_by_id:  # the pairs keep it, so nothing else has its id
+            positions_by_id[id(each)] = builder.add(each, Location("input", index, part))
             if not part and output == "multi_vector" and not len(each):
                 raise InvalidRequest("has no vectors.", item=index, part=part)
-    given, places = stack.build()
+    stored, positions = builder.build()
     number = {text: i for i, text in enumerate(first)}
-    place_of = {key: len(first) + int(places[i]) for key, i in of_vectors.items()}
+    index_of = {key: len(first) + int(positions[i]) for key, i in positions_by_id.items()}
     for index, pair in enumerate(pairs):
         each = pair[part]
-        place_P[index] = number[each] if isinstance(each, str) else place_of[id(each)]
+        index_P[index] = number[each] if isinstance(each, str) else index_of[id(each)]
     input_type: InputType = "document" if part else "query"
     side = replace(request, texts=list(first), outputs=(output,), input_type=input_type, explain=False)
     side = replace(side, prompt=None, prompt_name=None) if part else replace(side, token_pooling=None)
-    return PairSide(side, given, place_P, list(first.values()), part)
+    return PairSide(side, stored, index_P, list(first.values()), part)
 
 
-def _checked(texts: Sequence[object]) -> list[PairInput]:
-    """Pairs, and nothing else. Raises InvalidRequest."""
+def _check_pairs(texts: Sequence[object]) -> list[PairInput]:
+    """Return the pairs of a request. Raises InvalidRequest for anything else."""
     for index, pair in enumerate(texts):
         if not isinstance(pair, tuple):
-            said = "pairs and what is no pair cannot be mixed in one list." if index else "must be a pair."
-            raise InvalidRequest(said, item=index)
+            message = "pairs and what is no pair cannot be mixed in one list." if index else "must be a pair."
+            raise InvalidRequest(message, item=index)
         if (count := len(cast(tuple[object, ...], pair))) != 2:
             raise InvalidRequest(f"must be a pair, has {count} parts.", item=index)
     return cast(list[PairInput], list(texts))

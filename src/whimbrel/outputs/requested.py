@@ -1,6 +1,6 @@
-"""What a request asks of each of a model's outputs: how wide, finished or not, how many entries. Pure.
+"""Requested outputs: width, activation and number of entries of each, resolved against the model. Pure.
 
-What the model cannot give is refused here.
+A field that affects the result is applied or rejected, never silently ignored.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from whimbrel.types.request import OutputName, Request
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputSpec:
-    """What a request asks of an output."""
+    """Resolved settings of a requested output."""
 
     name: OutputName
     width: int
-    """Columns, the first of what the output has."""
+    """Number of leading columns to return."""
     activated: bool
+    """Apply the activation."""
     max_entries: int = 0
-    """So many entries a text keeps, the largest; 0: all."""
+    """Number of the largest entries that a text keeps; 0: all."""
     keep_on_device: bool = False
-    """Of token vectors: whether they are only compared, and may stay on the device."""
+    """Leave token vectors on the device, because they are only scored."""
 
 
 _APPLIES_TO: Final[dict[str, tuple[OutputName, ...]]] = {
@@ -37,15 +38,15 @@ _APPLIES_TO: Final[dict[str, tuple[OutputName, ...]]] = {
     "token_pooling": ("multi_vector",),
     "muvera": ("multi_vector",),
 }
-"""Of which outputs at least one must be asked for."""
+"""Outputs that a field applies to; one of them must be requested."""
 
 
 def validate_for_outputs(card: Card, request: Request, outputs: Collection[OutputName]) -> None:
-    """Refuse what would do nothing for these outputs, or with this model. Raises InvalidRequest."""
-    for name, counts_for in _APPLIES_TO.items():
-        if getattr(request, name) is not None and not any(output in counts_for for output in outputs):
+    """Raise InvalidRequest for a field that has no effect on these outputs or on this model."""
+    for name, applies_to in _APPLIES_TO.items():
+        if getattr(request, name) is not None and not any(output in applies_to for output in outputs):
             raise InvalidRequest(
-                f"is for {', '.join(counts_for)}; this request asks for {', '.join(outputs)}.",
+                f"is for {', '.join(applies_to)}; this request asks for {', '.join(outputs)}.",
                 param=name,
             )
     if request.score_by is not None and "scores" in outputs:
@@ -61,61 +62,59 @@ def validate_for_outputs(card: Card, request: Request, outputs: Collection[Outpu
 
 
 _VECTORS: Final = ("dense", "multi_vector", "token_dense")
-"""Outputs whose rows may be cut."""
+"""Outputs whose rows may be truncated."""
 
 
 def resolve_outputs(card: Card, request: Request, *, matryoshka: bool) -> list[OutputSpec]:
-    """Of each output that the request names, or of what the model is made for. Raises InvalidRequest.
+    """Return the settings of each requested output, or of the model's main output. Raises InvalidRequest.
 
-    `matryoshka`: whether vectors may be cut."""
+    `matryoshka` allows truncated vectors."""
     names = dict.fromkeys(request.outputs or (next(iter(card.outputs)),))
     return [_resolve_output(card, request, name, matryoshka=matryoshka) for name in names]
 
 
 def resolve_width(card: Card, request: Request, name: OutputName, *, matryoshka: bool) -> int:
-    """Columns of the vectors that are asked for. Raises InvalidRequest."""
+    """Return the number of columns that the request gets. Raises InvalidRequest."""
     output = card.output(name)
-    wanted, full, stated = request.dimensions, output.width, card.matryoshka_dimensions
-    if wanted is None:
+    requested, full, stated = request.dimensions, output.width, card.matryoshka_dimensions
+    if requested is None:
         return output.default_width or full
-    if type(wanted) is not int:
-        raise InvalidRequest(f"must be an integer, is {wanted!r}.", param="dimensions")
-    if wanted == full:
+    if requested == full:
         return full
     if not matryoshka:
         raise InvalidRequest(
-            f"{wanted:,} are asked for, but this model does not say that its vectors of {full:,} may be cut. "
+            f"{requested:,} are asked for, but this model does not say that its vectors of {full:,} may be cut. "
             "Leave dimensions out, or load the model with --matryoshka.",
             param="dimensions",
         )
-    if stated and wanted not in stated:
-        raise InvalidRequest(f"{wanted:,} are asked for; this model's are {', '.join(map(str, stated))}.", param="dimensions")
-    if not 1 <= wanted <= full:
-        raise InvalidRequest(f"{wanted:,} are asked for; this model takes 1 to {full:,}.", param="dimensions")
-    return wanted
+    if stated and requested not in stated:
+        raise InvalidRequest(
+            f"{requested:,} are asked for; this model's are {', '.join(map(str, stated))}.", param="dimensions"
+        )
+    if not 1 <= requested <= full:
+        raise InvalidRequest(f"{requested:,} are asked for; this model takes 1 to {full:,}.", param="dimensions")
+    return requested
 
 
 def max_sparse_entries(card: Card) -> int:
-    """Of a sparse vector, at most."""
+    """Return the largest number of entries of a sparse vector."""
     return max(card.encoder.vocab_size, card.output("sparse").width)
 
 
 def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshka: bool) -> OutputSpec:
     output = card.output(name)
-    wanted = request.normalize if output.activation == "normalize" else request.activate
+    activated = request.normalize if output.activation == "normalize" else request.activate
     width = resolve_width(card, request, name, matryoshka=matryoshka) if name in _VECTORS else output.width
     entries = _max_entries(card, request) if name == "sparse" else 0
-    return OutputSpec(name, width, output.activated if wanted is None else wanted, entries)
+    return OutputSpec(name, width, output.activated if activated is None else activated, entries)
 
 
 def _max_entries(card: Card, request: Request) -> int:
-    """So many entries of a sparse vector are kept; 0: all."""
-    wanted, output = request.max_active_dims, card.output("sparse")
-    if wanted is None:
+    """Return the number of entries of a sparse vector to keep; 0: all."""
+    requested, output = request.max_active_dims, card.output("sparse")
+    if requested is None:
         return output.max_entries
-    if type(wanted) is not int or wanted < 1:
-        raise InvalidRequest(f"must be a positive integer, is {wanted!r}.", param="max_active_dims")
     for head in output.head:
-        if isinstance(head, SparseAutoencoder) and wanted > head.k:
-            raise InvalidRequest(f"{wanted:,} are asked for; this model gives {head.k:,}.", param="max_active_dims")
-    return min(wanted, max_sparse_entries(card))  # a larger number might not fit into a message
+        if isinstance(head, SparseAutoencoder) and requested > head.k:
+            raise InvalidRequest(f"{requested:,} are asked for; this model gives {head.k:,}.", param="max_active_dims")
+    return min(requested, max_sparse_entries(card))  # a larger number might not fit into a message

@@ -1,64 +1,64 @@
-"""TODO."""
+"""Row selection: the token ranges of a batch that are pooled to rows, and the rows that come back. numpy only.
+
+Shapes: B seqs and T tokens of a batch, P rows of an output, G entries, X tokens of rows over the vocabulary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
+from whimbrel.outputs.layout import ResultLayout, has_dynamic_size
+from whimbrel.outputs.token_mask import entry_keys, token_mask
+from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array, offsets_of, ranges
+from whimbrel.types.batch import Batch
 from whimbrel.types.card import Card, Output
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Sparse
 
-if TYPE_CHECKING:
-    from whimbrel.types.batch import Batch
-from whimbrel.outputs.layout import ResultLayout, has_dynamic_size
-from whimbrel.outputs.token_mask import entry_keys, token_mask
-from whimbrel.types.arrays import offsets_of, ranges
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowSelection:
-    """The rows of one output that a batch is to give, and of which tokens."""
+    """The rows of one output that a batch gives, as ranges of its tokens."""
 
     offsets_B1: Int64Array
-    """Rows offsets_B1[i] to offsets_B1[i + 1] are those of seq i; none if it did not ask."""
+    """Rows offsets_B1[i] to offsets_B1[i + 1] belong to seq i; none if its request does not ask for the output."""
     origins_P: Int32Array
-    """The first token of the row's seq,"""
+    """The first token of each row's seq."""
     starts_P: Int32Array
-    """the first that the row is made of, a prompt left out,"""
+    """The first token that is pooled to each row; a prompt may be left out."""
     ends_P: Int32Array
-    """and the one after the last."""
+    """One after the last token that is pooled to each row."""
     widths_P: Int32Array | None
-    """Columns that are kept; None: all of them, everywhere."""
+    """The leading columns of each row that are kept; None if every row keeps all."""
     activated_P: NDArray[np.bool_]
     groups_G: Int64Array | None = None
-    """Of entries: where those begin that are tokens of one entry; offsets_B1 counts the entries."""
+    """The first row of each vocabulary entry, of an output with a row per entry; offsets_B1 then counts entries."""
     tokens_X: Int32Array | None = None
-    """Of rows over the vocabulary: their tokens, one row's after another."""
+    """The tokens of rows over the vocabulary, one row after another."""
     keep_on_device: bool = False
-    """Whether all who asked only compare them."""
+    """Whether all requests only score these rows, so that they need not be copied to the host."""
 
 
-def select_rows(card: Card, batch: Batch, asked: Sequence[ResultLayout]) -> dict[OutputName, RowSelection]:
-    """What a batch is to give. `card` is that of its tower; `asked` is what the request of each of its seqs asks for."""
-    found: dict[OutputName, RowSelection] = {}
+def select_rows(card: Card, batch: Batch, layouts: Sequence[ResultLayout]) -> dict[OutputName, RowSelection]:
+    """Return the rows that a batch gives. `card` is that of its tower; layouts[i] is that of the request of seq i."""
+    selections: dict[OutputName, RowSelection] = {}
     for name, output in card.all_outputs.items():
-        asks = [places.spec(name) for places in asked]
-        if any(asks):
-            widths_B = np.fromiter((ask.width if ask else 0 for ask in asks), np.int32, len(asks))
-            finished_B = np.fromiter((ask is not None and ask.activated for ask in asks), np.bool_, len(asks))
-            compared = all(ask.keep_on_device for ask in asks if ask is not None)
-            found[name] = _select_output_rows(output, batch, widths_B, finished_B, compared=compared)
-    return found
+        specs = [layout.spec(name) for layout in layouts]
+        if any(specs):
+            widths_B = np.fromiter((spec.width if spec else 0 for spec in specs), np.int32, len(specs))
+            activated_B = np.fromiter((spec is not None and spec.activated for spec in specs), np.bool_, len(specs))
+            keep = all(spec.keep_on_device for spec in specs if spec is not None)
+            selections[name] = _select_output_rows(output, batch, widths_B, activated_B, keep_on_device=keep)
+    return selections
 
 
 def _select_output_rows(
-    output: Output, batch: Batch, widths_B: Int32Array, finished_B: NDArray[np.bool_], *, compared: bool
+    output: Output, batch: Batch, widths_B: Int32Array, activated_B: NDArray[np.bool_], *, keep_on_device: bool
 ) -> RowSelection:
     groups = None
     if output.rows in ("text", "vocabulary"):
@@ -66,8 +66,8 @@ def _select_output_rows(
         counted = seq_P
     else:
         seq_T = np.repeat(np.arange(batch.num_seqs, dtype=np.int32), np.diff(batch.cu_seqlens))
-        kept_T = token_mask(output, batch.ids_T, batch.cu_seqlens, batch.is_query_B) & (widths_B > 0)[seq_T]
-        starts_P = np.flatnonzero(kept_T).astype(np.int32)
+        mask_T = token_mask(output, batch.ids_T, batch.cu_seqlens, batch.is_query_B) & (widths_B > 0)[seq_T]
+        starts_P = np.flatnonzero(mask_T).astype(np.int32)
         counted = seq_T[starts_P]
         if output.rows == "entry":
             keys = entry_keys(counted, batch.ids_T[starts_P])
@@ -81,22 +81,22 @@ def _select_output_rows(
         starts_P=starts_P,
         ends_P=ends_P,
         widths_P=None if ((widths_B == 0) | (widths_B == output.width)).all() else widths_B[seq_P],
-        activated_P=finished_B[seq_P],
+        activated_P=activated_B[seq_P],
         groups_G=groups,
         tokens_X=None if output.vocabulary is None else ranges(starts_P, ends_P).astype(np.int32),
-        keep_on_device=compared,
+        keep_on_device=keep_on_device,
     )
 
 
-def _text_rows(output: Output, batch: Batch, asked_B: NDArray[np.bool_]) -> tuple[Int32Array, Int32Array, Int32Array]:
-    """(seq, first token, token after the last) of each row."""
+def _text_rows(output: Output, batch: Batch, requested_B: NDArray[np.bool_]) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """Return (seq, first token, one after the last token) of each row."""
     starts_B, ends_B = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
     if not output.include_prompt:
         starts_B = starts_B + batch.prompt_tokens_B
     if output.padding_id is not None:
         ends_B = _ends_before_padding(batch, output.padding_id)
     if batch.spans_B is None:
-        rows = np.flatnonzero(asked_B).astype(np.int32)
+        rows = np.flatnonzero(requested_B).astype(np.int32)
         return rows, starts_B[rows], ends_B[rows]
     spans_P2 = [
         np.array([[start, end]], np.int32) if spans is None else spans + origin
@@ -104,45 +104,54 @@ def _text_rows(output: Output, batch: Batch, asked_B: NDArray[np.bool_]) -> tupl
     ]
     counts = np.fromiter((len(spans) for spans in spans_P2), np.int32, len(spans_P2))
     rows = np.repeat(np.arange(batch.num_seqs, dtype=np.int32), counts)
-    flat_P2 = np.concatenate(spans_P2)[asked_B[rows]]
-    return rows[asked_B[rows]], flat_P2[:, 0], flat_P2[:, 1]
+    flat_P2 = np.concatenate(spans_P2)[requested_B[rows]]
+    return rows[requested_B[rows]], flat_P2[:, 0], flat_P2[:, 1]
 
 
 def _ends_before_padding(batch: Batch, padding_id: int) -> Int32Array:
-    """One after the last token of each seq that is no padding; after the first token, if all are."""
-    places_T = np.where(batch.ids_T == padding_id, 0, np.arange(batch.num_tokens, dtype=np.int32))
+    """Return one after the last token of each seq that is not padding; one after the first if all are padding."""
+    index_T = np.where(batch.ids_T == padding_id, 0, np.arange(batch.num_tokens, dtype=np.int32))
     starts_B = batch.cu_seqlens[:-1]
-    return np.maximum(np.maximum.reduceat(places_T, starts_B), starts_B) + 1
+    return np.maximum(np.maximum.reduceat(index_T, starts_B), starts_B) + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceRows:
-    """Rows that stay on the device where they were computed."""
+    """Rows that stay on the device that computed them."""
 
     rows_PD: Any
     """A tensor."""
     finite_P: NDArray[np.bool_]
-    """Whether all of a row is finite."""
+    """Whether all numbers of each row are finite."""
 
 
 OutputRows: TypeAlias = Float32Array | Sparse | DeviceRows
-"""The rows of an output of a batch, (P, width) in the order of Wanted.offsets_B1; over the whole vocabulary, what is not 0 in
-each, one row for each seq that asked."""
+"""The rows of one output of a batch: (P, width), in the order of `RowSelection.offsets_B1`. Of an output over the whole
+vocabulary the entries that are not 0, one row for each seq whose request asks for it.
+"""
 
 
-def to_host(output: Output, wanted: RowSelection, rows_PD: Float32Array) -> OutputRows:
-    """What came back from the device, as it is handed out."""
-    if wanted.groups_G is not None:
-        return np.maximum.reduceat(rows_PD, wanted.groups_G) if wanted.groups_G.size else rows_PD[:0]
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchOutput:
+    """The rows that one batch gave, by output."""
+
+    selections: Mapping[OutputName, RowSelection]
+    rows: Mapping[OutputName, OutputRows]
+
+
+def to_host(output: Output, selection: RowSelection, rows_PD: Float32Array) -> OutputRows:
+    """Return rows that were copied from the device in the form that is handed out."""
+    if selection.groups_G is not None:
+        return np.maximum.reduceat(rows_PD, selection.groups_G) if selection.groups_G.size else rows_PD[:0]
     if not has_dynamic_size(output):
         return rows_PD
-    there_PD = rows_PD != 0  # what is not finite is there too
-    rows, ids = np.nonzero(there_PD)
-    return Sparse(ids.astype(np.int32), rows_PD[rows, ids], offsets_of(there_PD.sum(axis=1)))
+    mask_PD = rows_PD != 0  # NaN and infinity are kept too
+    rows, ids = np.nonzero(mask_PD)
+    return Sparse(ids.astype(np.int32), rows_PD[rows, ids], offsets_of(mask_PD.sum(axis=1)))
 
 
 def finite_seqs(rows: OutputRows, offsets_B1: Int64Array) -> NDArray[np.bool_]:
-    """Whether all that a seq was given is finite."""
+    """Return whether all rows of each seq are finite: (B,)."""
     if isinstance(rows, DeviceRows):
         finite_P = rows.finite_P
     elif isinstance(rows, Sparse):

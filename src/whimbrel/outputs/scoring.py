@@ -1,6 +1,9 @@
-"""The verbs that score: what a request must ask, and what becomes of the answer. The same for every kind of engine.
+"""Scoring verbs: `score`, `rerank`, `explain`, `classify`, `token_classify`.
 
-Which outputs a model has decides how it scores. Pure: no engine, no I/O.
+Each verb returns an `Operation`: the request to run, and the function that turns its result into the verb's result. Engine and
+AsyncEngine share them. Pure: no engine, no I/O.
+
+Shapes: N texts or pairs, C classes.
 """
 
 from __future__ import annotations
@@ -20,75 +23,74 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import read_token_pooling
 from whimbrel.types.options import ScoreOptions, as_list, as_strings, check_options, read_truncate, require, resolve_prompt
-from whimbrel.types.request import OutputName, Pair, Request, VectorInput
+from whimbrel.types.request import OutputName, Pair, Request, ScoringOutput, VectorInput
 from whimbrel.types.result import Classes, Entity, Explanation, Ragged, Ranked, Result, Sparse
 
 T = TypeVar("T")
 Texts: TypeAlias = "str | Iterable[str | VectorInput] | NDArray[Any] | Ragged | Sparse"
-"""Queries or documents. Of models that compare vectors, those may stand for any text: an array or the outcome of another verb,
-or arrays in a list."""
+"""Queries or documents. For models that score by vectors, vectors may replace any text: an array, a list of arrays, or the
+result of another verb."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
-    """A verb's request, and what it makes of the result."""
+    """Request of a verb, and the conversion of its result."""
 
     request: Request
     postprocess: Callable[[Result], T]
     locate: Locate | None = None
-    """What the caller calls the inputs, one of them, or a part of one, for errors; None: as the request does."""
+    """The caller's names of the inputs, for errors; None: those of the request."""
 
 
 def score(card: Card, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Operation[Float32Array]:
-    """How well documents answer queries: (N,), or (N, C) of a model with C classes."""
+    """Score documents for queries: (N,), or (N, C) for a model with C classes."""
     return _score(card, {"queries": queries, "documents": documents}, options)
 
 
-def _score(card: Card, given: Mapping[str, Texts], options: ScoreOptions) -> Operation[Float32Array]:
-    """Of queries and documents, by the names that the caller has for them."""
+def _score(card: Card, inputs: Mapping[str, Texts], options: ScoreOptions) -> Operation[Float32Array]:
+    """Score pairs. `inputs` are queries and documents by the names of the caller's arguments."""
     if not can_score(card):
         card.output("scores")
-    items = {name: _items(card, texts, name, options.get("score_by")) for name, texts in given.items()}
+    items = {name: _items(card, texts, name, options.get("score_by")) for name, texts in inputs.items()}
     (_, one_query), (_, one_document) = items.values()
-    request = _request(card, "scores", _paired(*(texts for texts, _ in items.values())), options)
-    return Operation(
-        request, lambda result: _flat(require(result.outputs.scores)), locate_pairs(*given, single=(one_query, one_document))
-    )
+    request = _request(card, "scores", _pair(*(texts for texts, _ in items.values())), options)
+    locate = locate_pairs(*inputs, single=(one_query, one_document))
+    return Operation(request, lambda result: _squeeze(require(result.outputs.scores)), locate)
 
 
-def _items(card: Card, given: Texts, param: str, score_by: OutputName | None) -> tuple[list[Any], bool]:
-    """Texts, or vectors in place of them; and whether there is but one that stands for itself."""
+def _items(card: Card, texts: Texts, param: str, score_by: ScoringOutput | None) -> tuple[list[Any], bool]:
+    """Return a list of texts or vectors, and whether the argument was a single one outside a list."""
     if "scores" in card.outputs:
-        return as_strings(cast("str | Iterable[str]", given), param), isinstance(given, str)
-    vectors = as_vector_list(given, score_by or default_scoring_output(card))
+        return as_strings(cast("str | Iterable[str]", texts), param), isinstance(texts, str)
+    vectors = as_vector_list(texts, score_by or default_scoring_output(card))
     if vectors is not None:
-        return vectors, not isinstance(given, Ragged | Sparse) and len(vectors) == 1 and vectors[0] is given
-    return list(as_list(cast("str | Iterable[Any]", given), param)), isinstance(given, str)
+        return vectors, not isinstance(texts, Ragged | Sparse) and len(vectors) == 1 and vectors[0] is texts
+    return list(as_list(cast("str | Iterable[Any]", texts), param)), isinstance(texts, str)
 
 
 def rerank(
     card: Card, query: str | VectorInput, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
 ) -> Operation[list[Ranked]]:
-    """The documents in order of their score, the best first; of equal ones the one that was given first."""
+    """Rank documents by score, best first; equal scores keep the order of the documents."""
     if "scores" in card.outputs and card.output("scores").width != 1:
         labels = ", ".join(card.labels)
         raise InvalidRequest(f"this model gives a score for each of several classes ({labels}); ask for score or classify.")
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
-    question = _one_to_many(card, query, documents, options)
-    return Operation(question.request, lambda result: ranking(question.postprocess(result), top_n), question.locate)
+    scoring = _one_to_many(card, query, documents, options)
+    return Operation(scoring.request, lambda result: ranking(scoring.postprocess(result), top_n), scoring.locate)
 
 
 def explain(
     card: Card, query: str | VectorInput, documents: Texts, **options: Unpack[ScoreOptions]
 ) -> Operation[list[Explanation]]:
-    """What each token of the query found in each document."""
-    question = _one_to_many(card, query, documents, options)
-    return Operation(replace(question.request, explain=True), explanations, question.locate)
+    """Explain the score of each document by the best match of each query token."""
+    scoring = _one_to_many(card, query, documents, options)
+    return Operation(replace(scoring.request, explain=True), explanations, scoring.locate)
 
 
 def explanations(result: Result) -> list[Explanation]:
-    """Of each pair of a request that asked for them."""
+    """Return the explanation of each pair of a request with `explain`."""
     scores, matches, tokens = require(result.outputs.scores), require(result.outputs.token_matches), require(result.pair_tokens)
     return [
         Explanation(float(scores[i, 0]), *tokens[i], matches[i][:, 0], matches[i][:, 1].astype(np.int32))
@@ -103,13 +105,13 @@ def _one_to_many(card: Card, query: str | VectorInput, documents: Texts, options
 
 
 def ranking(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
-    """The places of the highest scores, and those."""
+    """Return the indices and values of the highest scores, best first."""
     order = np.argsort(-scores_N, kind="stable")[:top_n]
     return [Ranked(index, value) for index, value in zip(order.tolist(), scores_N[order].tolist(), strict=True)]
 
 
 def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Operation[Classes]:
-    """The classes of texts, or of pairs."""
+    """Classify texts or pairs."""
     card.output("scores")
     request = _request(card, "scores", as_list(texts), options)
     return Operation(request, lambda result: Classes(card.labels, require(result.outputs.scores)))
@@ -118,21 +120,23 @@ def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[Sc
 def token_classify(
     card: Card, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
 ) -> Operation[list[list[Entity]]]:
-    """The entities in each text."""
+    """Find the entities in each text."""
     card.output("token_scores")
     if aggregation not in AGGREGATIONS:
         raise InvalidRequest(f"{aggregation!r} is not known; it takes {', '.join(AGGREGATIONS)}.", param="aggregation")
-    given = as_list(texts)
-    request = _request(card, "token_scores", given, options, locate=True)
+    strings = as_list(texts)
+    request = _request(card, "token_scores", strings, options, return_offsets=True)
 
-    def answer(result: Result) -> list[list[Entity]]:
-        scores, spans = require(result.outputs.token_scores), require(result.token_offsets)
-        return [find_entities(text, scores[i], spans[i], card.labels, aggregation) for i, text in enumerate(given)]
+    def postprocess(result: Result) -> list[list[Entity]]:
+        scores, offsets = require(result.outputs.token_scores), require(result.token_offsets)
+        return [find_entities(text, scores[i], offsets[i], card.labels, aggregation) for i, text in enumerate(strings)]
 
-    return Operation(request, answer)
+    return Operation(request, postprocess)
 
 
-def _request(card: Card, output: OutputName, texts: Sequence[Any], options: ScoreOptions, *, locate: bool = False) -> Request:
+def _request(
+    card: Card, output: OutputName, texts: Sequence[Any], options: ScoreOptions, *, return_offsets: bool = False
+) -> Request:
     check_options(options, ScoreOptions)
     name, text = resolve_prompt(card, options.get("prompt"))
     return Request(
@@ -147,12 +151,12 @@ def _request(card: Card, output: OutputName, texts: Sequence[Any], options: Scor
         truncate=read_truncate(options.get("truncate")),
         max_query_tokens=options.get("max_query_tokens"),
         max_document_tokens=options.get("max_document_tokens"),
-        return_offsets=locate,
+        return_offsets=return_offsets,
     )
 
 
-def _paired(first: list[Any], second: list[Any]) -> list[Pair]:
-    """Each query with its document, or the only query with each document."""
+def _pair(first: list[Any], second: list[Any]) -> list[Pair]:
+    """Pair each query with its document, or the only query with every document."""
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
@@ -163,5 +167,5 @@ def _paired(first: list[Any], second: list[Any]) -> list[Pair]:
     return list(zip(first, second, strict=True))
 
 
-def _flat(scores_NC: Float32Array) -> Float32Array:
+def _squeeze(scores_NC: Float32Array) -> Float32Array:
     return scores_NC[:, 0] if scores_NC.shape[1] == 1 else scores_NC

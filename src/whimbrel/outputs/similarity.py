@@ -1,9 +1,11 @@
-"""Scores of pairs out of what a model gives for each text: how dense and sparse vectors are compared. numpy only.
+"""Similarity of dense and sparse vectors of pairs. numpy only.
 
-Token vectors are compared where they are made (`matching`). A score has the same bits alone and among any others: products are
-summed row by row, in an order that depends on the width alone.
+`model/maxsim_scorer.py` scores token vectors. A score has the same bits alone and among any others: products are summed row
+by row, in an order that depends only on the width.
 
-Source: sentence_transformers/util/similarity.py (6.2), whose distances are negative, so that what is near scores high.
+Source: sentence_transformers/util/similarity.py (6.2). Distances are negative, so that similar texts score high.
+
+Shapes: P pairs, N texts, D columns, V vocabulary entries.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from whimbrel.types.result import Outputs, Sparse
 _PAIRS_AT_A_TIME: Final = 4096
 
 _DENSE: Final[Mapping[Similarity, Callable[[Float32Array, Float32Array], Float32Array]]] = {
-    "cosine": lambda a_PD, b_PD: (a_PD * b_PD).sum(axis=1),  # of unit vectors, which is what is asked of the model
+    "cosine": lambda a_PD, b_PD: (a_PD * b_PD).sum(axis=1),  # the vectors have norm 1
     "dot": lambda a_PD, b_PD: (a_PD * b_PD).sum(axis=1),
     "euclidean": lambda a_PD, b_PD: -np.sqrt(np.square(a_PD - b_PD).sum(axis=1)),
     "manhattan": lambda a_PD, b_PD: -np.abs(a_PD - b_PD).sum(axis=1),
@@ -31,30 +33,30 @@ _DENSE: Final[Mapping[Similarity, Callable[[Float32Array, Float32Array], Float32
 
 
 def score_pairs(outputs: Outputs, comparison: PairScoring) -> Float32Array:
-    """The score of each pair -> (P,). Of vectors that are too large it is not finite."""
+    """Return the score of each pair, (P,). It is not finite if the vectors are too large."""
     with np.errstate(over="ignore", invalid="ignore"):
         if comparison.output == "dense":
-            return _compare_dense(_dense(outputs, comparison), comparison)
-        return _compare_sparse(_sparse(outputs, comparison), comparison)
+            return _score_dense(_dense_vectors(outputs, comparison), comparison)
+        return _score_sparse(_sparse_vectors(outputs, comparison), comparison)
 
 
-def _dense(outputs: Outputs, comparison: PairScoring) -> Float32Array:
-    """The vectors of all texts, those given after those computed."""
+def _dense_vectors(outputs: Outputs, comparison: PairScoring) -> Float32Array:
+    """Return the vectors of all texts: first the computed ones, then the stored ones."""
     computed = [] if outputs.dense is None else [outputs.dense]
-    given = [to_float32(each) for each in comparison.stored]
+    stored = [to_float32(each) for each in comparison.stored]
     if comparison.similarity == "cosine":
-        given = [_normalized(rows_ND) for rows_ND in given]
-    return computed[0] if computed and not given else np.concatenate([*computed, *given])
+        stored = [_normalize(rows_ND) for rows_ND in stored]
+    return computed[0] if computed and not stored else np.concatenate([*computed, *stored])
 
 
-def _normalized(rows_ND: Float32Array) -> Float32Array:
-    """Rows of norm 1, but for zeros. In float64, where squares of large and of small numbers are numbers still."""
+def _normalize(rows_ND: Float32Array) -> Float32Array:
+    """Divide rows by their norm, except zeros. In float64, whose squares neither overflow nor underflow."""
     wide_ND = rows_ND.astype(np.float64)
     norms_N1 = np.linalg.norm(wide_ND, axis=1, keepdims=True)
     return (wide_ND / np.where(norms_N1 > 0, norms_N1, 1)).astype(np.float32)
 
 
-def _compare_dense(dense_ND: Float32Array, comparison: PairScoring) -> Float32Array:
+def _score_dense(dense_ND: Float32Array, comparison: PairScoring) -> Float32Array:
     scores_P = np.empty(comparison.num_pairs, np.float32)
     for start in range(0, comparison.num_pairs, _PAIRS_AT_A_TIME):
         some = slice(start, start + _PAIRS_AT_A_TIME)
@@ -63,8 +65,8 @@ def _compare_dense(dense_ND: Float32Array, comparison: PairScoring) -> Float32Ar
     return scores_P
 
 
-def _sparse(outputs: Outputs, comparison: PairScoring) -> Sparse:
-    """The entries of all texts, those given after those computed."""
+def _sparse_vectors(outputs: Outputs, comparison: PairScoring) -> Sparse:
+    """Return the vectors of all texts: first the computed ones, then the stored ones."""
     if outputs.sparse is not None and not comparison.stored:
         return outputs.sparse
     computed = outputs.sparse or concat_sparse({})
@@ -74,8 +76,8 @@ def _sparse(outputs: Outputs, comparison: PairScoring) -> Sparse:
     return Sparse(np.concatenate(ids), np.concatenate(weights), np.concatenate(([0], np.cumsum(np.concatenate(counts)))))
 
 
-def _compare_sparse(sparse: Sparse, comparison: PairScoring) -> Float32Array:
-    """The dot product: a query's weights are looked up by the entries of its documents, all at once."""
+def _score_sparse(sparse: Sparse, comparison: PairScoring) -> Float32Array:
+    """Return dot products. The weights of a query are looked up by the entries of all its documents at once."""
     scores_P = np.zeros(comparison.num_pairs, np.float32)
     weights_V = np.zeros(int(sparse.ids_X.max(initial=-1)) + 1, np.float32)
     starts_N, ends_N = sparse.offsets_N1[:-1], sparse.offsets_N1[1:]

@@ -1,8 +1,8 @@
-"""Vectors that a caller sends in place of texts: what they may be, and how they are laid together. numpy only.
+"""Stored vectors: vectors that a caller sends in place of texts. numpy only.
 
-A text's vectors are a dense vector (D,), token vectors (T, D), or the entries and the weights of a sparse one. float32 and
-float16 are taken as they are (float64 becomes float32). int8 counts 127ths, and uint8 is bits, 8 columns to a byte, the first
-the highest, each 1 or -1 over the root of the width: both stand for vectors of norm 1, as models make them.
+The vectors of a text are a dense vector (D,), token vectors (T, D), or the entries and the weights of a sparse vector. float32
+and float16 are used as they are; float64 becomes float32. int8 counts 127ths. uint8 holds bits, 8 columns to a byte, the
+highest bit first; each stands for 1 or -1, divided by the root of the width. Both represent vectors of norm 1.
 
 Shapes: N texts, X their rows, D columns.
 """
@@ -25,71 +25,71 @@ from whimbrel.types.result import Ragged, Sparse
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredVectors:
-    """Vectors of texts that came with a request, of one type: text i has rows offsets_N1[i] to offsets_N1[i + 1]."""
+    """Stored vectors of several texts, of one dtype: text i has rows offsets_N1[i] to offsets_N1[i + 1]."""
 
     rows_XD: NDArray[Any]
-    """float32, float16, int8 or uint8 (bits); of sparse vectors weights (X, 1)."""
+    """float32, float16, int8 or uint8 (bits); for sparse vectors the weights (X, 1)."""
     offsets_N1: Int64Array
     ids_X: Int32Array | None = None
-    """Of sparse vectors: the entries, ascending within a text."""
+    """Entries of sparse vectors, ascending within a text; None: not sparse."""
 
     def __len__(self) -> int:
         return self.offsets_N1.size - 1
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """What it is made of."""
+        """All arrays."""
         return [self.offsets_N1, self.rows_XD, *([] if self.ids_X is None else [self.ids_X])]
 
 
 _TYPES: Final = ("float32", "float16", "int8", "uint8")
 _STEPS: Final = 127
 _ROWS: Final[dict[OutputName, int]] = {"dense": 1, "multi_vector": 2}
-"""Dimensions of the array of one text."""
+"""Number of dimensions of one text's array."""
 _OBJECTS: Final = "OUT"
-"""Kinds of arrays that hold no numbers: Python's objects, and strings."""
+"""Dtype kinds of arrays of Python objects or strings."""
 
 
-def as_vector_list(given: object, output: OutputName) -> list[Any] | None:
-    """The vectors of each text in what holds those of several, or of one. None: it is no array, nor anything of a verb's."""
-    if isinstance(given, Ragged | Sparse):
-        return [given[index] for index in range(len(given))]
-    if isinstance(given, np.ndarray):
-        array = cast(NDArray[Any], given)
+def as_vector_list(value: object, output: OutputName) -> list[Any] | None:
+    """Return the vectors of each text from an array or a verb's result; None for other values."""
+    if isinstance(value, Ragged | Sparse):
+        return [value[index] for index in range(len(value))]
+    if isinstance(value, np.ndarray):
+        array = cast(NDArray[Any], value)
         if array.ndim == 1 and array.dtype.kind in _OBJECTS:
-            return array.tolist()  # a list of texts or of arrays, which numpy holds
+            return array.tolist()  # an array of texts or of arrays
         return [array] if array.ndim <= _ROWS.get(output, 1) else list(array)
-    return [given] if output == "sparse" and _is_sparse(given) else None
+    return [value] if output == "sparse" and _is_sparse(value) else None
 
 
 class StoredVectorsBuilder:
-    """The vectors of one side, of pairs, checked one by one and then laid together by type."""
+    """Builder of the stored vectors of queries or documents: validates them one by one and concatenates them by dtype."""
 
     def __init__(self, output: OutputName, width: int) -> None:
-        """`width`: columns; of sparse vectors, the size of the vocabulary."""
+        """`width` is the number of columns; for sparse vectors, the size of the vocabulary."""
         self._output: OutputName = output
         self._width = width
         self._kinds: dict[str, list[tuple[int, Location, Any, Any]]] = {}
         self._count = 0
 
     def add(self, vectors: object, location: Location) -> int:
-        """Take one text's; says which it is. Raises InvalidRequest."""
+        """Add the vectors of one text and return its index. Raises InvalidRequest."""
         if _is_masked(vectors):
             raise InvalidRequest("is a masked array; send what is not masked as a plain one.", location=location)
-        number = self._count
+        index = self._count
         self._count += 1
         if self._output == "sparse":
             ids, weights = _entries(vectors, self._width, location)
-            self._kinds.setdefault("sparse", []).append((number, location, weights[:, None], ids))
+            self._kinds.setdefault("sparse", []).append((index, location, weights[:, None], ids))
         else:
             rows = self._rows(vectors, location)
-            self._kinds.setdefault(rows.dtype.name, []).append((number, location, rows, None))
-        return number
+            self._kinds.setdefault(rows.dtype.name, []).append((index, location, rows, None))
+        return index
 
     def build(self) -> tuple[tuple[StoredVectors, ...], Int32Array]:
-        """Them all, and of each that was added its place among them. Raises InvalidRequest where one holds NaN or infinity."""
+        """Return all vectors, and the position of each text among them. Raises InvalidRequest for NaN or infinity."""
         blocks: list[StoredVectors] = []
-        places_N = np.empty(self._count, np.int32)
+        positions_N = np.empty(self._count, np.int32)
         before = 0
         for items in self._kinds.values():
             lone = len(items) == 1 and items[0][2].flags.writeable  # torch takes no others
@@ -98,9 +98,9 @@ class StoredVectorsBuilder:
             _check_finite(rows_XD, offsets, [location for _, location, _, _ in items])
             ids = np.concatenate([ids for *_, ids in items]) if self._output == "sparse" else None
             blocks.append(StoredVectors(rows_XD, offsets, ids))
-            places_N[[number for number, *_ in items]] = np.arange(before, before + len(items), dtype=np.int32)
+            positions_N[[index for index, *_ in items]] = np.arange(before, before + len(items), dtype=np.int32)
             before += len(items)
-        return tuple(blocks), places_N
+        return tuple(blocks), positions_N
 
     def _rows(self, vectors: object, location: Location) -> NDArray[Any]:
         if not isinstance(vectors, np.ndarray):
@@ -128,30 +128,30 @@ class StoredVectorsBuilder:
             return rows.reshape(-1, rows.shape[-1]).astype(kind, order="C", copy=False)
 
 
-def to_float32(given: StoredVectors) -> Float32Array:
-    """All rows, as float32: (X, D)."""
-    rows_XD = given.rows_XD
+def to_float32(vectors: StoredVectors) -> Float32Array:
+    """Return all rows as float32, (X, D)."""
+    rows_XD = vectors.rows_XD
     if rows_XD.dtype == np.uint8:
         rows_XD = np.unpackbits(rows_XD, axis=1).astype(np.float32) * np.float32(2) - np.float32(1)
     rows_XD = rows_XD.astype(np.float32, copy=False)
-    return rows_XD if (factor := quantization_scale(given)) == 1 else rows_XD * factor
+    return rows_XD if (factor := quantization_scale(vectors)) == 1 else rows_XD * factor
 
 
-def quantization_scale(given: StoredVectors) -> np.float32:
-    """What its rows are multiplied by."""
-    if given.rows_XD.dtype == np.int8:
+def quantization_scale(vectors: StoredVectors) -> np.float32:
+    """Return the factor of the rows."""
+    if vectors.rows_XD.dtype == np.int8:
         return np.float32(1 / _STEPS)
-    num_bits = 8 * int(given.rows_XD.shape[1])
-    return np.float32(1 / sqrt(num_bits) if given.rows_XD.dtype == np.uint8 else 1)
+    num_bits = 8 * int(vectors.rows_XD.shape[1])
+    return np.float32(1 / sqrt(num_bits) if vectors.rows_XD.dtype == np.uint8 else 1)
 
 
-def entry_bounds(given: Iterable[StoredVectors], first: int) -> Int64Array:
-    """The numbers at which blocks begin, the first of which is `first`, and the one after the last."""
-    return np.cumsum([first, *map(len, given)])
+def entry_bounds(blocks: Iterable[StoredVectors], first: int) -> Int64Array:
+    """Return the index of each block's first text, starting from `first`, and the index after the last text."""
+    return np.cumsum([first, *map(len, blocks)])
 
 
 def _entries(vectors: object, vocab_size: int, location: Location) -> tuple[Int32Array, Float32Array]:
-    """(ids, weights) of a sparse vector, by ascending id."""
+    """Return (ids, weights) of a sparse vector, by ascending id."""
     if not _is_sparse(vectors):
         raise InvalidRequest("must be a string, or a pair of arrays: the entries and their weights.", location=location)
     ids, weights = cast("tuple[NDArray[Any], NDArray[Any]]", vectors)
@@ -176,19 +176,19 @@ def _entries(vectors: object, vocab_size: int, location: Location) -> tuple[Int3
         return ids.astype(np.int32), weights[order].astype(np.float32)
 
 
-def _is_masked(given: object) -> bool:
-    parts = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
-    return any(isinstance(part, np.ma.MaskedArray) for part in parts)
+def _is_masked(value: object) -> bool:
+    arrays = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+    return any(isinstance(array, np.ma.MaskedArray) for array in arrays)
 
 
-def _is_sparse(given: object) -> bool:
-    parts = cast(Sequence[object], given) if isinstance(given, tuple) else ()
-    return len(parts) == 2 and all(isinstance(part, np.ndarray) for part in parts)
+def _is_sparse(value: object) -> bool:
+    arrays = cast(Sequence[object], value) if isinstance(value, tuple) else ()
+    return len(arrays) == 2 and all(isinstance(array, np.ndarray) for array in arrays)
 
 
 def _check_finite(rows_XD: NDArray[Any], offsets_N1: Int64Array, locations: Sequence[Location]) -> None:
     if rows_XD.dtype.kind == "f" and not np.isfinite(rows_XD).all():
-        row, column = (int(place[0]) for place in np.nonzero(~np.isfinite(rows_XD)))
+        row, column = (int(indices[0]) for indices in np.nonzero(~np.isfinite(rows_XD)))
         text = int(np.searchsorted(offsets_N1, row, "right")) - 1
         at = f"row {row - offsets_N1[text]}, column {column}"
         raise InvalidRequest(f"holds {rows_XD[row, column]} (at {at}); vectors are finite.", location=locations[text])

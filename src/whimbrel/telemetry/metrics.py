@@ -66,7 +66,7 @@ _SIZES: Final[dict[Size, tuple[str, tuple[int, ...]]]] = {
 _COUNTS: Final[dict[Count, tuple[str, str]]] = {
     "retries": ("request_retries", "Requests sent again after their engine had died."),
     "halvings": ("batch_halvings", "Batches cut in halves because something in them failed."),
-    "non_finite_retries": ("non_finite_retries", "Texts run again alone in float32 because their vector was not finite."),
+    "non_finite": ("non_finite", "Texts that failed because the model gave NaN or infinity for them."),
     "out_of_memory": ("out_of_memory", "Batches that did not fit into the device's memory."),
     "engine_restarts": ("engine_restarts", "Engine processes started again after they died or hung."),
     "worker_restarts": ("worker_restarts", "HTTP workers started again after they died."),

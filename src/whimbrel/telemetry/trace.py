@@ -25,7 +25,7 @@ Size: TypeAlias = Literal["batch_tokens", "batch_seqs"]
 Count: TypeAlias = Literal[
     "retries",
     "halvings",
-    "non_finite_retries",
+    "non_finite",
     "out_of_memory",
     "engine_restarts",
     "worker_restarts",

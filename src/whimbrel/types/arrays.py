@@ -1,4 +1,4 @@
-"""TODO."""
+"""Array types and offsets of ragged arrays. numpy only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ Int64Array: TypeAlias = NDArray[np.int64]
 
 
 def offsets_of(counts: NDArray[np.integer | np.bool_]) -> Int64Array:
+    """Return the offsets of ranges with these counts, (N + 1,)."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
 
 
 def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> Int64Array:
-    """The numbers of several ranges, one after another."""
+    """Concatenate the integers of several ranges."""
     counts = ends - starts
     before = np.cumsum(counts) - counts
     return np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - before, counts)

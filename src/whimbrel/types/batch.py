@@ -1,6 +1,6 @@
-"""[Seq] -> Batch: the tokens of all seqs one after another, with offsets. numpy only; nothing is padded.
+"""Ragged batches: the tokens of all seqs concatenated, with offsets. numpy only; without padding.
 
-Shapes: T tokens, B seqs.
+Shapes: T tokens, B seqs, S spans.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from whimbrel.types.seq import Seq
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """A ragged batch on the host. Seqs are in order of length, then of keys, so that equal ones lie side by side."""
+    """Ragged batch on the host. Seqs are sorted by length, then by attended tokens, so that equal ones are neighbors."""
 
     order_B: Int32Array
-    """order_B[i] is the place, in what was given to `pack`, of the i-th seq of the batch."""
+    """Index of each seq among the arguments of `pack`."""
     ids_T: Int32Array
-    """The host's copy of the ids; it stays here for whatever looks at ids only."""
+    """Token ids."""
     positions_T: Int32Array
     """Rows of the position table."""
     type_ids_T: Int32Array
@@ -30,14 +30,14 @@ class Batch:
     """B + 1 offsets: seq i owns tokens cu_seqlens[i] to cu_seqlens[i + 1]."""
     prompt_tokens_B: Int32Array
     num_attended_B: Int32Array
-    """How many leading tokens of a seq are attended to: mostly all."""
+    """Number of leading tokens of each seq that are attended to; mostly all."""
     is_query_B: NDArray[np.bool_]
     spans_B: list[Int32Array | None] | None
-    """Ranges of tokens of each seq, each pooled to a row of its own; None where no seq has such."""
+    """Ranges of tokens of each seq, each pooled to its own row; None if no seq has any."""
     adapters_B: Int32Array
-    """Which of the model's adapters each seq uses; -1: none."""
+    """Index of each seq's adapter; -1: none."""
     tower: int = 0
-    """Which of the card's towers runs it: all of its seqs have the same."""
+    """Index of the card's tower that runs all seqs of the batch."""
 
     @property
     def num_tokens(self) -> int:
@@ -49,16 +49,18 @@ class Batch:
 
 
 def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> Batch:
-    """Lay the seqs one after another.
+    """Concatenate the seqs, sorted by length.
 
     `position_offset` is 0, or the RoBERTa family's pad_id + 1. There, as in transformers' `create_position_ids_from_
     input_ids`, a padding token inside a text has position pad_id and is not counted.
     """
-    given_lengths = np.fromiter((seq.ids.size for seq in seqs), np.int32, len(seqs))
-    order = np.lexsort((np.fromiter((seq.num_attended for seq in seqs), np.int32, len(seqs)), -given_lengths)).astype(np.int32)
-    places: list[int] = order.tolist()
-    ordered = [seqs[i] for i in places]
-    lengths = given_lengths[order]
+    unsorted_lengths = np.fromiter((seq.ids.size for seq in seqs), np.int32, len(seqs))
+    order = np.lexsort((np.fromiter((seq.num_attended for seq in seqs), np.int32, len(seqs)), -unsorted_lengths)).astype(
+        np.int32
+    )
+    indices: list[int] = order.tolist()
+    ordered = [seqs[i] for i in indices]
+    lengths = unsorted_lengths[order]
     cu_seqlens = np.concatenate((np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)))
     ids = np.concatenate([seq.ids for seq in ordered])
     table_B6 = np.array(
@@ -101,7 +103,7 @@ def _positions(ids: Int32Array, cu_seqlens: Int32Array, lengths: Int32Array, off
 
 
 def equal_length_groups(cu_seqlens: Int32Array, num_keys_B: Int32Array | None = None) -> list[tuple[int, int, int, int]]:
-    """(first token, number of seqs, length, number of keys) of each run of neighbouring seqs that are equal in both."""
+    """Return (first token, number of seqs, length, attended tokens) of each run of seqs that are equal in the last two."""
     lengths = np.diff(cu_seqlens)
     keys = lengths if num_keys_B is None else num_keys_B
     changes = (np.diff(lengths, prepend=-1) != 0) | (np.diff(keys, prepend=-1) != 0)

@@ -1,4 +1,7 @@
-"""The card: what a checkpoint says about itself, and nothing that it does not. `card_reader` makes it from files."""
+"""Model card: everything a checkpoint states that affects its outputs.
+
+Plain data; `checkpoint/reader.py` reads it from the checkpoint's files. Not the README that the Hub calls a model card.
+"""
 
 from __future__ import annotations
 
@@ -15,98 +18,100 @@ from whimbrel.types.template import Template
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 PoolingOption: TypeAlias = PoolingMode | Literal["splade", "math-shepherd"]
-"""What a user may say of a checkpoint that does not say it: how tokens are pooled, or that its language-modelling head makes
-weights of vocabulary entries, or rewards of steps."""
+"""Option for a checkpoint that does not state its pooling.
+
+"splade" makes sparse vectors with the language-modelling head; "math-shepherd" makes rewards of steps with it."""
 POOLING_OPTIONS: Final[tuple[PoolingOption, ...]] = (*POOLING_MODES, "splade", "math-shepherd")
 
 
 RerankerName: TypeAlias = Literal["qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank"]
 RERANKERS: Final[tuple[RerankerName, ...]] = ("qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank")
-"""Conventions of rerankers, which their files do not name: see card_rerankers."""
+"""Conventions of rerankers whose files do not state them; see `checkpoint/scores/conventions.py`."""
 
 NormKind: TypeAlias = Literal["layer", "rms", "rms_plus_one"]
-"""LayerNorm; RMSNorm; RMSNorm whose weights are stored less one, as Gemma's."""
+"""LayerNorm, RMSNorm, or RMSNorm whose weights are stored minus one, as in Gemma."""
 Positions: TypeAlias = Literal["learned", "rotary", "relative", "alibi"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rotary positions: pairs of a head's columns are turned by position * frequency."""
+    """Rotary position embedding: rotates pairs of a head's columns by position * frequency."""
 
     theta: float
     width: int
-    """Columns of each head that are turned, the first ones."""
+    """Number of leading columns of each head that are rotated."""
     interleaved: bool = False
-    """Whether a pair are neighbours, or lie half a width apart."""
+    """Pair adjacent columns instead of columns half a width apart."""
     scaling: Mapping[str, Any] | None = None
-    """How frequencies are changed for longer texts: "rope_type" and its parameters, as in config.json."""
+    """Scaling of the frequencies for longer texts: "rope_type" and its parameters, as in config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """In what one layer may differ from the next."""
+    """Settings that may differ between layers."""
 
     window: int | None = None
-    """How far a token sees: so many tokens before it, and unless the model is causal as many after. None: all."""
+    """Attention window: tokens before each token, and unless causal as many after it. None: all tokens."""
     rotary: Rotary | None = None
     num_experts: int = 0
-    """MLPs among which each token has a choice; 0: there is one, for all."""
+    """Number of experts; 0: one MLP for all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A transformer that turns tokens into hidden states, as config.json describes it. Bidirectional or causal."""
+    """Transformer as config.json describes it: tokens in, hidden states out. Bidirectional or causal."""
 
     family: str
-    """Whose names the weights have: a row of models/families.py. "hf": transformers runs it and reads config.json itself, and
-    of what follows only sizes of the tables, positions, padding and width are said here."""
+    """Key of `model/families.py`, which names the weights. "hf": transformers runs the model and reads config.json itself.
+
+    For "hf", only table sizes, positions, padding and width are set below."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
     layers: tuple[Layer, ...]
     num_heads: int
     max_positions: int
-    """Tokens that a text may have."""
+    """Limit in tokens per text."""
     norm_eps: float
     activation: Activation
     num_kv_heads: int = 0
-    """Heads of keys and values, each shared by as many heads of queries; 0: as many as those."""
+    """Number of key and value heads (grouped-query attention); 0: `num_heads`."""
     head_width: int = 0
-    """0: hidden_size / num_heads."""
+    """Columns of a head; 0: hidden_size / num_heads."""
     embedding_size: int = 0
-    """Width of the tables, if it is not hidden_size: then a linear layer lies between."""
+    """Columns of the embedding tables; if not hidden_size, a linear layer follows. 0: hidden_size."""
     embedding_scale: float = 1.0
     positions: Positions = "learned"
     num_buckets: int = 0
-    """Of relative positions."""
+    """Number of buckets of relative positions."""
     position_offset: int = 0
-    """Row of the position table for the first token: 0, or pad id + 1 in the RoBERTa family."""
+    """Row of the position table of the first token: 0, or pad id + 1 in the RoBERTa family."""
     pad_id: int = 0
     type_vocab_size: int = 0
-    """0: no token types."""
+    """Number of token types; 0: none."""
     causal: bool = False
     norm: NormKind = "layer"
     norm_bias: bool = True
     gated: bool = False
-    """activation(gate) * up, or activation(up)."""
+    """Gated MLP: activation(gate) * up instead of activation(up)."""
     experts_per_token: int = 0
     qkv_bias: bool = True
     out_bias: bool = True
     up_bias: bool = True
     down_bias: bool = True
     score_scale: float | None = None
-    """What queries times keys are multiplied by; None: 1 / sqrt(head width)."""
+    """Factor of the attention scores; None: 1 / sqrt(head width)."""
     idf: str | None = None
-    """Of a table: the JSON file of a weight for each token, where there is no tensor."""
+    """JSON file with a weight per token, for static models without a tensor of weights."""
     softcap: float | None = None
-    """Scores become softcap * tanh(scores / softcap)."""
+    """Cap of the attention scores: softcap * tanh(scores / softcap)."""
     adapters: tuple[str, ...] = ()
-    """Names of low-rank additions to the weights, one of which a text may ask for: weight + adapter_scale * B @ A."""
+    """Names of the LoRA adapters, of which a text may use one: weight + adapter_scale * B @ A."""
     adapter_rank: int = 0
-    """Rows of A."""
+    """Rank of each adapter: rows of A."""
     adapter_scale: float = 0.0
     adapter_paths: tuple[str, ...] = ()
-    """The folder of each adapter; none: all lie among the weights."""
+    """Folder of each adapter; empty: the adapters are among the model's weights."""
 
     def __post_init__(self) -> None:
         fill = object.__setattr__
@@ -117,61 +122,62 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One of the things that a model gives, as it comes from hidden states.
+    """Output of a model, computed from hidden states.
 
-    Tokens go through `token_head`; then they are pooled, unless each gives a row of its own; rows go through `head`; they are
-    cut to the width asked for, and finished.
+    Tokens pass through `token_head` and are pooled, unless each token has its own row. Rows pass through `head`, are cut to
+    the requested width, and the activation is applied.
     """
 
     width: int
     """Columns of a row."""
     default_width: int = 0
-    """So many are kept, the first ones, where a request does not say; 0: all."""
+    """Number of leading columns that a request gets by default; 0: all."""
     rows: Literal["text", "token", "entry", "vocabulary"] = "text"
-    """A row for each text; for each token; for each entry of the vocabulary that the text has, the largest of its tokens; or
-    one over the vocabulary for each text, of which what is not 0 is given."""
+    """Rows of a text: one; one per token; one per vocabulary entry in the text, the largest of its tokens; or one over the
+    whole vocabulary, of which the nonzero entries are returned."""
     modes: tuple[PoolingMode, ...] = ()
-    """How the tokens of a text become one row: modes are concatenated in this order."""
+    """Pooling modes, whose results are concatenated in this order."""
     include_prompt: bool = True
     token_head: tuple[Head, ...] = ()
     vocabulary: MlmHead | None = None
-    """What makes one row over the vocabulary of a text's tokens, in place of `modes`."""
+    """Head that pools tokens to one row over the vocabulary; replaces `modes`."""
     head: tuple[Head, ...] = ()
     max_entries: int = 0
-    """So many entries a text keeps, the largest; 0: all."""
+    """Number of the largest entries that a text keeps; 0: all."""
     activation: OutputActivation = "identity"
     activated: bool = True
-    """Whether rows are finished where a request does not say."""
+    """Apply the activation by default."""
     skip_ids: tuple[int, ...] = ()
-    """Tokens that give no row,"""
+    """Token ids without a row."""
     skip_in_queries: bool = True
-    """in queries too."""
+    """Apply `skip_ids` to queries too."""
     skip_first: int = 0
-    """So many leading tokens give no row, whatever they are."""
+    """Number of leading tokens without a row."""
     keep_ids: tuple[int, ...] = ()
-    """If any are named, no other tokens give a row: the tags at the end of each step of a solution."""
+    """Token ids that have a row, e.g. the tags at the end of each step of a solution; empty: all."""
     similarity: Similarity | None = None
-    """How pairs are compared by it, where the card says nothing else; None: in the usual way."""
+    """Similarity of pairs by this output, unless the card states another; None: the usual one."""
     token_pooling: TokenPooling | None = None
-    """How the vectors of a document's tokens become fewer; None: they do not."""
+    """Default pooling of a document's token vectors; None: no pooling."""
     padding_id: int | None = None
-    """Tokens of this id at the end of a text do not count, padding or not; a text of nothing else ends with its first token.
-    So transformers finds the last token that a decoder's classes come from."""
+    """Trailing tokens with this id are ignored when the last token is located, as in transformers' decoder classifiers.
+
+    If every token has it, the first token is used."""
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """All of them."""
+        """All heads of the output."""
         return (*self.token_head, *([self.vocabulary] if self.vocabulary else []), *self.head)
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """How an instruction within a text is known; `instruction` finds it."""
+    """Markers of an instruction within a text; `tokenizer/gritlm.py` finds it."""
 
     opening: str
-    """What the text begins with, if it has one that is not empty; the instruction and a new line come next."""
+    """Start of a text with an instruction that is not empty; the instruction and a new line follow."""
     closing: str
-    """What comes next, or first."""
+    """Text after the instruction, or at the start of a text without one."""
 
 
 TokenizerClass: TypeAlias = Literal[
@@ -188,177 +194,176 @@ TokenizerClass: TypeAlias = Literal[
     "XLMRobertaTokenizer",
 ]
 AddedToken: TypeAlias = Mapping[str, Any]
-"""A token with its flags, as tokenizer.json lists them: content, single_word, lstrip, rstrip, normalized, special, maybe id."""
+"""Token with its flags as in tokenizer.json: content, single_word, lstrip, rstrip, normalized, special, optionally id."""
 
 
 @dataclass(frozen=True, slots=True)
 class StaticTokenizer:
-    """Texts have no special tokens around them, and may have no tokens at all."""
+    """Tokenizer of static embeddings: adds no special tokens; a text may have no tokens."""
 
     empty_id: int
-    """Stands for a text without any; callers cannot send it."""
+    """Token id of a text without tokens; callers cannot send it."""
     as_stored: bool = True
-    """tokenizer.json is used as it is, and not as the checkpoint's tokenizer class makes it."""
+    """Use tokenizer.json as it is instead of the checkpoint's tokenizer class."""
     drop_unknown: bool = False
-    """Tokens that the vocabulary does not have are left out."""
+    """Leave out tokens that are not in the vocabulary."""
     cut_characters: bool = False
-    """A text that may be cut is first cut to as many characters as its limit of tokens has at their median length."""
+    """Truncate texts to characters first: the limit in tokens times the median token length."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerCard:
-    """What the tokenizer's files say beyond tokenizer.json itself; `tokenizer_file` puts it together."""
+    """Tokenizer settings besides tokenizer.json; `checkpoint/tokenizer/classes.py` combines the two."""
 
     tokenizer_class: TokenizerClass
-    """Who builds the tokenizer: one of transformers' classes, or the file alone."""
+    """transformers' class that builds the tokenizer, or "tokenizer.json" for the file as it is."""
     truncate: Literal["right", "left"]
     lowercase: bool
-    """Sentence Transformers' do_lower_case: before anything else."""
+    """Sentence Transformers' do_lower_case, applied first."""
     do_lower_case: bool
     strip_accents: bool | None
     tokenize_chinese_chars: bool
     add_prefix_space: bool | None
     legacy: bool
-    """LlamaTokenizer's: a space before every piece of a text that special tokens cut, not before the first alone."""
+    """LlamaTokenizer's `legacy`: prefix every piece between special tokens with a space, not only the first."""
     ends: bool
-    """The eos token comes after every text, whatever tokenizer.json says."""
+    """Append the eos token to every text, regardless of tokenizer.json."""
     special_tokens: Mapping[str, AddedToken | None]
-    """Role ("cls", "sep", ..., or a name of the model's own) -> token, or None where null is stated."""
+    """Role ("cls", "sep", ..., or a custom name) -> token, or None if the file says null."""
     extra_tokens: tuple[AddedToken, ...] | None
-    """More special tokens, without a role; None: it does not say."""
+    """Special tokens without a role; None: not stated."""
     second_type: bool
-    """Whether the tokens of a pair's second text have a type of their own, if there are types."""
+    """Give the second text of a pair its own token type, if there are types."""
     legacy_tokens: tuple[str, ...]
-    """What added_tokens.json names, in checkpoints whose tokenizer_config.json does not list its added tokens."""
+    """Tokens of added_tokens.json, for checkpoints whose tokenizer_config.json does not list them."""
     added_tokens: tuple[AddedToken, ...] | None
-    """What tokenizer_config.json adds, with ids and flags; None: it does not say."""
+    """Added tokens of tokenizer_config.json, with ids and flags; None: not stated."""
     static: StaticTokenizer | None = None
-    """Of models that are mere tables."""
+    """Settings of static embeddings; None: a transformer."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryExpansion:
-    """Tokens that a short query is filled up with. Each gives a vector, and attends to what the query has itself."""
+    """Expansion tokens that fill up a short query. Each has a vector and attends to the query's own tokens."""
 
     token_id: int
     length: int
-    """Tokens of a query that has been filled up."""
+    """Number of tokens of an expanded query."""
     attended: bool
-    """Whether they are attended to as well."""
+    """Attend to expansion tokens too."""
     stands_for: int | None = None
-    """This token of a query becomes such a token too."""
+    """Token id of a query that is replaced by the expansion token; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """How texts of one input type become tokens, where queries and documents do so in ways of their own."""
+    """Tokenization of texts of one input type, for models that tokenize queries and documents differently."""
 
     max_length: int
-    """Tokens, all that is put around a text included; a request may set another limit."""
+    """Limit in tokens, added tokens included; a request may set another limit."""
     marker_id: int | None = None
-    """This token comes after the first one."""
+    """Token id inserted after the first token; None: none."""
     expansion: QueryExpansion | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Everything the checkpoint says that changes a vector."""
+    """Everything the checkpoint states that affects an output."""
 
     name: str
     path: str
-    """Where config.json, tokenizer and weights lie in the checkpoint's folder: "", or in old layouts "0_Transformer"."""
+    """Subfolder of config.json, tokenizer and weights: "", or in old layouts "0_Transformer"."""
     encoder: Encoder
     outputs: Mapping[OutputName, Output]
-    """What the model gives; first what it is made for."""
+    """Outputs of the model, the main one first."""
     max_length: int
-    """Tokens per text, special tokens included."""
+    """Limit in tokens per text, special tokens included."""
     tokenizer: TokenizerCard
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     default_prompt_name: str | None = None
     default_adapter: str | None = None
-    """That of texts for which none is named."""
+    """Adapter of texts for which none is named."""
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
-    """The names of the columns of `scores` and `token_scores`, of a checkpoint with classes."""
+    """Names of the classes: the columns of `scores` and `token_scores`."""
     similarity: str | None = None
     text_formats: Mapping[InputType, TextFormat] = field(default_factory=dict[InputType, TextFormat])
-    """Of models that treat queries and documents differently: then every request says which its texts are."""
+    """Formats by input type, for models that tokenize these differently; `input_type` is then required."""
     template: Template | None = None
-    """Into what a pair is put; None: pairs are pairs."""
+    """Template of a pair; None: the tokenizer's pairs."""
     instruction: Instruction | None = None
-    """Texts may hold an instruction, and outputs with include_prompt=False are made of what comes after it."""
+    """Markers of an instruction within a text, which outputs with include_prompt=False leave out."""
     towers: tuple[Card, ...] = ()
-    """Of a model that runs queries and documents in different ways: a card for each. This one is then that for texts of which
-    nothing is said."""
+    """Cards of a model with one encoder (tower) per input type. This card is that of texts without an input type."""
     tower_of: Mapping[InputType | None, int] = field(default_factory=dict["InputType | None", int])
     token_outputs: Mapping[OutputName, Output] = field(init=False)
-    """What a model with dense vectors gives too, where it is asked for: see `_of_tokens`."""
+    """Per-token outputs that a model with dense vectors computes on request; see `_token_outputs`."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "token_outputs", _of_tokens(self.outputs, self.encoder))
+        object.__setattr__(self, "token_outputs", _token_outputs(self.outputs, self.encoder))
 
     @property
     def all_outputs(self) -> Mapping[OutputName, Output]:
-        """Everything that may be asked for."""
+        """All outputs that can be requested."""
         return {**self.outputs, **self.token_outputs}
 
     def tower_for(self, input_type: InputType | None) -> int:
-        """The number of the tower for such texts. Raises InvalidRequest if there is none."""
+        """Return the index of the tower for an input type. Raises InvalidRequest if there is none."""
         if not self.towers or input_type in self.tower_of:
             return self.tower_of.get(input_type, 0)
-        ways = ", ".join(repr(way) for way in self.tower_of if way is not None)
-        raise InvalidRequest(f"this model runs texts in different ways; say which, of: {ways}.", param="input_type")
+        names = ", ".join(repr(name) for name in self.tower_of if name is not None)
+        raise InvalidRequest(f"this model runs texts in different ways; say which, of: {names}.", param="input_type")
 
     def tower(self, number: int) -> Card:
-        """The card of one of the towers."""
+        """Return the card of one of the towers."""
         return self.towers[number] if self.towers else self
 
     @property
     def dense(self) -> Output:
-        """The output of that name. Raises InvalidRequest if the model has none."""
+        """Output of dense vectors. Raises InvalidRequest if the model has none."""
         return self.output("dense")
 
     def output(self, name: OutputName) -> Output:
-        """One of the outputs. Raises InvalidRequest with the names there are."""
+        """Return an output. Raises InvalidRequest with the known names."""
         outputs = self.all_outputs
         if name not in outputs:
             raise InvalidRequest(f"this model gives no {name!r}; it gives: {', '.join(outputs)}.", param="outputs")
         return outputs[name]
 
     def prompt_for(self, input_type: InputType | None) -> str | None:
-        """The name of the prompt for such texts, by the conventions of Sentence Transformers; else of the default prompt."""
+        """Return the name of the prompt for an input type by Sentence Transformers' conventions, else of the default prompt."""
         names = {"query": ("query",), "document": ("document", "passage", "corpus"), None: ()}[input_type]
         return next((name for name in names if name in self.prompts), self.default_prompt_name)
 
     def adapter(self, prompt_name: str | None) -> int:
-        """Number of the adapter for a request: that which the prompt asked for is called after, else the default; -1: none.
+        """Return the index of the adapter for a request: the one named like the requested prompt, else the default; -1: none.
 
-        A default prompt chooses no adapter: Sentence Transformers then puts the text before the input and nothing else.
+        A default prompt selects no adapter, as in Sentence Transformers.
         """
         name = prompt_name if prompt_name in self.encoder.adapters else self.default_adapter
         return -1 if name is None else self.encoder.adapters.index(name)
 
     def prompt_text(self, name: str) -> str:
-        """The text of the prompt called `name`. Raises InvalidRequest with the names there are."""
+        """Return the text of the prompt called `name`. Raises InvalidRequest with the known names."""
         if name in self.prompts:
             return self.prompts[name]
         names = ", ".join(sorted(self.prompts)) if self.prompts else "none"
         raise InvalidRequest(f"no prompt {name!r}; this model's prompts: {names}.", param="prompt_name")
 
 
-def _of_tokens(outputs: Mapping[OutputName, Output], encoder: Encoder) -> dict[OutputName, Output]:
-    """Rows of every token of a text, also of special ones and of prompts, which nothing pools: hidden states as the last layer
-    leaves them, and what those become by all that makes a dense vector but the pooling.
+def _token_outputs(outputs: Mapping[OutputName, Output], encoder: Encoder) -> dict[OutputName, Output]:
+    """Return the outputs `hidden` and `token_dense`: rows of every token, also of special tokens and prompts, without pooling.
 
-    Tokens have no vectors of the latter kind where several poolings are concatenated: layers after them are as wide as all.
+    `hidden` is the output of the last layer; `token_dense` has also passed the heads of the dense vector. The latter does not
+    exist if several pooling modes are concatenated, because the heads then expect that width.
     """
     dense = outputs.get("dense")
     if dense is None:
         return {}
-    found: dict[OutputName, Output] = {
+    token_outputs: dict[OutputName, Output] = {
         "hidden": Output(encoder.hidden_size, rows="token", activation="normalize", activated=False)
     }
     if len(dense.modes) == 1:
-        found["token_dense"] = replace(dense, rows="token", modes=(), include_prompt=True)
-    return found
+        token_outputs["token_dense"] = replace(dense, rows="token", modes=(), include_prompt=True)
+    return token_outputs

@@ -1,6 +1,6 @@
-"""The machine that a model runs on, as plain data: the processor's features, cores and GPUs.
+"""Hardware description: processor features, cores and GPUs.
 
-`ops.cpu` and `runner.probe` find these facts; nothing here asks the machine.
+Plain data; `model/ops/cpu.py` and `model/runner.py` detect the values.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ CPU_LEVEL_NAMES: Final[dict[CpuLevel, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """What this process may use of its processor."""
+    """Processor features that this process may use."""
 
     name: str = "unknown"
     level: CpuLevel = "other"
-    """The instructions that linear layers (oneDNN) may use."""
+    """Instruction set of linear layers (oneDNN)."""
     bfloat16: Literal["native", "emulated", "none"] = "none"
-    """Whether linear layers run in bfloat16: "emulated" is exact but slower than float32."""
+    """Support for bfloat16 in linear layers: "emulated" is exact but slower than float32."""
     vectors: str = "DEFAULT"
-    """The instructions that PyTorch's own element-wise kernels use, in PyTorch's words."""
+    """Instruction set of PyTorch's element-wise kernels, as PyTorch names it."""
     switches: tuple[str, ...] = ()
-    """Environment variables that are set and can hold back a library, as NAME=value."""
+    """Environment variables (NAME=value) that are set and restrict the instruction set of a library."""
 
     def __str__(self) -> str:
-        """A line for people, e.g. "AMD EPYC (AVX-512 with bfloat16)"."""
-        held_back = f"; {', '.join(self.switches)}" if self.switches else ""
-        return f"{self.name} ({CPU_LEVEL_NAMES[self.level]}{held_back})"
+        """Return a readable line, e.g. "AMD EPYC (AVX-512 with bfloat16)"."""
+        switches = f"; {', '.join(self.switches)}" if self.switches else ""
+        return f"{self.name} ({CPU_LEVEL_NAMES[self.level]}{switches})"
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the machine has, as `runner.probe()` finds it."""
+    """Resources of the machine, as `model.runner.probe` detects them."""
 
     num_cores: int
-    """Cores this process may use (affinity and container quota)."""
+    """Number of cores that this process may use (affinity and container quota)."""
     cpu: Cpu = field(default_factory=Cpu)
     gpus: tuple[str, ...] = ()
     gpu_bfloat16: bool = False

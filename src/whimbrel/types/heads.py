@@ -1,4 +1,4 @@
-"""Heads: what becomes of hidden states after the encoder, and of rows after pooling. `models.heads` runs them."""
+"""Heads: layers between the encoder and the pooling, or after the pooling. `model/heads.py` runs them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Activation: TypeAlias = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "si
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """activation(x @ weight.T + bias), plus x itself (or its projection) with `residual`."""
+    """Linear layer: activation(x @ weight.T + bias); `residual` adds x or its projection."""
 
     source: str | None
-    """The folder of its weights, or a .pt file, in the checkpoint's; None: they lie among the transformer's."""
+    """Folder or .pt file of the weights in the checkpoint; None: the transformer's weights."""
     name: str
-    """Of the tensors, without ".weight" and ".bias"; "": they are called just that."""
+    """Name of the tensors without ".weight" and ".bias"; "": the names are "weight" and "bias"."""
     in_features: int
     out_features: int
     bias: bool
@@ -25,7 +25,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """LayerNorm over each row; source and name as of Dense."""
+    """LayerNorm over each row, with `source` and `name` as in Dense."""
 
     source: str | None
     name: str
@@ -36,10 +36,10 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class LogitScore:
-    """The logit of a token of the vocabulary as the next one, less that of another: rows of the table of output embeddings."""
+    """Logit of a token as the next one, minus the logit of another token if there is one."""
 
     name: str
-    """Of the table, without ".weight"; it lies among the transformer's weights."""
+    """Name of the table of output embeddings among the transformer's weights, without ".weight"."""
     vocab_size: int
     in_features: int
     true_id: int
@@ -48,7 +48,7 @@ class LogitScore:
 
 @dataclass(frozen=True, slots=True)
 class DivideBy:
-    """Division by a number."""
+    """Division by a constant."""
 
     divisor: float
 
@@ -60,38 +60,38 @@ class Normalize:
 
 @dataclass(frozen=True, slots=True)
 class SparseAutoencoder:
-    """The encoder of a sparse autoencoder: the k largest latents, if they are positive; all others are 0."""
+    """Encoder of a sparse autoencoder: keeps the k largest latents if they are positive; all others are 0."""
 
     source: str
-    """The folder of its weights."""
+    """Folder of the weights."""
     in_features: int
     out_features: int
     k: int
     normalize: bool = False
-    """Whether each row is first freed of its mean and divided by its standard deviation."""
+    """Subtract the mean of each row and divide by its standard deviation before encoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class MlmHead:
-    """The decoder of a masked-language-model head, pooled: tokens become one row over the whole vocabulary (SPLADE)."""
+    """Decoder of a masked-language-model head, pooled to one row over the vocabulary (SPLADE)."""
 
     weight: str
-    """The tensor's name, among those of the transformer."""
+    """Name of the tensor among the transformer's weights."""
     table: str | None
-    """The table of words, which stands in for a weight that is not there; None: there must be one."""
+    """Name of the word embeddings, used if `weight` is missing; None: `weight` must exist."""
     biases: tuple[str, ...]
-    """Names of the bias, of which the first that is there is taken; none: it has no bias."""
+    """Possible names of the bias; the first that exists is used. Empty: no bias."""
     in_features: int
     out_features: int
     strategy: Literal["max", "sum"] = "max"
-    """What becomes of an entry's scores from all tokens of a text."""
+    """Reduction of an entry's scores over the tokens of a text."""
     num_logs: int = 1
-    """How often log(1 + x) is taken of scores, after negative ones have become 0."""
+    """Number of times log(1 + x) is applied to the scores, after ReLU."""
     source: None = None
-    """Its tensors lie among the transformer's."""
+    """Always None: the tensors are among the transformer's weights."""
 
 
 Head: TypeAlias = Dense | LayerNorm | Normalize | LogitScore | DivideBy | SparseAutoencoder | MlmHead
 
 OutputActivation: TypeAlias = Literal["normalize", "sigmoid", "softmax", "identity"]
-"""What is done to a row at last, if a request does not say otherwise."""
+"""Last step of a row, which a request can turn on or off."""

@@ -1,6 +1,6 @@
-"""Options (what the user said) + Card (what the checkpoint says) + Hardware -> Plan (what will happen).
+"""Plan of how a model runs: the user's options, the card and the hardware, resolved.
 
-Pure. Options may say "auto"; a Plan is complete: no "auto", no None. It is printed at start and served at /info.
+Pure. Options may say "auto"; a Plan is complete, with no "auto" and no None. The CLI prints it at start and /info serves it.
 """
 
 from __future__ import annotations
@@ -23,57 +23,42 @@ MAX_BATCH_TOKENS: Final = 2**20
 _MAX_REASONS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the user said about running a model. None and "auto": as it suits the checkpoint and the machine."""
-
-    device: str = "auto"
-    dtype: str = "auto"
-    max_length: int | None = None
-    """Tokens per text, up to the model's positions."""
-    max_batch_tokens: int | None = None
-    max_queue_tokens: int | None = None
-    """Tokens that may wait before requests are refused; None: any number."""
-    max_queue_seconds: float | None = None
-    """How long a request may have to wait, by the measured rate, before it is refused; None: any time."""
-    max_queue_bytes: int | None = None
-    """Bytes of token ids and vectors that all unanswered requests may hold; None: any number."""
-    max_request_tokens: int | None = None
-    """Tokens of one request; None: any number."""
-    matryoshka: bool = False
-    """Allow `dimensions` though the checkpoint does not say that its vectors may be cut."""
-    document_cache_bytes: int = 0
-    """For token vectors of documents that were compared, which are then not computed again; 0: none are kept."""
-    served_name: str | None = None
-    aliases: tuple[str, ...] = ()
-    """More names that clients may call the model."""
-    replica: int = 0
-    num_replicas: int = 1
-    """Engines that share the machine with this one, itself included: they take different GPUs, or share the cores."""
-
-
-class EngineOptions(TypedDict, total=False):
-    """The fields of Options, as keyword arguments."""
+class Options(TypedDict, total=False):
+    """Options of an engine. Missing, None and "auto" mean the default, for limits that there is none."""
 
     device: str
+    """"auto", "cpu", "cuda" or one of the GPUs, e.g. "cuda:1". Default: a GPU if there is one."""
     dtype: str
+    """"auto", "float32", "bfloat16" or "float16". Default: bfloat16 where the hardware is fast at it, else float32."""
     max_length: int | None
+    """Limit in tokens per text, up to the model's positions. Default: the checkpoint's limit."""
     max_batch_tokens: int | None
+    """Limit in tokens per batch."""
     max_queue_tokens: int | None
+    """Limit in queued tokens, above which requests are rejected."""
     max_queue_seconds: float | None
+    """Limit in seconds of the estimated wait, above which a request is rejected."""
     max_queue_bytes: int | None
+    """Limit in bytes of token ids and vectors of all unanswered requests."""
     max_request_tokens: int | None
+    """Limit in tokens per request."""
     matryoshka: bool
+    """Allow `dimensions` although the checkpoint does not declare Matryoshka dimensions."""
     document_cache_bytes: int
+    """Size in bytes of the cache of scored documents' token vectors. Default: 0, no cache."""
     served_name: str | None
+    """Name of the model for clients. Default: the checkpoint's name."""
     aliases: tuple[str, ...]
+    """Further names of the model for clients."""
     replica: int
+    """Index of this engine among those that share the machine. Default: 0."""
     num_replicas: int
+    """Number of engines that share the machine, on different GPUs or on shares of the cores. Default: 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a model is run."""
+    """Complete settings of a running model."""
 
     served_name: str
     aliases: tuple[str, ...]
@@ -82,28 +67,28 @@ class Plan:
     num_lanes: int
     """Execution threads: one per core on a CPU, one on a GPU."""
     max_batch_tokens: int
-    """Tokens in one batch of one lane; a longer text runs alone."""
+    """Limit in tokens per batch of a lane; a longer text runs alone."""
     max_length: int
+    """Limit in tokens per text."""
     max_queue_tokens: int
-    """Tokens that may run before a request is done; beyond, it is refused as overload."""
+    """Limit in tokens that may run before a new request is done; above it the request is rejected as overload."""
     max_queue_seconds: float
-    """The same in seconds, by the measured rate."""
+    """Limit in seconds of a new request's wait, estimated from the measured rate."""
     max_queue_bytes: int
-    """Bytes of token ids and vectors that unanswered requests may hold."""
+    """Limit in bytes of token ids and vectors of all unanswered requests."""
     max_request_tokens: int
     matryoshka: bool
     document_cache_bytes: int
-    """For token vectors of documents that were compared; 0: none are kept."""
+    """Size in bytes of the cache of scored documents' token vectors; 0: no cache."""
     cpu: Cpu = field(default_factory=Cpu)
-    """The processor, as far as this process may use it."""
+    """Processor features that this process may use."""
     same_bits: bool | None = None
-    """Whether a text has the same bits alone and in any batch. On a CPU the products are tried when the weights are loaded:
-    None until then."""
+    """Whether a text has the same bits alone and in any batch. None on a CPU until the loaded weights have been tried."""
     same_bits_reason: str = ""
-    """Why it has not, if so."""
+    """Reason why `same_bits` is False."""
 
     def with_same_bits(self, unstable: Sequence[str]) -> Plan:
-        """The plan once the weights are loaded; `unstable` are the parts of the model that give other bits in other batches."""
+        """Return the plan after loading. `unstable` lists the products whose bits depend on the batch."""
         if self.same_bits is not None:
             return self
         more = [f"and {len(unstable) - _MAX_REASONS} more"] if len(unstable) > _MAX_REASONS else []
@@ -111,93 +96,98 @@ class Plan:
 
 
 def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
-    """Resolve every "auto". Raises SetupError where an option does not fit the card or the machine."""
-    device = _device(options.device, hardware, options.replica)
+    """Resolve the options.
+
+    Raises SetupError for an option that does not fit the card or the machine, TypeError for one that does not exist.
+    """
+    if unknown := options.keys() - Options.__annotations__.keys():
+        raise TypeError(f"unexpected option: {', '.join(sorted(unknown))}")
+    device = _device(options.get("device", "auto"), hardware, options.get("replica", 0))
     on_cpu = device == "cpu"
     return Plan(
-        served_name=options.served_name or card.name,
-        aliases=options.aliases,
+        served_name=options.get("served_name") or card.name,
+        aliases=options.get("aliases", ()),
         device=device,
-        dtype=_dtype(options.dtype, on_cpu=on_cpu, hardware=hardware),
-        num_lanes=max(1, hardware.num_cores // options.num_replicas) if on_cpu else 1,
-        max_batch_tokens=_max_batch_tokens(options.max_batch_tokens, on_cpu=on_cpu),
-        max_length=_max_length(options.max_length, card),
-        max_queue_tokens=_limit("max_queue_tokens", options.max_queue_tokens),
-        max_queue_seconds=_seconds("max_queue_seconds", options.max_queue_seconds),
-        max_queue_bytes=_limit("max_queue_bytes", options.max_queue_bytes),
-        max_request_tokens=_limit("max_request_tokens", options.max_request_tokens),
-        matryoshka=options.matryoshka or card.matryoshka,
-        document_cache_bytes=_limit("document_cache_bytes", options.document_cache_bytes, least=0),
+        dtype=_dtype(options.get("dtype", "auto"), on_cpu=on_cpu, hardware=hardware),
+        num_lanes=max(1, hardware.num_cores // options.get("num_replicas", 1)) if on_cpu else 1,
+        max_batch_tokens=_max_batch_tokens(options.get("max_batch_tokens"), on_cpu=on_cpu),
+        max_length=_max_length(options.get("max_length"), card),
+        max_queue_tokens=_limit("max_queue_tokens", options.get("max_queue_tokens")),
+        max_queue_seconds=_seconds("max_queue_seconds", options.get("max_queue_seconds")),
+        max_queue_bytes=_limit("max_queue_bytes", options.get("max_queue_bytes")),
+        max_request_tokens=_limit("max_request_tokens", options.get("max_request_tokens")),
+        matryoshka=options.get("matryoshka", False) or card.matryoshka,
+        document_cache_bytes=_limit("document_cache_bytes", options.get("document_cache_bytes", 0), least=0),
         cpu=hardware.cpu,
         same_bits=None if on_cpu else False,
         same_bits_reason="" if on_cpu else "a GPU's kernels are chosen by the size of a batch",
     )
 
 
-def _device(wanted: str, hardware: Hardware, replica: int) -> str:
+def _device(value: str, hardware: Hardware, replica: int) -> str:
     known = ("cpu", *hardware.gpus)
-    if wanted in ("auto", "cuda") and hardware.gpus:
+    if value in ("auto", "cuda") and hardware.gpus:
         return hardware.gpus[replica % len(hardware.gpus)]
-    if wanted == "auto":
+    if value == "auto":
         return "cpu"
-    if wanted in known:
-        return wanted
-    raise SetupError(f"no device {wanted!r} here.", hint=f"--device takes auto or one of: {', '.join(known)}")
+    if value in known:
+        return value
+    raise SetupError(f"no device {value!r} here.", hint=f"--device takes auto or one of: {', '.join(known)}")
 
 
-def _dtype(wanted: str, *, on_cpu: bool, hardware: Hardware) -> Dtype:
+def _dtype(value: str, *, on_cpu: bool, hardware: Hardware) -> Dtype:
     cpu = hardware.cpu
-    if wanted == "auto":
+    if value == "auto":
         native = cpu.bfloat16 == "native" if on_cpu else hardware.gpu_bfloat16
         return "bfloat16" if native else "float32"
-    if wanted == "bfloat16" and on_cpu and cpu.bfloat16 == "none":
+    if value == "bfloat16" and on_cpu and cpu.bfloat16 == "none":
         raise SetupError(
             f"dtype 'bfloat16' is not supported on this CPU, {cpu}.",
             hint="--dtype takes auto or float32 here; bfloat16 needs AVX-512",
         )
     for dtype in DTYPES:
-        if wanted == dtype and not (on_cpu and dtype == "float16"):
+        if value == dtype and not (on_cpu and dtype == "float16"):
             return dtype
     on_this_cpu = ("auto", "float32", "bfloat16") if cpu.bfloat16 != "none" else ("auto", "float32")
     choices = on_this_cpu if on_cpu else ("auto", *DTYPES)
     raise SetupError(
-        f"dtype {wanted!r} is not supported on {'the CPU' if on_cpu else 'a GPU'}.", hint=f"--dtype takes {', '.join(choices)}"
+        f"dtype {value!r} is not supported on {'the CPU' if on_cpu else 'a GPU'}.", hint=f"--dtype takes {', '.join(choices)}"
     )
 
 
-def _max_batch_tokens(wanted: int | None, *, on_cpu: bool) -> int:
-    if wanted is None:
+def _max_batch_tokens(value: int | None, *, on_cpu: bool) -> int:
+    if value is None:
         return CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS
-    if not 1 <= wanted <= MAX_BATCH_TOKENS:
-        raise SetupError(f"max_batch_tokens is {wanted:,}.", hint=f"--max-batch-tokens takes 1 to {MAX_BATCH_TOKENS:,}")
-    return wanted
+    if not 1 <= value <= MAX_BATCH_TOKENS:
+        raise SetupError(f"max_batch_tokens is {value:,}.", hint=f"--max-batch-tokens takes 1 to {MAX_BATCH_TOKENS:,}")
+    return value
 
 
-def _max_length(wanted: int | None, card: Card) -> int:
+def _max_length(value: int | None, card: Card) -> int:
     limit = card.encoder.max_positions
-    if wanted is None:
+    if value is None:
         return card.max_length
-    if not 1 <= wanted <= limit:
-        raise SetupError(f"max_length is {wanted:,}.", hint=f"--max-length takes 1 to {limit:,}, the model's positions")
-    return wanted
+    if not 1 <= value <= limit:
+        raise SetupError(f"max_length is {value:,}.", hint=f"--max-length takes 1 to {limit:,}, the model's positions")
+    return value
 
 
 def max_length_for(plan: Plan, card: Card, tower: Card) -> int:
-    """Tokens per text in one of the card's towers: its own limit, unless the user has set one."""
+    """Return the limit in tokens per text of one of the card's towers: its own, unless the user has set one."""
     return tower.max_length if plan.max_length == card.max_length else min(plan.max_length, tower.encoder.max_positions)
 
 
-def _limit(name: str, wanted: int | None, least: int = 1) -> int:
-    if wanted is None:
+def _limit(name: str, value: int | None, least: int = 1) -> int:
+    if value is None:
         return sys.maxsize
-    if wanted < least:
-        raise SetupError(f"{name} is {wanted:,}.", hint=f"it takes {least} or more")
-    return wanted
+    if value < least:
+        raise SetupError(f"{name} is {value:,}.", hint=f"it takes {least} or more")
+    return value
 
 
-def _seconds(name: str, wanted: float | None) -> float:
-    if wanted is None:
+def _seconds(name: str, value: float | None) -> float:
+    if value is None:
         return float(sys.maxsize)  # not infinity, which JSON cannot say
-    if not wanted > 0:
-        raise SetupError(f"{name} is {wanted:g}.", hint="it takes more than 0")
-    return wanted
+    if not value > 0:
+        raise SetupError(f"{name} is {value:g}.", hint="it takes more than 0")
+    return value

@@ -1,103 +1,120 @@
-"""TODO."""
+"""Requests, independent of any API dialect, and the types of their fields.
+
+A `Request` that exists is valid by itself. Checks that need the model (`outputs/requested.py`) or the texts
+(`tokenizer/validation.py`) come later.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, fields
 from math import inf
-from operator import attrgetter
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling
+from whimbrel.types.validation import FieldValidator
 
 Truncate: TypeAlias = Literal["right", "left", "never"]
-"""Which end of an over-long text is cut; "never" makes it an error."""
+"""End that is cut from a text above the limit; with "never" such a text is an error."""
 
 OutputName: TypeAlias = Literal["dense", "sparse", "multi_vector", "scores", "token_scores", "hidden", "token_dense"]
-"""What a model may give: a vector per text, weights of vocabulary entries, a vector per token for late interaction, a score per
-class (of a text or of a pair), a score per class for each token; and of models with dense vectors the hidden state of each
-token, and what a dense vector would be of that token alone."""
+"""Outputs of a model.
+
+- `dense`: a vector per text.
+- `sparse`: weights of vocabulary entries per text.
+- `multi_vector`: a vector per token, for late interaction.
+- `scores`: a score per class of a text or pair.
+- `token_scores`: a score per class of each token.
+- `hidden`: the hidden state of each token, of models with dense vectors.
+- `token_dense`: the dense vector of each token alone, of models with dense vectors.
+"""
+
+ScoringOutput: TypeAlias = Literal["dense", "sparse", "multi_vector"]
+"""Outputs by which a pair of texts can be scored."""
 
 InputType: TypeAlias = Literal["query", "document"]
-"""What a text is, for models that treat questions and what answers them differently."""
+"""Role of a text, for models that encode queries and documents differently."""
 
 Pair: TypeAlias = tuple[str, str]
-"""A query and a document, or any two texts of which one score is asked."""
+"""A query and a document, or any two texts that are scored together."""
 
-VectorInput: TypeAlias = "NDArray[Any] | tuple[Int32Array, Float32Array]"
-"""What a caller sends in place of a text that is compared: its dense vector (D,), its token vectors (T, D), or the entries and
-the weights of its sparse one. Which types there are: `given`."""
+VectorInput: TypeAlias = NDArray[Any] | tuple[Int32Array, Float32Array]
+"""Vectors in place of a text: a dense vector (D,), token vectors (T, D), or the entries and the weights of a sparse vector.
+`outputs/stored_vectors.py` lists the dtypes."""
 
-PairInput: TypeAlias = "tuple[str | VectorInput, str | VectorInput]"
-"""A pair of which either part may be vectors."""
+PairInput: TypeAlias = tuple[str | VectorInput, str | VectorInput]
+"""A pair either side of which may be vectors."""
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]
-"""How vectors are compared. Distances are negative; of token vectors the sum, or the mean, of each query token's best match."""
+"""Similarity of two texts' vectors. Distances are negative. "maxsim" sums each query token's best match; "meanmaxsim" takes
+the mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a caller asks for, in no dialect.
+    """Texts, the outputs to compute, and how.
 
-    `texts` holds strings, pairs of strings or arrays of token ids, not mixed; in pairs that are compared vectors may stand for
-    texts. Ids are taken as they are: nothing is put around them. None means "as the checkpoint says" for `prompt_name`,
-    `normalize`, `activate`, `dimensions` and `truncate`. Raises InvalidRequest where a field is not of its type, or two
-    contradict each other.
+    `texts` holds strings, pairs of strings, or arrays of token ids, not mixed. In pairs that are scored by their vectors,
+    vectors may stand for texts. Token ids are used as they are; no special tokens are added. None means the checkpoint's
+    default for `prompt_name`, `normalize`, `activate`, `dimensions` and `truncate`. Raises InvalidRequest if a field has a
+    wrong type or value, or if two fields contradict each other.
     """
 
     texts: Sequence[str] | Sequence[Pair] | Sequence[PairInput] | Sequence[Int64Array]
     outputs: tuple[OutputName, ...] = ()
-    """What is asked for, all from one pass; none: what the model is made for."""
+    """Outputs to compute in one pass; empty: the model's main output."""
     prompt: str | None = None
-    """Literal text put before each text."""
+    """Text put before each text as it is."""
     prompt_name: str | None = None
-    """The name of one of the card's prompts. At most one of `prompt` and `prompt_name` is given."""
+    """Name of one of the card's prompts. Excludes `prompt`."""
     input_type: InputType | None = None
-    """Whether the texts are queries or documents."""
+    """Role of the texts."""
     instruction: str | None = None
-    """What a reranker with a template is told to judge; None: the template's own."""
-    score_by: OutputName | None = None
-    """Of models that give no scores of their own: by which output pairs are compared; None: what the model is made for."""
+    """Instruction for a reranker with a template; None: the template's own."""
+    score_by: ScoringOutput | None = None
+    """Output by which a model without scores of its own scores pairs; None: its main output."""
     explain: bool = False
-    """Of token vectors that are compared: the answer says which tokens they are, and what each token of a query matches."""
+    """Return the tokens of pairs scored by token vectors, and the best match of each query token."""
     dimensions: int | None = None
+    """Leading columns of a vector to keep (Matryoshka models)."""
     normalize: bool | None = None
-    """Of vectors: whether they are divided by their Euclidean norm."""
+    """Divide vectors by their Euclidean norm."""
     activate: bool | None = None
-    """Of scores: whether the card's activation is applied."""
-    max_active_dims: int | None = None
-    """Of sparse vectors: so many entries are kept, the largest."""
+    """Apply the card's activation to scores."""
+    max_active_dims: Annotated[int, Meta(ge=1)] | None = None
+    """Number of the largest entries of a sparse vector to keep."""
     token_pooling: TokenPooling | None = None
-    """Of documents' token vectors: how they become fewer; a factor of 1: not at all. None: as the checkpoint says."""
+    """Pooling of documents' token vectors; a factor of 1 pools nothing. None: the checkpoint's."""
     muvera: MuveraParameters | None = None
-    """Of token vectors: how they become one, given in their place. It takes `input_type`."""
+    """Parameters of the single vector that replaces a text's token vectors. Requires `input_type`."""
     truncate: Truncate | None = None
     max_tokens: int | None = None
-    """A limit per text below that of the model; of late-interaction models, in place of the usual one of such texts."""
-    max_query_tokens: int | None = None
-    """Of pairs: a query is cut to so many tokens of its own, before anything is put around it,"""
-    max_document_tokens: int | None = None
-    """and a document to so many."""
+    """Limit in tokens per text, below that of the model. For late interaction it replaces the limit of the text's role."""
+    max_query_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Limit in tokens of the query of a pair, before anything is added to it."""
+    max_document_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Limit in tokens of the document of a pair, before anything is added to it."""
     late_chunking: bool = False
-    """The texts are consecutive parts of one document, run in one pass; each part's vector is the mean of its own tokens.
+    """Treat the texts as consecutive chunks of one document and run them in one pass.
 
-    They are joined as they are, so a space between them belongs to one. Dense vectors only, of models that pool by the mean."""
+    The vector of a chunk is the mean of its tokens. Chunks are concatenated as they are, so a space between two of them belongs
+    to one. Only for dense vectors with mean pooling."""
     return_offsets: bool = False
-    """The answer says which characters each token is of."""
+    """Return the character offsets of each token."""
     split_long: bool = False
-    """A text that is too long is run in parts; its vector is their mean, weighted by their tokens. Dense vectors only."""
-    priority: int = 0
-    """Lower numbers run first (as in vLLM)."""
+    """Run a text above the limit in chunks. Its vector is the mean of the chunks' vectors, weighted by tokens. Dense only."""
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    """Rank in the queue: lower numbers run first, as in vLLM."""
     deadline: float = inf
-    """When the answer is of no more use (time.perf_counter): what has not run by then does not run."""
+    """Time (time.perf_counter) after which the request fails instead of running."""
     tenant: str = ""
-    """Whose request it is: tenants share an engine evenly, and so do the requests of a tenant."""
+    """Owner of the request. Tenants share an engine evenly, and so do the requests of a tenant."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -110,89 +127,46 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """What the tokens of some texts are, whole: nothing is cut."""
+    """Texts to tokenize without truncation."""
 
     texts: Sequence[str]
     special: bool = True
-    """Whether special tokens are put around them."""
+    """Add the tokenizer's special tokens."""
     prompt_name: str | None = None
-    """Of the card's prompts, put before each text."""
+    """Name of the card's prompt that is put before each text."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeRequest:
-    """What texts some token ids are."""
+    """Token ids to turn into texts."""
 
     ids: Sequence[Sequence[int]]
     special: bool = True
-    """Whether special tokens are written too."""
+    """Write special tokens too."""
 
 
-_TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
-    "prompt": ((str, type(None)), "a string"),
-    "prompt_name": ((str, type(None)), "a string"),
-    "instruction": ((str, type(None)), "a string"),
-    "normalize": ((bool, type(None)), "true or false"),
-    "activate": ((bool, type(None)), "true or false"),
-    "token_pooling": ((TokenPooling, type(None)), "a TokenPooling"),
-    "muvera": ((MuveraParameters, type(None)), "MuveraParameters"),
-    "max_tokens": ((int, type(None)), "an integer"),
-    "max_query_tokens": ((int, type(None)), "an integer"),
-    "max_document_tokens": ((int, type(None)), "an integer"),
-    "late_chunking": ((bool,), "true or false"),
-    "return_offsets": ((bool,), "true or false"),
-    "explain": ((bool,), "true or false"),
-    "split_long": ((bool,), "true or false"),
-    "priority": ((int,), "an integer"),
-    "deadline": ((float, int), "a number"),
-    "tenant": ((str,), "a string"),
-}
+_PARAMETERS: Final = (("token_pooling", TokenPooling, "a TokenPooling"), ("muvera", MuveraParameters, "MuveraParameters"))
+"""Fields that hold objects. msgspec would construct these from a mapping, so that the request would keep the mapping."""
 
-_PRIORITIES: Final = range(-(2**31), 2**31)
+_NOT_SCALAR: Final = ("texts", "outputs", *(name for name, *_ in _PARAMETERS))
 
-_CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "input_type": ("query", "document"),
-    "truncate": ("right", "left", "never"),
-    "score_by": ("dense", "sparse", "multi_vector"),
-}
-
-_typed_fields: Final = attrgetter(*_TYPES)
-
-_choice_fields: Final = attrgetter(*_CHOICES)
+_check_scalars: Final = FieldValidator(Request, [each.name for each in fields(Request) if each.name not in _NOT_SCALAR])
 
 
 def check_fields(request: Request) -> None:
-    """Refuse what no model takes; single texts are the tokenizer's to check. Raises InvalidRequest."""
+    """Raise InvalidRequest for values that no model takes. The tokenizer checks the texts themselves."""
     _check_lists(request)
-    typed = _typed_fields(request)
-    if not _types_match(tuple(map(type, typed))):
-        _check_types(typed)
-    for (name, words), given in zip(_CHOICES.items(), _choice_fields(request), strict=True):
-        if given is not None and (not isinstance(given, str) or given not in words):
-            raise InvalidRequest(f"{given!r} is not known; it takes {', '.join(words)}.", param=name)
-    for name, given in (("max_query_tokens", request.max_query_tokens), ("max_document_tokens", request.max_document_tokens)):
-        if given is not None and given < 1:
-            raise InvalidRequest(f"must be at least 1, is {given:,}.", param=name)
-    if request.priority not in _PRIORITIES:
-        raise InvalidRequest(f"must fit into 32 bits, is {request.priority:,}.", param="priority")
+    _check_scalars(request)
+    for name, kind, noun in _PARAMETERS:
+        value = getattr(request, name)
+        if value is not None and not isinstance(value, kind):
+            raise InvalidRequest(f"must be {noun}, is {value!r:.80}.", param=name)
     if request.deadline != request.deadline:
         raise InvalidRequest("must be a number, is NaN.", param="deadline")
     if request.prompt is not None and request.prompt_name is not None:
         raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
     if request.split_long and request.truncate in ("right", "left"):
         raise InvalidRequest("a text that split_long runs in parts is not cut.", param="truncate")
-
-
-def _check_types(typed: tuple[object, ...]) -> None:
-    for (name, (types, what)), given in zip(_TYPES.items(), typed, strict=True):
-        if not isinstance(given, types) or (isinstance(given, bool) and bool not in types):
-            raise InvalidRequest(f"must be {what}, is {given!r}.", param=name)
-
-
-@lru_cache(maxsize=1024)
-def _types_match(kinds: tuple[type, ...]) -> bool:
-    """Whether these are just the types of _TYPES: then it need not be looked which of them are not."""
-    return all(kind in types for kind, (types, _) in zip(kinds, _TYPES.values(), strict=True))
 
 
 def _check_lists(request: Request) -> None:
@@ -205,10 +179,10 @@ def _check_lists(request: Request) -> None:
             raise InvalidRequest(f"must be the names of outputs; one is {output!r}.", param="outputs")
 
 
-def _is_list(given: object) -> bool:
-    """A string is a sequence too, of strings even; it is never meant as one."""
-    if type(given) in (list, tuple):
+def _is_list(value: object) -> bool:
+    """Return whether `value` is a sequence other than a string."""
+    if type(value) in (list, tuple):
         return True
-    if isinstance(given, np.ndarray):
-        return given.ndim > 0
-    return isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)

@@ -1,4 +1,7 @@
-"""TODO."""
+"""Results of requests.
+
+Shapes: N texts, X rows of all texts, D columns, C classes, Q query tokens, E columns of an encoding.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from whimbrel.types.seq import PairTokens, TokenOffsets
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds spent in each stage; `compute` sums over the batches a request took part in."""
+    """Seconds spent in each stage. `compute` is the sum over all batches with tokens of the request."""
 
     tokenize: float = 0.0
     queue: float = 0.0
@@ -21,7 +24,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """Rows of several texts one after another: text i has rows offsets_N1[i] to offsets_N1[i + 1]. A sequence of (rows, D)."""
+    """Rows of several texts in one array: text i has rows offsets_N1[i] to offsets_N1[i + 1]. A sequence of (rows, D)."""
 
     rows_XD: Float32Array
     offsets_N1: Int64Array
@@ -36,8 +39,9 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """Weights of vocabulary entries: text i has entries offsets_N1[i] to offsets_N1[i + 1], by ascending id. A sequence of
-    (ids, weights)."""
+    """Weights of vocabulary entries. A sequence of (ids, weights).
+
+    Text i has the entries offsets_N1[i] to offsets_N1[i + 1], by ascending id."""
 
     ids_X: Int32Array
     weights_X: Float32Array
@@ -54,7 +58,7 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
-    """What was asked for, in the order of the texts, float32 and finite; None is what was not."""
+    """Requested outputs in the order of the texts, float32 and finite. None for outputs that were not requested."""
 
     dense: Float32Array | None = None
     """(N, D)"""
@@ -64,80 +68,82 @@ class Outputs:
     """(N, C)"""
     token_scores: Ragged | None = None
     token_matches: Ragged | None = None
-    """Of pairs that are explained: for each token vector of the query its greatest similarity to one of the document, and
-    where that stands, from 0 on; 0 and -1 if the document has none. (Q, 2) for each pair."""
+    """(Q, 2) for each explained pair: the greatest similarity of each query token to a document token, and that token's index.
+
+    0 and -1 if the document has no tokens."""
     muvera: Float32Array | None = None
-    """(N, E), in place of `multi_vector`."""
+    """(N, E); replaces `multi_vector`."""
     hidden: Ragged | None = None
     token_dense: Ragged | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Explanation:
-    """Why a document has its score: what each token of the query found in it."""
+    """Explanation of a late-interaction score: the best match of each query token."""
 
     score: float
     query_tokens: tuple[str, ...] | None
-    """As they stand in the vocabulary, special ones included: those that have a vector. None: the query came as vectors."""
+    """Tokens with a vector, special ones included, as the vocabulary spells them. None: the query came as vectors."""
     document_tokens: tuple[str, ...] | None
+    """Tokens of the document, as for `query_tokens`."""
     maxima_Q: Float32Array
-    """For each token of the query its greatest similarity to a token of the document."""
+    """Greatest similarity of each query token to a document token."""
     places_Q: Int32Array
-    """Which token of the document that is, the first of equals; -1 where the document has none."""
+    """Index of that document token, the first of equals; -1 if the document has no tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Classes:
-    """What a classifier says of texts."""
+    """Classes of texts and their scores."""
 
     labels: tuple[str, ...]
-    """The names of the classes."""
+    """Names of the classes."""
     scores_NC: Float32Array
-    """Of each text and class: probabilities, unless the checkpoint's activation is none, or logits are asked for."""
+    """Probabilities; logits if the checkpoint has no activation or the request turns it off."""
 
     @property
     def best(self) -> list[str]:
-        """The class with the highest score, for each text."""
-        return [self.labels[best] for best in self.scores_NC.argmax(axis=1)]
+        """Label with the highest score of each text."""
+        return [self.labels[index] for index in self.scores_NC.argmax(axis=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document among those that were ranked."""
+    """Ranked document."""
 
     index: int
-    """Its place among those that were given."""
+    """Position among the documents of the request."""
     score: float
 
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A piece of a text, and what it is."""
+    """Entity in a text."""
 
     label: str
     score: float
     start: int
-    """In characters,"""
+    """Index of the first character."""
     end: int
-    """one after the last."""
+    """Index after the last character."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """The answer to one request."""
+    """Result of one request."""
 
     outputs: Outputs
     num_tokens: int
     num_truncated: int
     timings: Timings
     token_offsets: Sequence[TokenOffsets] | None = None
-    """For each text which characters its tokens are of, if the request asked for it."""
+    """Token offsets of each text, if requested."""
     pair_tokens: Sequence[PairTokens] | None = None
-    """Of each pair, if the request asked for an explanation."""
+    """Tokens of each pair, if an explanation was requested."""
 
     @property
     def dense(self) -> Float32Array:
-        """The dense vectors, of a request that asked for them."""
+        """Dense vectors of a request for them."""
         assert self.outputs.dense is not None
         return self.outputs.dense

@@ -1,4 +1,7 @@
-"""TODO."""
+"""Tokenized texts and their tokens.
+
+Shapes: T tokens, S spans.
+"""
 
 from __future__ import annotations
 
@@ -13,53 +16,53 @@ from whimbrel.types.arrays import Int32Array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenInfo:
-    """The tokens of a text, prompt and special tokens included."""
+    """Tokens of a text, with its prompt and special tokens."""
 
     ids_T: Int32Array
     names: tuple[str, ...]
-    """How they stand in the vocabulary."""
+    """Tokens as the vocabulary spells them."""
     special_T: NDArray[np.bool_]
     chars_T2: Int32Array
-    """Of which characters of prompt + text they are."""
+    """Start and end of each token, in characters of prompt + text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seq:
-    """One tokenised text, or pair: the unit that is scheduled and packed."""
+    """Tokenized text or pair: the unit that is scheduled and packed."""
 
     ids: Int32Array
     index: int
-    """Position among the seqs of its request."""
+    """Position among the seqs of the request."""
     prompt_tokens: int = 0
-    """Leading tokens that pooling leaves out (models with include_prompt=False)."""
+    """Number of leading tokens that pooling leaves out (models with include_prompt=False)."""
     type_id: int = 0
     second_text_start: int = 0
-    """Where the second text of a pair begins, if its tokens have a type of their own (type_id + 1); 0: nowhere."""
+    """First token of a pair's second text if that has its own type (type_id + 1); 0: there is none."""
     num_attended: int = 0
-    """Only so many leading tokens are attended to, by all; 0: every token is."""
+    """Number of leading tokens that all tokens attend to; 0: all tokens."""
     is_query: bool = False
     truncated: bool = False
     spans_S2: Int32Array | None = None
-    """Ranges of tokens, in order, each of which is pooled to a row of its own; None: the text as a whole."""
+    """Ranges of tokens, in order, each pooled to its own row; None: one row for the text."""
     adapter: int = -1
-    """Which of the model's adapters is added to its weights; -1: none."""
+    """Index of the model's adapter for this seq; -1: none."""
     tower: int = 0
-    """Which of the card's towers runs it."""
+    """Index of the card's tower that runs it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenOffsets:
-    """Of which characters of a text its tokens are."""
+    """Character offsets of a text's tokens."""
 
     chars_T2: Int32Array
     special_T: NDArray[np.bool_]
-    """Which tokens are none of the text's own: put around it, or of a prompt."""
+    """Mask of special tokens and tokens of the prompt."""
     is_continuation_T: NDArray[np.bool_]
-    """Which tokens go on with the word of the token before."""
+    """Mask of tokens that continue the word of the previous token."""
 
-    def __getitem__(self, places: slice | Int32Array) -> TokenOffsets:
-        return TokenOffsets(self.chars_T2[places], self.special_T[places], self.is_continuation_T[places])
+    def __getitem__(self, tokens: slice | Int32Array) -> TokenOffsets:
+        return TokenOffsets(self.chars_T2[tokens], self.special_T[tokens], self.is_continuation_T[tokens])
 
 
 PairTokens: TypeAlias = "tuple[tuple[str, ...] | None, tuple[str, ...] | None]"
-"""The tokens of a query and of a document that have a vector; None of those that came as vectors."""
+"""Tokens with a vector, of a query and of a document. None for a side that came as vectors."""

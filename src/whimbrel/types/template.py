@@ -1,8 +1,8 @@
-"""What a reranker that is a language model is given to read: fixed text with places for query, document and instruction. Pure.
+"""Prompt templates of rerankers that are language models. Pure.
 
-A template is written in Python's format strings, whose only fields are {query}, {document} and {instruction}. What is put into
-these places is data: `split` cuts a template at its control tokens, so that they are made of the template alone, and a control
-token that somebody writes into a document is so many characters.
+A template is a Python format string with the fields {query}, {document} and {instruction}. Values of fields are data: `split`
+cuts a template at its control tokens, so only the template itself can produce them. A control token in a document is tokenized
+as plain characters.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from string import Formatter
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How a pair becomes one text, or several that are tokenised on their own and put one after another."""
+    """Template of a pair: one text, or several that are tokenized separately and concatenated."""
 
     texts: tuple[str, ...]
     texts_with_instruction: tuple[str, ...] | None = None
-    """The same where there is an instruction; None: the model takes none."""
+    """Texts for a request with an instruction; None: the model takes no instruction."""
     add_special_tokens: bool = False
-    """Whether the tokenizer's own special tokens stand around it all."""
+    """Add the tokenizer's special tokens around the whole."""
     strip_inputs: bool = False
-    """Whether white space around query and document is taken off."""
+    """Strip white space from query and document."""
     body_length: int | None = None
-    """Tokens of query, document and what stands between them, that the fixed tokens before and after are not counted in; None:
-    there is but the limit of the model."""
+    """Limit in tokens of query, document and the text between them, without the fixed tokens before and after.
+
+    None: only the limit of the model applies."""
     query_share: float = 1.0
-    """How much of that the query may take."""
+    """Share of the limit that the query may take."""
     max_characters: tuple[int, int] | None = None
-    """Of a query and of a document."""
+    """Limits in characters of a query and of a document."""
 
     def form(self, instruction: str | None) -> tuple[str, ...] | None:
-        """The texts for a request with or without an instruction; None: there are none."""
+        """Return the texts for a request with or without an instruction; None if there are none."""
         return self.texts if instruction is None else self.texts_with_instruction
 
     def parts(self, query: str, document: str) -> tuple[str, str]:
-        """Query and document as they are put into it."""
+        """Return query and document, truncated to `max_characters` and stripped."""
         if self.max_characters is not None:
             query, document = query[: self.max_characters[0]], document[: self.max_characters[1]]
         if self.strip_inputs:
@@ -45,47 +46,47 @@ class Template:
         return query, document
 
     def truncates_chars(self, query: str, document: str) -> bool:
-        """Whether `parts` leaves out characters at an end."""
-        most = self.max_characters
-        return most is not None and (len(query) > most[0] or len(document) > most[1])
+        """Return whether query or document exceeds `max_characters`."""
+        limits = self.max_characters
+        return limits is not None and (len(query) > limits[0] or len(document) > limits[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a template: a control token, or text."""
+    """Segment of a template: a control token, or text."""
 
     text: str
-    """A format string, or the token."""
+    """Format string, or the token."""
     is_control: bool = False
 
     @property
     def fixed(self) -> str:
-        """What it says by itself."""
+        """Text without any values of fields."""
         return self.text if self.is_control else fill(self.text)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What has a place in it."""
+        """Names of the fields."""
         return () if self.is_control else fields(self.text)
 
 
 def fields(text: str) -> tuple[str, ...]:
-    """The fields of a format string."""
+    """Return the names of a format string's fields."""
     return tuple(name for _, name, _, _ in Formatter().parse(text) if name is not None)
 
 
 def escape(text: str) -> str:
-    """Fixed text as a part of a format string."""
+    """Escape fixed text for a format string."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
 def fill(text: str, *, query: str = "", document: str = "", instruction: str = "") -> str:
-    """A format string with everything in its place."""
+    """Format a template."""
     return text.format(query=query, document=document, instruction=instruction)
 
 
 def split(text: str, controls: Collection[str]) -> list[Segment]:
-    """A format string, cut before and after each of the tokens `controls` that it has."""
+    """Split a format string before and after each of the tokens `controls`."""
     if not controls:
         return [Segment(text)]
     longest_first = sorted(map(escape, controls), key=len, reverse=True)
@@ -95,7 +96,7 @@ def split(text: str, controls: Collection[str]) -> list[Segment]:
 
 
 def from_examples(rendered: str, marks: dict[str, str]) -> str:
-    """The format string of a text in which each field is stood for by a mark."""
+    """Return the format string of a text in which `marks` (field -> mark) stand for the fields."""
     text = escape(rendered)
     for field, mark in marks.items():
         text = text.replace(mark, f"{{{field}}}")
@@ -103,6 +104,6 @@ def from_examples(rendered: str, marks: dict[str, str]) -> str:
 
 
 def common_end(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many of the last numbers are the same."""
+    """Return the length of the common suffix."""
     pairs = zip(reversed(first), reversed(second), strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -1,87 +1,176 @@
-"""Requests as bytes, of which seqs are int32, and entries of the vocabulary as bytes: how they travel between processes."""
+"""Request codec: an EngineRequest as a header for a message and arrays for shared memory, and back without copying the arrays.
+
+The arrays lie one after another, each aligned to a cache line:
+
+    int32    a row per seq, the token ids of all seqs, the spans of all seqs, then the queries and the documents of all pairs
+    int64    for each slot of the layout, the offsets of its rows; then int32 ids if the rows are vocabulary entries
+    any      for each block of stored vectors, its offsets (int64) and its rows; then int32 ids if the vectors are sparse
+
+A finish that is carried out by the worker does not travel: for the engine the rows of such a request are the response.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from mmap import mmap
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.engine.prepared import EngineRequest
+from whimbrel.engine.engine_request import EngineRequest, Scheduling
+from whimbrel.outputs.finishers import ReturnRows
+from whimbrel.outputs.layout import ArraySlot, ResultLayout
+from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.stored_vectors import StoredVectors
-from whimbrel.server.processes.messages import StoredKind
 from whimbrel.server.processes.shared_memory import align
 from whimbrel.types.arrays import Int32Array
+from whimbrel.types.late_interaction import TokenPooling
+from whimbrel.types.request import OutputName, Similarity
 from whimbrel.types.result import Sparse
 from whimbrel.types.seq import Seq
 
 _COLUMNS: Final = 9
+"""Numbers in the row of a seq."""
+
+_Source: TypeAlias = memoryview | mmap
 
 
-def num_ints(num_seqs: int, num_tokens: int, num_spans: int, num_pairs: int = 0) -> int:
-    """Of the array that `pack` makes."""
-    return _COLUMNS * num_seqs + num_tokens + 2 * (num_spans + num_pairs)
+class PairHeader(msgspec.Struct, array_like=True):
+    """The scalars of a pair scoring."""
+
+    output: OutputName
+    similarity: Similarity
+    num_pairs: int
+    explain: bool
+    pooling: TokenPooling | None
+    stored: list[tuple[str, int, int, int, bool]]
+    """The dtype of each block, its number of texts, rows and columns, and whether its vectors are sparse."""
 
 
-def request_bytes(prepared: EngineRequest) -> int:
-    """What a request takes; whole lines of the cache, so that what comes after it is aligned."""
-    comparison = prepared.pair_scoring
-    num_pairs = 0 if comparison is None else comparison.num_pairs
-    num = num_ints(len(prepared.seqs), prepared.num_tokens, count_spans(prepared.seqs), num_pairs)
-    given = () if comparison is None else comparison.stored
-    return align(4 * num) + sum(align(array.nbytes) for each in given for array in each.arrays)
+class RequestHeader(msgspec.Struct, array_like=True):
+    """The scalars of a request, which say how its arrays are read."""
+
+    num_seqs: int
+    num_tokens: int
+    num_spans: int
+    num_truncated: int
+    slots: list[tuple[OutputSpec, int, bool]]
+    """The spec of each slot, its offset in bytes, and whether its rows have ids."""
+    layout_bytes: int
+    """Size of the memory that the layout describes."""
+    dynamic_output: OutputSpec | None
+    received: float
+    tokenize: float
+    scheduling: Scheduling
+    pairs: PairHeader | None
 
 
-def pack(prepared: EngineRequest, memory: NDArray[np.uint8]) -> None:
-    """Write a request into memory: its seqs, and what is compared."""
-    comparison = prepared.pair_scoring
-    arrays: list[NDArray[Any]] = [pack_seqs(prepared.seqs)]
-    if comparison is not None:
-        arrays[0] = np.concatenate((arrays[0], comparison.queries_P, comparison.documents_P))
-        arrays += [array for each in comparison.stored for array in each.arrays]
+def encode_header(request: EngineRequest, scheduling: Scheduling) -> RequestHeader:
+    """Return the header of a request that runs under this scheduling."""
+    layout, finish = request.layout, request.finish
+    pairs = None
+    if isinstance(finish, PairScoring):
+        stored = [(each.rows_XD.dtype.name, len(each), *each.rows_XD.shape, each.ids_X is not None) for each in finish.stored]
+        pairs = PairHeader(finish.output, finish.similarity, finish.num_pairs, finish.explain, finish.pooling, stored)
+    return RequestHeader(
+        num_seqs=len(request.seqs),
+        num_tokens=request.num_tokens,
+        num_spans=sum(len(seq.spans_S2) for seq in request.seqs if seq.spans_S2 is not None),
+        num_truncated=request.num_truncated,
+        slots=[(slot.spec, slot.start, slot.ids_P is not None) for slot in layout.by_name.values()],
+        layout_bytes=layout.num_bytes,
+        dynamic_output=layout.dynamic_output,
+        received=request.received,
+        tokenize=request.tokenize,
+        scheduling=scheduling,
+        pairs=pairs,
+    )
+
+
+def request_arrays(request: EngineRequest) -> list[NDArray[Any]]:
+    """Return the arrays of a request, in the order of the module's table."""
+    finish = request.finish
+    slots: list[NDArray[Any]] = []
+    for slot in request.layout.by_name.values():
+        slots += [slot.offsets_N1, *([] if slot.ids_P is None else [slot.ids_P])]
+    seqs = pack_seqs(request.seqs)
+    if not isinstance(finish, PairScoring):
+        return [seqs, *slots]
+    seqs = np.concatenate((seqs, finish.queries_P, finish.documents_P))
+    return [seqs, *slots, *(array for stored in finish.stored for array in stored.arrays)]
+
+
+def arrays_bytes(arrays: Sequence[NDArray[Any]]) -> int:
+    """Return the memory that arrays take, in bytes."""
+    return sum(align(array.nbytes) for array in arrays)
+
+
+def write_arrays(arrays: Sequence[NDArray[Any]], memory: NDArray[np.uint8]) -> None:
+    """Write arrays into memory."""
     start = 0
     for array in arrays:
         memory[start : start + array.nbytes].view(array.dtype)[:] = array.ravel()
         start += align(array.nbytes)
 
 
-def unpack_stored(source: memoryview | mmap, num_before: int, kinds: Sequence[StoredKind]) -> tuple[StoredVectors, ...]:
-    """The vectors that come after so many numbers; views of the source."""
-    start = align(4 * num_before)
+def decode_request(header: RequestHeader, source: _Source) -> tuple[EngineRequest, int]:
+    """Return a request whose arrays are views of `source`, and their bytes. Raises ValueError if it is too short."""
+    reader = _Reader(source)
+    num_pairs = 0 if header.pairs is None else header.pairs.num_pairs
+    flat = reader.read("int32", _COLUMNS * header.num_seqs + header.num_tokens + 2 * (header.num_spans + num_pairs))
+    pairs_at = flat.size - 2 * num_pairs
+    slots: dict[OutputName, ArraySlot] = {}
+    for spec, start, has_ids in header.slots:
+        offsets = reader.read("int64", header.num_seqs + 1)
+        slots[spec.name] = ArraySlot(spec, start, offsets, reader.read("int32", int(offsets[-1])) if has_ids else None)
+    finish = ReturnRows()
+    if header.pairs is not None:
+        queries_P, documents_P = flat[pairs_at : pairs_at + num_pairs], flat[pairs_at + num_pairs :]
+        stored = tuple(reader.stored_vectors(*block) for block in header.pairs.stored)
+        finish = PairScoring(
+            header.pairs.output,
+            header.pairs.similarity,
+            queries_P,
+            documents_P,
+            stored,
+            header.pairs.explain,
+            header.pairs.pooling,
+        )
+    request = EngineRequest(
+        unpack_seqs(flat[:pairs_at], header.num_seqs, header.num_tokens),
+        ResultLayout(slots, header.layout_bytes, header.dynamic_output),
+        header.received,
+        header.tokenize,
+        finish,
+        header.scheduling,
+        header.num_truncated,
+    )
+    return request, reader.position
 
-    def array(dtype: str, count: int) -> NDArray[Any]:
-        nonlocal start
-        found = np.frombuffer(source, dtype, count, start)
-        start += align(found.nbytes)
-        return found
 
-    given: list[StoredVectors] = []
-    for dtype, num_texts, num_rows, num_columns, is_sparse in kinds:
-        offsets, rows = array("int64", num_texts + 1), array(dtype, num_rows * num_columns).reshape(num_rows, num_columns)
-        given.append(StoredVectors(rows, offsets, array("int32", num_rows) if is_sparse else None))
-    return tuple(given)
+class _Reader:
+    """Reads arrays one after another."""
 
+    def __init__(self, source: _Source) -> None:
+        self._source = source
+        self.position = 0
 
-def stored_kinds(given: Iterable[StoredVectors]) -> list[StoredKind]:
-    """What `unpack_given` must know."""
-    return [(each.rows_XD.dtype.name, len(each), *each.rows_XD.shape, each.ids_X is not None) for each in given]
+    def read(self, dtype: str, count: int) -> NDArray[Any]:
+        array = np.frombuffer(self._source, dtype, count, self.position)
+        self.position += align(array.nbytes)
+        return array
 
-
-def unpack_pairs(source: memoryview | mmap, num_before: int, num_pairs: int) -> tuple[Int32Array, Int32Array]:
-    """The pairs that come after so many numbers. Raises ValueError if the source is too short."""
-    flat = np.frombuffer(source, np.int32, 2 * num_pairs, 4 * num_before)
-    return flat[:num_pairs], flat[num_pairs:]
-
-
-def count_spans(seqs: Sequence[Seq]) -> int:
-    """Spans of all seqs."""
-    return sum(len(seq.spans_S2) for seq in seqs if seq.spans_S2 is not None)
+    def stored_vectors(self, dtype: str, num_texts: int, num_rows: int, num_columns: int, is_sparse: bool) -> StoredVectors:
+        offsets = self.read("int64", num_texts + 1)
+        rows = self.read(dtype, num_rows * num_columns).reshape(num_rows, num_columns)
+        return StoredVectors(rows, offsets, self.read("int32", num_rows) if is_sparse else None)
 
 
 def pack_seqs(seqs: Sequence[Seq]) -> Int32Array:
-    """A row of numbers for each seq; then all ids; then all spans."""
+    """Return a row of numbers for each seq; then all token ids; then all spans."""
     rows = [
         (
             seq.ids.size,
@@ -100,9 +189,8 @@ def pack_seqs(seqs: Sequence[Seq]) -> Int32Array:
     return np.concatenate([np.array(rows, np.int32).ravel(), *(seq.ids for seq in seqs), *spans], dtype=np.int32)
 
 
-def unpack_seqs(source: memoryview | mmap, num_seqs: int, num_tokens: int, num_spans: int) -> list[Seq]:
-    """What was packed; ids are views of `source`. Raises ValueError if it is too short."""
-    flat = np.frombuffer(source, np.int32, num_ints(num_seqs, num_tokens, num_spans))
+def unpack_seqs(flat: Int32Array, num_seqs: int, num_tokens: int) -> list[Seq]:
+    """Return the seqs that `pack_seqs` has packed; their arrays are views."""
     table = flat[: _COLUMNS * num_seqs].reshape(num_seqs, _COLUMNS)
     ids = flat[table.size : table.size + num_tokens]
     spans = flat[table.size + num_tokens :].reshape(-1, 2)
@@ -115,8 +203,8 @@ def unpack_seqs(source: memoryview | mmap, num_seqs: int, num_tokens: int, num_s
             index,
             prompt_tokens,
             type_id,
-            second,
-            num_keys,
+            second_text_start,
+            num_attended,
             bool(is_query),
             spans_S2=None if count < 0 else spans[first : first + count],
             adapter=adapter,
@@ -125,18 +213,18 @@ def unpack_seqs(source: memoryview | mmap, num_seqs: int, num_tokens: int, num_s
         for index, (
             start,
             first,
-            (length, prompt_tokens, type_id, second, num_keys, is_query, count, adapter, tower),
+            (length, prompt_tokens, type_id, second_text_start, num_attended, is_query, count, adapter, tower),
         ) in enumerate(zip(starts, span_starts, table.tolist(), strict=True))
     ]
 
 
 def pack_entries(sparse: Sparse) -> bytes:
-    """Offsets, ids and weights one after another."""
+    """Return the offsets, ids and weights of sparse rows, one after another."""
     return sparse.offsets_N1.tobytes() + sparse.ids_X.tobytes() + sparse.weights_X.tobytes()
 
 
-def unpack_entries(source: memoryview | mmap, num_texts: int) -> Sparse:
-    """What was packed."""
+def unpack_entries(source: _Source, num_texts: int) -> Sparse:
+    """Return the sparse rows that `pack_entries` has packed, as views of `source`."""
     offsets = np.frombuffer(source, np.int64, num_texts + 1)
     count = int(offsets[-1])
     ids = np.frombuffer(source, np.int32, count, offsets.nbytes)

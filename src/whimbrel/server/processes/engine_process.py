@@ -1,9 +1,9 @@
-"""An engine in a process of its own: tokenised requests in, vectors into shared memory.
+"""Engine process: tokenized requests in, responses into shared memory.
 
-Theory of operation. The main thread listens to the supervisor. Each worker has a line of its own with two threads: one
-reads requests and hands them to the engine, the other sends answers. A request's array lies in memory that the worker made,
-so the lanes write where the worker will read. The board says what is on the device; whoever finds this process dead reads
-there whom to suspect. A message that cannot be read ends the process: the supervisor starts another, and nothing is lost.
+Theory of operation. The main thread listens to the supervisor. Each worker has a channel of its own with two threads: one reads
+requests and submits them to the engine, the other sends answers. The response of a request lies in memory that the worker made,
+so the lanes write where the worker reads. The status board lists the seqs on the device; if this process dies, the workers read
+there which seqs to suspect. A message that cannot be read ends the process: the supervisor starts another, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
 from pathlib import Path
@@ -25,15 +25,10 @@ import numpy as np
 
 from whimbrel.engine.engine import Engine
 from whimbrel.engine.job import BatchItems
-from whimbrel.engine.prepared import EngineRequest
 from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
-from whimbrel.outputs.layout import plan_layout, response_layout
-from whimbrel.outputs.multi_vector import TokenReduction
-from whimbrel.outputs.pair_scoring import PairScoring
-from whimbrel.outputs.requested import OutputSpec
 from whimbrel.server.processes.channel import Channel, ProtocolError
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, raise_file_limit
-from whimbrel.server.processes.codec import num_ints, pack_entries, request_bytes, unpack_pairs, unpack_seqs, unpack_stored
+from whimbrel.server.processes.codec import decode_request, pack_entries
 from whimbrel.server.processes.messages import (
     Attach,
     Cancel,
@@ -58,43 +53,43 @@ _log = logging.getLogger("whimbrel")
 _NOTHING: Final = memoryview(b"")
 _BEAT_SECONDS: Final = 0.25
 _FLIGHTS_PER_LANE: Final = 64
-"""Batches of one lane that may be uncollected: two, and the small ones that ran between the layers of these."""
+"""Uncollected batches of one lane: two, and the small ones that ran between their layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request came from: the tag of its job. The warm-up's jobs have none."""
+    """The origin of a job. Jobs of the warm-up have none."""
 
     worker: int
     uid: int
 
 
 class BoardObserver:
-    """Writes on the board what goes to the device."""
+    """Writes the seqs on the device to the status board."""
 
     def __init__(self, num_lanes: int, max_batch_tokens: int) -> None:
         num_flights = _FLIGHTS_PER_LANE * num_lanes
         self.board, self.fd, self.size = StatusBoard.create(num_flights, max_batch_tokens)
         self._free = list(range(num_flights))
 
-    def started(self, work: BatchItems) -> int:
-        """Before a batch is launched."""
+    def started(self, items: BatchItems) -> int:
+        """Note a batch that is about to be launched. Return its slot, or -1 if none is free."""
         try:
             slot = self._free.pop()
         except IndexError:
             return -1
-        entries = [(origin.worker, seq.index, origin.uid) for job, seq in work if isinstance(origin := job.origin, Origin)]
-        num_tokens = sum(seq.ids.size for _, seq in work)
+        entries = [(origin.worker, seq.index, origin.uid) for job, seq in items if isinstance(origin := job.origin, Origin)]
+        num_tokens = sum(seq.ids.size for _, seq in items)
         self.board.start(slot, perf_counter(), entries, num_tokens)
         return slot
 
     def resumed(self, slot: int) -> None:
-        """After another batch ran between its layers: its own time begins anew."""
+        """Restart the clock of a batch after another ran between its layers."""
         if slot >= 0:
             self.board.restart(slot, perf_counter())
 
     def ended(self, slot: int) -> None:
-        """After it was collected, or has failed."""
+        """Note that a batch was collected, or failed."""
         if slot >= 0:
             self.board.end(slot)
             self._free.append(slot)
@@ -106,17 +101,17 @@ class WorkerChannel:
     def __init__(self, engine: Engine, worker: int, sock: socket.socket) -> None:
         self._engine = engine
         self._worker = worker
-        self._line = Channel[ToEngine](sock, ToEngine)
+        self._channel = Channel[ToEngine](sock, ToEngine)
         self._segments: dict[int, mmap] = {}
         self._futures: dict[int, Future[Result]] = {}
         threading.Thread(target=self._read, name=f"whimbrel-worker-{worker}", daemon=True).start()
 
     def _read(self) -> None:
         try:
-            for message in self._line:
+            for message in self._channel:
                 self._handle(message)
-            if self._line.failure is not None:
-                raise self._line.failure
+            if self._channel.failure is not None:
+                raise self._channel.failure
         except BaseException as error:
             _log.critical("the line to worker %d is broken (%s); this engine ends.", self._worker, error)
             exit_process(CHANNEL_BROKEN)
@@ -124,7 +119,7 @@ class WorkerChannel:
         for future in list(self._futures.values()):
             future.cancel()
         self._segments.clear()
-        self._line.close()
+        self._channel.close()
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
@@ -137,16 +132,15 @@ class WorkerChannel:
 
     def _submit(self, message: Submit) -> None:
         if message.segment_bytes:
-            self._segments[message.segment] = map_memory(self._line.take_fd(), message.segment_bytes)
+            self._segments[message.segment] = map_memory(self._channel.take_fd(), message.segment_bytes)
         segment = self._segments[message.segment] if message.segment else None
         source = memoryview(bytearray(message.arrays)) if segment is None else segment  # a message is not aligned
-        prepared = self._prepared(message, source)
-        size = response_layout(prepared.layout, prepared.pair_scoring).num_bytes
-        memory = np.empty(size, np.uint8) if segment is None else bytes_at(segment, request_bytes(prepared), size)
+        request, num_bytes = decode_request(message.header, source)
+        size = request.response.num_bytes
+        memory = np.empty(size, np.uint8) if segment is None else bytes_at(segment, num_bytes, size)
         try:
-            future = self._engine.submit_prepared(
-                prepared, out=memory, tag=Origin(self._worker, message.uid), admitted=message.admitted
-            )
+            origin = Origin(self._worker, message.uid)
+            future = self._engine.submit_tokenized(request, out=memory, origin=origin, admitted=message.admitted)
         except WhimbrelError as error:
             self._fail(message.uid, error)
             return
@@ -155,37 +149,13 @@ class WorkerChannel:
             return
         self._futures[message.uid] = future
         inline = memory.data if segment is None else _NOTHING
-        has_entries = response_layout(prepared.layout, prepared.pair_scoring).dynamic_output is not None
+        has_entries = request.response.dynamic_output is not None
         future.add_done_callback(partial(self._answer, message.uid, inline, has_entries))
-
-    def _prepared(self, message: Submit, source: memoryview | mmap) -> EngineRequest:
-        """The request, its arrays still where they lie."""
-        seqs, comparison = unpack_seqs(source, message.num_seqs, message.num_tokens, message.num_spans), None
-        if message.compare is not None:
-            output, similarity, num_pairs, explain = message.compare
-            before = num_ints(message.num_seqs, message.num_tokens, message.num_spans)
-            given = unpack_stored(source, before + 2 * num_pairs, message.stored)
-            comparison = PairScoring(output, similarity, *unpack_pairs(source, before, num_pairs), given, explain)
-        card = self._engine.card.tower(seqs[0].tower if seqs else 0)
-        return EngineRequest(
-            seqs,
-            plan_layout(card, seqs, [OutputSpec(*ask) for ask in message.specs]),
-            num_tokens=message.num_tokens,
-            num_truncated=message.num_truncated,
-            received=message.received,
-            tokenize=message.tokenize,
-            priority=message.priority,
-            deadline=message.deadline,
-            tenant=message.tenant,
-            suspects=message.suspects,
-            pair_scoring=comparison,
-            reduction=None if message.pooling is None else TokenReduction(message.pooling),
-        )
 
     def _answer(self, uid: int, inline: memoryview, has_entries: bool, future: Future[Result]) -> None:
         self._futures.pop(uid, None)
         if future.cancelled():
-            self._line.send(failed(uid, ComputeError("cancelled.")))
+            self._channel.send(failed(uid, ComputeError("cancelled.")))
         elif (error := future.exception()) is not None:
             known = error if isinstance(error, WhimbrelError) else ComputeError(f"{type(error).__name__} in the engine.")
             self._fail(uid, known)
@@ -202,20 +172,21 @@ class WorkerChannel:
             except (OSError, MemoryError):
                 self._fail(uid, OutOfMemory(f"there is no memory for {len(entries):,} bytes of weights."))
                 return
-        self._line.send(EngineAnswer(uid, inline, memoryview(entries), num_bytes, timings.queue, timings.compute), fds)
+        self._channel.send(EngineAnswer(uid, inline, memoryview(entries), num_bytes, timings.queue, timings.compute), fds)
 
     def _fail(self, uid: int, error: WhimbrelError) -> None:
         if isinstance(error, Unavailable) and not _stopping.is_set():
             exit_process(70)  # the engine is broken: another life of it answers
-        self._line.send(failed(uid, error))
+        self._channel.send(failed(uid, error))
 
 
 def _beat(engine: Engine, board: StatusBoard) -> None:
     model = engine.plan.served_name
     while True:
-        gauge("queue_tokens", engine.queued_tokens, model=model)
-        gauge("queue_small_tokens", engine.small_tokens, model=model)
-        board.beat(perf_counter(), queued=engine.queued_tokens, small=engine.small_tokens, rate=engine.rate)
+        load = engine.load
+        gauge("queue_tokens", load.queued_tokens, model=model)
+        gauge("queue_small_tokens", load.small_tokens, model=model)
+        board.beat(perf_counter(), queued=load.queued_tokens, small=load.small_tokens, rate=load.tokens_per_second)
         if not engine.ready and not _stopping.is_set():
             exit_process(70)  # one of its threads has died
         time.sleep(_BEAT_SECONDS)
@@ -226,22 +197,22 @@ _stopping: Final = threading.Event()
 
 
 def _load(control: Channel[ControlEngine], load: Load) -> tuple[Engine, BoardObserver]:
-    recorders: list[BoardObserver] = []
+    observers: list[BoardObserver] = []
 
     def planned(engine: Engine) -> BoardObserver:
-        recorders.append(BoardObserver(engine.plan.num_lanes, engine.plan.max_batch_tokens))
+        observers.append(BoardObserver(engine.plan.num_lanes, engine.plan.max_batch_tokens))
         control.send(Planned(str(engine.folder), engine.card.name, engine.plan))
-        return recorders[0]
+        return observers[0]
 
     engine = Engine(
         load.model,
         pooling=load.pooling,
         reranker=load.reranker,
         progress=lambda phase: control.send(Phase(phase)),
-        recorder=planned,
-        **asdict(load.options),
+        observer=planned,
+        **load.options,
     )
-    return engine, recorders[0]
+    return engine, observers[0]
 
 
 def main() -> None:
@@ -256,7 +227,7 @@ def main() -> None:
     if metrics.DIRECTORY in os.environ:
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), load.name)
     try:
-        engine, recorder = _load(control, load)
+        engine, observer = _load(control, load)
     except (SetupError, CheckpointError) as error:
         control.send(CannotStart(str(error), error.hint if isinstance(error, SetupError) else None))
         control.close()
@@ -267,8 +238,8 @@ def main() -> None:
         control.close()
         exit_process(1)
     metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
-    threading.Thread(target=_beat, args=(engine, recorder.board), name="whimbrel-beat", daemon=True).start()
-    control.send(Ready(recorder.size, engine.plan), [recorder.fd])
+    threading.Thread(target=_beat, args=(engine, observer.board), name="whimbrel-beat", daemon=True).start()
+    control.send(Ready(observer.size, engine.plan), [observer.fd])
     try:
         for message in messages:
             if isinstance(message, Attach):

@@ -1,6 +1,6 @@
-"""What the processes say to one another: msgpack, one struct per message, tagged by its name.
+"""Messages between the processes: msgpack, one struct per message, tagged by its name.
 
-Arrays travel beside the messages, in shared memory (`shared`), unless they are small.
+Large arrays travel beside the messages, in shared memory (shared_memory.py).
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ import msgspec
 
 from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.processes.codec import RequestHeader
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.card import PoolingOption, RerankerName
-from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.plan import Options, Plan
-from whimbrel.types.request import OutputName, Similarity
-
-StoredKind: TypeAlias = tuple[str, int, int, int, bool]
-"""Of vectors that came with a request: their type, how many texts, rows and columns, and whether they are sparse."""
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
@@ -29,62 +25,47 @@ class _Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Submit(_Message):
-    """A tokenised request. Its arrays (`seqs.pack`) lie in `segment`, or in `arrays` if that is 0."""
+    """A tokenized request. Its arrays lie in `segment`, or in `arrays` if that is 0; codec.py says in which order."""
 
     uid: int
     segment: int
     segment_bytes: int
-    """Size of a segment that is new, whose descriptor comes with this message; 0 if the engine has it already."""
+    """Size of a new segment, whose descriptor comes with this message; 0 if the engine has it already."""
     arrays: memoryview
-    num_seqs: int
-    num_spans: int
-    specs: list[tuple[OutputName, int, bool, int, bool]]
-    """The fields of outputs.Ask."""
-    num_tokens: int
-    num_truncated: int
-    received: float
-    tokenize: float
-    priority: int
-    deadline: float
-    tenant: str
-    suspects: dict[int, int]
+    header: RequestHeader
     admitted: bool
-    """Whether another life of an engine had admitted it, so that it must not be refused for overload."""
-    compare: tuple[OutputName, Similarity, int, bool] | None = None
-    """Of a comparison its output, its similarity, how many pairs it has, which come after the seqs, and whether it explains."""
-    stored: list[StoredKind] = []
-    """These vectors come last."""
-    pooling: TokenPooling | None = None
-    """Of documents that are compared by their token vectors."""
+    """Whether an engine had admitted it before, so that it must not be refused for overload."""
 
 
 class Cancel(_Message):
-    """The caller left."""
+    """The client disconnected; the request need not run."""
 
     uid: int
 
 
 class Drop(_Message):
-    """A segment will not be used again."""
+    """A segment is not used again."""
 
     segment: int
 
 
 class EngineAnswer(_Message):
-    """The outputs, in the request's segment or in `memory`; what has no place there in `entries`; and the timings."""
+    """The response of a request, in its segment or in `memory`. Sparse rows without a slot are in `entries`."""
 
     uid: int
     memory: memoryview
     entries: memoryview
-    """int64 of the offsets, int32 of the ids, float32 of the weights; or nothing."""
+    """Offsets (int64), ids (int32) and weights (float32) of sparse rows, or nothing."""
     entries_bytes: int
-    """Size of the memory in which those lie instead, if they are many; its descriptor comes with this message."""
+    """Size of the memory that holds them instead, if they are many; its descriptor comes with this message."""
     queue: float
+    """Seconds until the first seq was taken."""
     compute: float
+    """Seconds of the batches of the request."""
 
 
 class Failed(_Message):
-    """The request got an error. Each Submit gets one Answer or one Failed, also after a Cancel."""
+    """The error of a request. Each Submit gets one EngineAnswer or one Failed, also after a Cancel."""
 
     uid: int
     code: str
@@ -99,25 +80,25 @@ class Failed(_Message):
 
 
 class Load(_Message):
-    """What an engine process is to run; its first message."""
+    """The model that an engine process runs; its first message."""
 
     model: str | None
     pooling: PoolingOption | None
     options: Options
     name: str
-    """Of the process, e.g. "engine-0-0"."""
+    """The name of the process, such as "engine-0-0"."""
     logs: LogOptions
     reranker: RerankerName | None = None
 
 
 class Phase(_Message):
-    """What an engine is about to do while it loads."""
+    """The phase of loading that an engine begins."""
 
     text: str
 
 
 class Planned(_Message):
-    """How the engine will run the model; sent before the weights are loaded."""
+    """The plan of the model, sent before the weights are loaded."""
 
     folder: str
     card_name: str
@@ -125,51 +106,51 @@ class Planned(_Message):
 
 
 class Ready(_Message):
-    """The engine takes work. The descriptor of its board comes with this message."""
+    """The engine accepts requests. The descriptor of its status board comes with this message."""
 
     board_bytes: int
     plan: Plan
-    """With what was found out while the weights were loaded."""
+    """The plan, with the facts that loading the weights has shown."""
 
 
 class CannotStart(_Message):
-    """The engine could not be loaded, and why."""
+    """The reason why the engine could not be loaded."""
 
     message: str
     hint: str | None
 
 
 class Attach(_Message):
-    """A worker's end of the line comes with this message, as a descriptor."""
+    """A new channel to a worker, whose descriptor comes with this message."""
 
     worker: int
 
 
 class Stop(_Message):
-    """Finish what was accepted and end."""
+    """Finish the accepted requests, then end."""
 
 
 # Between the supervisor and a worker.
 
 
 class WorkerConfig(_Message):
-    """What a worker is to do; its first message. The listening socket comes with it."""
+    """The configuration of a worker; its first message. The listening socket comes with it."""
 
     guards: ServerLimits
     num_models: int
     num_known: int
-    """Models that are known already: as many Model messages follow at once."""
+    """Models that are known already: as many `ModelConfig` messages follow at once."""
     num_replicas: int
     num_workers: int
     name: str
-    """Of the process, e.g. "worker-0"."""
+    """The name of the process, such as "worker-0"."""
     index: int
     logs: LogOptions
     otel: bool
 
 
 class ModelConfig(_Message):
-    """A model is known: its tokenizer can be loaded."""
+    """A model whose plan is known, so that its tokenizer can be loaded."""
 
     model: int
     pooling: PoolingOption | None
@@ -180,7 +161,7 @@ class ModelConfig(_Message):
 
 
 class EngineUp(_Message):
-    """An engine is ready. The line to it and its board come with this message, as descriptors."""
+    """An engine is ready. The channel to it and its status board come with this message, as descriptors."""
 
     model: int
     replica: int
@@ -189,43 +170,44 @@ class EngineUp(_Message):
 
 
 class EngineDown(_Message):
-    """An engine is not ready, and why: before its first life, after a death, or while it loads again."""
+    """The reason why an engine is not ready: it has not started yet, it died, or it loads again."""
 
     model: int
     replica: int
     reason: str
     blame: float
-    """How far its death speaks against what it ran: 1 for a crash of its own or a hang, less for a kill from outside."""
+    """The weight of its death as evidence against the seqs that it ran: 1 for a crash or a hang, less for a kill from outside.
+    """
     failing: bool
-    """Whether it keeps dying, so that nobody should wait for it."""
+    """Whether it keeps dying, so that no request should wait for it."""
     retry_after: float
 
 
 class Quarantine(_Message):
-    """Engines die of a text: of this digest of its ids. From a worker, and from the supervisor to all others."""
+    """The digest of a text that crashes engines. A worker sends it, and the supervisor passes it on to all others."""
 
     model: int
     digest: bytes
 
 
 class Drain(_Message):
-    """Refuse what comes, finish what was accepted, say so with Drained."""
+    """Refuse new requests, finish the accepted ones, then send Drained."""
 
 
 class AbortRequests(_Message):
-    """Answer what is left with an error."""
+    """Answer the remaining requests with an error."""
 
 
 class Started(_Message):
-    """The worker answers."""
+    """The worker answers requests."""
 
 
 class Drained(_Message):
-    """The worker has nothing left to answer."""
+    """The worker has answered every request."""
 
 
 class Heartbeat(_Message):
-    """The worker's event loop turns."""
+    """The worker's event loop is alive."""
 
 
 ToEngine: TypeAlias = Submit | Cancel | Drop
@@ -237,7 +219,7 @@ ReportWorker: TypeAlias = Started | Drained | Heartbeat | Quarantine
 
 
 def failed(uid: int, error: WhimbrelError) -> Failed:
-    """The message that stands for an error."""
+    """Return the message that carries an error."""
     retry_after = error.retry_after if isinstance(error, Overloaded | Unavailable) else 0.0
     if isinstance(error, InvalidRequest) and error.hint is not None:
         return Failed(uid, error.code, error.statement, error.location, retry_after, error.hint.name)
@@ -245,7 +227,7 @@ def failed(uid: int, error: WhimbrelError) -> Failed:
 
 
 def error_of(message: Failed) -> WhimbrelError:
-    """The error that a message stands for."""
+    """Return the error that a message carries."""
     kind = _KINDS.get(message.code, WhimbrelError)
     if kind is Overloaded or kind is Unavailable:
         return kind(message.message, retry_after=message.retry_after)

@@ -1,10 +1,11 @@
-"""A model in engine processes, as the AsyncEmbedder that a worker serves.
+"""Remote engine: a model in engine processes, as the `AsyncEmbedder` that a worker serves.
 
-Theory of operation. A request is tokenised here and sent to the engine with the fewest outstanding tokens; it stays here
-until it is answered. If an engine dies, its unanswered requests go to another, or wait until it is back. What was on the
-device at that moment is suspect: it is sent again with a limit on how many may share its batch, half as many as before, and
-engines run such batches while nothing else runs. So batch-mates are cleared and a text that kills engines ends up alone; after
-two deaths on which it was alone it is refused, and remembered (suspicion.py). A kill from outside blames less than a crash.
+Theory of operation. A request is tokenized here and sent to the engine with the fewest outstanding tokens; it is kept here
+until it is answered. If an engine dies, its unanswered requests go to another, or wait until it is back. The seqs that were on
+the device at that moment are suspects: each is sent again with a limit on the seqs that may share its batch, half as many as
+before, and engines run such batches while nothing else runs. So innocent seqs are cleared, and a text that crashes engines ends
+up alone. After two deaths on which it was alone it is refused, and remembered (quarantine.py). A kill from outside counts less
+than a crash.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from typing import Final, ParamSpec, TypeVar, cast
 import numpy as np
 
 from whimbrel.engine.admission import QueueState, admit, admit_any
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.engine.prepare import AsyncPreprocessor, Preprocessor, input_size
-from whimbrel.engine.prepared import EngineRequest
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
-from whimbrel.outputs.layout import build_outputs, concat_sparse, response_layout
-from whimbrel.outputs.merge import ChunkMerge, Deduplication, map_error_location, merge_chunks
-from whimbrel.outputs.multi_vector import reduce_tokens
-from whimbrel.outputs.pair_scoring import scores_by_similarity
+from whimbrel.outputs.finishers import locate_error, read_response
+from whimbrel.outputs.layout import concat_sparse
+from whimbrel.outputs.multi_vector import TokenReduction
+from whimbrel.outputs.pair_scoring import PairScoring, scores_by_similarity
 from whimbrel.server.processes.channel import ProtocolError
 from whimbrel.server.processes.messages import EngineDown
 from whimbrel.server.processes.quarantine import QuarantineList
@@ -52,11 +53,11 @@ T = TypeVar("T")
 _log = logging.getLogger("whimbrel")
 
 _MANY: Final = 256
-"""More seqs or pairs take milliseconds to share out."""
+"""Seqs or pairs above which splitting takes milliseconds, so that it runs in a thread."""
 
 
 class RemoteEngine:
-    """A model in engine processes: an AsyncEmbedder. All of it runs in one event loop."""
+    """A model that runs in engine processes: an `AsyncEmbedder`. All of it runs in one event loop."""
 
     def __init__(
         self,
@@ -70,23 +71,24 @@ class RemoteEngine:
         on_quarantine: Callable[[bytes], None],
         broken: Callable[[ProtocolError], None],
     ) -> None:
-        """`max_segments`: of shared memory, per replica. `on_quarantine` is told of texts that kill engines, `broken` of a line
-        that cannot be understood."""
+        """`max_segments` limits the segments of shared memory per replica. `on_quarantine` is called with the digest of a text
+        that crashes engines, `broken` with the error of a channel whose messages cannot be read.
+        """
         self.card = card
         self.plan = plan
         self._worker = worker
         self._preprocessor = AsyncPreprocessor(Preprocessor(folder, card, plan))
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
-        """For what would hold the event loop up."""
+        """Threads for work that would hold up the event loop."""
         self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
         self._waiting: OrderedDict[Pending, None] = OrderedDict()
-        """Requests for which no engine is up."""
+        """Requests that wait until an engine is up."""
         self._quarantine = QuarantineList()
         self._aborted: WhimbrelError | None = None
         self._on_quarantine = on_quarantine
         self._broken = broken
         self._preparing_tokens = {True: 0, False: 0}
-        """Of the requests that are being tokenised, estimated: of small ones, and of others."""
+        """Estimated tokens of the requests that are being tokenized: small ones, and others."""
         self._tokens_per_character = 0.3
 
     # What the server asks
@@ -97,7 +99,7 @@ class RemoteEngine:
 
     @property
     def status(self) -> str:
-        """A word or a sentence on how the engines are."""
+        """A word or a sentence on the state of the engines."""
         reasons = [replica.down.reason for replica in self._replicas if replica.down is not None]
         return "; ".join(reasons) if reasons else "ready" if self.ready else "loading"
 
@@ -116,82 +118,71 @@ class RemoteEngine:
         small = self._is_small(tokens)
         self._preparing_tokens[small] += tokens
         try:
-            prepared = await self._preprocessor.preprocess(request)
+            tokenized = await self._preprocessor.preprocess(request)
         finally:
             self._preparing_tokens[small] -= tokens
-        self._learn(request, prepared)
-        if not prepared.seqs and prepared.pair_scoring is None:
-            places = response_layout(prepared.layout, prepared.pair_scoring)
-            outputs = build_outputs(
-                places, places.arrays(np.empty(0, np.uint8)), None if places.dynamic_output is None else concat_sparse({})
-            )
-            return Result(
-                reduce_tokens(outputs, prepared.reduction),
-                0,
-                0,
-                Timings(tokenize=prepared.tokenize, total=perf_counter() - prepared.received),
-                prepared.token_offsets,
-            )
-        result = await self._compute(prepared)
-        if prepared.reduction is None or prepared.pair_scoring is not None:
-            return result
-        return replace(result, outputs=await self._in_thread(reduce_tokens, result.outputs, prepared.reduction))
+        self._learn(request, tokenized)
+        result = _empty_result(tokenized) if tokenized.is_empty else await self._compute(tokenized)
+        finish = tokenized.finish
+        if isinstance(finish, TokenReduction):
+            return replace(result, outputs=await self._in_thread(finish.apply, result.outputs))
+        return result if isinstance(finish, PairScoring) else replace(result, outputs=finish.apply(result.outputs))
 
-    async def tokenize(self, asked: TokenizeRequest) -> list[TokenInfo]:
-        """The tokens of each text. Raises InvalidRequest and TooLarge."""
-        return await self._preprocessor.tokenize(asked)
+    async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
+        """Return the tokens of each text. Raises InvalidRequest and TooLarge."""
+        return await self._preprocessor.tokenize(request)
 
-    async def decode(self, asked: DetokenizeRequest) -> list[str]:
-        """The text of each row of ids. Raises InvalidRequest."""
-        return await self._preprocessor.decode(asked)
+    async def decode(self, request: DetokenizeRequest) -> list[str]:
+        """Return the text of each row of token ids. Raises InvalidRequest."""
+        return await self._preprocessor.decode(request)
 
-    async def _compute(self, prepared: EngineRequest) -> Result:
-        """By one engine, or by several at once if it is a long list of pairs."""
-        found = await self._shares(prepared)
-        if not found:
-            return await self._ask(Pending(prepared, asyncio.get_running_loop().create_future()))
-        parts = [asyncio.ensure_future(self._ask_share(share, prepared.merge)) for share in found]
+    async def _compute(self, request: EngineRequest) -> Result:
+        """Return the response of one engine, or of several that each have a shard of a long list of pairs."""
         try:
-            results = await asyncio.gather(*parts)
-        finally:
-            for part in parts:
-                part.cancel()
-        outputs = merge_chunks(merge_shards([result.outputs for result in results], found), prepared.merge)
+            shards = await self._split(request)
+            if not shards:
+                return await self._ask(Pending(request, asyncio.get_running_loop().create_future()))
+            asking = [asyncio.ensure_future(self._ask_shard(shard)) for shard in shards]
+            try:
+                results = await asyncio.gather(*asking)
+            finally:
+                for each in asking:
+                    each.cancel()
+        except WhimbrelError as error:
+            raise locate_error(error, request.finish) from None
+        outputs = merge_shards([result.outputs for result in results], shards)
         queue, compute = (max(getattr(result.timings, name) for result in results) for name in ("queue", "compute"))
-        timings = Timings(prepared.tokenize, queue, compute, perf_counter() - prepared.received)
-        return Result(
-            outputs, prepared.num_tokens, prepared.num_truncated, timings, prepared.token_offsets, prepared.pair_tokens
-        )
+        return request.result(outputs, Timings(request.tokenize, queue, compute, perf_counter() - request.received))
 
-    async def _shares(self, prepared: EngineRequest) -> list[Shard]:
-        keeps = self.plan.document_cache_bytes > 0
-        num_engines = len(self._replicas) if keeps else sum(replica.up for replica in self._replicas)
+    async def _split(self, request: EngineRequest) -> list[Shard]:
+        sticky = self.plan.document_cache_bytes > 0
+        num_engines = len(self._replicas) if sticky else sum(replica.up for replica in self._replicas)
         if num_engines < 2:
             return []
-        share = partial(
-            split_into_shards, prepared, self.card, num_engines, least_tokens=self.plan.max_batch_tokens, fixed=keeps
+        split = partial(
+            split_into_shards, request, self.card, num_engines, least_tokens=self.plan.max_batch_tokens, sticky=sticky
         )
-        num_pairs = 0 if prepared.pair_scoring is None else prepared.pair_scoring.num_pairs
-        return await self._in_thread(share) if max(len(prepared.seqs), num_pairs) > _MANY else share()
+        num_pairs = request.finish.num_pairs if isinstance(request.finish, PairScoring) else 0
+        return await self._in_thread(split) if max(len(request.seqs), num_pairs) > _MANY else split()
 
-    async def _ask_share(self, share: Shard, merge: ChunkMerge | Deduplication | None) -> Result:
+    async def _ask_shard(self, shard: Shard) -> Result:
         try:
-            return await self._ask(Pending(share.request, asyncio.get_running_loop().create_future(), home=share.engine))
+            return await self._ask(Pending(shard.request, asyncio.get_running_loop().create_future(), home=shard.engine))
         except WhimbrelError as error:
-            raise map_error_location(share.map_error_location(error), merge) from None
+            raise shard.locate_error(error) from None
 
     async def _ask(self, pending: Pending) -> Result:
-        """The answer of an engine, whatever becomes of the engines meanwhile."""
-        prepared = pending.request
+        """Return the response of an engine, whatever becomes of the engines meanwhile."""
+        request = pending.request
         self._dispatch(pending)
         try:
-            if isinf(prepared.deadline):
+            if isinf(request.scheduling.deadline):
                 result = await pending.future
             else:
-                async with asyncio.timeout(max(0.0, prepared.deadline - perf_counter())):
+                async with asyncio.timeout(max(0.0, request.scheduling.deadline - perf_counter())):
                     result = await pending.future
-            for index in pending.limits:
-                self._quarantine.clear(prepared.seqs[index])
+            for index in pending.suspects:
+                self._quarantine.clear(request.seqs[index])
             return result
         except TimeoutError:
             raise DeadlineExceeded("the time that the request gave is over.") from None
@@ -203,10 +194,10 @@ class RemoteEngine:
         return await asyncio.wrap_future(self._threads.submit(action, *args, **options))
 
     def _check(self, request: Request) -> int:
-        """Refuse at once, before a request costs anything, what would be refused later. Returns its tokens, estimated.
+        """Refuse a request that an engine would refuse later, before it costs anything. Return its estimated tokens.
 
-        Only an engine knows its queue exactly, and what a request with a key or of high priority would wait for: it checks
-        again.
+        The engine checks again: only it knows its queue exactly, and the tokens ahead of a request with a key or of high
+        priority.
         """
         if failing := self._failing():
             raise _unavailable(failing)
@@ -219,9 +210,9 @@ class RemoteEngine:
             each = max(1, len(boards))
             queued = (here + bulk + sum(board.queued_tokens for board in boards)) // each
             ahead = (here + sum(board.small_tokens for board in boards)) // each if small else queued
-            rate, chance = sum(board.rate for board in boards) / each, random.random()  # noqa: S311
+            rate, jitter = sum(board.rate for board in boards) / each, random.random()  # noqa: S311
             if request.tenant:
-                admit_any(self.plan, queued, tokens=tokens, rate=rate, chance=chance)
+                admit_any(self.plan, queued, tokens=tokens, rate=rate, jitter=jitter)
             else:
                 admit(
                     self.plan,
@@ -229,16 +220,16 @@ class RemoteEngine:
                     tokens=tokens,
                     num_bytes=0,
                     small=small,
-                    chance=chance,
+                    jitter=jitter,
                 )
         return tokens
 
     def _is_small(self, tokens: int) -> bool:
-        """As the scheduler has it."""
+        """Return whether the scheduler would call a request of `tokens` tokens small."""
         return tokens <= self.plan.max_batch_tokens // 4
 
     def _estimate(self, request: Request) -> int:
-        """Tokens of a request before it is tokenised, by the number of its characters or ids. What is too long will be cut."""
+        """Return the estimated tokens of a request that is not tokenized yet, from its characters or ids."""
         ids = bool(request.texts) and isinstance(request.texts[0], np.ndarray)
         rate = 1.0 if ids else self._tokens_per_character
         limit = inf if request.split_long else self.plan.max_length
@@ -248,21 +239,21 @@ class RemoteEngine:
             texts = [part for part in parts.values() if isinstance(part, str)]
         return round(sum(min(input_size(text) * rate, limit) for text in texts))
 
-    def _learn(self, request: Request, prepared: EngineRequest) -> None:
-        """Make the next estimate a better one."""
+    def _learn(self, request: Request, tokenized: EngineRequest) -> None:
+        """Improve the estimate of tokens per character."""
         size = sum(map(len, request.texts))
-        if size and isinstance(request.texts[0], str) and not prepared.num_truncated:
-            self._tokens_per_character += 0.02 * (min(1.0, prepared.num_tokens / size) - self._tokens_per_character)
+        if size and isinstance(request.texts[0], str) and not tokenized.num_truncated:
+            self._tokens_per_character += 0.02 * (min(1.0, tokenized.num_tokens / size) - self._tokens_per_character)
 
     def _failing(self) -> EngineDown | None:
-        """The supervisor's word, if every replica keeps failing."""
+        """Return the supervisor's last report if every replica keeps failing, else None."""
         downs = [replica.down for replica in self._replicas]
         return downs[0] if all(down is not None and down.failing for down in downs) else None
 
     # Engines come and go
 
     def attach(self, index: int, sock: socket.socket, board: StatusBoard) -> None:
-        """A replica is ready: it gets what has waited."""
+        """Connect a replica that is ready, and send it the waiting requests."""
         replica = self._replicas[index]
         replica.attach(sock, board, on_end=lambda error: self._lost(replica, error))
         waiting, self._waiting = self._waiting, OrderedDict()
@@ -270,7 +261,7 @@ class RemoteEngine:
             self._dispatch(pending)
 
     def down(self, down: EngineDown) -> None:
-        """What the supervisor says of a replica that is not up. After a death the blame is laid."""
+        """Note that a replica is not up. Its unanswered requests go to others; the seqs that it ran become suspects."""
         replica = self._replicas[down.replica]
         replica.down = down
         left = replica.end()
@@ -290,7 +281,7 @@ class RemoteEngine:
         self._quarantine.add(digest, perf_counter())
 
     def fail_all(self, error: WhimbrelError) -> None:
-        """Answer whatever is unanswered, and what is still being prepared."""
+        """Answer every request with an error, including those that are still being tokenized."""
         self._aborted = error
         for pending in self._unanswered():
             fail(pending, error)
@@ -301,20 +292,20 @@ class RemoteEngine:
             yield from replica.pending
 
     def _lost(self, replica: Replica, error: ProtocolError | None) -> None:
-        """A line has ended; the supervisor will say how its engine did."""
+        """Note that a channel has ended; the supervisor reports the state of its engine."""
         if error is not None:
             self._broken(error)
         replica.disconnect()
 
     def _dispatch(self, pending: Pending) -> None:
-        """To the replica that has least to do, or to those who wait."""
+        """Send a request to the replica with the fewest outstanding tokens, or let it wait."""
         if pending.future.done():
             return
         guilty, alone = self._quarantine.check(pending.request.seqs, perf_counter())
         if guilty is not None or self._aborted is not None:
             fail(pending, self._aborted or _quarantined(guilty or 0))
             return
-        pending.limits |= dict.fromkeys(alone, 1)
+        pending.suspects |= dict.fromkeys(alone, 1)
         up = [replica for replica in self._replicas if replica.up]
         if up:
             home = None if pending.home is None else self._replicas[pending.home]
@@ -325,7 +316,7 @@ class RemoteEngine:
             self._waiting[pending] = None
 
     def _attribute_crash(self, replica: Replica, left: dict[int, Pending], blame: float) -> None:
-        """Mark what the dead engine was running of these requests."""
+        """Mark the seqs of these requests that the dead engine was running as suspects."""
         flights = replica.board.flights() if replica.board is not None else []
         for flight in flights:
             together = len(flight.entries)
@@ -337,7 +328,7 @@ class RemoteEngine:
                     seq = pending.request.seqs[index]
                     if (digest := self._quarantine.record_crash(seq, blame, perf_counter())) is not None:
                         self._on_quarantine(digest)
-                pending.limits[index] = max(1, min(pending.limits.get(index, together), together) // 2)
+                pending.suspects[index] = max(1, min(pending.suspects.get(index, together), together) // 2)
 
 
 def _quarantined(index: int) -> EngineCrash:
@@ -347,3 +338,10 @@ def _quarantined(index: int) -> EngineCrash:
 def _unavailable(down: EngineDown) -> Unavailable:
     """With a chance in it, so that clients do not come back all at once."""
     return Unavailable(f"{down.reason}.", retry_after=down.retry_after * random.uniform(1.0, 1.5))  # noqa: S311
+
+
+def _empty_result(request: EngineRequest) -> Result:
+    """Return the result of a request without texts, which no engine needs to see."""
+    entries = None if request.response.dynamic_output is None else concat_sparse({})
+    outputs = read_response(request.response, np.empty(request.response.num_bytes, np.uint8), entries)
+    return request.result(outputs, Timings(request.tokenize, total=perf_counter() - request.received))

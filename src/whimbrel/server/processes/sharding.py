@@ -1,9 +1,9 @@
-"""A request for the scores of many pairs, for several engines: each gets a share of the documents. numpy only.
+"""Sharding: a request for the scores of many pairs, split over several engines. numpy only.
 
-Where engines keep documents' vectors (document_cache.py), a document always goes to the same one; else shares are about equal
-in tokens. Every engine computes the queries of its share.
+Each engine gets a shard of the documents and computes the queries of its shard. Where engines cache documents' vectors
+(document_cache.py), a document always goes to the same engine; else shards are about equal in tokens.
 
-Shapes: P pairs of a request, S pairs of a share, N texts of a side.
+Shapes: P pairs of a request, S pairs of a shard, N texts of a side.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.engine.prepared import EngineRequest
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.errors import Location, WhimbrelError
+from whimbrel.outputs.finishers import ReturnRows, locate_error
 from whimbrel.outputs.layout import plan_layout
-from whimbrel.outputs.merge import ChunkMerge
+from whimbrel.outputs.merge import Deduplication
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.stored_vectors import StoredVectors, entry_bounds
 from whimbrel.types.arrays import Int32Array, Int64Array, ranges
@@ -27,7 +28,7 @@ from whimbrel.types.card import Card
 from whimbrel.types.result import Outputs, Ragged
 
 _ROWS_PER_TOKEN: Final = 64
-"""So many vectors that are there cost what a token to compute costs, about."""
+"""Stored vectors that cost about as much as one token that is computed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,29 +37,30 @@ class Shard:
 
     request: EngineRequest
     pairs_S: Int64Array
-    """Which of the request's pairs it scores."""
+    """The pairs of the whole request that it scores."""
     engine: int | None
-    """Which engine keeps its documents; None: any."""
+    """The engine that caches its documents; None for any."""
 
-    def map_error_location(self, error: WhimbrelError) -> WhimbrelError:
-        """An error of the share, as one of the request."""
+    def locate_error(self, error: WhimbrelError) -> WhimbrelError:
+        """Return an error of the shard as one of the whole request."""
 
         def locate(location: Location) -> Location:
             pair = location.item
             return location if pair is None else Location("input", int(self.pairs_S[pair]), location.part)
 
-        return error.relocated(locate)
+        return locate_error(error, self.request.finish).relocated(locate)
 
 
-def split_into_shards(prepared: EngineRequest, card: Card, num_engines: int, *, least_tokens: int, fixed: bool) -> list[Shard]:
-    """The request in shares of at least `least_tokens`, at most one for each engine; none: it stays whole.
+def split_into_shards(request: EngineRequest, card: Card, num_engines: int, *, least_tokens: int, sticky: bool) -> list[Shard]:
+    """Split a request into shards of at least `least_tokens`, at most one for each engine. Empty if it stays whole.
 
-    `fixed`: each document that is compared by token vectors has an engine of its own."""
-    if num_engines < 2 or not _can_be_shared(prepared):
+    With `sticky`, a document that is scored by late interaction always goes to the same engine.
+    """
+    if num_engines < 2 or not _can_be_sharded(request):
         return []
-    documents_P, tokens_N, key_N = _documents(prepared)
-    fixed = fixed and prepared.pair_scoring is not None and prepared.pair_scoring.output == "multi_vector"
-    if fixed:
+    documents_P, tokens_N, key_N = _documents(request)
+    sticky = sticky and isinstance(request.finish, PairScoring) and request.finish.output == "multi_vector"
+    if sticky:
         engine_N = key_N % num_engines
     else:
         count = min(num_engines, int(tokens_N.sum() // max(1, least_tokens)))
@@ -69,100 +71,98 @@ def split_into_shards(prepared: EngineRequest, card: Card, num_engines: int, *, 
     engine_P = engine_N[documents_P]
     chosen = [(engine, np.flatnonzero(engine_P == engine)) for engine in np.unique(engine_P).tolist()]
     if len(chosen) == 1:
-        return [Shard(prepared, np.arange(engine_P.size), chosen[0][0])] if fixed else []
-    return [Shard(_part(prepared, card, pairs), pairs, engine if fixed else None) for engine, pairs in chosen]
+        return [Shard(request, np.arange(engine_P.size), chosen[0][0])] if sticky else []
+    return [Shard(_select_pairs(request, card, pairs), pairs, engine if sticky else None) for engine, pairs in chosen]
 
 
-def merge_shards(outputs: Sequence[Outputs], given: Sequence[Shard]) -> Outputs:
-    """The scores of all shares, in the order of the request's pairs."""
-    num_pairs = sum(share.pairs_S.size for share in given)
+def merge_shards(outputs: Sequence[Outputs], shards: Sequence[Shard]) -> Outputs:
+    """Merge the scores of all shards, in the order of the request's pairs."""
+    num_pairs = sum(shard.pairs_S.size for shard in shards)
     first = outputs[0].scores
     assert first is not None
     scores_PC = np.empty((num_pairs, first.shape[1]), np.float32)
-    for each, share in zip(outputs, given, strict=True):
-        scores_PC[share.pairs_S] = each.scores
-    return Outputs(scores=scores_PC, token_matches=_joined_matches(outputs, given, num_pairs))
+    for each, shard in zip(outputs, shards, strict=True):
+        scores_PC[shard.pairs_S] = each.scores
+    return Outputs(scores=scores_PC, token_matches=_merge_matches(outputs, shards, num_pairs))
 
 
-def _can_be_shared(prepared: EngineRequest) -> bool:
-    """Whether it asks for nothing but scores of pairs, or of texts."""
-    if prepared.pair_scoring is not None:
-        return bool(prepared.pair_scoring.num_pairs)
-    return (
-        list(prepared.layout.by_name) == ["scores"]
-        and not isinstance(prepared.merge, ChunkMerge)
-        and prepared.token_offsets is None
+def _can_be_sharded(request: EngineRequest) -> bool:
+    """Return whether a request asks for nothing but scores of pairs, or of texts."""
+    if isinstance(request.finish, PairScoring):
+        return bool(request.finish.num_pairs)
+    return list(request.layout.by_name) == ["scores"] and type(request.finish) in (ReturnRows, Deduplication)
+
+
+def _documents(request: EngineRequest) -> tuple[Int64Array, NDArray[np.float64], Int64Array]:
+    """Return the document of each pair, and for each document its cost in tokens and a key of its text.
+
+    Without pairs, each text is a document.
+    """
+    tokens = np.array([seq.ids.size for seq in request.seqs], np.float64)
+    keys = np.array([crc32(seq.ids.tobytes()) for seq in request.seqs], np.int64)
+    if not isinstance(request.finish, PairScoring):
+        return np.arange(tokens.size), tokens, keys
+    rows = [np.diff(stored.offsets_N1) / _ROWS_PER_TOKEN for stored in request.finish.stored]
+    tokens = np.concatenate([tokens, *rows])
+    keys = np.concatenate([keys, np.arange(len(keys), tokens.size)])
+    texts_N, documents_P = np.unique(request.finish.documents_P, return_inverse=True)
+    return documents_P, tokens[texts_N], keys[texts_N]
+
+
+def _select_pairs(request: EngineRequest, card: Card, pairs_S: Int64Array) -> EngineRequest:
+    """Return the request for some of its pairs."""
+    pairs, seqs = request.finish, request.seqs
+    if isinstance(pairs, PairScoring):
+        texts_N = np.unique(np.concatenate((pairs.queries_P[pairs_S], pairs.documents_P[pairs_S])))
+        chosen_N = texts_N[texts_N < len(seqs)]
+        numbers = np.full(int(texts_N[-1]) + 1, -1, np.int32)
+        numbers[texts_N] = np.arange(texts_N.size, dtype=np.int32)
+        finish = _renumber(pairs, pairs_S, numbers, texts_N, len(seqs))
+    else:
+        chosen_N, finish = pairs_S, ReturnRows()
+    chosen = [replace(seqs[old], index=new) for new, old in enumerate(cast(list[int], chosen_N.tolist()))]
+    tower = card.tower(chosen[0].tower if chosen else 0)
+    return replace(
+        request,
+        seqs=chosen,
+        layout=plan_layout(tower, chosen, request.layout.specs),
+        finish=finish,
+        num_truncated=sum(seq.truncated for seq in chosen),
     )
 
 
-def _documents(prepared: EngineRequest) -> tuple[Int64Array, NDArray[np.float64], Int64Array]:
-    """(which document each pair has, what each costs, a number that is its own): each text of a request without comparison."""
-    tokens = np.array([seq.ids.size for seq in prepared.seqs], np.float64)
-    keys = np.array([crc32(seq.ids.tobytes()) for seq in prepared.seqs], np.int64)
-    comparison = prepared.pair_scoring
-    if comparison is None:
-        return np.arange(tokens.size), tokens, keys
-    rows = [np.diff(given.offsets_N1) / _ROWS_PER_TOKEN for given in comparison.stored]
-    tokens = np.concatenate([tokens, *rows])
-    keys = np.concatenate([keys, np.arange(len(keys), tokens.size)])
-    numbers_N, documents_P = np.unique(comparison.documents_P, return_inverse=True)
-    return documents_P, tokens[numbers_N], keys[numbers_N]
-
-
-def _part(prepared: EngineRequest, card: Card, pairs_S: Int64Array) -> EngineRequest:
-    """The request for some of its pairs."""
-    comparison, seqs = prepared.pair_scoring, prepared.seqs
-    if comparison is None:
-        chosen_N, given = pairs_S, None
-    else:
-        texts_N = np.unique(np.concatenate((comparison.queries_P[pairs_S], comparison.documents_P[pairs_S])))
-        chosen_N = texts_N[texts_N < len(seqs)]
-        number = np.full(int(texts_N[-1]) + 1, -1, np.int32)
-        number[texts_N] = np.arange(texts_N.size, dtype=np.int32)
-        given = _comparison_of(comparison, pairs_S, number, texts_N, len(seqs))
-    chosen = [replace(seqs[old], index=new) for new, old in enumerate(cast(list[int], chosen_N.tolist()))]
+def _renumber(
+    pairs: PairScoring, pairs_S: Int64Array, numbers: Int32Array, texts_N: NDArray[np.integer], num_seqs: int
+) -> PairScoring:
+    """Return the scoring of some pairs, whose texts get other numbers."""
+    stored: list[StoredVectors] = []
+    for first, block in zip(entry_bounds(pairs.stored, num_seqs)[:-1].tolist(), pairs.stored, strict=True):
+        own = texts_N[(texts_N >= first) & (texts_N < first + len(block))] - first
+        if own.size:
+            stored.append(_select_texts(block, own))
     return replace(
-        prepared,
-        seqs=chosen,
-        layout=plan_layout(card.tower(chosen[0].tower if chosen else 0), chosen, prepared.layout.specs),
-        num_tokens=sum(seq.ids.size for seq in chosen),
-        num_truncated=sum(seq.truncated for seq in chosen),
-        pair_scoring=given,
-        merge=None,
+        pairs,
+        queries_P=numbers[pairs.queries_P[pairs_S]],
+        documents_P=numbers[pairs.documents_P[pairs_S]],
+        stored=tuple(stored),
         pair_tokens=None,
     )
 
 
-def _comparison_of(
-    comparison: PairScoring, pairs_S: Int64Array, number: Int32Array, texts_N: NDArray[np.integer], num_seqs: int
-) -> PairScoring:
-    given: list[StoredVectors] = []
-    for first, block in zip(entry_bounds(comparison.stored, num_seqs)[:-1].tolist(), comparison.stored, strict=True):
-        own = texts_N[(texts_N >= first) & (texts_N < first + len(block))] - first
-        if own.size:
-            given.append(_some(block, own))
-    return replace(
-        comparison,
-        queries_P=number[comparison.queries_P[pairs_S]],
-        documents_P=number[comparison.documents_P[pairs_S]],
-        stored=tuple(given),
-    )
-
-
-def _some(block: StoredVectors, texts_N: NDArray[np.integer]) -> StoredVectors:
-    """Some of the texts, in their order."""
+def _select_texts(block: StoredVectors, texts_N: NDArray[np.integer]) -> StoredVectors:
+    """Return some of the texts, in their order."""
     starts, ends = block.offsets_N1[texts_N], block.offsets_N1[texts_N + 1]
     rows: Any = slice(int(starts[0]), int(ends[-1])) if np.array_equal(starts[1:], ends[:-1]) else ranges(starts, ends)
     ids = None if block.ids_X is None else block.ids_X[rows]
     return StoredVectors(block.rows_XD[rows], np.concatenate(([0], np.cumsum(ends - starts))), ids)
 
 
-def _joined_matches(outputs: Sequence[Outputs], given: Sequence[Shard], num_pairs: int) -> Ragged | None:
+def _merge_matches(outputs: Sequence[Outputs], shards: Sequence[Shard], num_pairs: int) -> Ragged | None:
     if outputs[0].token_matches is None:
         return None
-    found: list[Any] = [None] * num_pairs
-    for each, share in zip(outputs, given, strict=True):
+    matches: list[Any] = [None] * num_pairs
+    for each, shard in zip(outputs, shards, strict=True):
         assert each.token_matches is not None
-        for index, pair in enumerate(share.pairs_S.tolist()):
-            found[pair] = each.token_matches[index]
-    return Ragged(np.concatenate(found), np.cumsum([0, *map(len, found)], dtype=np.int64))
+        for index, pair in enumerate(shard.pairs_S.tolist()):
+            matches[pair] = each.token_matches[index]
+    return Ragged(np.concatenate(matches), np.cumsum([0, *map(len, matches)], dtype=np.int64))

@@ -15,7 +15,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
 
@@ -206,7 +206,7 @@ class Supervisor:
     def _begin_engine(self, engine: EngineChild) -> None:
         model = self._options.models[engine.model]
         engine.begun = perf_counter()
-        options = replace(model.options, replica=engine.replica, num_replicas=self._options.num_replicas)
+        options: Options = {**model.options, "replica": engine.replica, "num_replicas": self._options.num_replicas}
         engine.send(Load(model.model, model.pooling, options, engine.name, self._options.logs, model.reranker))
 
     def _engine_says(self, engine: EngineChild, message: ReportEngine) -> None:

@@ -1,7 +1,8 @@
-"""A runner that breaks when a text tells it to, so that tests can prove, from outside, what the rest survives.
+"""Fault injection: a runner that breaks when a text tells it to, so that tests prove from outside that the rest survives.
 
-An engine runs it only where the environment variable WHIMBREL_FAULTS is 1. Each text of a batch is decoded again, and obeyed
-where it holds one of these words. Spaces and letter case are lost on the way, so a number ends where no digit follows.
+An engine uses it where WHIMBREL_RUNNER=fault_injection:FaultyRunner stands in its environment and this folder is on its path
+(ENVIRONMENT sets both). Each text of a batch is decoded again, and obeyed if it holds one of these words. Spaces and letter case
+are lost on the way, so a number ends where no digit follows.
 
     @@abort       the process aborts (SIGABRT)              @@raise      the batch fails
     @@segv        the process reads address 0 (SIGSEGV)     @@oom        there is no memory for the batch
@@ -15,7 +16,6 @@ where it holds one of these words. Spaces and letter case are lost on the way, s
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import re
 import threading
@@ -33,21 +33,19 @@ from whimbrel.engine.job import RunnerProtocol
 from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.batch import Batch
-from whimbrel.types.plan import Dtype
+from whimbrel.types.plan import Plan
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Sparse
 
-_log = logging.getLogger("whimbrel")
+ENVIRONMENT: Final = {
+    "WHIMBREL_RUNNER": "fault_injection:FaultyRunner",
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
+}
+"""What makes a server obey; in this process WHIMBREL_RUNNER is enough."""
 
-SWITCH: Final = "WHIMBREL_FAULTS"
 _WORD: Final = re.compile(r"@@(abort|segv|exit|hang-gil|hang|sleep:\d+(?:\.\d)?|raise|oom>\d+|oom|rows|width|nan-low|nan)")
 _NOT_TEXT: Final = re.compile(r"\s|##|[▁Ġ]")
-"""Spaces, and what tokenizers without a decoder leave of their own."""
-
-
-def switched_on() -> bool:
-    """Whether engines obey such texts in this process."""
-    return os.environ.get(SWITCH) == "1"
+"""Spaces, and the marks that tokenizers without a decoder leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +56,32 @@ class _Pending:
 
 
 class FaultyRunner:
-    """A runner around another; `dtype` is what that one computes in."""
+    """A runner around another, which computes in the dtype of `plan` with the tokenizer in `folder`."""
 
-    def __init__(self, runner: RunnerProtocol, tokenizer_json: Path, *, dtype: Dtype) -> None:
-        _log.warning("%s=1: texts can break this engine. It is made for tests.", SWITCH)
+    def __init__(self, runner: RunnerProtocol, folder: Path, plan: Plan) -> None:
         self._runner = runner
         self.unstable = runner.unstable
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_json))
-        self._not_finite = {"nan"} if dtype == "float32" else {"nan", "nan-low"}
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._not_finite = {"nan"} if plan.dtype == "float32" else {"nan", "nan-low"}
 
     def init_thread(self) -> None:
-        """As the other."""
+        """Prepare a thread for the other runner."""
         self._runner.init_thread()
 
     def launch(
-        self, batch: Batch, wanted: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
+        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
     ) -> _Pending:
-        """As the other, after what the texts say was done."""
+        """Obey the texts, then launch the batch."""
         words_B = [self._words(batch.ids_T[start:end].tolist()) for start, end in pairwise(batch.cu_seqlens)]
         for words in words_B:
             for word in words:
                 _obey(word, batch.num_seqs)
-        return _Pending(self._runner.launch(batch, wanted, between_layers), wanted, words_B)
+        return _Pending(self._runner.launch(batch, selections, between_layers), selections, words_B)
 
     def collect(self, pending: _Pending) -> dict[OutputName, OutputRows]:
-        """What the other gives, every output spoilt as the texts say."""
-        given = self._runner.collect(pending.pending)
-        return {name: self._spoilt(rows, pending.wanted[name].offsets_B1, pending.words_B) for name, rows in given.items()}
+        """Collect the batch and spoil every output as the texts say."""
+        outputs = self._runner.collect(pending.pending)
+        return {name: self._spoilt(rows, pending.wanted[name].offsets_B1, pending.words_B) for name, rows in outputs.items()}
 
     def _spoilt(self, rows: OutputRows, offsets_B1: Int64Array, words_B: Sequence[list[str]]) -> OutputRows:
         said = {word for words in words_B for word in words}
@@ -107,7 +104,7 @@ class FaultyRunner:
 
 
 def find_words(text: str) -> list[str]:
-    """The words in a decoded text, without their @@."""
+    """Return the words in a decoded text, without their @@."""
     return _WORD.findall(_NOT_TEXT.sub("", text).lower())
 
 

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import dense_job, vectors_of
+from fakes import EngineThreads, dense_job, response_of, vectors_of
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.job import BatchItems, Job
-from whimbrel.engine.lanes import Lanes
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory
 from whimbrel.types.batch import Batch
 from whimbrel.types.hardware import Hardware
@@ -25,7 +24,7 @@ from whimbrel.types.plan import Options, make_plan
 from whimbrel.types.result import Result
 from whimbrel.types.seq import Seq
 
-RAISES, NO_MEMORY, NOT_FINITE, SHAPE, LOW = 100, 200, 300, 400, 500
+RAISES, NO_MEMORY, NOT_FINITE, SHAPE = 100, 200, 300, 400
 ERRORS = {RAISES: ComputeError, NO_MEMORY: OutOfMemory, NOT_FINITE: NonFinite, SHAPE: ComputeError}
 SUSPECT = 1000
 """Words from here on are of suspects."""
@@ -34,9 +33,8 @@ SUSPECT = 1000
 class StormRunner:
     """Fails as the words of a batch say, takes a random time, and now and then is out of memory for large batches."""
 
-    def __init__(self, seed: int, *, exact: bool) -> None:
+    def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._exact = exact
 
     def init_thread(self) -> None: ...
 
@@ -51,7 +49,7 @@ class StormRunner:
         if NO_MEMORY in words or (batch.num_seqs > 3 and self._random.random() < 0.1):
             raise MemoryError("scripted")
         vectors = vectors_of(batch)
-        vectors[(words == NOT_FINITE) | ((words == LOW) & (not self._exact))] = np.nan
+        vectors[words == NOT_FINITE] = np.nan
         return vectors[1:] if SHAPE in words else vectors
 
     def collect(self, pending: np.ndarray) -> dict[str, np.ndarray]:
@@ -68,14 +66,14 @@ class Watch:
         self.wrong: list[str] = []
         self._slots = 0
 
-    def started(self, work: BatchItems) -> int:
+    def started(self, items: BatchItems) -> int:
         with self._lock:
             self._slots += 1
-            self.on_device[self._slots] = work
+            self.on_device[self._slots] = items
             among = [any(_suspect(one) for one in others) for others in self.on_device.values()]
             if any(among) and len(among) > 1:
                 self.wrong.append("suspects are not alone")
-            if any(_suspect(one) and len(work) > one[0].request.suspects[one[1].index] for one in work):
+            if any(_suspect(one) and len(items) > one[0].request.scheduling.suspects[one[1].index] for one in items):
                 self.wrong.append("suspects are too many")
             return self._slots
 
@@ -94,7 +92,7 @@ def any_job(choose: random.Random) -> Job:
     count = choose.choice([1, 1, 1, 2, 5, 40])
     words = choose.choices(range(1, 99), k=count)
     if choose.random() < 0.2:
-        words[choose.randrange(count)] = choose.choice([*ERRORS, LOW, LOW])
+        words[choose.randrange(count)] = choose.choice([*ERRORS])
     suspects = {}
     if choose.random() < 0.1:
         words = [SUSPECT + word if word < 99 else word for word in words]
@@ -108,7 +106,7 @@ def any_job(choose: random.Random) -> Job:
 def reuse_memory(job: Job, future: Future[Result]) -> None:
     """As a tenant of shared memory may, once a request without an answer is over."""
     if future.cancelled() or future.exception():
-        job.arrays["dense"].fill(-7)
+        response_of(job).fill(-7)
 
 
 def check(job: Job) -> str:
@@ -124,7 +122,7 @@ def check(job: Job) -> str:
         assert not set(words) & set(ERRORS)
         return "answered"
     if isinstance(error, DeadlineExceeded):
-        assert job.request.deadline <= time.perf_counter()
+        assert job.request.scheduling.deadline <= time.perf_counter()
         return "late"
     (culprit,) = set(words) & set(ERRORS)
     assert type(error) is ERRORS[culprit]
@@ -132,18 +130,19 @@ def check(job: Job) -> str:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sample(1)
 def test_every_request_gets_the_one_answer_that_is_right(seed: int, minilm: Path) -> None:
     card = read_card(minilm, "all-MiniLM-L6-v2")
     plan = make_plan(Options(max_batch_tokens=128), card, Hardware(num_cores=4))
     watch = Watch()
-    lanes = Lanes(StormRunner(seed, exact=False), card, plan, load_second=lambda: StormRunner(seed, exact=True), recorder=watch)
+    lanes = EngineThreads(StormRunner(seed), card, plan, watch)
 
     def client(number: int) -> list[Job]:
         choose, jobs = random.Random(seed * 100 + number), list[Job]()
         for _ in range(150):
             jobs.append(any_job(choose))
             try:
-                lanes.add(jobs[-1])
+                lanes.submit(jobs[-1])
                 jobs[-1].future.add_done_callback(partial(reuse_memory, jobs[-1]))
             except DeadlineExceeded:
                 jobs.pop()
@@ -158,8 +157,8 @@ def test_every_request_gets_the_one_answer_that_is_right(seed: int, minilm: Path
     for job in jobs:
         outcomes[check(job)] += 1
     lanes.close()
-    assert all((job.arrays["dense"] == -7).all() for job in jobs if job.future.cancelled() or job.future.exception())
+    assert all((response_of(job) == -7).all() for job in jobs if job.future.cancelled() or job.future.exception())
     assert min(outcomes.values()) > 0
     assert (watch.wrong, watch.on_device) == ([], {})
-    dispatch: Any = lanes._dispatch  # pyright: ignore[reportPrivateUsage]
+    dispatch: Any = lanes.dispatcher
     assert (dispatch._jobs, dispatch._num_bytes, dispatch._in_flight, dispatch._scheduler.queued_tokens) == (set(), 0, 0, 0)

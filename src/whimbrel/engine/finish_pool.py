@@ -1,0 +1,121 @@
+"""Finish pool: the threads that run what is slow in finishers, such as late interaction and token pooling.
+
+The collector must hand out the next batch soon, so it only scatters rows itself. Everything else of a finisher runs here, a few
+steps of a job at a time, so that the steps of others come between them. Knows no lanes and no batches in flight.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from whimbrel.engine.dispatcher import Dispatcher
+from whimbrel.engine.job import Job
+from whimbrel.errors import ComputeError, OutOfMemory
+from whimbrel.outputs.finishers import Step
+from whimbrel.outputs.rows import BatchOutput
+
+_log = logging.getLogger("whimbrel")
+
+_UNFINISHED_PER_LANE: Final = 8
+"""Deliveries that may wait for a thread. Then the collector waits too, so that vectors do not pile up."""
+
+
+class FinishPool:
+    """Carries out the finishers of jobs, and answers the jobs. Safe to use from many threads."""
+
+    def __init__(self, dispatcher: Dispatcher, num_threads: int, init_thread: Callable[[], None]) -> None:
+        """`init_thread` is called once by each thread, before anything else."""
+        self._dispatcher = dispatcher
+        self._num_threads = num_threads
+        self._threads = ThreadPoolExecutor(num_threads, "whimbrel-finish", initializer=init_thread)
+        self._slots = threading.Semaphore(_UNFINISHED_PER_LANE * num_threads)
+
+    def submit(self, job: Job, *, admitted: bool = False) -> None:
+        """Queue a job and run the steps that need no seq. Raises as `Dispatcher.submit`."""
+        steps = job.finisher.take_steps()  # before a lane can add rows, so that each step runs once
+        is_complete = not job.num_pending
+        self._dispatcher.submit(job, admitted=admitted)
+        self._run_steps(job, steps)
+        if is_complete:
+            self._complete(job)
+
+    def deliver(self, job: Job, batch: BatchOutput, seqs_B: list[int], seqs_S: list[int]) -> None:
+        """Give a job the rows of the batch's seqs `seqs_B`, which are its seqs `seqs_S`. The last of them answer it."""
+        add = partial(job.finisher.add, batch, np.array(seqs_B), np.array(seqs_S))
+        if job.finisher.adds_slowly:
+            self._slots.acquire()
+            self._in_pool(partial(self._add, job, add, len(seqs_S)))
+            return
+        self._dispatcher.write(job, add)
+        if self._dispatcher.advance(job, len(seqs_S)):
+            self._complete(job)
+
+    def close(self) -> None:
+        """Wait until every job is answered, then end the threads. Call it when no batch is left."""
+        self._dispatcher.join()
+        self._threads.shutdown()
+
+    def _add(self, job: Job, add: Callable[[], Sequence[Step]], num_seqs: int) -> None:
+        try:
+            self._run(job, add, num_seqs)
+        finally:
+            self._slots.release()
+
+    def _run_steps(self, job: Job, steps: Sequence[Step]) -> None:
+        remaining = iter(steps)
+        for _ in steps[: self._num_threads]:
+            self._in_pool(partial(self._run_next, job, remaining))
+
+    def _run_next(self, job: Job, remaining: Iterator[Step]) -> None:
+        if self._dispatcher.is_waiting(job) and (step := next(remaining, None)) is not None:
+            self._run(job, step, 1)
+            self._in_pool(partial(self._run_next, job, remaining))
+
+    def _run(self, job: Job, action: Callable[[], Sequence[Step] | None], count: int) -> None:
+        """Run an action of the job's finisher, which is worth `count` of its pending seqs or steps."""
+        if not self._dispatcher.is_waiting(job) or self._dispatcher.expire(job):
+            return
+        try:
+            self._run_steps(job, action() or ())
+        except BaseException as error:  # whatever it is, the request gets an answer
+            self._dispatcher.fail(job, _to_error(error))
+        else:
+            if self._dispatcher.advance(job, count):
+                self._answer(job)
+
+    def _complete(self, job: Job) -> None:
+        if job.finisher.finishes_slowly:
+            self._in_pool(partial(self._answer, job))
+        else:
+            self._dispatcher.answer(job)
+
+    def _answer(self, job: Job) -> None:
+        try:
+            self._dispatcher.answer(job)
+        except BaseException:
+            _log.critical("a response could not be computed. This is a bug.", exc_info=True)
+
+    def _in_pool(self, action: Callable[[], None]) -> None:
+        """Run an action in a thread of the pool; in this thread if the pool has ended, as it has at the interpreter's exit."""
+        try:
+            self._threads.submit(action)
+        except RuntimeError as error:
+            if "shutdown" not in str(error):  # the action is queued, but no thread could be started
+                raise
+            action()
+
+
+def _to_error(error: BaseException) -> ComputeError:
+    if isinstance(error, MemoryError):
+        return OutOfMemory("there is no memory to compare the vectors of this request.")
+    if isinstance(error, ComputeError):
+        return error
+    _log.error("vectors could not be compared", exc_info=error)
+    return ComputeError(f"comparing the vectors failed ({type(error).__name__}); the server's log says more.")
