@@ -1,4 +1,4 @@
-"""Log lines: their forms, what never gets into them, and how few there are in a storm."""
+"""Log lines: formats, redaction, throttling, and streams that nobody reads."""
 
 from __future__ import annotations
 

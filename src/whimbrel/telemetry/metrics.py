@@ -2,7 +2,7 @@
 
 Theory of operation. A server of one process counts in memory. In a server of several processes, each one calls `use_directory`
 before it makes its Metrics. From then on it writes its numbers into its own files there, in prometheus_client's multiprocess
-mode, and any process can render the sums of all files. Files carry the identity of the process in the server ("worker-0",
+mode. Any process can render the sums of all files. Files carry the identity of the process in the server ("worker-0",
 "engine-0-1") instead of its pid, so a restarted process continues the counters of the one before it.
 
 Labels come from fixed sets: route templates, served models, and the Literals of `trace.py`. docs/metrics.md lists every name.
