@@ -1,4 +1,4 @@
-"""Log lines: their forms, what never gets into them, and how few there are in a storm."""
+"""Log lines: formats, redaction, throttling, and streams that nobody reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel.telemetry import logs, trace
-from whimbrel.telemetry.logs import LogOptions, LogThrottle, NonBlockingStream
+from whimbrel.telemetry.logs import LogHandler, LogOptions, LogThrottle
 from whimbrel.telemetry.trace import RequestFinished
 
 log = logging.getLogger("whimbrel")
@@ -222,10 +222,9 @@ def test_a_storm_loses_count_of_nothing(events: list[tuple[str, float]], first: 
         now += pause
         left_out += sum(number for _, number in storm.flush_windows(now))
         admitted += storm.admits(kind, now)
-    assert storm.is_suppressing == (len(events) > admitted + left_out)
     left_out += sum(number for _, number in storm.flush_windows(float("inf")))
     assert admitted + left_out == len(events)
-    assert not storm.is_suppressing
+    assert storm.flush_windows(float("inf")) == []
 
 
 def test_a_storm_admits_the_first_of_each_window() -> None:
@@ -257,31 +256,51 @@ class Stuck(io.StringIO):
         return super().write(text)
 
 
+def line(text: str) -> logging.LogRecord:
+    return logging.LogRecord("whimbrel", logging.INFO, "", 0, text, None, None)
+
+
 def test_nobody_waits_for_a_reader_and_what_is_lost_is_told() -> None:
     stream = Stuck()
-    sink = NonBlockingStream(stream, lambda lost: f"{lost} lost", max_lines=10)
+    handler = LogHandler(logging.Formatter("%(message)s"), stream, max_lines=10)
     for number in range(100):
-        sink.write(f"{number}\n")
+        handler.handle(line(str(number)))
     started = time.monotonic()
-    sink.wait(0.2)
+    handler.flush(0.2)
     assert 0.1 < time.monotonic() - started < 10
     stream.go.set()
-    sink.wait(60)
-    sink.write("later\n")
-    sink.wait(60)
+    handler.flush(60)
+    handler.handle(line("later"))
+    handler.flush(60)
+    handler.close()
     lines = stream.getvalue().splitlines()
     assert lines[-1] == "later"
-    (told,) = [line for line in lines if line.endswith("lost")]
+    (told,) = [line for line in lines if "lines were lost: nobody read them" in line]
     kept = [line for line in lines[:-1] if line != told]
     assert kept == [str(number) for number in range(len(kept))]
     assert 10 <= len(kept) == 100 - int(told.split()[0])
 
 
-def test_a_reader_who_has_left_is_no_error() -> None:
+def test_a_reader_who_has_left_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with suppress(BrokenPipeError), open(writing, "w") as stream:
-        sink = NonBlockingStream(stream, str)
-        sink.write("a\n")
-        sink.write("b\n")
-        sink.wait(10)
+        handler = LogHandler(logging.Formatter("%(message)s"), stream)
+        for text in ("a", "b"):
+            handler.handle(line(text))
+            handler.flush(10)
+        handler.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_closing_does_not_wait_for_a_reader_who_does_not_read() -> None:
+    stream = Stuck()
+    handler = LogHandler(logging.Formatter("%(message)s"), stream, max_lines=3)
+    for number in range(9):
+        handler.handle(line(str(number)))
+    started = time.monotonic()
+    handler.close()
+    assert time.monotonic() - started < 10
+    stream.go.set()
+    handler.flush(60)
+    assert "lines were lost" in stream.getvalue()

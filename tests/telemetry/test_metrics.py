@@ -35,7 +35,7 @@ sys.stdout.buffer.write(page.render()[0])
 
 
 def in_process(folder: Path, identity: str, *lines: str, code: int = 0) -> Samples:
-    """What a process of this identity renders after it has run some lines."""
+    """Run some lines in a process of this identity, and return what it renders then."""
     command = [sys.executable, "-c", PROCESS, str(folder), identity]
     done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr

@@ -1,4 +1,4 @@
-"""Events reach who subscribed, and nothing else happens."""
+"""Events reach their subscribers, and nothing else happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels comes back: every type, byte order and container; and each rounds as PyTorch does."""
+"""Round trips of every number type, byte order and container, and the rounding of PyTorch."""
 
 from __future__ import annotations
 

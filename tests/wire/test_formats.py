@@ -1,4 +1,4 @@
-"""What an answer may be: each format of both routes over a real app, and which one a client gets.
+"""Response formats of both routes over a real app, and their negotiation.
 
 The Arrow streams under golden/arrow were read and checked by pyarrow 26.0.1 and nanoarrow 0.9.0 (`python tests/wire/test_formats.py`
 writes them anew). pyarrow reads them here, too.
@@ -163,7 +163,7 @@ def test_base64_in_other_types() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", *SMALL])
 def test_json_numbers_in_other_types(dtype: Any) -> None:
-    """Of our own route; to /v1/embeddings, as to vLLM, JSON numbers are float32."""
+    """JSON of the native route has them. /v1/embeddings has float32 in JSON, as vLLM does."""
     found = orjson.loads(post("/v1/embed", outputs=EVERYTHING, embed_dtype=dtype).body)["outputs"]
     assert np.array_equal(np.array(found["dense"], np.float32), numbers(DENSE, dtype))
     assert np.array_equal(np.array(found["multi_vector"][2], np.float32), numbers(TOKENS[2], dtype))

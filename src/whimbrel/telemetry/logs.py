@@ -1,13 +1,12 @@
-"""Log lines on stderr: plain or JSON, one line per record whatever clients send, and short in a storm of errors.
+"""Logging to stderr, plain or JSON, with one line per record and few lines in a storm of errors.
 
-`configure` sets up logging for a process; everything that is logged in it, by libraries too, comes out in one form. Requests
-are logged from trace's Finished: each of them with `access`, else those that failed on our side. Texts and headers are never
-logged, API keys are blotted out wherever they turn up, and what could move a terminal's cursor or forge a line is escaped.
+`configure` sets up logging for a process, libraries included. A request is logged when it ends: every one with `access`, else
+those that failed on the server's side. Input texts and headers are never logged. API keys are replaced by ***, and characters
+that could move a terminal's cursor or forge a line are escaped. No caller waits for the reader of the log.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import re
@@ -18,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from queue import Full, Queue
+from logging.handlers import QueueHandler, QueueListener
+from queue import Empty, Full, Queue
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
 from whimbrel.telemetry.trace import RequestFinished, subscribe
@@ -30,41 +30,41 @@ _log = logging.getLogger("whimbrel")
 _access_log = logging.getLogger("whimbrel.access")
 
 _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-"""Control characters, line and paragraph separators, and what turns the direction of writing."""
+"""Control characters, line and paragraph separators, and marks of the writing direction."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What the user said about logs."""
+    """The user's options for the log."""
 
     format: LogFormat = "plain"
     level: LogLevel = "info"
     access: bool = False
-    """A line per request."""
+    """Log a line for every request."""
 
 
 def configure(
     options: LogOptions, *, process: str = "", secrets: Sequence[str] = (), stream: TextIO | None = None
 ) -> Callable[[], None]:
-    """Log to `stream` (stderr) from now on. Returns the function that ends it and writes what is still to be written.
+    """Start logging to `stream`, by default stderr. Return a function that stops it after the last line is written.
 
-    process: its place in the server, put on every line.
-    secrets: API keys; replaced by *** where they turn up.
+    process: name of the process in the server, put on every line.
+    secrets: API keys to replace by ***.
     """
-    handler = _Handler(_Formatter(options.format, process, secrets), stream)
+    handler = LogHandler(_Formatter(options.format, process, secrets), stream or sys.stderr)
     root = logging.getLogger()
     root.addHandler(handler)
-    before = _log.level, _access_log.level
+    levels = _log.level, _access_log.level
     _log.setLevel(options.level.upper())
-    _access_log.setLevel(logging.INFO)  # who asks for it gets it, at any level
+    _access_log.setLevel(logging.INFO)  # whatever the level of other lines
     end_requests = subscribe(RequestFinished, _log_access if options.access else _log_failure)
 
     def end() -> None:
         end_requests()
         root.removeHandler(handler)
         handler.close()
-        _log.setLevel(before[0])
-        _access_log.setLevel(before[1])
+        _log.setLevel(levels[0])
+        _access_log.setLevel(levels[1])
 
     return end
 
@@ -79,7 +79,7 @@ def _log_failure(request: RequestFinished) -> None:
 
 
 def _fields(request: RequestFinished) -> dict[str, object]:
-    """What is worth knowing of a request, without its empty fields."""
+    """Return the fields of a request's line, without empty ones."""
     fields: dict[str, object] = {
         "method": request.method,
         "path": request.path,
@@ -99,150 +99,137 @@ def _fields(request: RequestFinished) -> dict[str, object]:
 
 
 class LogThrottle:
-    """Which records are written in a storm of them: the first few of a kind in each window; the rest are counted. Pure."""
+    """Rate limit of log records: the first few of a kind pass in each window, and the rest are counted.
+
+    It has no clock and no lock. Kinds beyond `max_kinds` share one window.
+    """
 
     def __init__(self, *, first: int = 5, window: float = 10.0, max_kinds: int = 64) -> None:
+        self.window = window
+        """Seconds."""
         self._first = first
-        self._window = window
         self._max_kinds = max_kinds
         self._kinds: dict[str, tuple[float, int]] = {}  # kind -> (its window's end, records in it)
 
     def admits(self, kind: str, now: float) -> bool:
-        """Whether a record is written. Ask `over` first, or what was left out of its last window is forgotten."""
+        """Count a record and return True to write it. Call `flush_windows` first, or the count of an ended window is lost."""
         if kind not in self._kinds and len(self._kinds) >= self._max_kinds:
-            kind = ""  # of too many kinds, the newest are one
-        end, seen = self._kinds.get(kind, (now + self._window, 0))
+            kind = ""
+        end, count = self._kinds.get(kind, (now + self.window, 0))
         if now >= end:
-            end, seen = now + self._window, 0
-        self._kinds[kind] = end, seen + 1
-        return seen < self._first
+            end, count = now + self.window, 0
+        self._kinds[kind] = end, count + 1
+        return count < self._first
 
     def flush_windows(self, now: float) -> list[tuple[str, int]]:
-        """Kinds whose window is over, and how many records were left out; they are forgotten."""
+        """Forget the kinds whose window has ended. Return those with suppressed records, and their number."""
         ended = [kind for kind, (end, _) in self._kinds.items() if now >= end]
         counts = [(kind, self._kinds.pop(kind)[1] - self._first) for kind in ended]
-        return [(kind, num_left_out) for kind, num_left_out in counts if num_left_out > 0]
-
-    @property
-    def window(self) -> float:
-        """Seconds."""
-        return self._window
-
-    @property
-    def is_suppressing(self) -> bool:
-        """Whether records were left out that `over` will tell of."""
-        return any(seen > self._first for _, seen in self._kinds.values())
+        return [(kind, num_suppressed) for kind, num_suppressed in counts if num_suppressed > 0]
 
 
-class NonBlockingStream:
-    """A stream that nobody waits for: a thread writes what is handed over; while nobody reads, what does not fit is counted.
+class LogHandler(QueueHandler):
+    """Formats records and queues the lines for a thread that writes them to a stream.
 
-    A terminal that was stopped and a pipe that nobody reads would otherwise stop event loops, lanes and the supervisor.
+    The caller never waits: a stopped terminal or a pipe without a reader would otherwise stop event loops, lanes and the
+    supervisor. Lines that do not fit into the queue are counted, and the next line that is written says how many were lost.
+    Warnings and errors pass a `LogThrottle`, where the message before its arguments is the kind.
     """
 
-    def __init__(self, stream: TextIO, tell: Callable[[int], str], *, max_lines: int = 4096) -> None:
-        """`tell` makes the line that says how many lines were lost."""
-        self._stream = stream
-        self._tell = tell
-        self._lines: Queue[str] = Queue(max_lines)
-        self._lost = 0
-        threading.Thread(target=self._write, name="whimbrel-log", daemon=True).start()
-        atexit.register(self.wait)
+    def __init__(self, formatter: logging.Formatter, stream: TextIO, *, max_lines: int = 4096) -> None:
+        self._lines: Queue[Any] = Queue(max_lines)
+        super().__init__(self._lines)
+        self.setFormatter(formatter)
+        self.num_lost = 0
+        """Lines that did not fit into the queue."""
+        self._throttle = LogThrottle()
+        self._listener = _Listener(self, self._lines, stream, self._throttle.window)
+        self._listener.start()
 
-    def write(self, text: str) -> None:
+    def emit(self, record: logging.LogRecord) -> None:
+        now = time.monotonic()
+        self._summarise(now)
+        if record.levelno < logging.WARNING or self._throttle.admits(str(record.msg), now):
+            super().emit(record)
+
+    def enqueue(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.put_nowait(text)
+            self._lines.put_nowait(record)
         except Full:
-            self._lost += 1
+            self.num_lost += 1
 
-    def flush(self) -> None:
-        """What `logging` calls after each line; the thread does it."""
+    def on_idle(self) -> None:
+        """Summarise the windows that have ended, unless a caller is logging at this moment."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._summarise(time.monotonic())
+            finally:
+                self._lock.release()
 
-    def wait(self, seconds: float = 1.0) -> None:
-        """Until all is written, but no longer."""
+    def flush(self, timeout: float = 1.0) -> None:
+        """Wait until all lines are written, at most `timeout` seconds."""
         with self._lines.all_tasks_done:
-            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, timeout)
 
-    def _write(self) -> None:
+    def close(self) -> None:
+        with self._lock:
+            self._summarise(float("inf"))
+        self.flush()
+        with suppress(Full):
+            self._listener.enqueue_sentinel()
+        super().close()
+
+    @property
+    def _lock(self) -> threading.RLock:
+        lock: Any = self.lock
+        return lock
+
+    def _summarise(self, now: float) -> None:
+        for kind, num_suppressed in self._throttle.flush_windows(now):
+            text = f"and {num_suppressed:,} more in {self._throttle.window:g} s: {kind or 'of other kinds'}"
+            record = _record(text)
+            record.fields = {"left_out": num_suppressed}
+            super().emit(record)
+
+
+class _Listener(QueueListener):
+    """The thread that writes the queued lines. After each `idle_seconds` without one it calls `on_idle`.
+
+    It writes without a handler: at exit `logging` locks and flushes every handler, and would wait for the reader.
+    """
+
+    def __init__(self, handler: LogHandler, lines: Queue[Any], stream: TextIO, idle_seconds: float) -> None:
+        super().__init__(lines)
+        self._handler = handler
+        self._lines = lines
+        self._stream = stream
+        self._idle_seconds = idle_seconds
+        self._num_lost_reported = 0
+
+    def dequeue(self, block: bool) -> logging.LogRecord:
         while True:
-            text = self._lines.get()
-            lost, self._lost = self._lost, 0
-            with suppress(OSError, ValueError):  # nobody is there to read any more, or it is closed
-                self._stream.write(f"{self._tell(lost)}\n{text}" if lost else text)
-                self._stream.flush()
-            self._lines.task_done()
+            try:
+                return self._lines.get(block, self._idle_seconds)
+            except Empty:
+                self._handler.on_idle()
 
+    def handle(self, record: logging.LogRecord) -> None:
+        if num_lost := self._handler.num_lost - self._num_lost_reported:
+            self._num_lost_reported += num_lost
+            self._write(self._handler.format(_record(f"{num_lost:,} lines were lost: nobody read them")))
+        self._write(record.getMessage())
 
-_sinks: Final[set[NonBlockingStream]] = set()
+    def _write(self, line: str) -> None:
+        with suppress(OSError, ValueError):  # the reader has left, the disk is full or the stream is closed
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
 
 def flush() -> None:
-    """Wait, for a second at most, until what was logged is written; to be called before a process ends itself."""
-    for sink in list(_sinks):
-        sink.wait()
-
-
-class _Handler(logging.StreamHandler[Any]):
-    """Writes records to a stream; warnings and errors through a Storm, by the text before its arguments are put in."""
-
-    def __init__(self, form: _Formatter, stream: TextIO | None) -> None:
-        self._sink: NonBlockingStream | None = None
-        if stream is None:
-            self._sink = NonBlockingStream(
-                sys.stderr, lambda lost: form.format(_record(f"{lost:,} lines were lost: nobody read them"))
-            )
-            _sinks.add(self._sink)
-        super().__init__(self._sink or stream)
-        self.setFormatter(form)
-        self._storm = LogThrottle()
-        self._timer: threading.Timer | None = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno < logging.WARNING:
-            super().emit(record)
-            return
-        now = time.monotonic()
-        self._summarise(now)
-        if self._storm.admits(str(record.msg), now):
-            super().emit(record)
-        elif self._timer is None:
-            self._start_timer()
-
-    def close(self) -> None:
-        with self._locked():
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            self._summarise(float("inf"))
-        super().close()
-        if self._sink is not None:
-            self._sink.wait()
-            _sinks.discard(self._sink)
-
-    def _start_timer(self) -> None:
-        """A storm that ends leaves nobody to tell how long it was: a timer does."""
-        self._timer = threading.Timer(self._storm.window, self._on_timer)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _on_timer(self) -> None:
-        with self._locked():
-            if self._timer is not None:  # closed meanwhile
-                self._timer = None
-                self._summarise(time.monotonic())
-                if self._storm.is_suppressing:
-                    self._start_timer()
-
-    def _summarise(self, now: float) -> None:
-        for kind, num_left_out in self._storm.flush_windows(now):
-            text = f"and {num_left_out:,} more in {self._storm.window:g} s: {kind or 'of other kinds'}"
-            record = _record(text)
-            record.fields = {"left_out": num_left_out}
-            super().emit(record)
-
-    def _locked(self) -> threading.RLock:
-        lock: Any = self.lock
-        return lock
+    """Wait until all log lines are written, at most a second. Call it before a process ends itself."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogHandler):
+            handler.flush()
 
 
 def _record(text: str) -> logging.LogRecord:
@@ -250,11 +237,11 @@ def _record(text: str) -> logging.LogRecord:
 
 
 class _Formatter(logging.Formatter):
-    """A record as one line."""
+    """Formats a record as one line, without API keys."""
 
-    def __init__(self, form: LogFormat, process: str, secrets: Sequence[str]) -> None:
+    def __init__(self, log_format: LogFormat, process: str, secrets: Sequence[str]) -> None:
         super().__init__()
-        self._write = _write_json if form == "json" else _write_plain
+        self._write = _write_json if log_format == "json" else _write_plain
         self._process = process
         self._secrets = [secret for secret in secrets if secret]
 
@@ -273,7 +260,6 @@ class _Formatter(logging.Formatter):
         return self._write(line)
 
     def _redact(self, value: object) -> object:
-        """Without API keys."""
         if isinstance(value, str):
             for secret in self._secrets:
                 value = value.replace(secret, "***")
@@ -281,23 +267,23 @@ class _Formatter(logging.Formatter):
 
 
 def _write_json(line: Mapping[str, object]) -> str:
-    # ASCII only, so that nothing unprintable leaves; DEL is the one such character in ASCII that json lets through.
+    # json escapes all unprintable characters but DEL
     return json.dumps(line, default=str).replace("\x7f", "\\u007f")
 
 
 def _write_plain(line: Mapping[str, object]) -> str:
-    rest = {name: value for name, value in line.items() if name not in ("time", "level", "message", "process", "traceback")}
+    fields = {name: value for name, value in line.items() if name not in ("time", "level", "message", "process", "traceback")}
     process = f" [{line['process']}]" if "process" in line else ""
     text = f"{line['time']} {str(line['level']).upper():<7}{process} {_escape(str(line['message']))}"
-    text += "".join(f" {name}={_quote(value)}" for name, value in rest.items())
-    # Indented, since the text of an exception may hold line breaks, and no line of it may look like a record.
+    text += "".join(f" {name}={_quote(value)}" for name, value in fields.items())
+    # Indented, so that a line break in an exception's text cannot forge a record.
     for part in str(line.get("traceback", "")).splitlines():
         text += f"\n    {_escape(part)}"
     return text
 
 
 def _quote(value: object) -> str:
-    """A field's value, in quotes where it would not read as one word."""
+    """Return a field's value, in quotes unless it is one plain word."""
     text = str(value)
     return _escape(json.dumps(text, ensure_ascii=False) if not text or re.search(r'[\s"=\\]', text) else text)
 

@@ -1,12 +1,11 @@
-"""Prometheus metrics of a server: a subscriber of trace, and the page that shows what all its processes counted.
+"""Prometheus metrics of a server, over all its processes.
 
-Theory of operation. A server of one process counts in memory. A server of several calls `use_directory` in each of them
-before it makes its Metrics: from then on each process writes its numbers into files of its own there (prometheus_client's
-multiprocess mode), and whoever renders reads the files of all. Files are named by the process's place in the server
-("worker-0", "engine-0-1"), not by its pid, so a process that is started again goes on where the last one stopped.
+Theory of operation. A server of one process counts in memory. In a server of several processes, each one calls `use_directory`
+before it makes its Metrics. From then on it writes its numbers into its own files there, in prometheus_client's multiprocess
+mode. Any process can render the sums of all files. Files carry the identity of the process in the server ("worker-0",
+"engine-0-1") instead of its pid, so a restarted process continues the counters of the one before it.
 
-Labels come from fixed sets: routes are templates, models are those that are served, the rest are the Literals of trace.
-docs/metrics.md lists every name.
+Labels come from fixed sets: route templates, served models, and the Literals of `trace.py`. docs/metrics.md lists every name.
 """
 
 from __future__ import annotations
@@ -54,27 +53,27 @@ from whimbrel.telemetry.trace import (
 
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
-_OF_REQUESTS: Final[tuple[Stage, ...]] = ("receive", "read", "write")
-"""Stages that are told of with the end of their request, and not before."""
+_REQUEST_STAGES: Final[tuple[Stage, ...]] = ("receive", "read", "write")
+"""Stages that are reported with the end of their request."""
 _SIZES: Final[dict[Size, tuple[str, tuple[int, ...]]]] = {
     "batch_tokens": ("Tokens in a batch.", tuple(2**power for power in range(4, 17))),
     "batch_seqs": ("Texts in a batch.", tuple(2**power for power in range(12))),
 }
 _COUNTS: Final[dict[Count, tuple[str, str]]] = {
-    "retries": ("request_retries", "Requests sent again after their engine had died."),
-    "halvings": ("batch_halvings", "Batches cut in halves because something in them failed."),
+    "retries": ("request_retries", "Requests sent to another engine after theirs died."),
+    "halvings": ("batch_halvings", "Batches split in halves after a failure."),
     "non_finite": ("non_finite", "Texts that failed because the model gave NaN or infinity for them."),
-    "out_of_memory": ("out_of_memory", "Batches that did not fit into the device's memory."),
-    "engine_restarts": ("engine_restarts", "Engine processes started again after they died or hung."),
-    "worker_restarts": ("worker_restarts", "HTTP workers started again after they died."),
-    "dropped": ("dropped_requests", "Requests dropped undone: the client had gone, or the deadline was over."),
-    "document_cache_hits": ("document_cache_hits", "Documents to compare whose token vectors were kept."),
-    "document_cache_misses": ("document_cache_misses", "Documents to compare whose token vectors had to be computed."),
+    "out_of_memory": ("out_of_memory", "Batches that ran out of device memory."),
+    "engine_restarts": ("engine_restarts", "Engine processes restarted after they died or hung."),
+    "worker_restarts": ("worker_restarts", "HTTP workers restarted after they died."),
+    "dropped": ("dropped_requests", "Requests dropped before they were computed: the client left or the deadline passed."),
+    "document_cache_hits": ("document_cache_hits", "Documents whose token vectors were in the cache."),
+    "document_cache_misses": ("document_cache_misses", "Documents whose token vectors had to be computed."),
 }
-_LEVELS: Final[dict[GaugeName, tuple[str, str]]] = {
-    "queue_tokens": ("queue_tokens", "Tokens that wait."),
-    "queue_small_tokens": ("queue_small_tokens", "Those of them that belong to small requests."),
-    "engines_up": ("engines_up", "Engines that answer."),
+_GAUGES: Final[dict[GaugeName, tuple[str, str]]] = {
+    "queue_tokens": ("queue_tokens", "Tokens in the queue."),
+    "queue_small_tokens": ("queue_small_tokens", "Tokens in the queue that belong to small requests."),
+    "engines_up": ("engines_up", "Engines that are up."),
 }
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -82,32 +81,32 @@ _RECEIVED: Final = "whimbrel_requests_received_total"
 _REQUESTS: Final = "whimbrel_requests_total"
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable that names the directory."""
+"""The environment variable with the directory of the metrics."""
 
 _IDENTITY: Final = re.compile(r"[a-z0-9-]+")  # "_" separates the parts of the files' names
-_FOLDER: Final = "whimbrel-metrics-"
+_FOLDER_PREFIX: Final = "whimbrel-metrics-"
 _LOCK: Final = "lock"
 _YOUNG_SECONDS: Final = 60.0
-"""A server that has just made its directory may not have locked it yet."""
+"""Least age of a directory to remove: a server may not have locked a younger one yet."""
 _FILE_BYTES: Final = 256 * 1024
 
 _multiprocess: Any = prometheus_client.multiprocess  # these have no types
 _values: Any = prometheus_client.values
 
 _place: tuple[Path, str] | None = None
-"""The directory of the server's metrics, and the identity of this process in it."""
+"""Directory of the server's metrics, and the identity of this process in it."""
 
 
 @contextmanager
 def directory() -> Generator[Path]:
-    """A directory for the metrics of one server, for as long as it lives. Those of servers that were killed are removed.
+    """Make a directory for the metrics of one server, and remove it at the end.
 
-    Raises SetupError.
+    Directories of killed servers are removed, too. Raises SetupError.
     """
     try:
-        for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-            _remove_if_dead(old)
-        folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+        for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+            _remove_if_unused(old)
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
     except OSError as error:
         hint = "set TMPDIR to a folder that can be written to, e.g. /dev/shm"
         raise SetupError(f"there is no place for temporary files: {error.strerror or error}.", hint=hint) from None
@@ -119,23 +118,23 @@ def directory() -> Generator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove_if_dead(folder: Path) -> None:
+def _remove_if_unused(folder: Path) -> None:
     try:
-        about = folder.lstat()
-        if about.st_uid != os.getuid() or time.time() - about.st_mtime < _YOUNG_SECONDS:
+        stat = folder.lstat()
+        if stat.st_uid != os.getuid() or time.time() - stat.st_mtime < _YOUNG_SECONDS:
             return
         with open(os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # somebody lives there, or it is not ours
+    except OSError:  # it is locked or belongs to another user
         return
 
 
 def use_directory(path: Path, identity: str) -> None:
-    """Keep this process's metrics in `path`, beside those of the server's other processes. Call it before Metrics().
+    """Keep the metrics of this process in `path`, beside those of the server's other processes. Call it before Metrics().
 
-    `identity` is the process's place in the server, e.g. "worker-0"; no two living processes may share one. It may have been
-    that of a process that is dead: its counters go on. Raises SetupError.
+    `identity` names the process in the server, for example "worker-0". No two living processes may share one. A process that
+    takes the identity of a dead one continues its counters. Raises SetupError.
     """
     global _place  # noqa: PLW0603
     if not _IDENTITY.fullmatch(identity):
@@ -154,44 +153,46 @@ def use_directory(path: Path, identity: str) -> None:
 
 
 def process_ended(identity: str) -> None:
-    """A process of this server is dead: what it had under way or in its queue is no more. Its counters stay."""
+    """Remove the gauges of a process of this server that has died. Its counters stay."""
     if _place is not None:
         _multiprocess.mark_process_dead(identity, str(_place[0]))
         (_place[0] / f"{identity}.pid").unlink(missing_ok=True)
 
 
 def _reserve(file: Path) -> None:
-    """Space on the disk for all that will be written: a write into a mapped file on a full disk would kill the process."""
+    """Reserve disk space for the file. On a full disk, a write into a mapped file would kill the process."""
     with file.open("ab") as stream:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(stream.fileno(), 0, _FILE_BYTES)
 
 
 class Metrics:
-    """Counts what trace tells. One per process, in a server of several processes."""
+    """Metrics of the events of `trace.py`. A process has at most one if the server has several processes."""
 
     def __init__(self, models: Sequence[str] = ()) -> None:
-        """`models` are names of models whose counters are shown from the start, at zero."""
+        """`models` are the served names whose counters start at zero, since a missing counter has no rate."""
         disable_created_metrics()
         own = CollectorRegistry()
         counter = partial(_counter, own)
         gauge = partial(_gauge, own)
         histogram = partial(_histogram, own)
-        self._received = counter(_RECEIVED, "Requests that came.", "route")
-        self._in_flight = gauge("whimbrel_requests_in_flight", "Requests that have not ended.", "route")
-        self._requests = counter(_REQUESTS, "Requests that ended.", "route", "model", "outcome", "status")
-        self._seconds = histogram("whimbrel_request_seconds", "From headers to the end of the answer.", "route", "model")
-        self._stages = histogram("whimbrel_stage_seconds", "Time in each stage.", "stage")
-        self._texts = counter("whimbrel_texts_total", "Texts answered.", "model")
-        self._tokens = counter("whimbrel_tokens_total", "Tokens computed for answers.", "model")
-        self._truncated = counter("whimbrel_truncated_texts_total", "Texts that were cut.", "model")
+        self._received = counter(_RECEIVED, "Requests received.", "route")
+        self._in_flight = gauge("whimbrel_requests_in_flight", "Requests in progress.", "route")
+        self._requests = counter(_REQUESTS, "Requests ended.", "route", "model", "outcome", "status")
+        self._seconds = histogram(
+            "whimbrel_request_seconds", "Seconds from the request's headers to the end of the response.", "route", "model"
+        )
+        self._stages = histogram("whimbrel_stage_seconds", "Seconds in each stage.", "stage")
+        self._texts = counter("whimbrel_texts_total", "Texts in answered requests.", "model")
+        self._tokens = counter("whimbrel_tokens_total", "Tokens in answered requests.", "model")
+        self._truncated = counter("whimbrel_truncated_texts_total", "Texts that were truncated.", "model")
         self._sizes: dict[str, _Labelled[Histogram]] = {
             name: histogram(f"whimbrel_{name}", text, "model", buckets=buckets) for name, (text, buckets) in _SIZES.items()
         }
         self._counts = {name: counter(f"whimbrel_{key}_total", text, "model") for name, (key, text) in _COUNTS.items()}
-        self._levels = {name: gauge(f"whimbrel_{key}", text, "model") for name, (key, text) in _LEVELS.items()}
+        self._gauges = {name: gauge(f"whimbrel_{key}", text, "model") for name, (key, text) in _GAUGES.items()}
         of_models = [self._counts[name] for name in _COUNTS if name != "worker_restarts"]
-        for model in models:  # a counter that is not there yet has no rate
+        for model in models:
             for metric in (self._texts, self._tokens, self._truncated, *of_models):
                 metric(model)
         self._registry = own if _place is None else CollectorRegistry()
@@ -199,27 +200,27 @@ class Metrics:
             _multiprocess.MultiProcessCollector(self._registry, str(_place[0]))
             self._count_lost_requests(*_place)
         self._registry.register(_Processes())
-        self._ends = (
+        self._unsubscribe = (
             subscribe(HistogramEvent, self._observe),
             subscribe(CounterEvent, self._count),
-            subscribe(GaugeEvent, self._set_level),
+            subscribe(GaugeEvent, self._set_gauge),
             subscribe(RequestStarted, self._receive),
             subscribe(RequestFinished, self._finish),
         )
 
     @property
     def shared(self) -> bool:
-        """Whether other processes of the server count too."""
+        """True if the page shows other processes of the server, too."""
         return _place is not None
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The page and its content type: OpenMetrics if the Accept header asks for it, else Prometheus' text format."""
+        """Return the page and its content type: OpenMetrics if `accept` names it, else Prometheus' text format."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
     def close(self) -> None:
-        """Count no more."""
-        for end in self._ends:
+        """Stop counting."""
+        for end in self._unsubscribe:
             end()
 
     def _observe(self, event: HistogramEvent) -> None:
@@ -231,8 +232,8 @@ class Metrics:
     def _count(self, event: CounterEvent) -> None:
         self._counts[event.name](event.model).inc(event.amount)
 
-    def _set_level(self, event: GaugeEvent) -> None:
-        self._levels[event.name](event.model).set(event.value)
+    def _set_gauge(self, event: GaugeEvent) -> None:
+        self._gauges[event.name](event.model).set(event.value)
 
     def _receive(self, event: RequestStarted) -> None:
         self._received(event.route).inc()
@@ -243,7 +244,7 @@ class Metrics:
         self._requests(event.route, model, event.outcome, event.status).inc()
         self._in_flight(event.route).dec()
         self._seconds(event.route, model).observe(event.seconds)
-        for stage in _OF_REQUESTS:
+        for stage in _REQUEST_STAGES:
             if stage in event.stages:
                 self._stages(stage).observe(event.stages[stage])
         if event.num_tokens:
@@ -253,22 +254,22 @@ class Metrics:
                 self._truncated(model).inc(event.num_truncated)
 
     def _count_lost_requests(self, path: Path, identity: str) -> None:
-        """What the last process of this identity had under way when it died has ended, too: as "lost"."""
-        open_: Tally[str] = Tally()
+        """Count the requests that the last process of this identity left open as ended, with the outcome "lost"."""
+        num_open: Tally[str] = Tally()
         file = path / f"counter_{identity}.db"
         for metric in _multiprocess.MultiProcessCollector.merge([str(file)]):
             for sample in metric.samples:
                 if sample.name == _RECEIVED:
-                    open_[sample.labels["route"]] += int(sample.value)
+                    num_open[sample.labels["route"]] += int(sample.value)
                 elif sample.name == _REQUESTS:
-                    open_[sample.labels["route"]] -= int(sample.value)
-        for route, num_lost in open_.items():
+                    num_open[sample.labels["route"]] -= int(sample.value)
+        for route, num_lost in num_open.items():
             if num_lost > 0:
                 self._requests(route, "", "lost", 0).inc(num_lost)
 
 
 _Labelled: TypeAlias = Callable[..., M]
-"""A metric: called with the values of its labels, it gives what counts. There are few, and they are kept."""
+"""A metric as a cached function from the values of its labels to the child metric."""
 
 
 def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> _Labelled[Counter]:
@@ -286,7 +287,7 @@ def _histogram(
 
 
 class _Processes(Collector):
-    """Memory, CPU time and open files of the server's processes, read from /proc when asked."""
+    """Memory, CPU time and open files of the server's processes, read from /proc at each scrape."""
 
     def __init__(self) -> None:
         self._pid = ""
@@ -297,9 +298,9 @@ class _Processes(Collector):
         for process, pid in self._processes():
             self._pid = pid
             for metric in self._collector.collect():
-                into = merged.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                total = merged.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
                 for sample in metric.samples:
-                    into.add_sample(sample.name, {"process": process}, sample.value)
+                    total.add_sample(sample.name, {"process": process}, sample.value)
         return merged.values()
 
     def _processes(self) -> Iterator[tuple[str, str]]:
@@ -309,5 +310,5 @@ class _Processes(Collector):
         for file in sorted(_place[0].glob("*.pid")):
             try:
                 yield file.stem, file.read_text()
-            except FileNotFoundError:  # it died just now
+            except FileNotFoundError:  # the process has just died
                 continue

@@ -1,8 +1,8 @@
-"""OpenTelemetry spans: a subscriber of trace that makes a server span of each finished request, and child spans of its stages.
+"""OpenTelemetry spans: a server span for each finished request, with a child span for each stage.
 
-Needs the extra `otel`. Everything else is said by OpenTelemetry's own environment variables: where to send spans
-(OTEL_EXPORTER_OTLP_ENDPOINT, ..._HEADERS), which (OTEL_TRACES_SAMPLER), under what name (OTEL_SERVICE_NAME; by default
-"whimbrel"). Attributes hold no text, no key, no path and nothing else that a client makes up but the id of its request.
+It needs the extra `otel`. OpenTelemetry's own environment variables configure it: OTEL_EXPORTER_OTLP_ENDPOINT and
+OTEL_EXPORTER_OTLP_HEADERS (destination), OTEL_TRACES_SAMPLER (sampling), OTEL_SERVICE_NAME (name, "whimbrel" by default).
+Attributes hold no input text, key or path. The only value that a client chooses is the id of its request.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 _PROBES: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics"})
-"""Asked so often by machines that their spans would only hide the others."""
+"""Routes without spans: monitoring calls them so often that their spans would hide the others."""
 
 
 def start(processor: SpanProcessor | None = None) -> Callable[[], None]:
-    """Make spans from now on. Returns the function that ends it and sends what is still to be sent.
+    """Start making spans. Return a function that stops it after the last span is sent.
 
-    They go to `processor`; by default in batches, by OTLP over HTTP. Raises SetupError.
+    Spans go to `processor`, by default in batches by OTLP over HTTP. Raises SetupError.
     """
     check()
     from opentelemetry.sdk.resources import Resource
@@ -48,7 +48,7 @@ def start(processor: SpanProcessor | None = None) -> Callable[[], None]:
 
 
 def check() -> None:
-    """Raise SetupError if spans cannot be made here."""
+    """Raise SetupError if OpenTelemetry is missing or configured for another protocol."""
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
         raise SetupError("spans need OpenTelemetry.", hint="pip install 'whimbrel[otel]'")
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -67,7 +67,7 @@ def _otlp() -> SpanProcessor:
 
 
 class _Spans:
-    """Finished records as spans."""
+    """Makes spans of finished requests."""
 
     def __init__(self, tracer: Tracer) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -76,10 +76,10 @@ class _Spans:
         self._propagator = TraceContextTextMapPropagator()
 
     def add(self, request: RequestFinished) -> None:
-        """The span of a request, and under it those of its stages, one after another from its start.
+        """Make the span of a request, and spans of its stages one after another from its start.
 
-        Stages are told by how long they took, not by when; what lies between them is left to the end. Batches of one request
-        may have run at the same time, so what would stick out at the end is cut.
+        Stages have a duration but no start, so the time between them goes to the end. Batches of one request may overlap, so
+        stages are cut at the end of the request.
         """
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
@@ -106,7 +106,7 @@ class _Spans:
 
 
 def _attributes(request: RequestFinished) -> Mapping[str, str | int]:
-    """Names of OpenTelemetry's conventions where there are some."""
+    """Return a span's attributes, with the names of OpenTelemetry's semantic conventions where they exist."""
     attributes: dict[str, str | int] = {
         "http.request.method": request.method if request.method != "other" else "_OTHER",
         "http.route": request.route,

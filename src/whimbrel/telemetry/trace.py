@@ -1,7 +1,8 @@
-"""The only instrumentation: the stages of a request's life say what they do, and who subscribed hears it.
+"""Events of requests and batches, and their subscribers.
 
-Metrics, logs and spans are subscribers; stages know of none. Nothing happens, and nothing is kept, where nobody listens.
-Every name below is one of a fixed set, and a model is one that is served, so what subscribers keep by name is bounded.
+This is the only instrumentation of the server. Metrics, logs and spans subscribe, and the code that reports an event knows none
+of them. Without a subscriber an event costs nothing. All names come from fixed sets, and models are served ones, so what a
+subscriber keeps by name is bounded.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import msgspec
 _log = logging.getLogger("whimbrel")
 
 Stage: TypeAlias = Literal["receive", "read", "tokenize", "queue", "pack", "compute", "collect", "write"]
-"""The stages of a request's life, in order. `receive` is the body's way in."""
+"""Stages of a request, in order. `receive` is the transfer of its body."""
 
 Size: TypeAlias = Literal["batch_tokens", "batch_seqs"]
-"""What is measured of a batch."""
+"""Sizes of a batch."""
 
 Count: TypeAlias = Literal[
     "retries",
@@ -33,11 +34,16 @@ Count: TypeAlias = Literal[
     "document_cache_hits",
     "document_cache_misses",
 ]
-"""What is counted: requests sent again after an engine died; batches cut in halves after a failure; rows run again in
-float32; batches that did not fit into memory; processes started again; requests that nobody waited for any more."""
+"""Events that are counted.
+
+retries: requests sent to another engine after theirs died. halvings: batches split in halves after a failure.
+non_finite_retries: rows computed again in float32. out_of_memory: batches that did not fit into device memory.
+engine_restarts, worker_restarts: restarted processes. dropped: requests whose client left or whose deadline passed.
+document_cache_hits, document_cache_misses: documents whose token vectors were in the cache or had to be computed.
+"""
 
 GaugeName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up"]
-"""What rises and falls: tokens that wait, those of them that belong to small requests, engines that answer."""
+"""Values that rise and fall: queued tokens, queued tokens of small requests, and engines that are up."""
 
 Outcome: TypeAlias = Literal[
     "ok",
@@ -52,11 +58,11 @@ Outcome: TypeAlias = Literal[
     "error",
     "lost",
 ]
-"""How a request ended, from outside; every request has exactly one. `lost`: its worker was stopped or died meanwhile."""
+"""The end of a request as its client sees it. Every request has exactly one. lost: its worker stopped or died."""
 
 
 class HistogramEvent(msgspec.Struct, frozen=True, gc=False):
-    """A stage took so many seconds, or a batch of a model has such a size."""
+    """Duration of a stage in seconds, or a size of a batch."""
 
     name: Stage | Size
     value: float
@@ -64,7 +70,7 @@ class HistogramEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class CounterEvent(msgspec.Struct, frozen=True, gc=False):
-    """Something happened, `amount` times."""
+    """An increment of a count."""
 
     name: Count
     amount: int = 1
@@ -72,7 +78,7 @@ class CounterEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class GaugeEvent(msgspec.Struct, frozen=True, gc=False):
-    """Something stands at `value` now."""
+    """The present value of a gauge."""
 
     name: GaugeName
     value: float
@@ -80,30 +86,30 @@ class GaugeEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestStarted(msgspec.Struct, frozen=True, gc=False):
-    """An HTTP request came. A Finished with the same route follows, whatever happens."""
+    """The arrival of an HTTP request. A RequestFinished with the same route always follows."""
 
     route: str
 
 
 class RequestFinished(msgspec.Struct, frozen=True):
-    """An HTTP request ended. Holds no text, no key and no header but those named."""
+    """The end of an HTTP request. It holds no input text, no key and no header except those in its fields."""
 
     request_id: str
     method: str
-    """One of HTTP's, or "other"."""
+    """An HTTP method, or "other"."""
     route: str
-    """The template of the route, or "other"."""
+    """The route's template, or "other"."""
     path: str
-    """As the client sent it, shortened. For logs only."""
+    """The client's path, shortened. For logs only."""
     client: str
     """The peer's address, or "". For logs only."""
     status: int
-    """What was answered; 499 if the client had left, 0 if nothing was."""
+    """HTTP status of the response. 499 if the client had left, 0 without a response."""
     outcome: Outcome
     error: str = ""
-    """The error's code; empty if there was none."""
+    """The error's code, or ""."""
     model: str = ""
-    """The served name, "other" if it is not served, empty if the route has none or none was read."""
+    """The served name, "other" if no model has that name, "" if the request names none."""
     num_texts: int = 0
     num_tokens: int = 0
     num_truncated: int = 0
@@ -113,7 +119,7 @@ class RequestFinished(msgspec.Struct, frozen=True):
     stages: Mapping[Stage, float] = msgspec.field(default_factory=dict[Stage, float])
     """Seconds in each stage, in order."""
     traceparent: str = ""
-    """The client's, if it is valid (W3C Trace Context)."""
+    """The client's `traceparent` header (W3C Trace Context) if it is valid, or ""."""
 
 
 Event: TypeAlias = HistogramEvent | CounterEvent | GaugeEvent | RequestStarted | RequestFinished
@@ -123,51 +129,51 @@ _subscribers: dict[type[Event], tuple[Callable[[Any], None], ...]] = {}
 
 
 def subscribe(kind: type[E], subscriber: Callable[[E], None]) -> Callable[[], None]:
-    """Tell `subscriber` of every event of this kind from now on. Returns the function that ends it.
+    """Call `subscriber` for every event of this kind from now on. Return a function that ends the subscription.
 
-    It is called in the thread where the event happens, so it must be quick. What it raises is logged and goes no further.
+    The call is made in the thread of the event, so it must be quick. Its exceptions are logged and not raised.
     """
     _subscribers[kind] = (*_subscribers.get(kind, ()), subscriber)
 
     def end() -> None:
-        left = list(_subscribers[kind])
-        left.remove(subscriber)
-        _subscribers[kind] = tuple(left)
+        remaining = list(_subscribers[kind])
+        remaining.remove(subscriber)
+        _subscribers[kind] = tuple(remaining)
 
     return end
 
 
 def observe(name: Stage | Size, value: float, *, model: str = "") -> None:
-    """Report a stage that was timed elsewhere (seconds), or the size of a batch."""
+    """Report the duration of a stage in seconds, or a size of a batch."""
     if subscribers := _subscribers.get(HistogramEvent):
-        _tell(subscribers, HistogramEvent(name, value, model))
+        _notify(subscribers, HistogramEvent(name, value, model))
 
 
 def count(name: Count, amount: int = 1, *, model: str = "") -> None:
-    """Report that something happened."""
+    """Report `amount` more of a count."""
     if subscribers := _subscribers.get(CounterEvent):
-        _tell(subscribers, CounterEvent(name, amount, model))
+        _notify(subscribers, CounterEvent(name, amount, model))
 
 
 def gauge(name: GaugeName, value: float, *, model: str = "") -> None:
-    """Report where something stands now."""
+    """Report the present value of a gauge."""
     if subscribers := _subscribers.get(GaugeEvent):
-        _tell(subscribers, GaugeEvent(name, value, model))
+        _notify(subscribers, GaugeEvent(name, value, model))
 
 
 def request_started(route: str) -> None:
-    """Report that an HTTP request came."""
+    """Report the arrival of an HTTP request."""
     if subscribers := _subscribers.get(RequestStarted):
-        _tell(subscribers, RequestStarted(route))
+        _notify(subscribers, RequestStarted(route))
 
 
-def request_finished(record: RequestFinished) -> None:
-    """Report that an HTTP request ended."""
+def request_finished(request: RequestFinished) -> None:
+    """Report the end of an HTTP request."""
     if subscribers := _subscribers.get(RequestFinished):
-        _tell(subscribers, record)
+        _notify(subscribers, request)
 
 
-def _tell(subscribers: tuple[Callable[[Any], None], ...], event: Event) -> None:
+def _notify(subscribers: tuple[Callable[[Any], None], ...], event: Event) -> None:
     for subscriber in subscribers:
         try:
             subscriber(event)
@@ -176,8 +182,10 @@ def _tell(subscribers: tuple[Callable[[Any], None], ...], event: Event) -> None:
 
 
 class Timer:
-    """Context manager around one stage; `seconds` holds its duration afterwards. It is observed, or, if the stage is of one
-    HTTP request, put `into` the stages of its Finished, by its name."""
+    """Context manager that times a stage. Afterwards, `seconds` is its duration.
+
+    It reports the stage, or stores it in `into` by name: the stages of one HTTP request's RequestFinished.
+    """
 
     __slots__ = ("_into", "_stage", "_start", "seconds")
 
