@@ -197,7 +197,6 @@ class MaxSimScorer:
 
     @memory_errors()
     def _score_all(self, documents: TokenRows) -> None:
-        """Score documents all of whose queries exist."""
         self._score_pairs(self._by_document.pairs_of(documents.texts_N), documents)
 
 

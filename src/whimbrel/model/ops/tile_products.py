@@ -133,7 +133,6 @@ def _multiply_stack(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -
 
 
 def _multiply_each(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """Compute the product by torch.mm."""
     for start in range(0, len(x_TD), size):
         rows = slice(start, start + size)
         torch.mm(x_TD[rows], query_DQ, out=out_TQ[rows])
