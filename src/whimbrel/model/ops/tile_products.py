@@ -1,8 +1,8 @@
 """Tile products of MaxSim on a CPU: document tokens times query tokens, in shapes that give a similarity the same bits.
 
 Three libraries are tried: numpy, whose OpenBLAS has kernels for small products on some processors; torch.mm; and oneDNN. The
-first that suits the processor and has shapes whose bits agree is used. Shapes are found for each width of vectors, as for linear
-layers (`row_blocks.py`), but for both sides: a token may be anywhere in a product of any shape.
+first that suits the processor and has shapes whose bits agree is used. Shapes are found for each width of vectors, as for
+linear layers (`row_blocks.py`), but for both sides: a token may be anywhere in a product of any shape.
 
 Shapes: T document tokens, Q query tokens, D width.
 """
