@@ -230,7 +230,7 @@ def test_rows_that_stay_on_the_device(checkpoint: Callable[[str], Path], monkeyp
         vectors = plain.multi_vector(DOCUMENTS, input_type="document")
     with Engine(folder, dtype="float32", document_cache_bytes=10**6) as engine:
         runner: Any = engine._lanes._runner
-        monkeypatch.setattr(runner, "_compares", True)
+        monkeypatch.setattr(runner, "_keeps_vectors", True)
         collect, seen = runner.collect, list[type]()
 
         def collected(pending: Any) -> Any:

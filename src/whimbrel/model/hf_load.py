@@ -192,7 +192,6 @@ def _make_texts(source: _Source) -> Batch:
 
 
 def _rows(batch: Batch, device: torch.device) -> Iterator[Tensor]:
-    """Yield the ids of each text, (1, L)."""
     for ids in np.split(batch.ids_T, batch.cu_seqlens[1:-1]):
         yield torch.from_numpy(ids)[None].long().to(device)  # pyright: ignore[reportUnknownMemberType]
 

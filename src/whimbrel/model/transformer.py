@@ -242,7 +242,6 @@ class Transformer:
         return Linear(weight, bias)
 
     def _join(self, parts: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool) -> tuple[Tensor, Tensor | None]:
-        """Concatenate weights, and their biases."""
         weight = torch.cat([self._weights.take(f"{part}.weight", n, columns) for part, n in zip(parts, rows, strict=True)])
         if not bias:
             return weight.to(self._device, self._dtype), None
@@ -293,7 +292,6 @@ class Transformer:
         return norm
 
     def _bias(self) -> Bias | None:
-        """Return the position bias of attention scores."""
         spec = self._spec
         if spec.positions == "alibi":
             return alibi(spec.num_heads, self._device)

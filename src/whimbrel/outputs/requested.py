@@ -110,7 +110,6 @@ def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshk
 
 
 def _max_entries(card: Card, request: Request) -> int:
-    """Return the number of entries of a sparse vector to keep; 0: all."""
     requested, output = request.max_active_dims, card.output("sparse")
     if requested is None:
         return output.max_entries

@@ -1,8 +1,8 @@
 """Tile products of MaxSim on a CPU: document tokens times query tokens, in shapes that give a similarity the same bits.
 
 Three libraries are tried: numpy, whose OpenBLAS has kernels for small products on some processors; torch.mm; and oneDNN. The
-first that suits the processor and has shapes whose bits agree is used. Shapes are found for each width of vectors, as for linear
-layers (`row_blocks.py`), but for both sides: a token may be anywhere in a product of any shape.
+first that suits the processor and has shapes whose bits agree is used. Shapes are found for each width of vectors, as for
+linear layers (`row_blocks.py`), but for both sides: a token may be anywhere in a product of any shape.
 
 Shapes: T document tokens, Q query tokens, D width.
 """
@@ -133,7 +133,6 @@ def _multiply_stack(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -
 
 
 def _multiply_each(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """Compute the product by torch.mm."""
     for start in range(0, len(x_TD), size):
         rows = slice(start, start + size)
         torch.mm(x_TD[rows], query_DQ, out=out_TQ[rows])
