@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -22,7 +21,7 @@ from whimbrel.dialects.common.fields import prompt_for_task
 from whimbrel.dialects.common.hosted import ServiceFields, render_error, service_request, status
 from whimbrel.dialects.common.quantized import check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.dialects.openai import Usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import InputType, OutputName, Request
@@ -164,30 +163,19 @@ def _base64(rows_TD: EncodedArray) -> Iterator[str]:
 
 
 _TERMS: Final = ErrorTerms({"outputs": "model"}, {"truncate": "truncate=true"})
+_JINA: Final = Dialect(render_error, _TERMS, status)
 _EXAMPLE: Final = '"input": ["A whimbrel is a wader."]'
 
 ROUTES: Final = (
-    Route(
-        path="/v1/embeddings",
-        summary="A body with `task`, `embedding_type`, `normalized` or `return_multivector`: Jina's.",
-        parse_request=parse_embeddings,
-        render_response=render_embeddings,
-        render_error=partial(render_error, terms=_TERMS),
-        request_type=JinaEmbeddingsRequest,
-        response_type=JinaEmbeddingsResponse,
+    _JINA.route(
+        "/v1/embeddings", "A body with `task`, `embedding_type`, `normalized` or `return_multivector`: Jina's.",
+        parse_embeddings, render_embeddings, response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "task": "retrieval.passage", "embedding_type": "ubinary"}}',
         discriminators=frozenset(("task", "embedding_type", "encoding_type", "normalized", "return_multivector")),
-        status=status,
     ),
-    Route(
-        path="/v1/multi-vector",
-        summary="A vector for each token of texts (Jina).",
-        parse_request=parse_multi_vector,
-        render_response=render_embeddings,
-        render_error=partial(render_error, terms=_TERMS),
-        request_type=JinaEmbeddingsRequest,
-        response_type=JinaEmbeddingsResponse,
+    _JINA.route(
+        "/v1/multi-vector", "A vector for each token of texts (Jina).",
+        parse_multi_vector, render_embeddings, response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "input_type": "document"}}',
-        status=status,
     ),
-)
+)  # fmt: skip

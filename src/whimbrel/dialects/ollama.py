@@ -7,7 +7,6 @@ Unlike Ollama, more `dimensions` than a vector has are refused, and /api/embeddi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, Final
 
@@ -18,7 +17,7 @@ from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.common.inputs import MAX_INPUTS
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import ANY, GetRoute, Response, Route, ServedModel
+from whimbrel.dialects.common.route import ANY, Dialect, GetRoute, Response, ServedModel
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError
 from whimbrel.types.card import Card
 from whimbrel.types.request import Request, Truncate
@@ -272,44 +271,24 @@ def status(error: WhimbrelError) -> int:
     return 503 if isinstance(error, Overloaded) else error.status
 
 
+_OLLAMA: Final = Dialect(render_error, _TERMS, status, ANY)
+
 ROUTES: Final = (
-    Route(
-        path="/api/embed",
-        summary="Dense vectors of texts, of length 1 (Ollama).",
-        parse_request=parse_embed,
-        render_response=render_embed,
-        render_error=render_error,
-        request_type=OllamaEmbedRequest,
-        response_type=OllamaEmbedResponse,
+    _OLLAMA.route(
+        "/api/embed", "Dense vectors of texts, of length 1 (Ollama).",
+        parse_embed, render_embed, response_type=OllamaEmbedResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
-        media_types=ANY,
-        status=status,
     ),
-    Route(
-        path="/api/embeddings",
-        summary="The dense vector of a text (Ollama, before /api/embed).",
-        parse_request=parse_embeddings,
-        render_response=render_embeddings,
-        render_error=partial(render_error, terms=_PROMPT_TERMS),
-        request_type=OllamaEmbeddingsRequest,
-        response_type=OllamaEmbeddingsResponse,
-        example='{"prompt": "A whimbrel is a wader."}',
-        media_types=ANY,
-        status=status,
+    _OLLAMA.route(
+        "/api/embeddings", "The dense vector of a text (Ollama, before /api/embed).",
+        parse_embeddings, render_embeddings, response_type=OllamaEmbeddingsResponse,
+        example='{"prompt": "A whimbrel is a wader."}', terms=_PROMPT_TERMS,
     ),
-    Route(
-        path="/api/show",
-        summary="What kind of model it is (Ollama).",
-        parse_request=parse_show,
-        render_response=render_show,
-        render_error=render_error,
-        request_type=ShowRequest,
-        response_type=ShowResponse,
+    _OLLAMA.route(
+        "/api/show", "What kind of model it is (Ollama).", parse_show, render_show, response_type=ShowResponse,
         example="{}",
-        media_types=ANY,
-        status=status,
     ),
-)
+)  # fmt: skip
 
 GET_ROUTES: Final = (
     GetRoute("/api/tags", "The models that are served (Ollama).", render_tags, render_error, ListResponse),

@@ -7,7 +7,6 @@ not known are ignored, as other servers do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
@@ -19,18 +18,17 @@ from whimbrel.dialects.common.fields import parse_input_type
 from whimbrel.dialects.common.ids import created, new_id
 from whimbrel.dialects.common.inputs import TextObject
 from whimbrel.dialects.common.responses import (
-    ARROW,
     METADATA,
-    NPY,
     OCTETS,
     arrow_answer,
     bare_answer,
+    binary_formats,
     header,
     json_answer,
     npy_answer,
     usage,
 )
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.dialects.common.vllm_fields import (
     UNSUPPORTED_TEXT_FIELDS,
     VLLMTextFields,
@@ -227,20 +225,12 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
     return msgspec.json.encode(ErrorResponse(ErrorDetail(text, kind, param, error.code)))
 
 
+_OPENAI: Final = Dialect(render_error, _TERMS)
+
 ROUTES: Final = (
-    Route(
-        path="/v1/embeddings",
-        summary="Dense vectors of texts (OpenAI).",
-        parse_request=parse_request,
-        render_response=render_response,
-        render_error=render_error,
-        request_type=EmbeddingsRequest,
-        response_type=EmbeddingsResponse,
+    _OPENAI.route(
+        "/v1/embeddings", "Dense vectors of texts (OpenAI).", parse_request, render_response, response_type=EmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
-        accepts={
-            OCTETS: partial(parse_request, default="bytes"),
-            NPY: partial(parse_request, default="npy"),
-            ARROW: partial(parse_request, default="arrow"),
-        },
+        accepts=binary_formats(parse_request),
     ),
-)
+)  # fmt: skip

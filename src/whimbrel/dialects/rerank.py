@@ -10,7 +10,6 @@ there.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -22,7 +21,7 @@ from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.common.ids import created, new_id
 from whimbrel.dialects.common.pair_inputs import Text, Texts, parse_part, parse_parts, text_of
 from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Response, Route, ServedModel
+from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Dialect, Response, ServedModel
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, parse_truncation, reject_unsupported
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.errors import InvalidRequest, Location, TooLarge, locate_pairs
@@ -295,27 +294,18 @@ def _explained(result: Result, index: int) -> dict[str, Any]:
     return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, places.astype(np.int32)), strict=True))
 
 
+_RERANK: Final = Dialect(render_error, media_types=(JSON, *MESSAGE_PACK))
+
 ROUTES: Final = (
-    Route(
-        path="/v1/rerank",
-        summary="Documents in the order in which they answer a query (Jina, vLLM).",
-        parse_request=parse_rerank,
-        render_response=render_rerank,
-        render_error=partial(render_error, terms=RERANK_TERMS),
-        request_type=RerankRequest,
-        response_type=RerankResponse,
+    _RERANK.route(
+        "/v1/rerank", "Documents in the order in which they answer a query (Jina, vLLM).",
+        parse_rerank, render_rerank, response_type=RerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
-        media_types=(JSON, *MESSAGE_PACK),
+        terms=RERANK_TERMS,
     ),
-    Route(
-        path="/v1/score",
-        summary="The scores of pairs of texts (vLLM).",
-        parse_request=parse_score,
-        render_response=render_score,
-        render_error=partial(render_error, terms=SCORE_TERMS),
-        request_type=ScoreRequest,
-        response_type=ScoreResponse,
+    _RERANK.route(
+        "/v1/score", "The scores of pairs of texts (vLLM).", parse_score, render_score, response_type=ScoreResponse,
         example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
-        media_types=(JSON, *MESSAGE_PACK),
+        terms=SCORE_TERMS,
     ),
-)
+)  # fmt: skip

@@ -7,7 +7,6 @@ The fields of our own that /v1/embeddings and /v1/rerank have are taken too; fie
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -19,7 +18,7 @@ from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.common.hosted import ServiceFields, render_error, service_request, status
 from whimbrel.dialects.common.quantized import NumberType, check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.dialects.rerank import RERANK_TERMS, RerankRequest, rank, request_of
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
@@ -154,29 +153,19 @@ _TERMS: Final = ErrorTerms({"outputs": "model", "dimensions": "output_dimension"
 _RERANK_TERMS: Final = RERANK_TERMS.extended({"outputs": "model"}, _OPTIONS)
 
 
+_VOYAGE: Final = Dialect(render_error, _TERMS, status)
+
 ROUTES: Final = (
-    Route(
-        path="/v1/embeddings",
-        summary="A body with `output_dtype`, `output_dimension` or `truncation`: Voyage's.",
-        parse_request=parse_embeddings,
-        render_response=render_embeddings,
-        render_error=partial(render_error, terms=_TERMS),
-        request_type=VoyageEmbeddingsRequest,
-        response_type=VoyageEmbeddingsResponse,
+    _VOYAGE.route(
+        "/v1/embeddings", "A body with `output_dtype`, `output_dimension` or `truncation`: Voyage's.",
+        parse_embeddings, render_embeddings, response_type=VoyageEmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader."], "input_type": "document", "output_dtype": "int8"}',
         discriminators=frozenset(("output_dtype", "output_dimension", "truncation")),
-        status=status,
     ),
-    Route(
-        path="/v1/rerank",
-        summary="A body with `top_k` or `truncation`: Voyage's.",
-        parse_request=parse_rerank,
-        render_response=render_rerank,
-        render_error=partial(render_error, terms=_RERANK_TERMS),
-        request_type=VoyageRerankRequest,
-        response_type=VoyageRerankResponse,
+    _VOYAGE.route(
+        "/v1/rerank", "A body with `top_k` or `truncation`: Voyage's.",
+        parse_rerank, render_rerank, response_type=VoyageRerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."], "top_k": 1}',
-        discriminators=frozenset(("top_k", "truncation")),
-        status=status,
+        terms=_RERANK_TERMS, discriminators=frozenset(("top_k", "truncation")),
     ),
-)
+)  # fmt: skip

@@ -19,7 +19,7 @@ from whimbrel.dialects.common.fields import prompt_for_task
 from whimbrel.dialects.common.inputs import parse_texts
 from whimbrel.dialects.common.quantized import check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.types.card import Card
 from whimbrel.types.request import InputType, Request, Truncate
@@ -221,26 +221,18 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
     return msgspec.json.encode(CohereError(terms.describe(error)[0]))
 
 
+COHERE: Final = Dialect(render_error, _TERMS)
+
 ROUTES: Final = (
-    Route(
-        path="/v2/embed",
-        summary="Dense vectors of texts, in several types of numbers (Cohere v2).",
-        parse_request=parse_embed,
-        render_response=render_embed,
-        render_error=render_error,
-        request_type=CohereEmbedRequest,
-        response_type=CohereEmbedResponse,
+    COHERE.route(
+        "/v2/embed", "Dense vectors of texts, in several types of numbers (Cohere v2).",
+        parse_embed, render_embed, response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document", "embedding_types": ["float", "int8"]}',
     ),
-    Route(
-        path="/v1/embed",
-        summary="A body with `texts`: dense vectors (Cohere v1).",
-        parse_request=parse_embed,
-        render_response=render_embed_v1,
-        render_error=render_error,
-        request_type=CohereEmbedRequest,
-        response_type=CohereEmbedResponse,
+    COHERE.route(
+        "/v1/embed", "A body with `texts`: dense vectors (Cohere v1).",
+        parse_embed, render_embed_v1, response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document"}',
         discriminators=frozenset(("texts", "images")),
     ),
-)
+)  # fmt: skip

@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.errors import PYTHON_TERMS
 from whimbrel.dialects.common.inputs import parse_texts
 from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import Response, Route, ServedModel
-from whimbrel.dialects.openai import Usage, render_error
+from whimbrel.dialects.common.route import Response, ServedModel
+from whimbrel.dialects.native.embed import NATIVE
+from whimbrel.dialects.openai import Usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
@@ -130,24 +130,14 @@ def _about(result: Result, model: ServedModel) -> dict[str, Any]:
 
 
 ROUTES: Final = (
-    Route(
-        path="/v1/classify",
-        summary="The classes of texts or of pairs (Whimbrel's own).",
-        parse_request=parse_classify,
-        render_response=render_classify,
-        render_error=partial(render_error, terms=PYTHON_TERMS),
-        request_type=ClassifyRequest,
-        response_type=ClassifyResponse,
+    NATIVE.route(
+        "/v1/classify", "The classes of texts or of pairs (Whimbrel's own).",
+        parse_classify, render_classify, response_type=ClassifyResponse,
         example='{"input": ["A whimbrel is a wader."]}',
     ),
-    Route(
-        path="/v1/token_classify",
-        summary="The entities in texts (Whimbrel's own).",
-        parse_request=parse_token_classify,
-        render_response=render_token_classify,
-        render_error=partial(render_error, terms=PYTHON_TERMS),
-        request_type=TokenClassifyRequest,
-        response_type=TokenClassifyResponse,
+    NATIVE.route(
+        "/v1/token_classify", "The entities in texts (Whimbrel's own).",
+        parse_token_classify, render_token_classify, response_type=TokenClassifyResponse,
         example='{"input": ["Whimbrels winter in Ghana."]}',
     ),
-)
+)  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -12,21 +11,18 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.errors import PYTHON_TERMS
 from whimbrel.dialects.common.fields import TextFields, text_request
 from whimbrel.dialects.common.responses import (
-    ARROW,
-    NPY,
-    OCTETS,
     arrow_answer,
     bare_answer,
+    binary_formats,
     bytes_answer,
     encoded_outputs,
     json_answer,
     npy_answer,
     usage,
 )
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.dialects.openai import EncodingFormat, Usage, render_error
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
@@ -219,20 +215,13 @@ def _numbers(array: EncodedArray) -> EncodedArray | NDArray[Any]:
     return array.array if array.dtype in ("float32", "int32") else array
 
 
+NATIVE: Final = Dialect(render_error)
+
 ROUTES: Final = (
-    Route(
-        path="/v1/embed",
-        summary="Any of a model's outputs, all from one pass (Whimbrel's own).",
-        parse_request=parse_request,
-        render_response=render_response,
-        render_error=partial(render_error, terms=PYTHON_TERMS),
-        request_type=EmbedRequest,
-        response_type=EmbedResponse,
+    NATIVE.route(
+        "/v1/embed", "Any of a model's outputs, all from one pass (Whimbrel's own).",
+        parse_request, render_response, response_type=EmbedResponse,
         example='{"input": ["A whimbrel is a wader."], "encoding_format": "base64"}',
-        accepts={
-            OCTETS: partial(parse_request, default="bytes"),
-            NPY: partial(parse_request, default="npy"),
-            ARROW: partial(parse_request, default="arrow"),
-        },
+        accepts=binary_formats(parse_request),
     ),
-)
+)  # fmt: skip

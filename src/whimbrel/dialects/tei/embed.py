@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -15,8 +14,8 @@ from msgspec import Meta
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.inputs import MAX_INPUTS, parse_texts
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Response, Route, ServedModel
-from whimbrel.dialects.tei.answers import TERMS, Empty, render_error, status, timed
+from whimbrel.dialects.common.route import Response, ServedModel
+from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed
 from whimbrel.errors import Location, TooLarge
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.request import InputType, OutputName, Request, Truncate
@@ -240,47 +239,27 @@ def _locate_sentence(location: Location) -> Location:
 _SIMILARITY_TERMS: Final = TERMS.extended({"input": _locate_sentence}, {"truncate": "parameters.truncate: true"})
 
 
-def _route(
-    path: str, summary: str, read: Callable[[bytes], Any], write: Callable[..., Response], kinds: tuple[Any, Any]
-) -> Route:
-    return Route(
-        path=path,
-        summary=summary,
-        parse_request=read,
-        render_response=write,
-        render_error=render_error,
-        request_type=kinds[0],
-        response_type=kinds[1],
-        example='{"inputs": "What is a whimbrel?"}',
-        status=status,
-    )
-
+_EXAMPLE: Final = '{"inputs": "What is a whimbrel?"}'
 
 ROUTES: Final = (
-    _route("/embed", "Dense vectors of texts (TEI).", parse_embed, render_embed, (TEIEmbedRequest, list[list[float]])),
-    _route(
-        "/embed_all",
-        "A vector for each token of texts (TEI).",
-        parse_embed_all,
-        render_embed_all,
-        (EmbedAllRequest, list[list[list[float]]]),
+    TEI.route(
+        "/embed", "Dense vectors of texts (TEI).", parse_embed, render_embed, response_type=list[list[float]],
+        example=_EXAMPLE,
     ),
-    _route(
-        "/embed_sparse",
-        "Weights of vocabulary entries for texts (TEI).",
-        parse_embed_sparse,
-        render_embed_sparse,
-        (EmbedSparseRequest, list[list[SparseValue]]),
+    TEI.route(
+        "/embed_all", "A vector for each token of texts (TEI).",
+        parse_embed_all, render_embed_all, response_type=list[list[list[float]]],
+        example=_EXAMPLE,
     ),
-    Route(
-        path="/similarity",
-        summary="How near a sentence is to others, by the cosine of dense vectors (TEI).",
-        parse_request=parse_similarity,
-        render_response=render_similarity,
-        render_error=partial(render_error, terms=_SIMILARITY_TERMS),
-        request_type=SimilarityRequest,
-        response_type=list[float],
+    TEI.route(
+        "/embed_sparse", "Weights of vocabulary entries for texts (TEI).",
+        parse_embed_sparse, render_embed_sparse, response_type=list[list[SparseValue]],
+        example=_EXAMPLE,
+    ),
+    TEI.route(
+        "/similarity", "How near a sentence is to others, by the cosine of dense vectors (TEI).",
+        parse_similarity, render_similarity, response_type=list[float],
         example='{"inputs": {"source_sentence": "A wader.", "sentences": ["A bird.", "A sandwich."]}}',
-        status=status,
+        terms=_SIMILARITY_TERMS,
     ),
-)
+)  # fmt: skip

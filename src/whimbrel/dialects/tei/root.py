@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final, cast
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.dialects.tei import scores
-from whimbrel.dialects.tei.answers import render_error, status, wrong_model_type
+from whimbrel.dialects.tei.answers import TEI, wrong_model_type
 from whimbrel.dialects.tei.embed import (
     Direction,
     Parameters,
@@ -107,21 +107,13 @@ def _predict(body: RootRequest) -> PredictRequest:
     )
 
 
-def _routes(path: str) -> tuple[Route, ...]:
-    return (
-        Route(
-            path=path,
-            summary="What a model is made for: /embed, /embed_sparse, /embed_all or /predict; or /similarity (TEI).",
-            parse_request=parse_root,
-            render_response=render_root,
-            render_error=render_error,
-            request_type=RootRequest,
-            response_type=list[Any],
-            example='{"inputs": "What is a whimbrel?"}',
-            status=status,
-        ),
-        *(replace(route, path=path) for route in scores.ROUTES if route.path == "/rerank"),
-    )
+_ROOT: Final = TEI.route(
+    "/", "What a model is made for: /embed, /embed_sparse, /embed_all or /predict; or /similarity (TEI).",
+    parse_root, render_root, response_type=list[Any], example='{"inputs": "What is a whimbrel?"}',
+)  # fmt: skip
 
-
-ROUTES: Final = (*_routes("/"), *_routes("/invocations"))
+ROUTES: Final = tuple(
+    replace(route, path=path)
+    for path in ("/", "/invocations")
+    for route in (_ROOT, *(each for each in scores.ROUTES if each.path == "/rerank"))
+)

@@ -7,7 +7,6 @@ softmax of several. Scores of models that compare vectors are similarities, to w
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import msgspec
@@ -16,9 +15,9 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode, is_packed
 from whimbrel.dialects.common.inputs import MAX_INPUTS
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
-from whimbrel.dialects.tei.answers import TERMS, Empty, render_error, status, timed, wrong_model_type
+from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, ModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, TooLarge, locate_pairs
 from whimbrel.types.arrays import Float32Array
@@ -203,27 +202,15 @@ _RERANK_TERMS: Final = TERMS.extended({"input": locate_pairs("query", "texts", s
 
 
 ROUTES: Final = (
-    Route(
-        path="/rerank",
-        summary="Texts in the order in which they answer a query (TEI).",
-        parse_request=parse_rerank,
-        render_response=render_rerank,
-        render_error=partial(render_error, terms=_RERANK_TERMS),
-        request_type=TEIRerankRequest,
-        response_type=list[Rank],
+    TEI.route(
+        "/rerank", "Texts in the order in which they answer a query (TEI).",
+        parse_rerank, render_rerank, response_type=list[Rank],
         example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
-        discriminators=frozenset({"texts"}),
-        status=status,
+        terms=_RERANK_TERMS, discriminators=frozenset({"texts"}),
     ),
-    Route(
-        path="/predict",
-        summary="The classes of texts, or of pairs (TEI).",
-        parse_request=parse_predict,
-        render_response=render_predict,
-        render_error=render_error,
-        request_type=PredictRequest,
-        response_type=list[Prediction | list[Prediction]],
+    TEI.route(
+        "/predict", "The classes of texts, or of pairs (TEI).",
+        parse_predict, render_predict, response_type=list[Prediction | list[Prediction]],
         example='{"inputs": "I like whimbrels."}',
-        status=status,
     ),
-)
+)  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from whimbrel.dialects.common.errors import ErrorTerms
+from whimbrel.dialects.common.route import Dialect
 from whimbrel.errors import WhimbrelError
 
 
@@ -46,3 +47,6 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
     code = status(error)
     kind = _TYPES.get(code) or HTTPStatus(code).phrase
     return msgspec.json.encode(ErrorResponse(ErrorDetail(text, kind, param, code)))
+
+
+VLLM: Final = Dialect(render_error, TERMS, status)

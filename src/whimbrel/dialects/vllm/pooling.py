@@ -30,7 +30,7 @@ from whimbrel.dialects.common.vllm_fields import (
     vllm_text_request,
 )
 from whimbrel.dialects.openai import Usage
-from whimbrel.dialects.vllm.errors import TERMS, render_error, status
+from whimbrel.dialects.vllm.errors import TERMS, VLLM, render_error, status
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import InputType, OutputName, Request
@@ -253,30 +253,18 @@ def _without_v1(route: Route, terms: ErrorTerms) -> Route:
 
 
 ROUTES: Final = (
-    Route(
-        path="/pooling",
-        summary="What a model gives for texts or their tokens (vLLM).",
-        parse_request=parse_pooling,
-        render_response=render_pooling,
-        render_error=partial(render_error, terms=_POOLING_TERMS),
-        request_type=PoolingRequest,
-        response_type=PoolingResponse,
-        example='{"input": ["A whimbrel is a wader."]}',
-        status=status,
+    VLLM.route(
+        "/pooling", "What a model gives for texts or their tokens (vLLM).",
+        parse_pooling, render_pooling, response_type=PoolingResponse,
+        example='{"input": ["A whimbrel is a wader."]}', terms=_POOLING_TERMS,
     ),
-    Route(
-        path="/classify",
-        summary="The scores of a classifier's classes (vLLM).",
-        parse_request=parse_classify,
-        render_response=render_classify,
-        render_error=partial(render_error, terms=_CLASSIFY_TERMS),
-        request_type=VLLMClassifyRequest,
-        response_type=VLLMClassifyResponse,
-        example='{"input": ["What a fine bird."]}',
-        status=status,
+    VLLM.route(
+        "/classify", "The scores of a classifier's classes (vLLM).",
+        parse_classify, render_classify, response_type=VLLMClassifyResponse,
+        example='{"input": ["What a fine bird."]}', terms=_CLASSIFY_TERMS,
     ),
     *(_without_v1(route, _TERMS_OF_V1[route.path]) for route in rerank.ROUTES),
-)
+)  # fmt: skip
 
 GET_ROUTES: Final = (
     GetRoute("/version", "The version of the server (vLLM).", render_version, render_error, VLLMVersionResponse),
