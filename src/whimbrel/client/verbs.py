@@ -13,6 +13,7 @@ from whimbrel.client.dialects import whimbrel
 from whimbrel.client.request_bodies import check_count
 from whimbrel.client.task import Task
 from whimbrel.outputs.entities import Aggregation
+from whimbrel.outputs.scoring import rank
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera
 from whimbrel.types.request import OutputName
@@ -82,7 +83,7 @@ def rerank(
 ) -> Task[list[Ranked]]:
     """The places of documents and their scores, the best first."""
     check_count(top_n, "top_n")
-    return rerank_of(to.dialect)(to.model, query, documents, options).then(partial(whimbrel.rank, top_n=top_n))
+    return rerank_of(to.dialect)(to.model, query, documents, options).then(partial(rank, top_n=top_n))
 
 
 def explain(to: Target, query: Any, documents: Any, **options: Unpack[ScoreOptions]) -> Task[list[Explanation]]:

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.common.fields import prompt_for_task
-from whimbrel.dialects.common.hosted import ServiceFields, render_error, service_request, status
-from whimbrel.dialects.common.quantized import check_bits, quantize
+from whimbrel.dialects.common.hosted import ServiceFields, check_bits, quantize, render_error, service_request, status
 from whimbrel.dialects.common.responses import json_answer, usage
 from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.dialects.openai import Usage

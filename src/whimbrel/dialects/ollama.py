@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.inputs import MAX_INPUTS
+from whimbrel.dialects.common.fields import MAX_INPUTS
 from whimbrel.dialects.common.responses import json_answer
 from whimbrel.dialects.common.route import ANY, Dialect, GetRoute, Response, ServedModel
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError

@@ -14,28 +14,29 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import parse_input_type
-from whimbrel.dialects.common.ids import created, new_id
-from whimbrel.dialects.common.inputs import TextObject
+from whimbrel.dialects.common.fields import (
+    UNSUPPORTED_TEXT_FIELDS,
+    TextObject,
+    VLLMTextFields,
+    parse_input_type,
+    parse_normalize,
+    reject_unsupported,
+    vllm_text_request,
+)
 from whimbrel.dialects.common.responses import (
     METADATA,
     OCTETS,
     arrow_answer,
     bare_answer,
     binary_formats,
+    created,
     header,
     json_answer,
+    new_id,
     npy_answer,
     usage,
 )
 from whimbrel.dialects.common.route import Dialect, Response, ServedModel
-from whimbrel.dialects.common.vllm_fields import (
-    UNSUPPORTED_TEXT_FIELDS,
-    VLLMTextFields,
-    parse_normalize,
-    reject_unsupported,
-    vllm_text_request,
-)
 from whimbrel.errors import TooLarge, WhimbrelError
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result

@@ -18,13 +18,13 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode, is_packed
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.ids import created, new_id
+from whimbrel.dialects.common.fields import UNSUPPORTED_PAIR_FIELDS, parse_truncation, reject_unsupported
 from whimbrel.dialects.common.pair_inputs import Text, Texts, parse_part, parse_parts, text_of
-from whimbrel.dialects.common.responses import json_answer, usage
+from whimbrel.dialects.common.responses import created, json_answer, new_id, usage
 from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Dialect, Response, ServedModel
-from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, parse_truncation, reject_unsupported
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.errors import InvalidRequest, Location, TooLarge, locate_pairs
+from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import TokenPooling, read_token_pooling
 from whimbrel.types.request import PairInput, Request
@@ -246,7 +246,7 @@ def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> by
 def rank(body: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
     """RankedDocuments, the best first. `documents`: with their texts."""
     scores_P = _scores(result)
-    order: list[int] = np.argsort(-scores_P, kind="stable")[: body.top_n or None].tolist()
+    order = descending(scores_P, body.top_n or None)
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": score} for index, score in zip(order, scores_P[order], strict=True)
     ]

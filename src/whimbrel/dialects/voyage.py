@@ -15,8 +15,15 @@ from msgspec.structs import replace
 
 from whimbrel.dialects.common.decode import decode, is_packed
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.hosted import ServiceFields, render_error, service_request, status
-from whimbrel.dialects.common.quantized import NumberType, check_bits, quantize
+from whimbrel.dialects.common.hosted import (
+    NumberType,
+    ServiceFields,
+    check_bits,
+    quantize,
+    render_error,
+    service_request,
+    status,
+)
 from whimbrel.dialects.common.responses import json_answer
 from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.dialects.rerank import RERANK_TERMS, RerankRequest, rank, request_of

@@ -76,7 +76,7 @@ def rerank(
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
     question = _one_to_many(card, query, documents, options)
-    return Operation(question.request, lambda result: ranking(question.postprocess(result), top_n), question.locate)
+    return Operation(question.request, lambda result: rank(question.postprocess(result), top_n), question.locate)
 
 
 def explain(
@@ -102,10 +102,15 @@ def _one_to_many(card: Card, query: str | VectorInput, documents: Texts, options
     return _score(card, {"query": query, "documents": documents}, options)
 
 
-def ranking(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
-    """The places of the highest scores, and those."""
-    order = np.argsort(-scores_N, kind="stable")[:top_n]
-    return [Ranked(index, value) for index, value in zip(order.tolist(), scores_N[order].tolist(), strict=True)]
+def descending(scores_N: Float32Array, top_n: int | None = None) -> list[int]:
+    """Return the indices of the highest scores, best first; of equal scores the first comes first."""
+    return np.argsort(-scores_N, kind="stable")[:top_n].tolist()
+
+
+def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
+    """Return the highest scores with their indices, best first."""
+    order = descending(scores_N, top_n)
+    return [Ranked(index, value) for index, value in zip(order, scores_N[order].tolist(), strict=True)]
 
 
 def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Operation[Classes]:

@@ -27,7 +27,7 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import read_muvera, read_token_pooling
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings, check_options, read_prompt
 from whimbrel.types.request import OutputName
-from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ranked
+from whimbrel.types.result import Classes, Entity, Explanation, Outputs
 from whimbrel.wire import to_json
 
 
@@ -73,12 +73,6 @@ def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions
     """What each token of a query found in documents."""
     pairs, locate = pairs_of(query, documents, ("query", "documents"), options)
     return _pair_task(model, pairs, options, locate, read=read_explanations, join=flatten, explain=True)
-
-
-def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
-    """The places of the highest scores, and those; of equal ones the first."""
-    order = np.argsort(-scores_N, kind="stable")[:top_n]
-    return [Ranked(index, value) for index, value in zip(order.tolist(), scores_N[order].tolist(), strict=True)]
 
 
 def classify(model: str | None, texts: str | Iterable[Any], options: ScoreOptions) -> Task[Classes]:

@@ -15,9 +15,8 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import prompt_for_task
-from whimbrel.dialects.common.inputs import parse_texts
-from whimbrel.dialects.common.quantized import check_bits, quantize
+from whimbrel.dialects.common.fields import parse_texts, prompt_for_task
+from whimbrel.dialects.common.hosted import check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer
 from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError

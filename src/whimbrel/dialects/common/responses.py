@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -41,6 +43,16 @@ def binary_formats(parse_request: Callable[..., Any]) -> dict[str, ParseRequest]
     """Return the media types of binary answers, each with `parse_request` for bodies that name no format."""
     formats = {OCTETS: "bytes", NPY: "npy", ARROW: "arrow"}
     return {media_type: partial(parse_request, default=name) for media_type, name in formats.items()}
+
+
+def new_id(prefix: str, given: str | None = None) -> str:
+    """`prefix`-`given`, or something that was not there before."""
+    return f"{prefix}-{given or os.urandom(16).hex()}"
+
+
+def created() -> int:
+    """Seconds since 1970."""
+    return int(time.time())
 
 
 def usage(result: Result) -> dict[str, int]:

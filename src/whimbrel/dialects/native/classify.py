@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.inputs import parse_texts
+from whimbrel.dialects.common.fields import parse_texts
 from whimbrel.dialects.common.responses import json_answer, usage
 from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.dialects.native.embed import NATIVE

@@ -12,7 +12,7 @@ import orjson
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.inputs import MAX_INPUTS, parse_texts
+from whimbrel.dialects.common.fields import MAX_INPUTS, parse_texts
 from whimbrel.dialects.common.responses import json_answer
 from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed

@@ -14,12 +14,13 @@ import numpy as np
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode, is_packed
-from whimbrel.dialects.common.inputs import MAX_INPUTS
+from whimbrel.dialects.common.fields import MAX_INPUTS
 from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, ModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, TooLarge, locate_pairs
+from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Pair, Request
 from whimbrel.types.result import Result
@@ -113,7 +114,7 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
 def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
     """The texts, the best first, and of equal ones the one that came first."""
     given_NC = _scores(result)
-    order: list[int] = np.argsort(-given_NC[:, 0], kind="stable").tolist()
+    order = descending(given_NC[:, 0])
     scores_N = apply(_activation(body.raw_scores, None, model), given_NC)[:, 0]
     ranks: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in zip(order, scores_N[order], strict=True)]
     for rank in ranks if body.return_text else ():

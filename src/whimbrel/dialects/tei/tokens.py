@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.inputs import MAX_INPUTS
+from whimbrel.dialects.common.fields import MAX_INPUTS
 from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty
 from whimbrel.dialects.tei.embed import ModelName

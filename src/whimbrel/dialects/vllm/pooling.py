@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
@@ -19,19 +20,17 @@ from whimbrel import __version__
 from whimbrel.dialects import rerank
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.ids import created, new_id
-from whimbrel.dialects.common.responses import METADATA, OCTETS, header, json_answer, usage
-from whimbrel.dialects.common.route import GetRoute, Response, Route, ServedModel
-from whimbrel.dialects.common.vllm_fields import (
+from whimbrel.dialects.common.fields import (
     UNSUPPORTED_TEXT_FIELDS,
     VLLMTextFields,
     parse_normalize,
     reject_unsupported,
     vllm_text_request,
 )
+from whimbrel.dialects.common.responses import METADATA, OCTETS, created, header, json_answer, new_id, usage
+from whimbrel.dialects.common.route import Dialect, GetRoute, Response, Route, ServedModel
 from whimbrel.dialects.openai import Usage
-from whimbrel.dialects.vllm.errors import TERMS, VLLM, render_error, status
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import InputType, OutputName, Request
 from whimbrel.types.result import Ragged, Result
@@ -236,6 +235,45 @@ def render_version(models: Sequence[ServedModel]) -> bytes:
     """The answer of GET /version."""
     return to_json({"version": __version__})
 
+
+class ErrorDetail(msgspec.Struct):
+    """What went wrong; `param` is the path of the fault, `code` the HTTP status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorResponse(msgspec.Struct):
+    """Every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+_STATUSES: Final = {415: 400, 429: 503, 507: 500}
+"""Where vLLM answers with another status than other servers do."""
+_TYPES: Final = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
+"""Of other statuses it is their name in HTTP."""
+
+
+def status(error: WhimbrelError) -> int:
+    """The status of an error."""
+    return _STATUSES.get(error.status, error.status)
+
+
+TERMS: Final = ErrorTerms(options={"truncate": "truncate_prompt_tokens=-1"})
+
+
+def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
+    """Return an error as vLLM writes it."""
+    text, param = terms.describe(error)
+    code = status(error)
+    kind = _TYPES.get(code) or HTTPStatus(code).phrase
+    return msgspec.json.encode(ErrorResponse(ErrorDetail(text, kind, param, code)))
+
+
+VLLM: Final = Dialect(render_error, TERMS, status)
 
 _POOLING_TERMS: Final = TERMS.extended(
     {"max_tokens": "truncate_prompt_tokens", "activate": "use_activation", "outputs": "task"}

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.fields import reject_unsupported
 from whimbrel.dialects.common.route import ServedModel
-from whimbrel.dialects.common.vllm_fields import reject_unsupported
-from whimbrel.dialects.vllm.errors import TERMS, VLLM
+from whimbrel.dialects.vllm.pooling import TERMS, VLLM
 from whimbrel.errors import Location
 from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
 from whimbrel.types.seq import TokenInfo
