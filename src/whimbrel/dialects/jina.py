@@ -55,27 +55,27 @@ class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
     ] = None
     encoding_type: Annotated[JinaType | None, Meta(description="The same as `embedding_type` (LlamaIndex).")] = None
     normalized: Annotated[
-        bool | None, Meta(description="Divide vectors by their Euclidean norm; by default as the model does.")
+        bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: as the model does.")
     ] = None
     return_multivector: Annotated[
-        bool | None, Meta(description="A vector for each token in place of one, under `embeddings`.")
+        bool | None, Meta(description="Return a vector for each token, under `embeddings`. Default: false.")
     ] = None
 
 
 class JinaEmbedding(msgspec.Struct):
-    """What is given for one text."""
+    """The vectors of one text."""
 
     index: int
     embedding: list[float] | str | dict[str, list[float] | str] | None = None
     embeddings: Annotated[
         list[list[float] | str] | dict[str, list[list[float] | str]] | None,
-        Meta(description="Of token vectors, in place of `embedding`."),
+        Meta(description="The token vectors, in place of `embedding`."),
     ] = None
     object: Literal["embedding", "embeddings"] = "embedding"
 
 
 class JinaEmbeddingsResponse(msgspec.Struct):
-    """Answer of both."""
+    """Answer of POST /v1/embeddings and /v1/multi-vector."""
 
     data: list[JinaEmbedding]
     model: str
@@ -167,7 +167,8 @@ _EXAMPLE: Final = '"input": ["A whimbrel is a wader."]'
 
 ROUTES: Final = (
     _JINA.route(
-        "/v1/embeddings", "A body with `task`, `embedding_type`, `normalized` or `return_multivector`: Jina's.",
+        "/v1/embeddings",
+        "Vectors of texts: a body with `task`, `embedding_type`, `normalized` or `return_multivector` (Jina).",
         parse_embeddings, render_embeddings, response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "task": "retrieval.passage", "embedding_type": "ubinary"}}',
         discriminators=frozenset(("task", "embedding_type", "encoding_type", "normalized", "return_multivector")),

@@ -105,7 +105,7 @@ class Model(msgspec.Struct):
 
     id: str
     created: int
-    max_model_len: Annotated[int, Meta(description="Tokens per text.")]
+    max_model_len: Annotated[int, Meta(description="The maximum of tokens per text.")]
     object: Literal["model"] = "model"
     owned_by: str = "whimbrel"
 

@@ -38,7 +38,7 @@ class VoyageEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
 
     truncation: Annotated[
         bool | None,
-        Meta(description="Whether texts that are too long are cut; `false`: they are an error. By default they are cut."),
+        Meta(description="Cut texts that are too long; `false` makes them an error. Default: true."),
     ] = None
     output_dimension: Annotated[int | None, Meta(description="The same as `dimensions`.")] = None
     output_dtype: Annotated[
@@ -78,14 +78,10 @@ class VoyageRerankRequest(RerankRequest, frozen=True, kw_only=True):
 
     truncation: Annotated[
         bool | None,
-        Meta(description="Whether texts that are too long are cut; `false`: they are an error. By default they are cut."),
+        Meta(description="Cut texts that are too long; `false` makes them an error. Default: true."),
     ] = None
-    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="So many of the best are given; by default all.")] = (
-        None
-    )
-    return_documents: Annotated[bool | None, Meta(description="Whether the texts are sent back; they are not by default.")] = (
-        None
-    )
+    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best. Default: all.")] = None
+    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
 
 
 class VoyageRanked(msgspec.Struct):
@@ -97,7 +93,7 @@ class VoyageRanked(msgspec.Struct):
 
 
 class VoyageRerankResponse(msgspec.Struct):
-    """Answer of POST /v1/rerank; the best first, and of equal ones the one that came first."""
+    """Answer of POST /v1/rerank, best first; of equal scores the first document comes first."""
 
     data: list[VoyageRanked]
     model: str
@@ -164,13 +160,14 @@ _VOYAGE: Final = Dialect(render_error, _TERMS, status)
 
 ROUTES: Final = (
     _VOYAGE.route(
-        "/v1/embeddings", "A body with `output_dtype`, `output_dimension` or `truncation`: Voyage's.",
+        "/v1/embeddings",
+        "Dense vectors of texts: a body with `output_dtype`, `output_dimension` or `truncation` (Voyage).",
         parse_embeddings, render_embeddings, response_type=VoyageEmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader."], "input_type": "document", "output_dtype": "int8"}',
         discriminators=frozenset(("output_dtype", "output_dimension", "truncation")),
     ),
     _VOYAGE.route(
-        "/v1/rerank", "A body with `top_k` or `truncation`: Voyage's.",
+        "/v1/rerank", "Documents ranked by a query: a body with `top_k` or `truncation` (Voyage).",
         parse_rerank, render_rerank, response_type=VoyageRerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."], "top_k": 1}',
         terms=_RERANK_TERMS, discriminators=frozenset(("top_k", "truncation")),

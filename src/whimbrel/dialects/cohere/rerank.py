@@ -26,7 +26,7 @@ from whimbrel.types.result import Result
 
 
 class CohereSpans(msgspec.Struct, frozen=True):
-    """Whether spans of documents are wanted."""
+    """The choice of spans of documents."""
 
     mode: str
 
@@ -34,27 +34,28 @@ class CohereSpans(msgspec.Struct, frozen=True):
 class CohereRerankRequest(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /v2/rerank."""
 
-    relevant_spans: Annotated[CohereSpans | None, Meta(description="Refused if its mode is `enabled`.")] = None
-    return_documents: Annotated[bool | None, Meta(description="Whether the texts are sent back; they are not by default.")] = (
-        None
-    )
+    relevant_spans: Annotated[CohereSpans | None, Meta(description="Rejected if its mode is `enabled`.")] = None
+    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
 
 
 class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /v1/rerank where it has one of these fields."""
 
-    rank_fields: Annotated[list[str] | None, Meta(description="Which fields of documents count: `text`, and no other.")] = None
+    rank_fields: Annotated[
+        list[str] | None, Meta(description="The fields of documents that are ranked; only `text` is accepted.")
+    ] = None
     max_chunks_per_doc: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="1: documents that are too long are cut. Otherwise they are an error: they are not run in chunks."),
+        Meta(
+            description="1 cuts documents that are too long. With any other number they are an error: documents are not run "
+            "in chunks."
+        ),
     ] = None
-    return_documents: Annotated[bool | None, Meta(description="Whether the texts are sent back; they are not by default.")] = (
-        None
-    )
+    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
 
 
 class CohereRerankResponse(msgspec.Struct):
-    """Answer of both; the best first, and of equal ones the one that came first."""
+    """Answer of POST /v1/rerank and /v2/rerank, best first; of equal scores the first document comes first."""
 
     id: str
     results: list[RankedDocument]
@@ -106,12 +107,12 @@ _EXAMPLE: Final = '"query": "What is a whimbrel?", "documents": ["A wader with a
 
 ROUTES: Final = (
     COHERE.route(
-        "/v2/rerank", "Documents in the order in which they answer a query (Cohere v2, vLLM).",
+        "/v2/rerank", "Documents ranked by a query (Cohere v2, vLLM).",
         parse_rerank, render_rerank, response_type=CohereRerankResponse,
         example=f'{{{_EXAMPLE}, "top_n": 1}}', terms=RERANK_TERMS,
     ),
     COHERE.route(
-        "/v1/rerank", "A body with `rank_fields` or `max_chunks_per_doc`: the same (Cohere v1).",
+        "/v1/rerank", "Documents ranked by a query: a body with `rank_fields` or `max_chunks_per_doc` (Cohere v1).",
         parse_rerank_v1, render_rerank_v1, response_type=CohereRerankResponse,
         example=f'{{{_EXAMPLE}, "max_chunks_per_doc": 1}}',
         terms=RERANK_TERMS.extended({}, {"truncate": "max_chunks_per_doc=1"}),

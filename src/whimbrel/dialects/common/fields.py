@@ -80,36 +80,41 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
 
     input: Any
     model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
-    dimensions: Annotated[int | None, Meta(description="Keep the first so many columns of vectors (Matryoshka models).")] = None
-    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
+    dimensions: Annotated[
+        int | None, Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss.")
+    ] = None
+    prompt_name: Annotated[
+        str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
+    ] = None
     prompt: Annotated[str | None, Meta(description="Text put before each text, instead of a named prompt.")] = None
     normalize: Annotated[
-        bool | None, Meta(description="Divide vectors by their Euclidean norm; by default as the model does.")
+        bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: as the model does.")
     ] = None
     truncate: Annotated[
         bool | Literal["right", "left", "never"] | None,
         Meta(
-            description="Which end of a text that is too long is cut; `false` or `never`: it is an error. By default as "
+            description="The end at which a text that is too long is cut. `false` or `never` makes it an error. Default: as "
             "the model's tokenizer does."
         ),
     ] = None
     late_chunking: Annotated[
         bool | None,
         Meta(
-            description="The inputs are consecutive parts of one document (as in Jina's API): they run in one pass, joined as "
-            "they are, and each vector is the mean of its part's tokens. For models that pool by the mean."
+            description="Treat the inputs as consecutive parts of one document, as in Jina's API. They are joined and run in "
+            "one pass, and each vector is the mean over the tokens of its part. Only for models with mean "
+            "pooling."
         ),
     ] = None
     split_long: Annotated[
         bool | None,
         Meta(
-            description="A text that is too long is not cut but runs in parts; its vector is the mean of theirs, weighted by "
-            "their tokens."
+            description="Run a text that is too long in parts, in place of cutting it. Its vector is the mean of theirs, "
+            "weighted by their tokens."
         ),
     ] = None
     priority: Annotated[
         Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
-        Meta(description="Requests with lower numbers run first; 0 by default (vLLM)."),
+        Meta(description="Requests with lower numbers run first. Default: 0 (vLLM)."),
     ] = None
 
 
@@ -146,27 +151,31 @@ class VLLMTextFields(TextFields, frozen=True, kw_only=True):
     """What its routes that encode texts take."""
 
     embed_dtype: Annotated[
-        FloatType | None, Meta(description="Of the binary formats: the type of numbers; `float32` by default (vLLM).")
+        FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")
     ] = None
     endianness: Annotated[
         ByteOrder | None,
-        Meta(description="Of the binary formats: the order of bytes; `native` (default) is the machine's (vLLM)."),
+        Meta(description="The byte order in binary formats. Default: `native`, the machine's own (vLLM)."),
     ] = None
     use_activation: Annotated[
         bool | None,
-        Meta(description="Of vectors the same as `normalize`, of scores whether the activation is applied (vLLM)."),
+        Meta(description="For vectors the same as `normalize`; for scores, whether the activation is applied (vLLM)."),
     ] = None
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
-        Meta(description="Cut each text to so many tokens; -1: to the model's maximum."),
+        Meta(description="Cut each text to N tokens; -1 cuts to the model's maximum."),
     ] = None
-    truncation_side: Annotated[
-        Literal["right", "left"] | None, Meta(description="Which end of a text is cut, if it is (vLLM).")
-    ] = None
+    truncation_side: Annotated[Literal["right", "left"] | None, Meta(description="The end at which texts are cut (vLLM).")] = (
+        None
+    )
     add_special_tokens: Annotated[
-        bool | None, Meta(description="`false` is for token ids, which are taken as they are; texts have them (vLLM).")
+        bool | None,
+        Meta(
+            description="Accepted as `false` only with token ids, which are taken as they are; texts always get special "
+            "tokens (vLLM)."
+        ),
     ] = None
-    request_id: Annotated[str | None, Meta(description="What the answer's id ends with (vLLM).")] = None
+    request_id: Annotated[str | None, Meta(description="The end of the answer's `id` (vLLM).")] = None
     user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
 
 

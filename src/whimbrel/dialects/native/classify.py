@@ -28,13 +28,15 @@ class ClassFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What both routes take."""
 
     model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
-    activate: Annotated[bool | None, Meta(description="`false`: logits; by default as the model does.")] = None
+    activate: Annotated[
+        bool | None, Meta(description="Apply the activation to scores; `false` gives logits. Default: as the model does.")
+    ] = None
     prompt: Annotated[
         str | None, Meta(description="The name of one of the model's prompts, or text with a space or a colon in it.")
     ] = None
     truncate: Annotated[
         bool | Literal["right", "left", "never"] | None,
-        Meta(description="Which end of a text that is too long is cut; `false` or `never`: it is an error."),
+        Meta(description="The end at which a text that is too long is cut. `false` or `never` makes it an error."),
     ] = None
 
 
@@ -42,7 +44,7 @@ class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fie
     """Body of POST /v1/classify."""
 
     input: Annotated[
-        str | list[str | list[str]], Meta(description="A text, a list of texts, or of pairs of texts; at most 2,048.")
+        str | list[str | list[str]], Meta(description="A text, a list of texts, or a list of pairs of texts; at most 2,048.")
     ]
 
 
@@ -58,14 +60,15 @@ class ClassifyResponse(msgspec.Struct):
 class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/token_classify."""
 
-    input: Annotated[str | list[str], Meta(description="A text, or a list of at most 2,048.")]
+    input: Annotated[str | list[str], Meta(description="A text, or a list of at most 2,048 texts.")]
     aggregation: Annotated[
-        Literal["none", "simple", "first", "average", "max"], Meta(description="How tokens become entities (transformers).")
+        Literal["none", "simple", "first", "average", "max"],
+        Meta(description="How token labels are grouped into entities, as in transformers."),
     ] = "simple"
 
 
 class FoundEntity(msgspec.Struct):
-    """A piece of a text, and what it is; places are in characters."""
+    """An entity in a text; `start` and `end` count characters."""
 
     label: str
     score: float
@@ -77,7 +80,7 @@ class FoundEntity(msgspec.Struct):
 class TokenClassifyResponse(msgspec.Struct):
     """Answer of POST /v1/token_classify."""
 
-    entities: Annotated[list[list[FoundEntity]], Meta(description="Those of each input.")]
+    entities: Annotated[list[list[FoundEntity]], Meta(description="The entities of each input.")]
     model: str
     usage: Usage
 

@@ -30,15 +30,13 @@ Inputs: TypeAlias = Annotated[
     ),
 ]
 Direction: TypeAlias = Annotated[
-    Literal["right", "left", "Right", "Left"] | None, Meta(description="Which end of a text that is too long is cut.")
+    Literal["right", "left", "Right", "Left"] | None, Meta(description="The end at which a text that is too long is cut.")
 ]
 TruncateFlag: TypeAlias = Annotated[
     bool | None,
-    Meta(
-        description="Whether a text that is too long is cut, as by default (and by TEI's since 1.9); `false`: it is an error."
-    ),
+    Meta(description="Cut texts that are too long; `false` makes them an error. Default: true, as in TEI since 1.9."),
 ]
-ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name; TEI serves one, and knows none.")]
+ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name. TEI's own API has no such field.")]
 
 
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +46,9 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
-    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
+    prompt_name: Annotated[
+        str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
+    ] = None
     input_type: Annotated[
         InputType | None,
         Meta(
@@ -72,10 +72,10 @@ class EmbedSparseRequest(TextFields, frozen=True, kw_only=True):
 class VectorFields(TextFields, frozen=True, kw_only=True):
     """What dense vectors may be asked to be."""
 
-    normalize: Annotated[
-        bool | None, Meta(description="Whether vectors are divided by their Euclidean norm; they are by default.")
+    normalize: Annotated[bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: true.")] = None
+    dimensions: Annotated[
+        int | None, Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss.")
     ] = None
-    dimensions: Annotated[int | None, Meta(description="Keep the first so many columns of vectors (Matryoshka models).")] = None
 
 
 class TEIEmbedRequest(VectorFields, frozen=True, kw_only=True):
@@ -85,14 +85,14 @@ class TEIEmbedRequest(VectorFields, frozen=True, kw_only=True):
 
 
 class Sentences(msgspec.Struct, frozen=True):
-    """A sentence, and those that it is compared with."""
+    """A sentence, and the sentences that it is compared with."""
 
     source_sentence: str
     sentences: Annotated[list[str], Meta(max_length=100_000)]
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """How sentences are read."""
+    """Options of the tokenizer."""
 
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
@@ -257,7 +257,7 @@ ROUTES: Final = (
         example=_EXAMPLE,
     ),
     TEI.route(
-        "/similarity", "How near a sentence is to others, by the cosine of dense vectors (TEI).",
+        "/similarity", "The cosine similarity of a sentence to others (TEI).",
         parse_similarity, render_similarity, response_type=list[float],
         example='{"inputs": {"source_sentence": "A wader.", "sentences": ["A bird.", "A sandwich."]}}',
         terms=_SIMILARITY_TERMS,

@@ -36,7 +36,7 @@ from whimbrel.types.result import Result
 
 
 class RootParameters(PredictParameters, frozen=True, kw_only=True):
-    """Those of /predict, and of /similarity."""
+    """The parameters of /predict and of /similarity."""
 
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
@@ -47,11 +47,12 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
     """Body of POST /: that of /embed, /embed_all, /embed_sparse or /predict, by the kind of the model, or of /similarity."""
 
     inputs: Annotated[
-        str | Sentences | list[str | int | list[int | str]], Meta(description="As the route takes them that is meant.")
+        str | Sentences | list[str | int | list[int | str]],
+        Meta(description="Inputs as the route takes them that suits the model."),
     ]
     raw_scores: Raw = None
     parameters: Annotated[
-        RootParameters | None, Meta(description="Of /predict and /similarity, as `InferenceClient` sends them.")
+        RootParameters | None, Meta(description="Parameters of /predict and /similarity, as `InferenceClient` sends them.")
     ] = None
 
 
@@ -108,7 +109,7 @@ def _predict(body: RootRequest) -> PredictRequest:
 
 
 _ROOT: Final = TEI.route(
-    "/", "What a model is made for: /embed, /embed_sparse, /embed_all or /predict; or /similarity (TEI).",
+    "/", "The route that suits the model: /embed, /embed_sparse, /embed_all or /predict; or /similarity (TEI).",
     parse_root, render_root, response_type=list[Any], example='{"inputs": "What is a whimbrel?"}',
 )  # fmt: skip
 

@@ -27,7 +27,7 @@ from whimbrel.types.result import Result
 from whimbrel.wire import to_json
 
 Applied: TypeAlias = Literal["sigmoid", "softmax", "none"]
-Raw: TypeAlias = Annotated[bool | None, Meta(description="Give logits, as they are before any activation.")]
+Raw: TypeAlias = Annotated[bool | None, Meta(description="Return logits, without any activation. Default: false.")]
 Sequences: TypeAlias = str | list[str | list[str]]
 
 
@@ -35,7 +35,7 @@ class TEIRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /rerank in TEI's form."""
 
     query: str
-    texts: Annotated[list[str], Meta(description="At most 10,000.", max_length=100_000)]
+    texts: Annotated[list[str], Meta(description="At most 10,000 texts.", max_length=100_000)]
     model: ModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
@@ -52,12 +52,14 @@ class Rank(msgspec.Struct, omit_defaults=True):
 
 
 class PredictParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """What `InferenceClient.text_classification` may say."""
+    """The options of `InferenceClient.text_classification`."""
 
     function_to_apply: Annotated[
-        Applied | None, Meta(description="What is done to logits, in place of the checkpoint's activation.")
+        Applied | None, Meta(description="The function applied to logits. Default: the checkpoint's activation.")
     ] = None
-    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Only so many classes, the best.")] = None
+    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best classes. Default: all.")] = (
+        None
+    )
 
 
 class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +76,7 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: Annotated[
         PredictParameters | None,
         Meta(
-            description="As `InferenceClient` sends them; then the answer is a list of lists for one text too, as it expects."
+            description="Parameters as `InferenceClient` sends them. With them the answer to one text is a list of lists too."
         ),
     ] = None
 
@@ -204,7 +206,7 @@ _RERANK_TERMS: Final = TERMS.extended({"input": locate_pairs("query", "texts", s
 
 ROUTES: Final = (
     TEI.route(
-        "/rerank", "Texts in the order in which they answer a query (TEI).",
+        "/rerank", "Texts ranked by a query (TEI).",
         parse_rerank, render_rerank, response_type=list[Rank],
         example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
         terms=_RERANK_TERMS, discriminators=frozenset({"texts"}),

@@ -25,12 +25,12 @@ _MANY: Final = 2048
 class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /tokenize in TEI's form."""
 
-    inputs: Annotated[str | list[str], Meta(description="At most 2,048 texts, of any length: nothing is cut.")]
+    inputs: Annotated[str | list[str], Meta(description="A text or at most 2,048 texts, of any length: nothing is cut.")]
     model: ModelName = None
-    add_special_tokens: Annotated[
-        bool | None, Meta(description="Whether special tokens stand around texts, as by default.")
+    add_special_tokens: Annotated[bool | None, Meta(description="Put special tokens around texts. Default: true.")] = None
+    prompt_name: Annotated[
+        str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
     ] = None
-    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
 
 
 class SimpleToken(msgspec.Struct):
@@ -48,7 +48,7 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ids: Annotated[list[int | list[int]], Meta(description="Token ids of a text, or lists of them.")]
     model: ModelName = None
-    skip_special_tokens: Annotated[bool | None, Meta(description="Whether special tokens are left out, as by default.")] = None
+    skip_special_tokens: Annotated[bool | None, Meta(description="Leave out special tokens. Default: true.")] = None
 
 
 def parse_tokenize(raw: bytes) -> tuple[TEITokenizeRequest, TokenizeRequest]:

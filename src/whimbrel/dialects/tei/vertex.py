@@ -37,8 +37,8 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
     instances: Annotated[
         list[msgspec.Raw],
         Meta(
-            description="Bodies of `/`, or of `/rerank` if they have `texts`; at most 256. They may differ in their inputs, "
-            "not in what is done to them."
+            description="At most 256 bodies of `/`, or of `/rerank` if they have `texts`. They may differ in their inputs, "
+            "but not in their options."
         ),
     ]
     model: ModelName = None
@@ -47,7 +47,7 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
 class VertexResponse(msgspec.Struct):
     """Answer of POST /vertex."""
 
-    predictions: Annotated[list[Any], Meta(description="For each instance what its route answers.")]
+    predictions: Annotated[list[Any], Meta(description="The answer to each instance.")]
 
 
 class _Marks(msgspec.Struct):

@@ -52,8 +52,9 @@ class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
     task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None,
         Meta(
-            description="A vector or the scores of classes, for each text or for each of its tokens; by default what the model "
-            "is made for. `token_embed` of a model with dense vectors: what these would be of each token alone."
+            description="A vector or the scores of classes, for each text or for each of its tokens. Default: the task that "
+            "the model is made for. For a model with dense vectors, `token_embed` gives each token the vector "
+            "that pooling it alone would give."
         ),
     ] = None
     encoding_format: Annotated[
@@ -70,7 +71,7 @@ class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
 
 
 class Pooled(msgspec.Struct):
-    """What the model gives for one input."""
+    """The vector, token vectors or scores of one input."""
 
     index: int
     data: Annotated[list[float | list[float]] | str, Meta(description="Numbers, a list of them for each token, or base64.")]
@@ -95,7 +96,7 @@ class VLLMClassifyRequest(VLLMTextFields, frozen=True, kw_only=True):
 
 
 class Classified(msgspec.Struct):
-    """What a classifier says of one input."""
+    """The classes of one input."""
 
     index: int
     label: Annotated[str | None, Meta(description="The class with the highest score; null if the classes have no names.")]
@@ -117,7 +118,7 @@ class VLLMClassifyResponse(msgspec.Struct):
 class VLLMVersionResponse(msgspec.Struct):
     """Answer of GET /version."""
 
-    version: Annotated[str, Meta(description="Whimbrel's.")]
+    version: Annotated[str, Meta(description="Whimbrel's version.")]
 
 
 _OUTPUTS: Final[dict[str | None, OutputName]] = {
@@ -292,7 +293,7 @@ def _without_v1(route: Route, terms: ErrorTerms) -> Route:
 
 ROUTES: Final = (
     VLLM.route(
-        "/pooling", "What a model gives for texts or their tokens (vLLM).",
+        "/pooling", "Vectors or scores of texts or of their tokens (vLLM).",
         parse_pooling, render_pooling, response_type=PoolingResponse,
         example='{"input": ["A whimbrel is a wader."]}', terms=_POOLING_TERMS,
     ),

@@ -24,7 +24,9 @@ class VLLMTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     model: str | None = None
     add_special_tokens: bool | None = None
-    return_token_strs: Annotated[bool | None, Meta(description="Also as they stand in the vocabulary.")] = None
+    return_token_strs: Annotated[
+        bool | None, Meta(description="Return the tokens as text too, as they stand in the vocabulary.")
+    ] = None
 
 
 class VLLMTokenizeResponse(msgspec.Struct):
@@ -39,7 +41,7 @@ class VLLMTokenizeResponse(msgspec.Struct):
 class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /detokenize."""
 
-    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(description="At most 524,288.")]
+    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(description="At most 524,288 token ids.")]
     model: str | None = None
 
 
