@@ -15,7 +15,7 @@ from whimbrel.client.dialects import encoder_of, require_whimbrel, reranker_of, 
 from whimbrel.client.request_bodies import check_count
 from whimbrel.client.task import Task
 from whimbrel.outputs.entities import Aggregation
-from whimbrel.outputs.scoring import ranking
+from whimbrel.outputs.scoring import rank
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera
 from whimbrel.types.request import OutputName
@@ -109,7 +109,7 @@ def rerank(
     are those of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
     """
     check_count(top_n, "top_n")
-    return reranker_of(to.dialect)(to.model, query, documents, options).then(partial(ranking, top_n=top_n))
+    return reranker_of(to.dialect)(to.model, query, documents, options).then(partial(rank, top_n=top_n))
 
 
 def explain(to: Target, query: Any, documents: Any, **options: Unpack[ScoreOptions]) -> Task[list[Explanation]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -19,10 +18,9 @@ from msgspec.structs import replace
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.common.fields import prompt_for_task
-from whimbrel.dialects.common.hosted import ServiceFields, render_error, service_request, status
-from whimbrel.dialects.common.quantized import check_bits, quantize
+from whimbrel.dialects.common.hosted import ServiceFields, check_bits, quantize, render_error, service_request, status
 from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.dialects.openai import Usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import InputType, OutputName, Request
@@ -57,27 +55,27 @@ class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
     ] = None
     encoding_type: Annotated[JinaType | None, Meta(description="The same as `embedding_type` (LlamaIndex).")] = None
     normalized: Annotated[
-        bool | None, Meta(description="Divide vectors by their Euclidean norm; by default as the model does.")
+        bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: as the model does.")
     ] = None
     return_multivector: Annotated[
-        bool | None, Meta(description="A vector for each token in place of one, under `embeddings`.")
+        bool | None, Meta(description="Return a vector for each token, under `embeddings`. Default: false.")
     ] = None
 
 
 class JinaEmbedding(msgspec.Struct):
-    """What is given for one text."""
+    """The vectors of one text."""
 
     index: int
     embedding: list[float] | str | dict[str, list[float] | str] | None = None
     embeddings: Annotated[
         list[list[float] | str] | dict[str, list[list[float] | str]] | None,
-        Meta(description="Of token vectors, in place of `embedding`."),
+        Meta(description="The token vectors, in place of `embedding`."),
     ] = None
     object: Literal["embedding", "embeddings"] = "embedding"
 
 
 class JinaEmbeddingsResponse(msgspec.Struct):
-    """Answer of both."""
+    """Answer of POST /v1/embeddings and /v1/multi-vector."""
 
     data: list[JinaEmbedding]
     model: str
@@ -164,30 +162,20 @@ def _base64(rows_TD: EncodedArray) -> Iterator[str]:
 
 
 _TERMS: Final = ErrorTerms({"outputs": "model"}, {"truncate": "truncate=true"})
+_JINA: Final = Dialect(render_error, _TERMS, status)
 _EXAMPLE: Final = '"input": ["A whimbrel is a wader."]'
 
 ROUTES: Final = (
-    Route(
-        path="/v1/embeddings",
-        summary="A body with `task`, `embedding_type`, `normalized` or `return_multivector`: Jina's.",
-        parse_request=parse_embeddings,
-        render_response=render_embeddings,
-        render_error=partial(render_error, terms=_TERMS),
-        request_type=JinaEmbeddingsRequest,
-        response_type=JinaEmbeddingsResponse,
+    _JINA.route(
+        "/v1/embeddings",
+        "Vectors of texts: a body with `task`, `embedding_type`, `normalized` or `return_multivector` (Jina).",
+        parse_embeddings, render_embeddings, response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "task": "retrieval.passage", "embedding_type": "ubinary"}}',
         discriminators=frozenset(("task", "embedding_type", "encoding_type", "normalized", "return_multivector")),
-        status=status,
     ),
-    Route(
-        path="/v1/multi-vector",
-        summary="A vector for each token of texts (Jina).",
-        parse_request=parse_multi_vector,
-        render_response=render_embeddings,
-        render_error=partial(render_error, terms=_TERMS),
-        request_type=JinaEmbeddingsRequest,
-        response_type=JinaEmbeddingsResponse,
+    _JINA.route(
+        "/v1/multi-vector", "A vector for each token of texts (Jina).",
+        parse_multi_vector, render_embeddings, response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "input_type": "document"}}',
-        status=status,
     ),
-)
+)  # fmt: skip

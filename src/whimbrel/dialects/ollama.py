@@ -7,7 +7,6 @@ Unlike Ollama, more `dimensions` than a vector has are refused, and /api/embeddi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, Final
 
@@ -16,9 +15,9 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.inputs import MAX_INPUTS
+from whimbrel.dialects.common.fields import MAX_INPUTS
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import ANY, GetRoute, Response, Route, ServedModel
+from whimbrel.dialects.common.route import ANY, Dialect, GetRoute, Response, ServedModel
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError
 from whimbrel.types.card import Card
 from whimbrel.types.request import Request, Truncate
@@ -38,7 +37,7 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[str | None, Meta(description="The served model's name, with or without `:latest`.")] = None
     options: Annotated[
-        dict[str, Any] | None, Meta(description="`num_ctx`: so many tokens a text may have, up to the model's limit.")
+        dict[str, Any] | None, Meta(description="`num_ctx` is the limit of tokens per text, up to the model's maximum.")
     ] = None
     keep_alive: Annotated[float | str | None, Meta(description="Accepted and ignored: models stay loaded.")] = None
 
@@ -47,14 +46,16 @@ class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
     """Body of POST /api/embed."""
 
     input: Annotated[
-        str | list[str] | None, Meta(description="A text, or at most 2,048; none or an empty one: no vectors.")
+        str | list[str] | None,
+        Meta(description="A text or at most 2,048 texts. Without any, or for an empty text, there are no vectors."),
     ] = None
     truncate: Annotated[
         bool | None,
-        Meta(description="Whether the end of a text that is too long is cut, as by default; `false`: it is an error."),
+        Meta(description="Cut the end of texts that are too long; `false` makes them an error. Default: true."),
     ] = None
     dimensions: Annotated[
-        int | None, Meta(description="Keep the first so many columns of vectors (Matryoshka models); 0: all.")
+        int | None,
+        Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss. 0 keeps all."),
     ] = None
 
 
@@ -62,7 +63,7 @@ class OllamaEmbedResponse(msgspec.Struct):
     """Answer of POST /api/embed; durations in nanoseconds."""
 
     model: str
-    embeddings: Annotated[list[list[float]], Meta(description="Of length 1, whatever the model does.")]
+    embeddings: Annotated[list[list[float]], Meta(description="Vectors of norm 1, whatever the model's default.")]
     total_duration: int
     load_duration: int
     prompt_eval_count: int
@@ -71,13 +72,13 @@ class OllamaEmbedResponse(msgspec.Struct):
 class OllamaEmbeddingsRequest(OllamaFields, frozen=True, kw_only=True):
     """Body of POST /api/embeddings."""
 
-    prompt: Annotated[str | None, Meta(description="A text; none or an empty one: no vector.")] = None
+    prompt: Annotated[str | None, Meta(description="A text. Without it, or for an empty text, there is no vector.")] = None
 
 
 class OllamaEmbeddingsResponse(msgspec.Struct):
     """Answer of POST /api/embeddings."""
 
-    embedding: Annotated[list[float], Meta(description="As it was pooled, not divided by its length.")]
+    embedding: Annotated[list[float], Meta(description="The pooled vector, not normalised.")]
 
 
 class ShowRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ class ShowRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelDetails(msgspec.Struct):
-    """What kind of model it is."""
+    """The kind of a model."""
 
     family: str
     families: list[str]
@@ -110,7 +111,7 @@ class ShowResponse(msgspec.Struct):
 
 
 class ListedModel(msgspec.Struct):
-    """A model that is served. `size` is not known, and 0; `digest` is that of what its files say."""
+    """A model that is served. `size` is always 0; `digest` is made from the model's card."""
 
     name: str
     model: str
@@ -120,7 +121,7 @@ class ListedModel(msgspec.Struct):
 
 
 class RunningModel(ListedModel):
-    """The same, as one that is loaded."""
+    """A model that is loaded."""
 
     size_vram: int = 0
     context_length: int = 0
@@ -272,49 +273,39 @@ def status(error: WhimbrelError) -> int:
     return 503 if isinstance(error, Overloaded) else error.status
 
 
+_OLLAMA: Final = Dialect(render_error, _TERMS, status, ANY)
+
 ROUTES: Final = (
-    Route(
-        path="/api/embed",
-        summary="Dense vectors of texts, of length 1 (Ollama).",
-        parse_request=parse_embed,
-        render_response=render_embed,
-        render_error=render_error,
-        request_type=OllamaEmbedRequest,
-        response_type=OllamaEmbedResponse,
+    _OLLAMA.route(
+        "/api/embed", "Dense vectors of texts, of norm 1 (Ollama).",
+        parse_embed, render_embed, response_type=OllamaEmbedResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
-        media_types=ANY,
-        status=status,
     ),
-    Route(
-        path="/api/embeddings",
-        summary="The dense vector of a text (Ollama, before /api/embed).",
-        parse_request=parse_embeddings,
-        render_response=render_embeddings,
-        render_error=partial(render_error, terms=_PROMPT_TERMS),
-        request_type=OllamaEmbeddingsRequest,
-        response_type=OllamaEmbeddingsResponse,
-        example='{"prompt": "A whimbrel is a wader."}',
-        media_types=ANY,
-        status=status,
+    _OLLAMA.route(
+        "/api/embeddings", "The dense vector of a text (Ollama, before /api/embed).",
+        parse_embeddings, render_embeddings, response_type=OllamaEmbeddingsResponse,
+        example='{"prompt": "A whimbrel is a wader."}', terms=_PROMPT_TERMS,
     ),
-    Route(
-        path="/api/show",
-        summary="What kind of model it is (Ollama).",
-        parse_request=parse_show,
-        render_response=render_show,
-        render_error=render_error,
-        request_type=ShowRequest,
-        response_type=ShowResponse,
+    _OLLAMA.route(
+        "/api/show", "The kind and the limits of a model (Ollama).", parse_show, render_show, response_type=ShowResponse,
         example="{}",
-        media_types=ANY,
-        status=status,
     ),
-)
+)  # fmt: skip
 
 GET_ROUTES: Final = (
     GetRoute("/api/tags", "The models that are served (Ollama).", render_tags, render_error, ListResponse),
-    GetRoute("/api/ps", "The same, with how long texts may be (Ollama).", render_running, render_error, ProcessResponse),
     GetRoute(
-        "/api/version", "The version of Ollama's API that is spoken (Ollama).", render_version, render_error, VersionResponse
+        "/api/ps",
+        "The models that are loaded, with the maximum length of texts (Ollama).",
+        render_running,
+        render_error,
+        ProcessResponse,
+    ),
+    GetRoute(
+        "/api/version",
+        "The version of Ollama's API that this server implements (Ollama).",
+        render_version,
+        render_error,
+        VersionResponse,
     ),
 )

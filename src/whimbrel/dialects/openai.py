@@ -7,7 +7,6 @@ not known are ignored, as other servers do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
@@ -15,29 +14,29 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import parse_input_type
-from whimbrel.dialects.common.ids import created, new_id
-from whimbrel.dialects.common.inputs import TextObject
-from whimbrel.dialects.common.responses import (
-    ARROW,
-    METADATA,
-    NPY,
-    OCTETS,
-    arrow_answer,
-    bare_answer,
-    header,
-    json_answer,
-    npy_answer,
-    usage,
-)
-from whimbrel.dialects.common.route import Response, Route, ServedModel
-from whimbrel.dialects.common.vllm_fields import (
+from whimbrel.dialects.common.fields import (
     UNSUPPORTED_TEXT_FIELDS,
+    TextObject,
     VLLMTextFields,
+    parse_input_type,
     parse_normalize,
     reject_unsupported,
     vllm_text_request,
 )
+from whimbrel.dialects.common.responses import (
+    METADATA,
+    OCTETS,
+    arrow_answer,
+    bare_answer,
+    binary_formats,
+    created,
+    header,
+    json_answer,
+    new_id,
+    npy_answer,
+    usage,
+)
+from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.errors import TooLarge, WhimbrelError
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
@@ -106,7 +105,7 @@ class Model(msgspec.Struct):
 
     id: str
     created: int
-    max_model_len: Annotated[int, Meta(description="Tokens per text.")]
+    max_model_len: Annotated[int, Meta(description="The maximum of tokens per text.")]
     object: Literal["model"] = "model"
     owned_by: str = "whimbrel"
 
@@ -227,20 +226,12 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
     return msgspec.json.encode(ErrorResponse(ErrorDetail(text, kind, param, error.code)))
 
 
+_OPENAI: Final = Dialect(render_error, _TERMS)
+
 ROUTES: Final = (
-    Route(
-        path="/v1/embeddings",
-        summary="Dense vectors of texts (OpenAI).",
-        parse_request=parse_request,
-        render_response=render_response,
-        render_error=render_error,
-        request_type=EmbeddingsRequest,
-        response_type=EmbeddingsResponse,
+    _OPENAI.route(
+        "/v1/embeddings", "Dense vectors of texts (OpenAI).", parse_request, render_response, response_type=EmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
-        accepts={
-            OCTETS: partial(parse_request, default="bytes"),
-            NPY: partial(parse_request, default="npy"),
-            ARROW: partial(parse_request, default="arrow"),
-        },
+        accepts=binary_formats(parse_request),
     ),
-)
+)  # fmt: skip

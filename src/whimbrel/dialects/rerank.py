@@ -10,7 +10,6 @@ there.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -19,13 +18,13 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode, is_packed
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.ids import created, new_id
+from whimbrel.dialects.common.fields import UNSUPPORTED_PAIR_FIELDS, parse_truncation, reject_unsupported
 from whimbrel.dialects.common.pair_inputs import Text, Texts, parse_part, parse_parts, text_of
-from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Response, Route, ServedModel
-from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, parse_truncation, reject_unsupported
+from whimbrel.dialects.common.responses import created, json_answer, new_id, usage
+from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Dialect, Response, ServedModel
 from whimbrel.dialects.openai import Usage, render_error
 from whimbrel.errors import InvalidRequest, Location, TooLarge, locate_pairs
+from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import TokenPooling, read_token_pooling
 from whimbrel.types.request import PairInput, Request
@@ -46,50 +45,58 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
     truncate: Annotated[
         bool | Literal["right", "left", "never"] | None,
-        Meta(description="Which end of a text that is too long is cut; `true`: as the model does. By default it is an error."),
+        Meta(
+            description="The end at which a text that is too long is cut; `true` cuts as the model does. Default: such a text "
+            "is an error."
+        ),
     ] = None
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
-        Meta(description="Cut to so many tokens; -1: to the model's maximum (vLLM)."),
+        Meta(description="Cut each pair to N tokens; -1 cuts to the model's maximum (vLLM)."),
     ] = None
-    truncation_side: Annotated[
-        Literal["right", "left"] | None, Meta(description="Which end of a text is cut, if it is (vLLM).")
-    ] = None
+    truncation_side: Annotated[Literal["right", "left"] | None, Meta(description="The end at which texts are cut (vLLM).")] = (
+        None
+    )
     max_tokens_per_query: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Cut queries to so many tokens of their own; 0: do not (vLLM)."),
+        Meta(description="Cut queries to N tokens before they are joined with documents; 0 does not (vLLM)."),
     ] = None
     max_tokens_per_doc: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Cut documents to so many tokens of their own; 0: do not (vLLM, Cohere)."),
+        Meta(description="Cut documents to N tokens before they are joined with queries; 0 does not (vLLM, Cohere)."),
     ] = None
-    request_id: Annotated[str | None, Meta(description="What the answer's id ends with (vLLM).")] = None
+    request_id: Annotated[str | None, Meta(description="The end of the answer's `id` (vLLM).")] = None
     score_by: Annotated[
         Literal["dense", "sparse", "multi_vector"] | None,
-        Meta(description="Of models that give vectors: which are compared; by default those that the model is made for."),
+        Meta(
+            description="For models that give vectors: the kind that is compared. Default: the kind that the model is made for."
+        ),
     ] = None
     dimensions: Annotated[
-        int | None, Meta(description="Compare only the first so many columns of vectors (Matryoshka models).")
+        int | None, Meta(description="Compare only the first N columns of vectors; for models trained with Matryoshka loss.")
     ] = None
     explain: Annotated[
-        bool | None, Meta(description="Of late-interaction models: say what each token of the query found in each document.")
+        bool | None,
+        Meta(description="For late-interaction models: report the best match of each query token in each document."),
     ] = None
     token_pooling: Annotated[
         float | TokenPooling | None,
         Meta(
-            description="Of late interaction: the vectors of documents' texts become fewer before they are compared, about "
-            "1 / factor of them; by default as the model does."
+            description="For late-interaction models: merge similar token vectors of documents before scoring. A factor keeps "
+            "about 1 / factor of them. Default: as the model does."
         ),
     ] = None
-    instruction: Annotated[str | None, Meta(description="What a reranker with a template is told to judge.")] = None
-    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before queries.")] = None
-    prompt: Annotated[str | None, Meta(description="Text put before queries, instead of a named prompt.")] = None
-    use_activation: Annotated[
-        bool | None, Meta(description="Apply the activation of scores; by default as the model does.")
+    instruction: Annotated[str | None, Meta(description="The task that a reranker with a template is told to judge by.")] = None
+    prompt_name: Annotated[
+        str | None, Meta(description="The name of one of the model's prompts, which is put before queries.")
     ] = None
+    prompt: Annotated[str | None, Meta(description="Text put before queries, instead of a named prompt.")] = None
+    use_activation: Annotated[bool | None, Meta(description="Apply the activation to scores. Default: as the model does.")] = (
+        None
+    )
     priority: Annotated[
         Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
-        Meta(description="Requests with lower numbers run first; 0 by default (vLLM)."),
+        Meta(description="Requests with lower numbers run first. Default: 0 (vLLM)."),
     ] = None
 
 
@@ -100,20 +107,22 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
     documents: Annotated[
         list[Text],
         Meta(
-            description="At most 10,000. An object has a `text`, `data` (vectors), or `ids` and `weights`.", max_length=100_000
+            description="At most 10,000 documents. An object has a `text`, or in its place `data` (vectors) or `ids` and "
+            "`weights` (a sparse vector).",
+            max_length=100_000,
         ),
     ]
     top_n: Annotated[
-        Annotated[int, Meta(ge=0)] | None, Meta(description="So many of the best are given; 0 or absent: all.")
+        Annotated[int, Meta(ge=0)] | None, Meta(description="Return only the N best. Default: 0, which returns all.")
     ] = None
-    return_documents: Annotated[bool | None, Meta(description="Whether the texts are sent back; they are by default.")] = None
+    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: true.")] = None
 
 
 class ScoreRequest(PairFields, frozen=True, kw_only=True):
     """Body of POST /v1/score: pairs as `queries` and `documents`, `queries` and `items`, `text_1` and `text_2`, or `data_1` and
     `data_2`."""
 
-    queries: Annotated[Text | Texts | None, Meta(description="One, for all documents, or one for each.")] = None
+    queries: Annotated[Text | Texts | None, Meta(description="One query for all documents, or one for each document.")] = None
     documents: Text | Texts | None = None
     items: Annotated[Text | Texts | None, Meta(description="The same as `documents` (vLLM).")] = None
     data_1: Annotated[Text | Texts | None, Meta(description="The same as `queries` (vLLM).")] = None
@@ -123,14 +132,12 @@ class ScoreRequest(PairFields, frozen=True, kw_only=True):
 
 
 class Explained(msgspec.Struct):
-    """What each token of a query found in a document. Tokens are null of what came as vectors."""
+    """The best match of each query token in a document. Tokens are null where vectors came in place of a text."""
 
     query_tokens: list[str] | None
     document_tokens: list[str] | None
-    maxima: Annotated[
-        list[float], Meta(description="For each token of the query, its greatest similarity to one of the document.")
-    ]
-    places: Annotated[list[int], Meta(description="Which of the document's tokens that is, from 0 on; -1 if it has none.")]
+    maxima: Annotated[list[float], Meta(description="The greatest similarity of each query token to a document token.")]
+    places: Annotated[list[int], Meta(description="The index of that document token; -1 if the document has none.")]
 
 
 class RankedDocument(msgspec.Struct):
@@ -143,7 +150,7 @@ class RankedDocument(msgspec.Struct):
 
 
 class RerankResponse(msgspec.Struct):
-    """Answer of POST /v1/rerank; the best first, and of equal ones the one that came first."""
+    """Answer of POST /v1/rerank, best first; of equal scores the first document comes first."""
 
     id: str
     results: list[RankedDocument]
@@ -247,7 +254,7 @@ def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> by
 def rank(body: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
     """RankedDocuments, the best first. `documents`: with their texts."""
     scores_P = _scores(result)
-    order: list[int] = np.argsort(-scores_P, kind="stable")[: body.top_n or None].tolist()
+    order = descending(scores_P, body.top_n or None)
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": score} for index, score in zip(order, scores_P[order], strict=True)
     ]
@@ -295,27 +302,18 @@ def _explained(result: Result, index: int) -> dict[str, Any]:
     return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, places.astype(np.int32)), strict=True))
 
 
+_RERANK: Final = Dialect(render_error, media_types=(JSON, *MESSAGE_PACK))
+
 ROUTES: Final = (
-    Route(
-        path="/v1/rerank",
-        summary="Documents in the order in which they answer a query (Jina, vLLM).",
-        parse_request=parse_rerank,
-        render_response=render_rerank,
-        render_error=partial(render_error, terms=RERANK_TERMS),
-        request_type=RerankRequest,
-        response_type=RerankResponse,
+    _RERANK.route(
+        "/v1/rerank", "Documents ranked by a query (Jina, vLLM).",
+        parse_rerank, render_rerank, response_type=RerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
-        media_types=(JSON, *MESSAGE_PACK),
+        terms=RERANK_TERMS,
     ),
-    Route(
-        path="/v1/score",
-        summary="The scores of pairs of texts (vLLM).",
-        parse_request=parse_score,
-        render_response=render_score,
-        render_error=partial(render_error, terms=SCORE_TERMS),
-        request_type=ScoreRequest,
-        response_type=ScoreResponse,
+    _RERANK.route(
+        "/v1/score", "The scores of pairs of texts (vLLM).", parse_score, render_score, response_type=ScoreResponse,
         example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
-        media_types=(JSON, *MESSAGE_PACK),
+        terms=SCORE_TERMS,
     ),
-)
+)  # fmt: skip

@@ -7,7 +7,6 @@ The fields of our own that /v1/embeddings and /v1/rerank have are taken too; fie
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -16,10 +15,17 @@ from msgspec.structs import replace
 
 from whimbrel.dialects.common.decode import decode, is_packed
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.hosted import ServiceFields, render_error, service_request, status
-from whimbrel.dialects.common.quantized import NumberType, check_bits, quantize
+from whimbrel.dialects.common.hosted import (
+    NumberType,
+    ServiceFields,
+    check_bits,
+    quantize,
+    render_error,
+    service_request,
+    status,
+)
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.dialects.rerank import RERANK_TERMS, RerankRequest, rank, request_of
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
@@ -32,7 +38,7 @@ class VoyageEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
 
     truncation: Annotated[
         bool | None,
-        Meta(description="Whether texts that are too long are cut; `false`: they are an error. By default they are cut."),
+        Meta(description="Cut texts that are too long; `false` makes them an error. Default: true."),
     ] = None
     output_dimension: Annotated[int | None, Meta(description="The same as `dimensions`.")] = None
     output_dtype: Annotated[
@@ -72,14 +78,10 @@ class VoyageRerankRequest(RerankRequest, frozen=True, kw_only=True):
 
     truncation: Annotated[
         bool | None,
-        Meta(description="Whether texts that are too long are cut; `false`: they are an error. By default they are cut."),
+        Meta(description="Cut texts that are too long; `false` makes them an error. Default: true."),
     ] = None
-    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="So many of the best are given; by default all.")] = (
-        None
-    )
-    return_documents: Annotated[bool | None, Meta(description="Whether the texts are sent back; they are not by default.")] = (
-        None
-    )
+    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best. Default: all.")] = None
+    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
 
 
 class VoyageRanked(msgspec.Struct):
@@ -91,7 +93,7 @@ class VoyageRanked(msgspec.Struct):
 
 
 class VoyageRerankResponse(msgspec.Struct):
-    """Answer of POST /v1/rerank; the best first, and of equal ones the one that came first."""
+    """Answer of POST /v1/rerank, best first; of equal scores the first document comes first."""
 
     data: list[VoyageRanked]
     model: str
@@ -154,29 +156,20 @@ _TERMS: Final = ErrorTerms({"outputs": "model", "dimensions": "output_dimension"
 _RERANK_TERMS: Final = RERANK_TERMS.extended({"outputs": "model"}, _OPTIONS)
 
 
+_VOYAGE: Final = Dialect(render_error, _TERMS, status)
+
 ROUTES: Final = (
-    Route(
-        path="/v1/embeddings",
-        summary="A body with `output_dtype`, `output_dimension` or `truncation`: Voyage's.",
-        parse_request=parse_embeddings,
-        render_response=render_embeddings,
-        render_error=partial(render_error, terms=_TERMS),
-        request_type=VoyageEmbeddingsRequest,
-        response_type=VoyageEmbeddingsResponse,
+    _VOYAGE.route(
+        "/v1/embeddings",
+        "Dense vectors of texts: a body with `output_dtype`, `output_dimension` or `truncation` (Voyage).",
+        parse_embeddings, render_embeddings, response_type=VoyageEmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader."], "input_type": "document", "output_dtype": "int8"}',
         discriminators=frozenset(("output_dtype", "output_dimension", "truncation")),
-        status=status,
     ),
-    Route(
-        path="/v1/rerank",
-        summary="A body with `top_k` or `truncation`: Voyage's.",
-        parse_request=parse_rerank,
-        render_response=render_rerank,
-        render_error=partial(render_error, terms=_RERANK_TERMS),
-        request_type=VoyageRerankRequest,
-        response_type=VoyageRerankResponse,
+    _VOYAGE.route(
+        "/v1/rerank", "Documents ranked by a query: a body with `top_k` or `truncation` (Voyage).",
+        parse_rerank, render_rerank, response_type=VoyageRerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."], "top_k": 1}',
-        discriminators=frozenset(("top_k", "truncation")),
-        status=status,
+        terms=_RERANK_TERMS, discriminators=frozenset(("top_k", "truncation")),
     ),
-)
+)  # fmt: skip

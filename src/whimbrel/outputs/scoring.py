@@ -78,7 +78,7 @@ def rerank(
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
     scoring = _one_to_many(card, query, documents, options)
-    return Operation(scoring.request, lambda result: ranking(scoring.postprocess(result), top_n), scoring.locate)
+    return Operation(scoring.request, lambda result: rank(scoring.postprocess(result), top_n), scoring.locate)
 
 
 def explain(
@@ -104,10 +104,15 @@ def _one_to_many(card: Card, query: str | VectorInput, documents: Texts, options
     return _score(card, {"query": query, "documents": documents}, options)
 
 
-def ranking(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
-    """Return the indices and values of the highest scores, best first."""
-    order = np.argsort(-scores_N, kind="stable")[:top_n]
-    return [Ranked(index, value) for index, value in zip(order.tolist(), scores_N[order].tolist(), strict=True)]
+def descending(scores_N: Float32Array, top_n: int | None = None) -> list[int]:
+    """Return the indices of the highest scores, best first; of equal scores the first comes first."""
+    return np.argsort(-scores_N, kind="stable")[:top_n].tolist()
+
+
+def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
+    """Return the highest scores with their indices, best first."""
+    order = descending(scores_N, top_n)
+    return [Ranked(index, value) for index, value in zip(order, scores_N[order].tolist(), strict=True)]
 
 
 def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Operation[Classes]:

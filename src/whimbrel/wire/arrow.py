@@ -2,7 +2,7 @@
 
 Dense vectors are FixedSizeList, token vectors are List of FixedSizeList. Sparse vectors are a struct of the lists `ids` and
 `weights`. bfloat16 is FixedSizeBinary(2) with Lance's extension name, and fp8 is uint8. The module writes the headers only, and
-the buffers are the arrays. docs/adr/0019-arrow-stream-writer.md says why it does not use pyarrow.
+the buffers are the arrays. docs/adr/0021-arrow-stream-writer.md says why it does not use pyarrow.
 Source: arrow.apache.org/docs/format/Columnar.html, Schema.fbs and Message.fbs.
 """
 

@@ -15,11 +15,10 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import prompt_for_task
-from whimbrel.dialects.common.inputs import parse_texts
-from whimbrel.dialects.common.quantized import check_bits, quantize
+from whimbrel.dialects.common.fields import parse_texts, prompt_for_task
+from whimbrel.dialects.common.hosted import check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.types.card import Card
 from whimbrel.types.request import InputType, Request, Truncate
@@ -44,11 +43,11 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v2/embed, and of POST /v1/embed where it has `texts`."""
 
     model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
-    texts: Annotated[list[str] | None, Meta(description="At most 2,048.")] = None
+    texts: Annotated[list[str] | None, Meta(description="At most 2,048 texts.")] = None
     inputs: Annotated[
         list[CohereInput] | None, Meta(description="The same as `texts`, each an object with one content, a text.")
     ] = None
-    images: Annotated[list[str] | None, Meta(description="Refused: the models served here take texts.")] = None
+    images: Annotated[list[str] | None, Meta(description="Rejected: the models served here take texts.")] = None
     input_type: Annotated[
         str | None,
         Meta(
@@ -59,17 +58,20 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     embedding_types: Annotated[
         list[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None,
-        Meta(description="Any of them in one answer; `float` by default. `base64`: the bytes of little-endian float32."),
+        Meta(
+            description="The types of numbers, each of which the answer has. Default: `float`. `base64`: the bytes of "
+            "little-endian float32."
+        ),
     ] = None
     output_dimension: Annotated[
-        int | None, Meta(description="Keep the first so many columns of vectors (Matryoshka models).")
+        int | None, Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss.")
     ] = None
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="A limit of tokens per text below the model's.")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="A limit of tokens per text below the model's maximum.")
     ] = None
     truncate: Annotated[
         Literal["NONE", "START", "END"] | None,
-        Meta(description="Which end of a text that is too long is cut, `END` by default; `NONE`: it is an error."),
+        Meta(description="The end at which a text that is too long is cut; `END` by default. `NONE` makes it an error."),
     ] = None
     priority: Annotated[
         Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None, Meta(description="Requests with lower numbers run first.")
@@ -88,20 +90,20 @@ class CohereEmbeddings(msgspec.Struct):
 
 
 class CohereVersion(msgspec.Struct):
-    """Which API it is."""
+    """The version of the API."""
 
     version: str
 
 
 class CohereMeta(msgspec.Struct):
-    """What else there is to say: tokens of all texts after truncation, or that a list was ranked."""
+    """Units of work: tokens of all texts after truncation, or one search for a list that was ranked."""
 
     api_version: CohereVersion
     billed_units: dict[str, int]
 
 
 class CohereEmbedResponse(msgspec.Struct):
-    """Answer of POST /v2/embed. That of /v1/embed has bare `embeddings` where no types were asked for."""
+    """Answer of POST /v2/embed and /v1/embed. In /v1/embed `embeddings` is a list where no types were asked for."""
 
     id: str
     response_type: Literal["embeddings_by_type", "embeddings_floats"]
@@ -221,26 +223,18 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
     return msgspec.json.encode(CohereError(terms.describe(error)[0]))
 
 
+COHERE: Final = Dialect(render_error, _TERMS)
+
 ROUTES: Final = (
-    Route(
-        path="/v2/embed",
-        summary="Dense vectors of texts, in several types of numbers (Cohere v2).",
-        parse_request=parse_embed,
-        render_response=render_embed,
-        render_error=render_error,
-        request_type=CohereEmbedRequest,
-        response_type=CohereEmbedResponse,
+    COHERE.route(
+        "/v2/embed", "Dense vectors of texts, in several types of numbers (Cohere v2).",
+        parse_embed, render_embed, response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document", "embedding_types": ["float", "int8"]}',
     ),
-    Route(
-        path="/v1/embed",
-        summary="A body with `texts`: dense vectors (Cohere v1).",
-        parse_request=parse_embed,
-        render_response=render_embed_v1,
-        render_error=render_error,
-        request_type=CohereEmbedRequest,
-        response_type=CohereEmbedResponse,
+    COHERE.route(
+        "/v1/embed", "Dense vectors of texts: a body with `texts` (Cohere v1).",
+        parse_embed, render_embed_v1, response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document"}',
         discriminators=frozenset(("texts", "images")),
     ),
-)
+)  # fmt: skip

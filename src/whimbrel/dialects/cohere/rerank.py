@@ -7,7 +7,6 @@ there would be several: then scores are what they are there, or there are none.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any, Final
 from uuid import uuid4
 
@@ -15,10 +14,10 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.cohere.embed import CohereMeta, meta, render_error
+from whimbrel.dialects.cohere.embed import COHERE, CohereMeta, meta
 from whimbrel.dialects.common.decode import decode, is_packed
 from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.dialects.openai import Usage
 from whimbrel.dialects.rerank import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
 from whimbrel.errors import InvalidRequest
@@ -27,7 +26,7 @@ from whimbrel.types.result import Result
 
 
 class CohereSpans(msgspec.Struct, frozen=True):
-    """Whether spans of documents are wanted."""
+    """The choice of spans of documents."""
 
     mode: str
 
@@ -35,27 +34,28 @@ class CohereSpans(msgspec.Struct, frozen=True):
 class CohereRerankRequest(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /v2/rerank."""
 
-    relevant_spans: Annotated[CohereSpans | None, Meta(description="Refused if its mode is `enabled`.")] = None
-    return_documents: Annotated[bool | None, Meta(description="Whether the texts are sent back; they are not by default.")] = (
-        None
-    )
+    relevant_spans: Annotated[CohereSpans | None, Meta(description="Rejected if its mode is `enabled`.")] = None
+    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
 
 
 class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /v1/rerank where it has one of these fields."""
 
-    rank_fields: Annotated[list[str] | None, Meta(description="Which fields of documents count: `text`, and no other.")] = None
+    rank_fields: Annotated[
+        list[str] | None, Meta(description="The fields of documents that are ranked; only `text` is accepted.")
+    ] = None
     max_chunks_per_doc: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="1: documents that are too long are cut. Otherwise they are an error: they are not run in chunks."),
+        Meta(
+            description="1 cuts documents that are too long. With any other number they are an error: documents are not run "
+            "in chunks."
+        ),
     ] = None
-    return_documents: Annotated[bool | None, Meta(description="Whether the texts are sent back; they are not by default.")] = (
-        None
-    )
+    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
 
 
 class CohereRerankResponse(msgspec.Struct):
-    """Answer of both; the best first, and of equal ones the one that came first."""
+    """Answer of POST /v1/rerank and /v2/rerank, best first; of equal scores the first document comes first."""
 
     id: str
     results: list[RankedDocument]
@@ -106,25 +106,16 @@ def _write(body: RerankRequest, result: Result, model: ServedModel, version: str
 _EXAMPLE: Final = '"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]'
 
 ROUTES: Final = (
-    Route(
-        path="/v2/rerank",
-        summary="Documents in the order in which they answer a query (Cohere v2, vLLM).",
-        parse_request=parse_rerank,
-        render_response=render_rerank,
-        render_error=partial(render_error, terms=RERANK_TERMS),
-        request_type=CohereRerankRequest,
-        response_type=CohereRerankResponse,
-        example=f'{{{_EXAMPLE}, "top_n": 1}}',
+    COHERE.route(
+        "/v2/rerank", "Documents ranked by a query (Cohere v2, vLLM).",
+        parse_rerank, render_rerank, response_type=CohereRerankResponse,
+        example=f'{{{_EXAMPLE}, "top_n": 1}}', terms=RERANK_TERMS,
     ),
-    Route(
-        path="/v1/rerank",
-        summary="A body with `rank_fields` or `max_chunks_per_doc`: the same (Cohere v1).",
-        parse_request=parse_rerank_v1,
-        render_response=render_rerank_v1,
-        render_error=partial(render_error, terms=RERANK_TERMS.extended({}, {"truncate": "max_chunks_per_doc=1"})),
-        request_type=CohereRerankRequestV1,
-        response_type=CohereRerankResponse,
+    COHERE.route(
+        "/v1/rerank", "Documents ranked by a query: a body with `rank_fields` or `max_chunks_per_doc` (Cohere v1).",
+        parse_rerank_v1, render_rerank_v1, response_type=CohereRerankResponse,
         example=f'{{{_EXAMPLE}, "max_chunks_per_doc": 1}}',
+        terms=RERANK_TERMS.extended({}, {"truncate": "max_chunks_per_doc=1"}),
         discriminators=frozenset(("rank_fields", "max_chunks_per_doc")),
     ),
-)
+)  # fmt: skip

@@ -2,17 +2,77 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, cast
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.inputs import parse_texts
+from whimbrel.dialects.common.decode import decode, is_packed
+from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.types.options import read_truncate
-from whimbrel.types.request import InputType, OutputName, Request
+from whimbrel.types.request import InputType, OutputName, Request, Truncate
+from whimbrel.wire import ByteOrder, FloatType
 
 if TYPE_CHECKING:
     from whimbrel.types.card import Card
+
+MAX_INPUTS: Final = 2048
+
+
+class TextObject(msgspec.Struct, frozen=True):
+    """A text as an object (Jina)."""
+
+    text: str | None = None
+
+
+def parse_texts(raw: str | Sequence[str | int | Sequence[int | str] | TextObject]) -> Any:
+    """Texts, pairs of texts, or arrays of token ids. A list must be of one kind throughout, but texts may be objects."""
+    if isinstance(raw, str):
+        return [raw]
+    if not raw:
+        raise InvalidRequest("is an empty list; give at least one text.", param="input")
+    kinds = set(map(type, raw))
+    if TextObject in kinds:
+        raw = [_text(each, i) if isinstance(each, TextObject) else each for i, each in enumerate(raw)]
+        kinds = set(map(type, raw))
+    if len(kinds) > 1:
+        first = type(raw[0])
+        index = next(i for i, item in enumerate(raw) if type(item) is not first)
+        raise InvalidRequest("texts, token ids and lists of them cannot be mixed in one list.", item=index)
+    if kinds == {int}:
+        return [_ids(cast(list[int], raw), None)]
+    if len(raw) > MAX_INPUTS:
+        raise TooLarge(f"{len(raw):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+    if kinds == {str}:
+        return raw
+    rows = cast(list[list[int | str]], raw)
+    if any(str in map(type, row) for row in rows):
+        return [_pair(row, i) for i, row in enumerate(rows)]
+    return [_ids(cast(list[int], ids), i) for i, ids in enumerate(rows)]
+
+
+def _text(given: TextObject, item: int) -> str:
+    if given.text is None:
+        raise InvalidRequest("is an object without a text; this server takes texts, no images.", item=item)
+    return given.text
+
+
+def _pair(row: list[int | str], item: int) -> tuple[str, str]:
+    if len(row) != 2 or not all(isinstance(text, str) for text in row):
+        raise InvalidRequest("a list with a text in it must be a pair of two texts, as all of them must.", item=item)
+    return cast(tuple[str, str], tuple(row))
+
+
+def _ids(ids: list[int], item: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    try:
+        return np.array(ids, np.int64)
+    except OverflowError:
+        index = next(i for i, value in enumerate(ids) if not -(2**63) <= value < 2**63)
+        message = f"token id {ids[index]} is no 64-bit integer."
+        location = Location("input", index) if item is None else Location("input", item, index)
+        raise InvalidRequest(message, location=location) from None
 
 
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,36 +80,41 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
 
     input: Any
     model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
-    dimensions: Annotated[int | None, Meta(description="Keep the first so many columns of vectors (Matryoshka models).")] = None
-    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
+    dimensions: Annotated[
+        int | None, Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss.")
+    ] = None
+    prompt_name: Annotated[
+        str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
+    ] = None
     prompt: Annotated[str | None, Meta(description="Text put before each text, instead of a named prompt.")] = None
     normalize: Annotated[
-        bool | None, Meta(description="Divide vectors by their Euclidean norm; by default as the model does.")
+        bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: as the model does.")
     ] = None
     truncate: Annotated[
         bool | Literal["right", "left", "never"] | None,
         Meta(
-            description="Which end of a text that is too long is cut; `false` or `never`: it is an error. By default as "
+            description="The end at which a text that is too long is cut. `false` or `never` makes it an error. Default: as "
             "the model's tokenizer does."
         ),
     ] = None
     late_chunking: Annotated[
         bool | None,
         Meta(
-            description="The inputs are consecutive parts of one document (as in Jina's API): they run in one pass, joined as "
-            "they are, and each vector is the mean of its part's tokens. For models that pool by the mean."
+            description="Treat the inputs as consecutive parts of one document, as in Jina's API. They are joined and run in "
+            "one pass, and each vector is the mean over the tokens of its part. Only for models with mean "
+            "pooling."
         ),
     ] = None
     split_long: Annotated[
         bool | None,
         Meta(
-            description="A text that is too long is not cut but runs in parts; its vector is the mean of theirs, weighted by "
-            "their tokens."
+            description="Run a text that is too long in parts, in place of cutting it. Its vector is the mean of theirs, "
+            "weighted by their tokens."
         ),
     ] = None
     priority: Annotated[
         Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
-        Meta(description="Requests with lower numbers run first; 0 by default (vLLM)."),
+        Meta(description="Requests with lower numbers run first. Default: 0 (vLLM)."),
     ] = None
 
 
@@ -80,3 +145,124 @@ def prompt_for_task(card: Card, word: str | None, input_type: InputType | None) 
     name, in any case of letters, if it has one; and which `input_type` the word stands for."""
     prompts = {} if word is None else {name.casefold(): name for name in card.tower(card.tower_for(input_type)).prompts}
     return {"prompt_name": prompts.get((word or "").casefold()), "input_type": input_type}
+
+
+class VLLMTextFields(TextFields, frozen=True, kw_only=True):
+    """What its routes that encode texts take."""
+
+    embed_dtype: Annotated[
+        FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")
+    ] = None
+    endianness: Annotated[
+        ByteOrder | None,
+        Meta(description="The byte order in binary formats. Default: `native`, the machine's own (vLLM)."),
+    ] = None
+    use_activation: Annotated[
+        bool | None,
+        Meta(description="For vectors the same as `normalize`; for scores, whether the activation is applied (vLLM)."),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(description="Cut each text to N tokens; -1 cuts to the model's maximum."),
+    ] = None
+    truncation_side: Annotated[Literal["right", "left"] | None, Meta(description="The end at which texts are cut (vLLM).")] = (
+        None
+    )
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(
+            description="Accepted as `false` only with token ids, which are taken as they are; texts always get special "
+            "tokens (vLLM)."
+        ),
+    ] = None
+    request_id: Annotated[str | None, Meta(description="The end of the answer's `id` (vLLM).")] = None
+    user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
+
+
+_ABSENT: Final = msgspec.Raw()
+
+
+class _Unsupported(msgspec.Struct, frozen=True):
+    """Fields that are looked at only to be refused, and those that are there in place of `messages`."""
+
+    input: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = _ABSENT
+    messages: msgspec.Raw = _ABSENT
+    padding: msgspec.Raw = _ABSENT
+    late_chunking_params: msgspec.Raw = _ABSENT
+    chat_template: msgspec.Raw = _ABSENT
+    chat_template_kwargs: msgspec.Raw = _ABSENT
+    return_embeddings: msgspec.Raw = _ABSENT
+
+
+_NO_TEMPLATES: Final = "a request brings no template here; that of the model is used, and `instruction` is put into it."
+_REFUSED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
+    "padding": ((None, "do_not_pad"), "texts are not padded, which would change their numbers."),
+    "late_chunking_params": ((None,), "is not known here; late_chunking takes the parts of a text as inputs."),
+    "chat_template": ((None,), _NO_TEMPLATES),
+    "chat_template_kwargs": ((None, {}), _NO_TEMPLATES),
+    "return_embeddings": ((None, False), "scores are given here; /v1/embed gives the vectors."),
+}
+"""Values that change nothing, and why others are refused."""
+_LONGEST: Final = 100
+"""Bytes of a value that is looked at: none that is accepted has more."""
+UNSUPPORTED_TEXT_FIELDS: Final = ("padding", "late_chunking_params")
+UNSUPPORTED_PAIR_FIELDS: Final = (
+    "padding",
+    "chat_template",
+    "chat_template_kwargs",
+    "return_embeddings",
+)
+
+
+def reject_unsupported(body: bytes, names: Sequence[str] = (), *, text: Literal["input", "prompt"] | None = "input") -> None:
+    """Refuse those of the named fields that would change numbers and are not honoured, and chats in place of the field `text`.
+    Raises InvalidRequest."""
+    if all(body.find(name.encode()) < 0 for name in (*names, "messages")):  # `in` costs five times as much
+        return
+    packed = is_packed(body)
+    found = decode(_Unsupported, body, packed=packed)
+    if text is not None and found.messages is not _ABSENT and getattr(found, text) is _ABSENT:
+        raise InvalidRequest(f"chats are not taken; send {text}, a text as the model takes it.", param="messages")
+    for name in names:
+        (accepted, why), given = _REFUSED[name], getattr(found, name)
+        is_short = given is not _ABSENT and len(given) <= _LONGEST
+        if given is not _ABSENT and not (is_short and decode(object, bytes(given), packed=packed) in accepted):
+            raise InvalidRequest(why, param=name)
+
+
+class TruncationFields(Protocol):
+    """What fields of truncation a body has."""
+
+    @property
+    def truncate(self) -> bool | Literal["right", "left", "never"] | None: ...
+    @property
+    def truncate_prompt_tokens(self) -> int | None: ...
+    @property
+    def truncation_side(self) -> Literal["right", "left"] | None: ...
+
+
+def parse_truncation(body: TruncationFields, *, usual: bool) -> tuple[Truncate | None, int | None]:
+    """(truncate, max_tokens) of a Request. `usual`: whether texts are cut where it does not say. Raises InvalidRequest."""
+    limit, side = body.truncate_prompt_tokens, body.truncation_side
+    cuts = body.truncate if body.truncate is not None else usual or limit is not None
+    truncate = read_truncate(cuts)
+    if truncate in ("right", "left") and side not in (None, truncate):
+        raise InvalidRequest(f"is {side!r}, and truncate is {truncate!r}; give one of them.", param="truncation_side")
+    return truncate or side, None if limit == -1 else limit
+
+
+def parse_normalize(body: VLLMTextFields) -> bool | None:
+    """Whether vectors are normalised, by either name. Raises InvalidRequest."""
+    if body.normalize is not None and body.use_activation not in (None, body.normalize):
+        raise InvalidRequest("contradicts normalize, which is the same for vectors; give one of them.", param="use_activation")
+    return body.use_activation if body.normalize is None else body.normalize
+
+
+def vllm_text_request(body: VLLMTextFields, outputs: tuple[OutputName, ...], *, cuts: bool, **more: Any) -> Request:
+    """The Request of a body of texts. `cuts`: whether they are cut where it does not say. Raises InvalidRequest, TooLarge."""
+    truncate, limit = parse_truncation(body, usual=cuts)
+    request = text_request(body, outputs, truncate=truncate, max_tokens=limit, **more)
+    if body.add_special_tokens is False and isinstance(request.texts[0], str):
+        raise InvalidRequest("a text gets its special tokens; send token ids to do without.", param="add_special_tokens")
+    return request

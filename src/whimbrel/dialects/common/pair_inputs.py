@@ -25,23 +25,30 @@ class ContentPart(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A text as an object; or, of models that compare vectors, what it was encoded to."""
+    """A text as an object; or, for models that compare vectors, the vectors that stand for it."""
 
     text: str | None = None
-    content: Annotated[list[ContentPart] | None, Meta(description="The text as one part of the type `text` (vLLM).")] = None
+    content: Annotated[
+        list[ContentPart] | None, Meta(description="The text as a list of one part of the type `text` (vLLM).")
+    ] = None
     data: Annotated[
         bytes | None, Meta(description="Vectors in place of the text: base64 of little-endian numbers, row by row.")
     ] = None
     shape: Annotated[
         Annotated[list[Annotated[int, Meta(ge=0, le=_MAX_SIZE)]], Meta(max_length=2)] | None,
-        Meta(description="Of token vectors: [tokens, width]; absent: one vector."),
+        Meta(description="The shape of token vectors: [tokens, width]. Without it `data` is one vector."),
     ] = None
     dtype: Annotated[
         Literal["float32", "float16", "int8", "binary"],
-        Meta(description="`int8`: 127ths. `binary`: 8 columns to a byte, the first the highest bit; 1 for 1 and 0 for -1."),
+        Meta(
+            description="The type of numbers in `data`. `int8`: 127ths. `binary`: 8 columns to a byte, the first in the "
+            "highest bit; a bit of 1 is 1, and 0 is -1."
+        ),
     ] = "float32"
-    ids: Annotated[bytes | None, Meta(description="A sparse vector: base64 of its entries, little-endian int32,")] = None
-    weights: Annotated[bytes | None, Meta(description="and of their weights, little-endian float32.")] = None
+    ids: Annotated[bytes | None, Meta(description="The entries of a sparse vector: base64 of little-endian int32.")] = None
+    weights: Annotated[bytes | None, Meta(description="The weights of a sparse vector: base64 of little-endian float32.")] = (
+        None
+    )
 
 
 Text = str | Document

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
-from whimbrel.dialects.common.route import JSON, Response, ServedModel
+from whimbrel.dialects.common.route import JSON, ParseRequest, Response, ServedModel
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 from whimbrel.wire import FLOATS, STREAM_ABOVE, ByteOrder, DType, EncodedArray, join_blocks, json_chunks, npy_chunks, to_json
@@ -34,6 +37,22 @@ def json_answer(value: object, result: Result, *, as_text: bool = False, times: 
     size = times * sum(array.nbytes * (1 if name in _FLAT else 2) for name, array in arrays.items())
     is_large = size > STREAM_ABOVE * (20 if as_text else 4)
     return Response(json_chunks(value), memory_bytes=size) if is_large else to_json(value)
+
+
+def binary_formats(parse_request: Callable[..., Any]) -> dict[str, ParseRequest]:
+    """Return the media types of binary answers, each with `parse_request` for bodies that name no format."""
+    formats = {OCTETS: "bytes", NPY: "npy", ARROW: "arrow"}
+    return {media_type: partial(parse_request, default=name) for media_type, name in formats.items()}
+
+
+def new_id(prefix: str, given: str | None = None) -> str:
+    """`prefix`-`given`, or something that was not there before."""
+    return f"{prefix}-{given or os.urandom(16).hex()}"
+
+
+def created() -> int:
+    """Seconds since 1970."""
+    return int(time.time())
 
 
 def usage(result: Result) -> dict[str, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args, get_type_hints
 
+from whimbrel.dialects.common.errors import PYTHON_TERMS, ErrorTerms
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 
@@ -30,7 +31,7 @@ class ServedModel(Protocol):
 
 EngineCall: TypeAlias = Request | TokenizeRequest | DetokenizeRequest
 ParseRequest: TypeAlias = "Callable[[bytes], tuple[Any, EngineCall | Callable[[ServedModel], EngineCall] | None]]"
-"""body -> (sent, request), or what makes a request of it once the model is known; both raise InvalidRequest. None: the
+"""bytes -> (body, request), or what makes a request of it once the model is known; both raise InvalidRequest. None: the
 model has nothing to do, and the result is None too."""
 
 
@@ -54,7 +55,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One way to ask for something. `Sent` below is the dialect's own struct, which `write_result` gets back.
+    """A POST route. Its body is a struct of the dialect's own, which `parse_request` returns and `render_response` gets back.
 
     Several may have one path: then the body decides, by the fields that it has.
     """
@@ -63,19 +64,19 @@ class Route:
     summary: str
     parse_request: ParseRequest
     render_response: Callable[[Any, Any, ServedModel], bytes | Response]
-    """(sent, result, model) -> body. The result is a Result, or of Tokenize and Decode what they say."""
+    """(body, result, model) -> response. The result is a Result, or what a TokenizeRequest or DetokenizeRequest gets."""
     render_error: Callable[[WhimbrelError], bytes]
     request_type: type
     response_type: Any
     example: str
-    media_types: tuple[str, ...] = (JSON,)
+    media_types: tuple[str, ...]
     """What a body may be declared as."""
-    discriminators: frozenset[str] = frozenset()
+    discriminators: frozenset[str]
     """Of several routes of one path the first is taken of whose fields the body has one; that without any is the last, and
     takes what is left."""
-    accepts: Mapping[str, ParseRequest] = field(default_factory=dict[str, ParseRequest])
+    accepts: Mapping[str, ParseRequest]
     """What a client may accept in place of JSON, and how a body that does not say another format is read then."""
-    status: Callable[[WhimbrelError], int] = lambda error: error.status
+    status: Callable[[WhimbrelError], int]
     """The status of an error."""
 
 
@@ -88,3 +89,48 @@ class GetRoute:
     render_response: Callable[[Sequence[ServedModel]], bytes]
     render_error: Callable[[WhimbrelError], bytes]
     response_type: Any
+
+
+def _status(error: WhimbrelError) -> int:
+    return error.status
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What the routes of an API have in common."""
+
+    render_error: Callable[[WhimbrelError, ErrorTerms], bytes]
+    terms: ErrorTerms = PYTHON_TERMS
+    status: Callable[[WhimbrelError], int] = _status
+    media_types: tuple[str, ...] = (JSON,)
+
+    def route(
+        self,
+        path: str,
+        summary: str,
+        parse_request: ParseRequest,
+        render_response: Callable[[Any, Any, ServedModel], bytes | Response],
+        *,
+        response_type: Any,
+        example: str,
+        terms: ErrorTerms | None = None,
+        request_type: type | None = None,
+        discriminators: frozenset[str] = frozenset(),
+        accepts: Mapping[str, ParseRequest] | None = None,
+    ) -> Route:
+        """Return a route. Its `request_type` is by default what `parse_request` is annotated to return first."""
+        terms = terms or self.terms
+        return Route(
+            path,
+            summary,
+            parse_request,
+            render_response,
+            lambda error: self.render_error(error, terms),
+            request_type or get_args(get_type_hints(parse_request)["return"])[0],
+            response_type,
+            example,
+            self.media_types,
+            discriminators,
+            accepts or {},
+            self.status,
+        )

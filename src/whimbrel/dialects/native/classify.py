@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.errors import PYTHON_TERMS
-from whimbrel.dialects.common.inputs import parse_texts
+from whimbrel.dialects.common.fields import parse_texts
 from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import Response, Route, ServedModel
-from whimbrel.dialects.openai import Usage, render_error
+from whimbrel.dialects.common.route import Response, ServedModel
+from whimbrel.dialects.native.embed import NATIVE
+from whimbrel.dialects.openai import Usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
@@ -28,13 +28,15 @@ class ClassFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What both routes take."""
 
     model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
-    activate: Annotated[bool | None, Meta(description="`false`: logits; by default as the model does.")] = None
+    activate: Annotated[
+        bool | None, Meta(description="Apply the activation to scores; `false` gives logits. Default: as the model does.")
+    ] = None
     prompt: Annotated[
         str | None, Meta(description="The name of one of the model's prompts, or text with a space or a colon in it.")
     ] = None
     truncate: Annotated[
         bool | Literal["right", "left", "never"] | None,
-        Meta(description="Which end of a text that is too long is cut; `false` or `never`: it is an error."),
+        Meta(description="The end at which a text that is too long is cut. `false` or `never` makes it an error."),
     ] = None
 
 
@@ -42,7 +44,7 @@ class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fie
     """Body of POST /v1/classify."""
 
     input: Annotated[
-        str | list[str | list[str]], Meta(description="A text, a list of texts, or of pairs of texts; at most 2,048.")
+        str | list[str | list[str]], Meta(description="A text, a list of texts, or a list of pairs of texts; at most 2,048.")
     ]
 
 
@@ -58,14 +60,15 @@ class ClassifyResponse(msgspec.Struct):
 class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/token_classify."""
 
-    input: Annotated[str | list[str], Meta(description="A text, or a list of at most 2,048.")]
+    input: Annotated[str | list[str], Meta(description="A text, or a list of at most 2,048 texts.")]
     aggregation: Annotated[
-        Literal["none", "simple", "first", "average", "max"], Meta(description="How tokens become entities (transformers).")
+        Literal["none", "simple", "first", "average", "max"],
+        Meta(description="How token labels are grouped into entities, as in transformers."),
     ] = "simple"
 
 
 class FoundEntity(msgspec.Struct):
-    """A piece of a text, and what it is; places are in characters."""
+    """An entity in a text; `start` and `end` count characters."""
 
     label: str
     score: float
@@ -77,7 +80,7 @@ class FoundEntity(msgspec.Struct):
 class TokenClassifyResponse(msgspec.Struct):
     """Answer of POST /v1/token_classify."""
 
-    entities: Annotated[list[list[FoundEntity]], Meta(description="Those of each input.")]
+    entities: Annotated[list[list[FoundEntity]], Meta(description="The entities of each input.")]
     model: str
     usage: Usage
 
@@ -130,24 +133,14 @@ def _about(result: Result, model: ServedModel) -> dict[str, Any]:
 
 
 ROUTES: Final = (
-    Route(
-        path="/v1/classify",
-        summary="The classes of texts or of pairs (Whimbrel's own).",
-        parse_request=parse_classify,
-        render_response=render_classify,
-        render_error=partial(render_error, terms=PYTHON_TERMS),
-        request_type=ClassifyRequest,
-        response_type=ClassifyResponse,
+    NATIVE.route(
+        "/v1/classify", "The classes of texts or of pairs (Whimbrel's own).",
+        parse_classify, render_classify, response_type=ClassifyResponse,
         example='{"input": ["A whimbrel is a wader."]}',
     ),
-    Route(
-        path="/v1/token_classify",
-        summary="The entities in texts (Whimbrel's own).",
-        parse_request=parse_token_classify,
-        render_response=render_token_classify,
-        render_error=partial(render_error, terms=PYTHON_TERMS),
-        request_type=TokenClassifyRequest,
-        response_type=TokenClassifyResponse,
+    NATIVE.route(
+        "/v1/token_classify", "The entities in texts (Whimbrel's own).",
+        parse_token_classify, render_token_classify, response_type=TokenClassifyResponse,
         example='{"input": ["Whimbrels winter in Ghana."]}',
     ),
-)
+)  # fmt: skip

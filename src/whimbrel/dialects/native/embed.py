@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -12,21 +11,18 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.errors import PYTHON_TERMS
 from whimbrel.dialects.common.fields import TextFields, text_request
 from whimbrel.dialects.common.responses import (
-    ARROW,
-    NPY,
-    OCTETS,
     arrow_answer,
     bare_answer,
+    binary_formats,
     bytes_answer,
     encoded_outputs,
     json_answer,
     npy_answer,
     usage,
 )
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.dialects.openai import EncodingFormat, Usage, render_error
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
@@ -50,8 +46,8 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     outputs: Annotated[
         OutputName | list[OutputName] | None,
         Meta(
-            description="One output, or a list of them, all from one pass; by default what the model is made for. /info tells "
-            "all."
+            description="One output or a list of them, all from one pass. Default: the outputs that the model is made for. "
+            "/info lists them all."
         ),
     ] = None
     encoding_format: Annotated[
@@ -70,32 +66,35 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
             "(that + 128), `ubinary` (packed bits: greater than 0) or `binary` (that - 128); others are then float32."
         ),
     ] = None
-    endianness: Annotated[ByteOrder | None, Meta(description="Of bytes, also in base64: `little` by default.")] = None
+    endianness: Annotated[
+        ByteOrder | None, Meta(description="The byte order of binary and base64 numbers. Default: `little`.")
+    ] = None
     input_type: Annotated[
         InputType | None,
         Meta(description="Whether the texts are queries or documents, for models that treat them differently."),
     ] = None
-    instruction: Annotated[str | None, Meta(description="What a reranker with a template is told to judge.")] = None
-    activate: Annotated[bool | None, Meta(description="Apply the activation of scores; by default as the model does.")] = None
-    max_active_dims: Annotated[int | None, Meta(description="Keep so many entries of a sparse vector, the largest.")] = None
+    instruction: Annotated[str | None, Meta(description="The task that a reranker with a template is told to judge by.")] = None
+    activate: Annotated[bool | None, Meta(description="Apply the activation to scores. Default: as the model does.")] = None
+    max_active_dims: Annotated[int | None, Meta(description="Keep the N largest entries of each sparse vector.")] = None
     token_pooling: Annotated[
         float | TokenPooling | None,
         Meta(
-            description="Documents' token vectors become fewer: about 1 / factor of them, or by these parameters. By default "
-            "as the model says; `1`: not even then."
+            description="Merge similar token vectors of documents: a factor, which keeps about 1 / factor of them, or "
+            "parameters. Default: as the model does; `1` keeps all."
         ),
     ] = None
     muvera: Annotated[
         bool | MuveraParameters | None,
         Meta(
-            description="`true`, or parameters: one vector for each text in place of its token vectors (MUVERA), to be "
-            "compared by dot product. It takes `input_type`."
+            description="`true` or parameters: encode the token vectors of each text as one vector (MUVERA), to be compared "
+            "by dot product. Needs `input_type`."
         ),
     ] = None
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="A limit of tokens per text below the model's; of late-interaction models, in place of the usual one."
+            description="A limit of tokens per text below the model's maximum; for late-interaction models it replaces the "
+            "default limit."
         ),
     ] = None
 
@@ -115,13 +114,13 @@ class Matrix(msgspec.Struct):
 
 
 class EmbedOutputs(msgspec.Struct):
-    """What was asked for, each in the order of the inputs; null is what was not."""
+    """The outputs that were asked for, each in the order of the inputs; the others are null."""
 
     dense: Annotated[list[list[float] | str] | None, Meta(description="A vector for each input.")] = None
     sparse: Annotated[list[Entries] | None, Meta(description="Weights of vocabulary entries for each input.")] = None
     multi_vector: Annotated[
         list[list[list[float]] | Matrix] | None,
-        Meta(description="For each input a vector for each token that counts."),
+        Meta(description="For each input a vector for each token that takes part in scoring."),
     ] = None
     scores: Annotated[list[list[float] | str] | None, Meta(description="For each input a score for each class.")] = None
     token_scores: Annotated[
@@ -132,11 +131,11 @@ class EmbedOutputs(msgspec.Struct):
     ] = None
     hidden: Annotated[
         list[list[list[float]] | Matrix] | None,
-        Meta(description="Of models with dense vectors: for each input the last hidden state of every token."),
+        Meta(description="For models with dense vectors: the last hidden state of every token of each input."),
     ] = None
     token_dense: Annotated[
         list[list[list[float]] | Matrix] | None,
-        Meta(description="The same after the layers that dense vectors go through, normalised where those are."),
+        Meta(description="`hidden` after the layers that dense vectors go through, and normalised where those are."),
     ] = None
 
 
@@ -219,20 +218,13 @@ def _numbers(array: EncodedArray) -> EncodedArray | NDArray[Any]:
     return array.array if array.dtype in ("float32", "int32") else array
 
 
+NATIVE: Final = Dialect(render_error)
+
 ROUTES: Final = (
-    Route(
-        path="/v1/embed",
-        summary="Any of a model's outputs, all from one pass (Whimbrel's own).",
-        parse_request=parse_request,
-        render_response=render_response,
-        render_error=partial(render_error, terms=PYTHON_TERMS),
-        request_type=EmbedRequest,
-        response_type=EmbedResponse,
+    NATIVE.route(
+        "/v1/embed", "Any of a model's outputs, all from one pass (Whimbrel's own).",
+        parse_request, render_response, response_type=EmbedResponse,
         example='{"input": ["A whimbrel is a wader."], "encoding_format": "base64"}',
-        accepts={
-            OCTETS: partial(parse_request, default="bytes"),
-            NPY: partial(parse_request, default="npy"),
-            ARROW: partial(parse_request, default="arrow"),
-        },
+        accepts=binary_formats(parse_request),
     ),
-)
+)  # fmt: skip

@@ -32,5 +32,5 @@ ROUTES: Final[tuple[Route, ...]] = (
     *tokens.ROUTES,
     *root.ROUTES,
     *vertex.ROUTES,
-    *(replace(route, path="/embeddings", summary="As /v1/embeddings (TEI, Infinity).") for route in openai.ROUTES),
+    *(replace(route, path="/embeddings", summary="The same as /v1/embeddings (TEI, Infinity).") for route in openai.ROUTES),
 )

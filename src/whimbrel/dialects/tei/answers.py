@@ -13,7 +13,7 @@ import msgspec
 
 from whimbrel.dialects.common.decode import MalformedBody
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.route import Response, ServedModel
+from whimbrel.dialects.common.route import Dialect, Response, ServedModel
 from whimbrel.errors import (
     ComputeError,
     InvalidRequest,
@@ -81,6 +81,9 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
         return b""
     text = error.message if is_wrong_model_type(error) else terms.describe(error)[0]
     return msgspec.json.encode(TEIError(text, error_type(error)))
+
+
+TEI: Final = Dialect(render_error, TERMS, status)
 
 
 def is_wrong_model_type(error: WhimbrelError) -> bool:

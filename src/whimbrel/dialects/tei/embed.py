@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -13,10 +12,10 @@ import orjson
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.inputs import MAX_INPUTS, parse_texts
+from whimbrel.dialects.common.fields import MAX_INPUTS, parse_texts
 from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Response, Route, ServedModel
-from whimbrel.dialects.tei.answers import TERMS, Empty, render_error, status, timed
+from whimbrel.dialects.common.route import Response, ServedModel
+from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed
 from whimbrel.errors import Location, TooLarge
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.request import InputType, OutputName, Request, Truncate
@@ -31,15 +30,13 @@ Inputs: TypeAlias = Annotated[
     ),
 ]
 Direction: TypeAlias = Annotated[
-    Literal["right", "left", "Right", "Left"] | None, Meta(description="Which end of a text that is too long is cut.")
+    Literal["right", "left", "Right", "Left"] | None, Meta(description="The end at which a text that is too long is cut.")
 ]
 TruncateFlag: TypeAlias = Annotated[
     bool | None,
-    Meta(
-        description="Whether a text that is too long is cut, as by default (and by TEI's since 1.9); `false`: it is an error."
-    ),
+    Meta(description="Cut texts that are too long; `false` makes them an error. Default: true, as in TEI since 1.9."),
 ]
-ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name; TEI serves one, and knows none.")]
+ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name. TEI's own API has no such field.")]
 
 
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +46,9 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
-    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
+    prompt_name: Annotated[
+        str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
+    ] = None
     input_type: Annotated[
         InputType | None,
         Meta(
@@ -73,10 +72,10 @@ class EmbedSparseRequest(TextFields, frozen=True, kw_only=True):
 class VectorFields(TextFields, frozen=True, kw_only=True):
     """What dense vectors may be asked to be."""
 
-    normalize: Annotated[
-        bool | None, Meta(description="Whether vectors are divided by their Euclidean norm; they are by default.")
+    normalize: Annotated[bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: true.")] = None
+    dimensions: Annotated[
+        int | None, Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss.")
     ] = None
-    dimensions: Annotated[int | None, Meta(description="Keep the first so many columns of vectors (Matryoshka models).")] = None
 
 
 class TEIEmbedRequest(VectorFields, frozen=True, kw_only=True):
@@ -86,14 +85,14 @@ class TEIEmbedRequest(VectorFields, frozen=True, kw_only=True):
 
 
 class Sentences(msgspec.Struct, frozen=True):
-    """A sentence, and those that it is compared with."""
+    """A sentence, and the sentences that it is compared with."""
 
     source_sentence: str
     sentences: Annotated[list[str], Meta(max_length=100_000)]
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """How sentences are read."""
+    """Options of the tokenizer."""
 
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
@@ -240,47 +239,27 @@ def _locate_sentence(location: Location) -> Location:
 _SIMILARITY_TERMS: Final = TERMS.extended({"input": _locate_sentence}, {"truncate": "parameters.truncate: true"})
 
 
-def _route(
-    path: str, summary: str, read: Callable[[bytes], Any], write: Callable[..., Response], kinds: tuple[Any, Any]
-) -> Route:
-    return Route(
-        path=path,
-        summary=summary,
-        parse_request=read,
-        render_response=write,
-        render_error=render_error,
-        request_type=kinds[0],
-        response_type=kinds[1],
-        example='{"inputs": "What is a whimbrel?"}',
-        status=status,
-    )
-
+_EXAMPLE: Final = '{"inputs": "What is a whimbrel?"}'
 
 ROUTES: Final = (
-    _route("/embed", "Dense vectors of texts (TEI).", parse_embed, render_embed, (TEIEmbedRequest, list[list[float]])),
-    _route(
-        "/embed_all",
-        "A vector for each token of texts (TEI).",
-        parse_embed_all,
-        render_embed_all,
-        (EmbedAllRequest, list[list[list[float]]]),
+    TEI.route(
+        "/embed", "Dense vectors of texts (TEI).", parse_embed, render_embed, response_type=list[list[float]],
+        example=_EXAMPLE,
     ),
-    _route(
-        "/embed_sparse",
-        "Weights of vocabulary entries for texts (TEI).",
-        parse_embed_sparse,
-        render_embed_sparse,
-        (EmbedSparseRequest, list[list[SparseValue]]),
+    TEI.route(
+        "/embed_all", "A vector for each token of texts (TEI).",
+        parse_embed_all, render_embed_all, response_type=list[list[list[float]]],
+        example=_EXAMPLE,
     ),
-    Route(
-        path="/similarity",
-        summary="How near a sentence is to others, by the cosine of dense vectors (TEI).",
-        parse_request=parse_similarity,
-        render_response=render_similarity,
-        render_error=partial(render_error, terms=_SIMILARITY_TERMS),
-        request_type=SimilarityRequest,
-        response_type=list[float],
+    TEI.route(
+        "/embed_sparse", "Weights of vocabulary entries for texts (TEI).",
+        parse_embed_sparse, render_embed_sparse, response_type=list[list[SparseValue]],
+        example=_EXAMPLE,
+    ),
+    TEI.route(
+        "/similarity", "The cosine similarity of a sentence to others (TEI).",
+        parse_similarity, render_similarity, response_type=list[float],
         example='{"inputs": {"source_sentence": "A wader.", "sentences": ["A bird.", "A sandwich."]}}',
-        status=status,
+        terms=_SIMILARITY_TERMS,
     ),
-)
+)  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from whimbrel.dialects.common.inputs import MAX_INPUTS
+from whimbrel.dialects.common.fields import MAX_INPUTS
 from whimbrel.dialects.common.route import ServedModel
 from whimbrel.types.card import Card
 

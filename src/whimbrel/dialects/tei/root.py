@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final, cast
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.dialects.tei import scores
-from whimbrel.dialects.tei.answers import render_error, status, wrong_model_type
+from whimbrel.dialects.tei.answers import TEI, wrong_model_type
 from whimbrel.dialects.tei.embed import (
     Direction,
     Parameters,
@@ -36,7 +36,7 @@ from whimbrel.types.result import Result
 
 
 class RootParameters(PredictParameters, frozen=True, kw_only=True):
-    """Those of /predict, and of /similarity."""
+    """The parameters of /predict and of /similarity."""
 
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
@@ -47,11 +47,12 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
     """Body of POST /: that of /embed, /embed_all, /embed_sparse or /predict, by the kind of the model, or of /similarity."""
 
     inputs: Annotated[
-        str | Sentences | list[str | int | list[int | str]], Meta(description="As the route takes them that is meant.")
+        str | Sentences | list[str | int | list[int | str]],
+        Meta(description="Inputs as the route takes them that suits the model."),
     ]
     raw_scores: Raw = None
     parameters: Annotated[
-        RootParameters | None, Meta(description="Of /predict and /similarity, as `InferenceClient` sends them.")
+        RootParameters | None, Meta(description="Parameters of /predict and /similarity, as `InferenceClient` sends them.")
     ] = None
 
 
@@ -107,21 +108,13 @@ def _predict(body: RootRequest) -> PredictRequest:
     )
 
 
-def _routes(path: str) -> tuple[Route, ...]:
-    return (
-        Route(
-            path=path,
-            summary="What a model is made for: /embed, /embed_sparse, /embed_all or /predict; or /similarity (TEI).",
-            parse_request=parse_root,
-            render_response=render_root,
-            render_error=render_error,
-            request_type=RootRequest,
-            response_type=list[Any],
-            example='{"inputs": "What is a whimbrel?"}',
-            status=status,
-        ),
-        *(replace(route, path=path) for route in scores.ROUTES if route.path == "/rerank"),
-    )
+_ROOT: Final = TEI.route(
+    "/", "The route that suits the model: /embed, /embed_sparse, /embed_all or /predict; or /similarity (TEI).",
+    parse_root, render_root, response_type=list[Any], example='{"inputs": "What is a whimbrel?"}',
+)  # fmt: skip
 
-
-ROUTES: Final = (*_routes("/"), *_routes("/invocations"))
+ROUTES: Final = tuple(
+    replace(route, path=path)
+    for path in ("/", "/invocations")
+    for route in (_ROOT, *(each for each in scores.ROUTES if each.path == "/rerank"))
+)

@@ -7,7 +7,6 @@ softmax of several. Scores of models that compare vectors are similarities, to w
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import msgspec
@@ -15,19 +14,20 @@ import numpy as np
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode, is_packed
-from whimbrel.dialects.common.inputs import MAX_INPUTS
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.fields import MAX_INPUTS
+from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
-from whimbrel.dialects.tei.answers import TERMS, Empty, render_error, status, timed, wrong_model_type
+from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, ModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, TooLarge, locate_pairs
+from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Pair, Request
 from whimbrel.types.result import Result
 from whimbrel.wire import to_json
 
 Applied: TypeAlias = Literal["sigmoid", "softmax", "none"]
-Raw: TypeAlias = Annotated[bool | None, Meta(description="Give logits, as they are before any activation.")]
+Raw: TypeAlias = Annotated[bool | None, Meta(description="Return logits, without any activation. Default: false.")]
 Sequences: TypeAlias = str | list[str | list[str]]
 
 
@@ -35,7 +35,7 @@ class TEIRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /rerank in TEI's form."""
 
     query: str
-    texts: Annotated[list[str], Meta(description="At most 10,000.", max_length=100_000)]
+    texts: Annotated[list[str], Meta(description="At most 10,000 texts.", max_length=100_000)]
     model: ModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
@@ -52,12 +52,14 @@ class Rank(msgspec.Struct, omit_defaults=True):
 
 
 class PredictParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """What `InferenceClient.text_classification` may say."""
+    """The options of `InferenceClient.text_classification`."""
 
     function_to_apply: Annotated[
-        Applied | None, Meta(description="What is done to logits, in place of the checkpoint's activation.")
+        Applied | None, Meta(description="The function applied to logits. Default: the checkpoint's activation.")
     ] = None
-    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Only so many classes, the best.")] = None
+    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best classes. Default: all.")] = (
+        None
+    )
 
 
 class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +76,7 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: Annotated[
         PredictParameters | None,
         Meta(
-            description="As `InferenceClient` sends them; then the answer is a list of lists for one text too, as it expects."
+            description="Parameters as `InferenceClient` sends them. With them the answer to one text is a list of lists too."
         ),
     ] = None
 
@@ -114,7 +116,7 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
 def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
     """The texts, the best first, and of equal ones the one that came first."""
     given_NC = _scores(result)
-    order: list[int] = np.argsort(-given_NC[:, 0], kind="stable").tolist()
+    order = descending(given_NC[:, 0])
     scores_N = apply(_activation(body.raw_scores, None, model), given_NC)[:, 0]
     ranks: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in zip(order, scores_N[order], strict=True)]
     for rank in ranks if body.return_text else ():
@@ -203,27 +205,15 @@ _RERANK_TERMS: Final = TERMS.extended({"input": locate_pairs("query", "texts", s
 
 
 ROUTES: Final = (
-    Route(
-        path="/rerank",
-        summary="Texts in the order in which they answer a query (TEI).",
-        parse_request=parse_rerank,
-        render_response=render_rerank,
-        render_error=partial(render_error, terms=_RERANK_TERMS),
-        request_type=TEIRerankRequest,
-        response_type=list[Rank],
+    TEI.route(
+        "/rerank", "Texts ranked by a query (TEI).",
+        parse_rerank, render_rerank, response_type=list[Rank],
         example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
-        discriminators=frozenset({"texts"}),
-        status=status,
+        terms=_RERANK_TERMS, discriminators=frozenset({"texts"}),
     ),
-    Route(
-        path="/predict",
-        summary="The classes of texts, or of pairs (TEI).",
-        parse_request=parse_predict,
-        render_response=render_predict,
-        render_error=render_error,
-        request_type=PredictRequest,
-        response_type=list[Prediction | list[Prediction]],
+    TEI.route(
+        "/predict", "The classes of texts, or of pairs (TEI).",
+        parse_predict, render_predict, response_type=list[Prediction | list[Prediction]],
         example='{"inputs": "I like whimbrels."}',
-        status=status,
     ),
-)
+)  # fmt: skip

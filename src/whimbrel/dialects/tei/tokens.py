@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Annotated, Any, Final, cast
 
 import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.inputs import MAX_INPUTS
-from whimbrel.dialects.common.route import Response, Route, ServedModel
-from whimbrel.dialects.tei.answers import TERMS, Empty, render_error, status
+from whimbrel.dialects.common.fields import MAX_INPUTS
+from whimbrel.dialects.common.route import Response, ServedModel
+from whimbrel.dialects.tei.answers import TEI, TERMS, Empty
 from whimbrel.dialects.tei.embed import ModelName
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
@@ -26,12 +25,12 @@ _MANY: Final = 2048
 class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /tokenize in TEI's form."""
 
-    inputs: Annotated[str | list[str], Meta(description="At most 2,048 texts, of any length: nothing is cut.")]
+    inputs: Annotated[str | list[str], Meta(description="A text or at most 2,048 texts, of any length: nothing is cut.")]
     model: ModelName = None
-    add_special_tokens: Annotated[
-        bool | None, Meta(description="Whether special tokens stand around texts, as by default.")
+    add_special_tokens: Annotated[bool | None, Meta(description="Put special tokens around texts. Default: true.")] = None
+    prompt_name: Annotated[
+        str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
     ] = None
-    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts, put before each text.")] = None
 
 
 class SimpleToken(msgspec.Struct):
@@ -49,7 +48,7 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ids: Annotated[list[int | list[int]], Meta(description="Token ids of a text, or lists of them.")]
     model: ModelName = None
-    skip_special_tokens: Annotated[bool | None, Meta(description="Whether special tokens are left out, as by default.")] = None
+    skip_special_tokens: Annotated[bool | None, Meta(description="Leave out special tokens. Default: true.")] = None
 
 
 def parse_tokenize(raw: bytes) -> tuple[TEITokenizeRequest, TokenizeRequest]:
@@ -103,27 +102,12 @@ def _checked(rows: list[Any], param: str) -> list[Any]:
 
 
 ROUTES: Final = (
-    Route(
-        path="/tokenize",
-        summary="The tokens of texts (TEI).",
-        parse_request=parse_tokenize,
-        render_response=render_tokens,
-        render_error=render_error,
-        request_type=TEITokenizeRequest,
-        response_type=list[list[SimpleToken]],
-        example='{"inputs": "What is a whimbrel?"}',
-        discriminators=frozenset({"inputs"}),
-        status=status,
+    TEI.route(
+        "/tokenize", "The tokens of texts (TEI).", parse_tokenize, render_tokens, response_type=list[list[SimpleToken]],
+        example='{"inputs": "What is a whimbrel?"}', discriminators=frozenset({"inputs"}),
     ),
-    Route(
-        path="/decode",
-        summary="The texts that token ids stand for (TEI).",
-        parse_request=parse_decode,
-        render_response=render_texts,
-        render_error=partial(render_error, terms=TERMS.extended({"input": "ids"})),
-        request_type=DecodeRequest,
-        response_type=list[str],
-        example='{"ids": [101, 7592, 102]}',
-        status=status,
+    TEI.route(
+        "/decode", "The texts that token ids stand for (TEI).", parse_decode, render_texts, response_type=list[str],
+        example='{"ids": [101, 7592, 102]}', terms=TERMS.extended({"input": "ids"}),
     ),
-)
+)  # fmt: skip

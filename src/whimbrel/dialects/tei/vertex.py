@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Final
 
@@ -17,10 +16,10 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.inputs import MAX_INPUTS
-from whimbrel.dialects.common.route import Response, Route, ServedModel
+from whimbrel.dialects.common.fields import MAX_INPUTS
+from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
-from whimbrel.dialects.tei.answers import TERMS, is_wrong_model_type, render_error, status
+from whimbrel.dialects.tei.answers import TEI, TERMS, is_wrong_model_type
 from whimbrel.dialects.tei.embed import ModelName
 from whimbrel.dialects.tei.root import RootRequest, parse_root, render_root
 from whimbrel.dialects.tei.scores import TEIRerankRequest, parse_rerank, render_rerank
@@ -38,8 +37,8 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
     instances: Annotated[
         list[msgspec.Raw],
         Meta(
-            description="Bodies of `/`, or of `/rerank` if they have `texts`; at most 256. They may differ in their inputs, "
-            "not in what is done to them."
+            description="At most 256 bodies of `/`, or of `/rerank` if they have `texts`. They may differ in their inputs, "
+            "but not in their options."
         ),
     ]
     model: ModelName = None
@@ -48,7 +47,7 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
 class VertexResponse(msgspec.Struct):
     """Answer of POST /vertex."""
 
-    predictions: Annotated[list[Any], Meta(description="For each instance what its route answers.")]
+    predictions: Annotated[list[Any], Meta(description="The answer to each instance.")]
 
 
 class _Marks(msgspec.Struct):
@@ -75,10 +74,10 @@ def parse_vertex(raw: bytes) -> tuple[Instances, Callable[[ServedModel], Request
     if len(body.instances) > MAX_INSTANCES:
         raise TooLarge(f"{len(body.instances):,}; the limit is {MAX_INSTANCES:,}. Split the request.", param="instances")
     each: list[_Instance] = []
-    for index, raw in enumerate(body.instances):
+    for index, instance in enumerate(map(bytes, body.instances)):
         with _within(index):
-            is_rerank = decode(_Marks, bytes(raw)).texts is not msgspec.UNSET
-            each.append(_Instance(*(parse_rerank if is_rerank else parse_root)(bytes(raw))))
+            is_rerank = decode(_Marks, instance).texts is not msgspec.UNSET
+            each.append(_Instance(*(parse_rerank if is_rerank else parse_root)(instance)))
     instances = Instances(body.model, each)
     return instances, (lambda model: _joined(instances, model)) if each else None
 
@@ -168,15 +167,10 @@ _TERMS: Final = TERMS.extended({"input": _locate_input})
 
 
 ROUTES: Final = (
-    Route(
-        path="/vertex",
-        summary="Several bodies of `/` in one, as Vertex AI sends them (TEI).",
-        parse_request=parse_vertex,
-        render_response=render_vertex,
-        render_error=partial(render_error, terms=_TERMS),
+    TEI.route(
+        "/vertex", "Several bodies of `/` in one, as Vertex AI sends them (TEI).",
+        parse_vertex, render_vertex, response_type=VertexResponse,
+        example='{"instances": [{"inputs": "What is a whimbrel?"}, {"inputs": "A wader."}]}', terms=_TERMS,
         request_type=VertexRequest,
-        response_type=VertexResponse,
-        example='{"instances": [{"inputs": "What is a whimbrel?"}, {"inputs": "A wader."}]}',
-        status=status,
     ),
-)
+)  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
@@ -19,19 +20,17 @@ from whimbrel import __version__
 from whimbrel.dialects import rerank
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.ids import created, new_id
-from whimbrel.dialects.common.responses import METADATA, OCTETS, header, json_answer, usage
-from whimbrel.dialects.common.route import GetRoute, Response, Route, ServedModel
-from whimbrel.dialects.common.vllm_fields import (
+from whimbrel.dialects.common.fields import (
     UNSUPPORTED_TEXT_FIELDS,
     VLLMTextFields,
     parse_normalize,
     reject_unsupported,
     vllm_text_request,
 )
+from whimbrel.dialects.common.responses import METADATA, OCTETS, created, header, json_answer, new_id, usage
+from whimbrel.dialects.common.route import Dialect, GetRoute, Response, Route, ServedModel
 from whimbrel.dialects.openai import Usage
-from whimbrel.dialects.vllm.errors import TERMS, render_error, status
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import InputType, OutputName, Request
 from whimbrel.types.result import Ragged, Result
@@ -53,8 +52,9 @@ class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
     task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None,
         Meta(
-            description="A vector or the scores of classes, for each text or for each of its tokens; by default what the model "
-            "is made for. `token_embed` of a model with dense vectors: what these would be of each token alone."
+            description="A vector or the scores of classes, for each text or for each of its tokens. Default: the task that "
+            "the model is made for. For a model with dense vectors, `token_embed` gives each token the vector "
+            "that pooling it alone would give."
         ),
     ] = None
     encoding_format: Annotated[
@@ -71,7 +71,7 @@ class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
 
 
 class Pooled(msgspec.Struct):
-    """What the model gives for one input."""
+    """The vector, token vectors or scores of one input."""
 
     index: int
     data: Annotated[list[float | list[float]] | str, Meta(description="Numbers, a list of them for each token, or base64.")]
@@ -96,7 +96,7 @@ class VLLMClassifyRequest(VLLMTextFields, frozen=True, kw_only=True):
 
 
 class Classified(msgspec.Struct):
-    """What a classifier says of one input."""
+    """The classes of one input."""
 
     index: int
     label: Annotated[str | None, Meta(description="The class with the highest score; null if the classes have no names.")]
@@ -118,7 +118,7 @@ class VLLMClassifyResponse(msgspec.Struct):
 class VLLMVersionResponse(msgspec.Struct):
     """Answer of GET /version."""
 
-    version: Annotated[str, Meta(description="Whimbrel's.")]
+    version: Annotated[str, Meta(description="Whimbrel's version.")]
 
 
 _OUTPUTS: Final[dict[str | None, OutputName]] = {
@@ -237,6 +237,45 @@ def render_version(models: Sequence[ServedModel]) -> bytes:
     return to_json({"version": __version__})
 
 
+class ErrorDetail(msgspec.Struct):
+    """What went wrong; `param` is the path of the fault, `code` the HTTP status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorResponse(msgspec.Struct):
+    """Every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+_STATUSES: Final = {415: 400, 429: 503, 507: 500}
+"""Where vLLM answers with another status than other servers do."""
+_TYPES: Final = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
+"""Of other statuses it is their name in HTTP."""
+
+
+def status(error: WhimbrelError) -> int:
+    """The status of an error."""
+    return _STATUSES.get(error.status, error.status)
+
+
+TERMS: Final = ErrorTerms(options={"truncate": "truncate_prompt_tokens=-1"})
+
+
+def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
+    """Return an error as vLLM writes it."""
+    text, param = terms.describe(error)
+    code = status(error)
+    kind = _TYPES.get(code) or HTTPStatus(code).phrase
+    return msgspec.json.encode(ErrorResponse(ErrorDetail(text, kind, param, code)))
+
+
+VLLM: Final = Dialect(render_error, TERMS, status)
+
 _POOLING_TERMS: Final = TERMS.extended(
     {"max_tokens": "truncate_prompt_tokens", "activate": "use_activation", "outputs": "task"}
 )
@@ -253,30 +292,18 @@ def _without_v1(route: Route, terms: ErrorTerms) -> Route:
 
 
 ROUTES: Final = (
-    Route(
-        path="/pooling",
-        summary="What a model gives for texts or their tokens (vLLM).",
-        parse_request=parse_pooling,
-        render_response=render_pooling,
-        render_error=partial(render_error, terms=_POOLING_TERMS),
-        request_type=PoolingRequest,
-        response_type=PoolingResponse,
-        example='{"input": ["A whimbrel is a wader."]}',
-        status=status,
+    VLLM.route(
+        "/pooling", "Vectors or scores of texts or of their tokens (vLLM).",
+        parse_pooling, render_pooling, response_type=PoolingResponse,
+        example='{"input": ["A whimbrel is a wader."]}', terms=_POOLING_TERMS,
     ),
-    Route(
-        path="/classify",
-        summary="The scores of a classifier's classes (vLLM).",
-        parse_request=parse_classify,
-        render_response=render_classify,
-        render_error=partial(render_error, terms=_CLASSIFY_TERMS),
-        request_type=VLLMClassifyRequest,
-        response_type=VLLMClassifyResponse,
-        example='{"input": ["What a fine bird."]}',
-        status=status,
+    VLLM.route(
+        "/classify", "The scores of a classifier's classes (vLLM).",
+        parse_classify, render_classify, response_type=VLLMClassifyResponse,
+        example='{"input": ["What a fine bird."]}', terms=_CLASSIFY_TERMS,
     ),
     *(_without_v1(route, _TERMS_OF_V1[route.path]) for route in rerank.ROUTES),
-)
+)  # fmt: skip
 
 GET_ROUTES: Final = (
     GetRoute("/version", "The version of the server (vLLM).", render_version, render_error, VLLMVersionResponse),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.route import Route, ServedModel
-from whimbrel.dialects.common.vllm_fields import reject_unsupported
-from whimbrel.dialects.vllm.errors import TERMS, render_error, status
+from whimbrel.dialects.common.fields import reject_unsupported
+from whimbrel.dialects.common.route import ServedModel
+from whimbrel.dialects.vllm.pooling import TERMS, VLLM
 from whimbrel.errors import Location
 from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
 from whimbrel.types.seq import TokenInfo
@@ -25,7 +24,9 @@ class VLLMTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     model: str | None = None
     add_special_tokens: bool | None = None
-    return_token_strs: Annotated[bool | None, Meta(description="Also as they stand in the vocabulary.")] = None
+    return_token_strs: Annotated[
+        bool | None, Meta(description="Return the tokens as text too, as they stand in the vocabulary.")
+    ] = None
 
 
 class VLLMTokenizeResponse(msgspec.Struct):
@@ -40,7 +41,7 @@ class VLLMTokenizeResponse(msgspec.Struct):
 class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /detokenize."""
 
-    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(description="At most 524,288.")]
+    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(description="At most 524,288 token ids.")]
     model: str | None = None
 
 
@@ -84,27 +85,14 @@ _TOKENIZE_TERMS: Final = TERMS.extended({"input": lambda _: Location("prompt")})
 _DETOKENIZE_TERMS: Final = TERMS.extended({"input": lambda location: Location("tokens", location.part)})
 
 ROUTES: Final = (
-    Route(
-        path="/tokenize",
-        summary="The token ids of a text (vLLM).",
-        parse_request=parse_tokenize,
-        render_response=render_tokenize,
-        render_error=partial(render_error, terms=_TOKENIZE_TERMS),
-        request_type=VLLMTokenizeRequest,
-        response_type=VLLMTokenizeResponse,
-        example='{"prompt": "A whimbrel is a wader.", "return_token_strs": true}',
+    VLLM.route(
+        "/tokenize", "The token ids of a text (vLLM).", parse_tokenize, render_tokenize, response_type=VLLMTokenizeResponse,
+        example='{"prompt": "A whimbrel is a wader.", "return_token_strs": true}', terms=_TOKENIZE_TERMS,
         discriminators=frozenset({"prompt", "messages"}),
-        status=status,
     ),
-    Route(
-        path="/detokenize",
-        summary="The text of token ids (vLLM).",
-        parse_request=parse_detokenize,
-        render_response=render_detokenize,
-        render_error=partial(render_error, terms=_DETOKENIZE_TERMS),
-        request_type=VLLMDetokenizeRequest,
-        response_type=VLLMDetokenizeResponse,
-        example='{"tokens": [101, 102]}',
-        status=status,
+    VLLM.route(
+        "/detokenize", "The text of token ids (vLLM).",
+        parse_detokenize, render_detokenize, response_type=VLLMDetokenizeResponse,
+        example='{"tokens": [101, 102]}', terms=_DETOKENIZE_TERMS,
     ),
-)
+)  # fmt: skip
