@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,22 @@ def test_a_number_that_the_catalogue_does_not_have_is_a_mistake() -> None:
 def test_the_page_answers_every_line_of_the_catalogue_once() -> None:
     everything = [f"{section}{number}" for section, size in SIZES.items() for number in range(1, size + 1)]
     assert sorted(lines_of(PAGE.read_text(encoding="utf-8"))) == sorted(everything)
+
+
+LONGEST = {"D4", "E8", "F2", "K4", "K5"}
+"""Rows whose tests all take ten seconds or more, and run in `make test-all` only."""
+
+
+def test_make_test_covers_every_other_row() -> None:
+    left_out = {
+        node.name
+        for file in sorted(ROOT.glob("tests/**/test_*.py"))
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if any(re.search(r"mark\.(extended|slow)$", ast.unparse(each)) for each in node.decorator_list)
+    }
+    rows = {row[1]: set(named(row[4])) for row in ROW.finditer(PAGE.read_text(encoding="utf-8"))}
+    assert {number for number, tests in rows.items() if tests and tests <= left_out} == LONGEST
 
 
 def test_names_that_are_missing_or_gone_are_found() -> None:

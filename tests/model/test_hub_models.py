@@ -567,6 +567,7 @@ def expect(case: str, config: Config, weights: W) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(11)
 def test_hidden_states(case: str, tmp_path: Path) -> None:
     """Ragged and alone, bit for bit, and as the formula has them."""
     config, weights = save(tmp_path, case)

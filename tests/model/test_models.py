@@ -178,6 +178,7 @@ def assert_close(found: list[Any], expected: list[NDArray[np.float32]], toleranc
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(16)
 def test_hidden_states(case: str, tmp_path: Path) -> None:
     """Ragged and alone, bit for bit, and as transformers has them."""
     model = write(tmp_path, *CASES[case])
