@@ -1,7 +1,7 @@
 """The error tree. Every error a user can cause says what is wrong, where, the limit and the fix.
 
     WhimbrelError                      500
-    +-- InvalidRequest (ValueError)    400   the request is wrong; `param` is the path of the fault
+    +-- InvalidRequest (ValueError)    400   the request is wrong; `location` is the place of the fault
     |   +-- TooLong                    400   one text has more tokens than the model takes
     |   +-- TooLarge                   413   too many bytes, inputs or tokens in one request
     |   +-- UnsupportedMediaType       415
@@ -27,14 +27,65 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from typing import Final, Self
+from enum import Enum
+from typing import Final, Self, TypeAlias
 
-_FIELD: Final = re.compile(r"\w+")
-_INPUT: Final = re.compile(r"input(?:\[(\d+)\])?(?:\[(\d+)\])?")
+import msgspec
+
+
+class Location(msgspec.Struct, frozen=True):
+    """The place of a fault in a request. As text it is a path, e.g. "input[3][1]"."""
+
+    field: str
+    item: int | None = None
+    """Index into the field."""
+    part: int | None = None
+    """Index into the item: a text of a pair, or a token id."""
+    path: str = ""
+    """Anything deeper, as text."""
+
+    def __str__(self) -> str:
+        indices = "".join(f"[{index}]" for index in (self.item, self.part) if index is not None)
+        return f"{self.field}{indices}{self.path}"
+
+    def below(self, path: str) -> Location:
+        """Return the location at `path` within this one."""
+        return msgspec.structs.replace(self, path=self.path + path)
+
+
+Locate: TypeAlias = Callable[[Location], Location]
+"""A map from locations in the field `input` to what a caller calls them."""
+
+
+def locate_pairs(queries: str, documents: str, *, single: tuple[bool, bool] = (False, False)) -> Locate:
+    """Return the map to two fields that hold the parts of pairs; a field that is `single` has no items."""
+
+    def locate(location: Location) -> Location:
+        part = 1 if location.part is None else location.part
+        return Location((queries, documents)[part], None if single[part] else location.item)
+
+    return locate
+
+
+OPTIONS: Final[Mapping[str, str | None]] = {"truncate": 'truncate="right"', "input_type": 'input_type="query" or "document"'}
+"""The options that hints name, as Python spells them. A dialect has its own spelling; None: it has no such option."""
+
+
+class Hint(Enum):
+    """The end of a message that names the option to use: a key of OPTIONS, and the sentence around it."""
+
+    TRUNCATE = "truncate", " Pass {} to cut it."
+    TRUNCATE_PAIR = "truncate", " Pass {} to cut them."
+    INPUT_TYPE = "input_type", "; say {}."
+
+    def sentence(self, options: Mapping[str, str | None] = OPTIONS) -> str:
+        """Return the hint in the spelling of `options`, or nothing if they have no such option."""
+        name, text = self.value
+        option = options.get(name, OPTIONS[name])
+        return "" if option is None else text.format(option)
 
 
 class WhimbrelError(Exception):
@@ -45,25 +96,40 @@ class WhimbrelError(Exception):
     retry: bool | None = None
     """What a client should do with the same request again; None: as its status suggests."""
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(f"{param}: {message}" if param else message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        item: int | None = None,
+        part: int | None = None,
+        location: Location | None = None,
+    ) -> None:
+        """`param` is the name of a field, by default `input` if there is an `item`. A `location` is given in place of these."""
+        if param is not None or item is not None:
+            location = Location(param or "input", item, part)
+        super().__init__(f"{location}: {message}" if location else message)
         self.message = message
-        self.param = param
-        """The path of the fault in the request, e.g. "input[3]"."""
+        self.location = location
 
-    def at(self, param: str) -> Self:
-        """The same error, of another place."""
+    @property
+    def param(self) -> str | None:
+        """The path of the fault in the request, e.g. "input[3]"."""
+        return None if self.location is None else str(self.location)
+
+    def at(self, location: Location) -> Self:
+        """Return the same error at another place."""
         moved = copy(self)
-        moved.param = param
-        moved.args = (f"{param}: {self.message}",)
+        moved.location = location
+        moved.args = (f"{location}: {self.message}",)
         return moved
 
-    def renamed(self, names: Mapping[str, str]) -> Self:
-        """The same error in the words of an API, whose field for one of ours `names` says where it has another name."""
-        field = _FIELD.match(self.param or "")
-        if self.param is None or field is None or field[0] not in names:
+    def relocated(self, locate: Locate | None) -> Self:
+        """Return an error over the inputs at the place that `locate` gives; any other error, and without `locate`, itself."""
+        if locate is None or self.location is None or self.location.field != "input":
             return self
-        return self.at(names[field[0]] + self.param[field.end() :])
+        location = locate(self.location)
+        return self if location == self.location else self.at(location)
 
 
 class InvalidRequest(WhimbrelError, ValueError):
@@ -71,6 +137,22 @@ class InvalidRequest(WhimbrelError, ValueError):
 
     status = 400
     code = "invalid_value"
+
+    def __init__(
+        self,
+        statement: str,
+        *,
+        param: str | None = None,
+        item: int | None = None,
+        part: int | None = None,
+        location: Location | None = None,
+        hint: Hint | None = None,
+    ) -> None:
+        """The message is the `statement`, followed by the sentence of the `hint`."""
+        message = statement if hint is None else statement + hint.sentence()
+        super().__init__(message, param=param, item=item, part=part, location=location)
+        self.statement = statement
+        self.hint = hint
 
 
 class TooLong(InvalidRequest):
@@ -221,17 +303,11 @@ class SetupError(WhimbrelError):
 
 
 @contextmanager
-def relocating(name: Callable[..., str] | None) -> Generator[None]:
-    """Errors within are `relocated`; None: they are not."""
+def relocating(locate: Locate | None) -> Generator[None]:
+    """Relocate the errors that are raised within."""
     try:
         yield
     except WhimbrelError as error:
-        if name is None or (moved := relocated(error, name)) is error:
+        if (moved := error.relocated(locate)) is error:
             raise
         raise moved.with_traceback(error.__traceback__) from error.__cause__
-
-
-def relocated(error: WhimbrelError, name: Callable[..., str]) -> WhimbrelError:
-    """An error of the inputs, by another name: that of all of them, of one, or of one's part. Any other error as it is."""
-    found = _INPUT.fullmatch(error.param or "")
-    return error if found is None else error.at(name(*(int(number) for number in found.groups() if number is not None)))

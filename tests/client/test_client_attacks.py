@@ -26,9 +26,9 @@ BROKEN: dict[str, tuple[bytes | None, str]] = {
     "a page": (http(body=b"<html>Log in</html>", content_type="text/html"), r"no header 'metadata'.*text/html, 19 bytes that begin with '<html>Log in"),
     "a gateway's page": (http(502, b"<html>Bad gateway</html>"), "http://127.0.0.1:[0-9]+ answered 502: <html>Bad gateway"),
     "no words": (http(500), r"answered 500\.$"),
-    "redirect": (http(307, location="https://b/v1/embed"), "answered 307: it is at https://b/v1/embed. Give the base URL"),
+    "redirect": (http(307, location="https://b/v1/embed"), "answered 307: it moved to https://b/v1/embed. Use the base URL"),
     "no route": (http(404, b"Not Found"), "answered 404: Not Found. Are the base URL and the dialect right"),
-    "no key": (http(401), "answered 401. Here the key is the client's `api_key`"),
+    "no key": (http(401), "answered 401. Pass the key to the client as `api_key`"),
     "no array": (http(metadata='{"arrays": []}'), "it has no dense"),
     "other type": (array(ONES.astype(np.float16), dtype="float16"), r"dense is float16 of shape \[2, 3\]"),
     "one dimension": (array(ONES[0, :2]), r"dense is float32 of shape \[2\]"),
@@ -54,7 +54,7 @@ def test_a_body_that_drips_ends_with_the_timeout(kind: type[Any]) -> None:
         return [head + b"\r\n\r\n", *(body[i : i + 1] for i in range(len(body)))]
 
     started = time.monotonic()
-    with Hostile(script) as server, pytest.raises(errors.Unavailable, match=r"within 0.2 seconds\. Give more time"):
+    with Hostile(script) as server, pytest.raises(errors.Unavailable, match=r"within 0.2 seconds\. Increase `timeout`"):
         ask(kind(server.url, timeout=0.2, max_retries=0), [str(i) for i in range(20)])
     assert time.monotonic() - started < 2
 

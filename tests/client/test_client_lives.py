@@ -199,13 +199,13 @@ def test_a_base_url_may_end_with_the_version() -> None:
 )
 def test_an_environment_that_lets_nobody_out(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(errors.SetupError, match="Look at the variables .*" + name):
+    with pytest.raises(errors.SetupError, match="Check the environment variables .*" + name):
         Client("https://a")
 
 
 def test_a_proxy_that_is_in_the_way_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://me:secret@127.0.0.1:1")
-    with pytest.raises(errors.Unavailable, match=r"through the proxy http://127\.0\.0\.1:1, as the environment says"):
+    with pytest.raises(errors.Unavailable, match=r"through the proxy http://127\.0\.0\.1:1 of the environment"):
         ask(Client("http://whimbrel.invalid", max_retries=0), "1")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with pytest.raises(errors.Unavailable, match=r"running\?$"):

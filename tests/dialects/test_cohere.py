@@ -23,7 +23,7 @@ from fake import FakeEmbedder, FakeModel, call
 from vectors import is_read_back, vectors
 from whimbrel.dialects.cohere import embed as dialect
 from whimbrel.dialects.cohere import rerank
-from whimbrel.errors import InvalidRequest, TooLarge, TooLong
+from whimbrel.errors import Hint, InvalidRequest, Location, TooLarge, TooLong
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
@@ -107,7 +107,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None
         read(body)
     assert caught.value.param == param
     assert isinstance(caught.value, TooLarge) == (len(body.get("texts") or "") > 2048)
-    told = orjson.loads(dialect.render_embed_error(caught.value))
+    told = orjson.loads(dialect.render_error(caught.value))
     assert told.keys() == {"message"}
     assert told["message"].startswith("texts: " if param == "input" else f"{param}: ")
 
@@ -137,12 +137,10 @@ def test_version_1_gives_bare_vectors_where_no_types_are_asked_for() -> None:
 
 
 def test_errors_are_in_the_words_of_the_api() -> None:
-    error = TooLong('has 9 tokens. Pass truncate="right" to cut it.', param="input[3]")
-    assert orjson.loads(dialect.render_embed_error(error)) == {
-        "message": 'texts[3]: has 9 tokens. Pass truncate="END" to cut it.'
-    }
+    error = TooLong("has 9 tokens.", item=3, hint=Hint.TRUNCATE)
+    assert orjson.loads(dialect.render_error(error)) == {"message": 'texts[3]: has 9 tokens. Pass truncate="END" to cut it.'}
     for ours, theirs in (("dimensions", "output_dimension"), ("outputs", "model"), ("max_tokens", "max_tokens")):
-        told = orjson.loads(dialect.render_embed_error(InvalidRequest("is wrong.", param=ours)))
+        told = orjson.loads(dialect.render_error(InvalidRequest("is wrong.", param=ours)))
         assert told == {"message": f"{theirs}: is wrong."}
 
 
@@ -185,7 +183,7 @@ def test_every_field_of_version_1() -> None:
 def test_what_is_wrong_with_a_rerank_is_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_rerank(body)
-    assert orjson.loads(rerank.render_rerank_error(caught.value))["message"].startswith(f"{param}: ")
+    assert orjson.loads(rerank.ROUTES[0].render_error(caught.value))["message"].startswith(f"{param}: ")
 
 
 def test_the_best_come_first() -> None:
@@ -202,11 +200,11 @@ def test_the_best_come_first() -> None:
 
 def test_errors_name_the_documents() -> None:
     for ours, theirs in (
-        ("input[3][1]", "documents[3]"),
-        ("input[3][0]", "query"),
-        ("max_document_tokens", "max_tokens_per_doc"),
+        (Location("input", 3, 1), "documents[3]"),
+        (Location("input", 3, 0), "query"),
+        (Location("max_document_tokens"), "max_tokens_per_doc"),
     ):
-        told = orjson.loads(rerank.render_rerank_error(InvalidRequest("is wrong.", param=ours)))
+        told = orjson.loads(rerank.ROUTES[0].render_error(InvalidRequest("is wrong.", location=ours)))
         assert told == {"message": f"{theirs}: is wrong."}
 
 

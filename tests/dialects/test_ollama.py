@@ -103,7 +103,7 @@ def test_what_is_wrong_is_named(read: Callable[[bytes], Any], body: dict[str, An
         read(orjson.dumps(body))
     assert caught.value.param == param
     assert isinstance(caught.value, TooLarge) == (body.get("input") == ["a"] * 2049)
-    written = orjson.loads(ollama.write_error(caught.value))
+    written = orjson.loads(ollama.render_error(caught.value))
     assert written.keys() == {"error"}
     assert written["error"].startswith(f"{param}: ")
 
@@ -111,13 +111,13 @@ def test_what_is_wrong_is_named(read: Callable[[bytes], Any], body: dict[str, An
 def test_errors_have_the_words_that_clients_look_for() -> None:
     for error, status, words in (
         (errors.ModelNotFound("no model 'x' here.", param="model"), 404, "model not found: no model 'x' here."),
-        (errors.TooLong("long.", param="input[0]"), 400, "the input length exceeds the context length: input[0]: long."),
+        (errors.TooLong("long.", item=0), 400, "the input length exceeds the context length: input[0]: long."),
         (errors.Overloaded("full.", retry_after=1), 503, "server busy, please try again. full."),
         (InvalidRequest("is wrong.", param="max_tokens"), 400, "options.num_ctx: is wrong."),
-        (errors.NonFinite("NaN.", param="input[1]"), 500, "input[1]: NaN."),
+        (errors.NonFinite("NaN.", item=1), 500, "input[1]: NaN."),
     ):
-        assert (ollama.status(error), orjson.loads(ollama.write_error(error))) == (status, {"error": words})
-    written = orjson.loads(ollama.render_prompt_error(InvalidRequest("is wrong.", param="input[0]")))
+        assert (ollama.status(error), orjson.loads(ollama.render_error(error))) == (status, {"error": words})
+    written = orjson.loads(ollama.ROUTES[1].render_error(InvalidRequest("is wrong.", item=0)))
     assert written == {"error": "prompt: is wrong."}
 
 

@@ -19,6 +19,7 @@ from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import Route, openai
 from whimbrel.dialects.common import decode as read_module
+from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.native import embed
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
@@ -179,8 +180,8 @@ def test_floats_are_printed_from_the_array_s_memory(monkeypatch: pytest.MonkeyPa
 
 
 def test_errors_have_four_keys_and_the_path_in_the_message() -> None:
-    error = InvalidRequest("must be a string.", param="input[3]")
-    assert orjson.loads(openai.write_error(error)) == {
+    error = InvalidRequest("must be a string.", item=3)
+    assert orjson.loads(openai.render_error(error)) == {
         "error": {
             "message": "input[3]: must be a string.",
             "type": "invalid_request_error",
@@ -221,16 +222,19 @@ def test_without_v1(engine: Engine) -> None:
 
 
 def test_a_field_is_renamed_with_what_is_within_it() -> None:
-    error = errors.TooLong("is long.", param="input[3][1]")
-    renamed = error.renamed({"input": "texts", "in": "x"})
-    assert (type(renamed), renamed.param, str(renamed), error.param) == (
-        errors.TooLong,
-        "texts[3][1]",
-        "texts[3][1]: is long.",
-        "input[3][1]",
-    )
-    for same in (error.renamed({"in": "x"}), InvalidRequest("x").renamed({"input": "texts"})):
-        assert same.param in ("input[3][1]", None)
+    error = errors.TooLong("is long.", item=3, part=1)
+    assert ErrorTerms({"input": "texts", "in": "x"}).describe(error) == ("texts[3][1]: is long.", "texts[3][1]")
+    assert (str(error), error.param) == ("input[3][1]: is long.", "input[3][1]")
+    assert ErrorTerms({"in": "x"}).describe(error) == (str(error), "input[3][1]")
+    assert ErrorTerms({"input": "texts"}).describe(InvalidRequest("x")) == ("x", None)
+
+
+def test_a_hint_names_the_option_of_the_api() -> None:
+    for hint in errors.Hint:
+        error = errors.TooLong("is long", param="input", hint=hint)
+        assert ErrorTerms().describe(error)[0] == str(error) == f"input: is long{hint.sentence()}"
+        assert "option X" in ErrorTerms(options={"truncate": "option X", "input_type": "option X"}).describe(error)[0]
+    assert ErrorTerms(options={"truncate": None}).describe(errors.TooLong("x.", hint=errors.Hint.TRUNCATE)) == ("x.", None)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +250,6 @@ def test_a_field_is_renamed_with_what_is_within_it() -> None:
     ],
 )
 def test_error_types(error: errors.WhimbrelError, status: int, kind: str, code: str) -> None:
-    detail = orjson.loads(openai.write_error(error))["error"]
+    detail = orjson.loads(openai.render_error(error))["error"]
     assert error.status == status
     assert (detail["type"], detail["code"], detail["param"]) == (kind, code, None)

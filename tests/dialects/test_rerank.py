@@ -27,7 +27,7 @@ from vectors import same_bits, told, vectors
 from whimbrel import Engine
 from whimbrel.dialects import rerank
 from whimbrel.dialects.common.pair_inputs import Document
-from whimbrel.errors import ComputeError, InvalidRequest, TooLarge
+from whimbrel.errors import ComputeError, InvalidRequest, Location, TooLarge
 from whimbrel.server.app.openapi import openapi_document
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
@@ -148,15 +148,15 @@ def test_scores_read_back(scores: np.ndarray) -> None:
 
 
 def test_errors_name_the_query_and_the_documents() -> None:
-    for param, of_rerank, of_score in (
-        ("input[3][1]", "documents[3]", "documents[3]"),
-        ("input[3][0]", "query", "queries[3]"),
-        ("input[2]", "documents[2]", "documents[2]"),
-        ("max_tokens", "truncate_prompt_tokens", "truncate_prompt_tokens"),
+    for location, of_rerank, of_score in (
+        (Location("input", 3, 1), "documents[3]", "documents[3]"),
+        (Location("input", 3, 0), "query", "queries[3]"),
+        (Location("input", 2), "documents[2]", "documents[2]"),
+        (Location("max_tokens"), "truncate_prompt_tokens", "truncate_prompt_tokens"),
     ):
-        error = ComputeError("is broken.", param=param)
-        assert orjson.loads(rerank.render_rerank_error(error))["error"]["param"] == of_rerank
-        assert orjson.loads(rerank.render_score_error(error))["error"]["param"] == of_score
+        error = ComputeError("is broken.", location=location)
+        assert orjson.loads(rerank.ROUTES[0].render_error(error))["error"]["param"] == of_rerank
+        assert orjson.loads(rerank.ROUTES[1].render_error(error))["error"]["param"] == of_score
 
 
 def test_both_are_in_the_description() -> None:

@@ -34,7 +34,7 @@ from vectors import EVERY_FLOAT, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects.common.decode import MalformedBody
 from whimbrel.dialects.tei import ROUTES, answers, describe, embed, root, scores, tokens, vertex
-from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.openapi import openapi_document
@@ -199,7 +199,7 @@ def test_what_is_wrong_is_named(read: Callable[[bytes], Any], body: Any, param: 
     with pytest.raises(InvalidRequest) as caught:
         read(orjson.dumps(body))
     assert (caught.value.param, answers.status(caught.value), answers.error_type(caught.value)) == (param, status, kind)
-    written = orjson.loads(answers.write_error(caught.value))
+    written = orjson.loads(answers.render_error(caught.value))
     assert written.keys() == {"error", "error_type"}
     assert written["error"].startswith((param or "").replace("input[", "inputs["))
 
@@ -208,9 +208,9 @@ def test_what_is_wrong_is_named(read: Callable[[bytes], Any], body: Any, param: 
     ("error", "status", "kind"),
     [
         (MalformedBody("no JSON."), 400, "Validation"), (TooLarge("too many bytes."), 413, "Validation"),
-        (errors.ModelNotFound("no.", param="model"), 404, "Validation"), (errors.TooLong("long.", param="input[0]"), 422, "Validation"),
+        (errors.ModelNotFound("no.", param="model"), 404, "Validation"), (errors.TooLong("long.", item=0), 422, "Validation"),
         (errors.Overloaded("full.", retry_after=1), 429, "Overloaded"), (errors.Unavailable("draining."), 503, "Unhealthy"),
-        (errors.NonFinite("NaN.", param="input[0]"), 424, "Backend"), (errors.OutOfMemory("large."), 424, "Backend"),
+        (errors.NonFinite("NaN.", item=0), 424, "Backend"), (errors.OutOfMemory("large."), 424, "Backend"),
         (errors.DeadlineExceeded("late."), 504, "Backend"), (errors.UnsupportedMediaType("text."), 415, "Validation"),
         (answers.wrong_model_type("this model ranks nothing."), 424, "Backend"),
     ],
@@ -221,12 +221,12 @@ def test_errors(error: errors.WhimbrelError, status: int, kind: str) -> None:
 
 def test_errors_name_what_was_sent() -> None:
     by_path = {route.path: route for route in ROUTES}
-    for path, param, expected in (
-        ("/embed", "input[3]", "inputs[3]"), ("/rerank", "input[3][1]", "texts[3]"), ("/rerank", "input[3][0]", "query"), ("/rerank", "input", "texts"),
-        ("/similarity", "input[0]", "inputs.source_sentence"), ("/similarity", "input[2]", "inputs.sentences[1]"),
-        ("/decode", "input[1][2]", "ids[1][2]"), ("/predict", "input[1][0]", "inputs[1][0]"),
+    for path, location, expected in (
+        ("/embed", Location("input", 3), "inputs[3]"), ("/rerank", Location("input", 3, 1), "texts[3]"), ("/rerank", Location("input", 3, 0), "query"), ("/rerank", Location("input"), "texts"),
+        ("/similarity", Location("input", 0), "inputs.source_sentence"), ("/similarity", Location("input", 2), "inputs.sentences[1]"),
+        ("/decode", Location("input", 1, 2), "ids[1][2]"), ("/predict", Location("input", 1, 0), "inputs[1][0]"),
     ):  # fmt: skip
-        written = orjson.loads(by_path[path].render_error(InvalidRequest("is wrong.", param=param)))
+        written = orjson.loads(by_path[path].render_error(InvalidRequest("is wrong.", location=location)))
         assert written == {"error": f"{expected}: is wrong.", "error_type": "Validation"}
 
 

@@ -31,9 +31,9 @@ from late_models import write_stanford
 from serving import Server
 from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, __version__
-from whimbrel.dialects import openai, rerank
+from whimbrel.dialects import openai, rerank, vllm
 from whimbrel.dialects.vllm import pooling, tokens
-from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge
+from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge, WhimbrelError
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.openapi import openapi_document
@@ -419,6 +419,9 @@ def test_tokens_are_written() -> None:
 
 
 def test_errors_are_in_vllm_s_words() -> None:
+    def render(path: str, error: WhimbrelError) -> bytes:
+        return next(route for route in vllm.ROUTES if route.path == path).render_error(error)
+
     for error, status, kind in (
         (InvalidRequest("x", param="max_tokens"), 400, "BadRequestError"),
         (Overloaded("x", retry_after=1), 503, "Service Unavailable"),
@@ -426,12 +429,11 @@ def test_errors_are_in_vllm_s_words() -> None:
         (ComputeError("x"), 500, "InternalServerError"),
     ):
         assert pooling.status(error) == status
-        told = orjson.loads(pooling.write_error(error))["error"]
+        told = orjson.loads(render("/pooling", error))["error"]
         assert (told["code"], told["type"]) == (status, kind)
         assert told["param"] == (None if error.args == ("x",) else "truncate_prompt_tokens")
-    wrong = InvalidRequest("x", param="input[0][7]")
-    assert orjson.loads(tokens.render_detokenize_error(wrong))["error"]["param"] == "tokens[7]"
-    assert orjson.loads(tokens.render_tokenize_error(InvalidRequest("x", param="input[0]")))["error"]["param"] == "prompt"
+    assert orjson.loads(render("/detokenize", InvalidRequest("x", item=0, part=7)))["error"]["param"] == "tokens[7]"
+    assert orjson.loads(render("/tokenize", InvalidRequest("x", item=0)))["error"]["param"] == "prompt"
 
 
 def test_all_are_in_the_description() -> None:

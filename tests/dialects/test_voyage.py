@@ -20,7 +20,7 @@ from voyageai import error
 from exchanges import Exchanges, Small, small_server
 from vectors import is_read_back, vectors
 from whimbrel.dialects import voyage
-from whimbrel.errors import InvalidRequest, TooLong
+from whimbrel.errors import Hint, InvalidRequest, TooLong
 from whimbrel.server.app.routing import ROUTES_BY_PATH
 from whimbrel.types.request import Request
 
@@ -60,7 +60,7 @@ def test_every_field() -> None:
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(**body)
-    told = orjson.loads(voyage.render_embeddings_error(caught.value))
+    told = orjson.loads(voyage.ROUTES[0].render_error(caught.value))
     assert told.keys() == {"detail"}
     assert told["detail"].startswith(f"{param}: ")
 
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
 def test_what_is_wrong_with_a_rerank_is_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_rerank(**body)
-    assert orjson.loads(voyage.render_rerank_error(caught.value))["detail"].startswith(f"{param}: ")
+    assert orjson.loads(voyage.ROUTES[1].render_error(caught.value))["detail"].startswith(f"{param}: ")
 
 
 DTYPES = {"int8": np.int8, "binary": np.int8, "uint8": np.uint8, "ubinary": np.uint8}
@@ -108,11 +108,11 @@ def test_ranked_documents_are_under_data() -> None:
 
 
 def test_errors_are_in_the_words_of_the_api() -> None:
-    long = TooLong('is long. Pass truncate="right" to cut it.', param="input[3][1]")
-    told = orjson.loads(voyage.render_rerank_error(long))["detail"]
+    long = TooLong("is long.", item=3, part=1, hint=Hint.TRUNCATE)
+    told = orjson.loads(voyage.ROUTES[1].render_error(long))["detail"]
     assert told == "documents[3]: is long. Pass truncation=true to cut it."
     for ours, theirs in (("dimensions", "output_dimension"), ("outputs", "model"), ("input[3]", "input[3]")):
-        told = orjson.loads(voyage.render_embeddings_error(InvalidRequest("is wrong.", param=ours)))
+        told = orjson.loads(voyage.ROUTES[0].render_error(InvalidRequest("is wrong.", param=ours)))
         assert told == {"detail": f"{theirs}: is wrong."}
 
 

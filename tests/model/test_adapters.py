@@ -65,7 +65,7 @@ def states(task: str | None, layout: str, row: NDArray[np.int32]) -> Any:
 
 
 def test_hidden_states_of_every_adapter(folder: Path, layout: str) -> None:
-    """In one batch of all tasks and none, as merged weights give them; alone, the same bits."""
+    """A batch of all tasks and none equals merged weights, and has the same bits as each text alone."""
     ids = rows()
     for shift in range(len(TASKS) + 1):
         numbers = [(i + shift) % (len(TASKS) + 1) - 1 for i in range(len(ids))]
@@ -77,7 +77,7 @@ def test_hidden_states_of_every_adapter(folder: Path, layout: str) -> None:
 
 
 def test_adapters_matter(layout: str) -> None:
-    """So that the comparison is one."""
+    """Guard: the comparison would notice each of these."""
     row = rows()[-1]
     found = [states(task, layout, row) for task in (None, *TASKS)]
     assert all(np.abs(one - other).max() > 0.1 for i, one in enumerate(found) for other in found[:i])
@@ -109,13 +109,13 @@ TEXTS = ["The whimbrel is a wader with a long curved bill.", "ein großer Vogel!
 
 
 def expected_vectors(task: str | None, layout: str, instruction: str) -> Any:
-    """What `encode` gives: instruction, tokens, mean, norm."""
+    """Return the vectors of `encode`: instruction, tokens, mean, norm."""
     found = [states(task, layout, np.array(xlmr_tokenizer()(instruction + text)["input_ids"])).mean(0) for text in TEXTS]
     return np.stack([vector / np.linalg.norm(vector) for vector in found])
 
 
 def test_a_prompt_called_after_an_adapter_chooses_it_and_its_instruction(folder: Path, layout: str) -> None:
-    """As encode(task=...) of the code on the hub does, also in the company of other tasks."""
+    """Vectors equal those of encode(task=...) of the code on the Hub, also beside other tasks."""
     with Engine(str(folder), dtype="float32") as engine:
         assert engine.card.encoder.adapters == tuple(TASKS)
         alone = {task: engine.embed(TEXTS, prompt=task) for task in (None, *TASKS)}
@@ -131,7 +131,7 @@ def test_a_prompt_called_after_an_adapter_chooses_it_and_its_instruction(folder:
 
 
 def test_the_default_task_is_that_of_texts_without_one(stacked: Path) -> None:
-    """As custom_st.py does: the adapter alone, without its instruction."""
+    """The default task selects the adapter without its instruction, as in custom_st.py."""
     write_json(
         stacked / "sentence_bert_config.json", {"max_seq_length": 100, "model_args": {"default_task": "retrieval.query"}}
     )
@@ -143,7 +143,7 @@ def test_the_default_task_is_that_of_texts_without_one(stacked: Path) -> None:
 
 
 def test_instructions_are_those_of_config_json(converted: Path) -> None:
-    """Where Sentence Transformers' file has none; and an adapter of which nothing is said has none."""
+    """Instructions come from config.json if Sentence Transformers' file has no prompts; they may be missing too."""
     edit_json(converted / "config_sentence_transformers.json", prompts=None)
     assert read_card(converted, "m").prompts == INSTRUCTIONS
     edit_json(converted / "config.json", task_instructions=None)

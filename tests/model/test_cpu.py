@@ -1,4 +1,4 @@
-"""Which features of the processor count: those that the libraries may use."""
+"""CPU features: those that the libraries may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures that transformers runs for us: parity with transformers alone, and what cannot be run so is refused."""
+"""Architectures that run through transformers: parity with transformers alone, and rejection of the others."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ FEW = ("albert", "phi3 with a window that the check cuts")
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models are so small that two threads mostly wait for each other."""
+    """Use one thread: models are so small that two threads mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -72,7 +72,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sample(6)
 def test_hidden_states(case: str, tmp_path: Path) -> None:
-    """Ragged and alone, bit for bit, and as transformers has them."""
+    """Hidden states are equal bit for bit in a batch and alone, and close to transformers'."""
     model = write(tmp_path, *CASES[case])
     ids = rows()
     together = hidden(tmp_path, ids)
@@ -118,7 +118,7 @@ def test_the_encoder_of_a_larger_model(case: str, form: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("case", ["smollm3", "modernbert decoder", "phi3 both ways"])
 def test_what_the_config_says_matters(case: str, tmp_path: Path) -> None:
-    """So that the comparison with transformers is one."""
+    """Guard: the comparison with transformers would notice each of these."""
     write(tmp_path, *CASES[case])
     before = hidden(tmp_path, rows())[-1]
     changes = {"phi3 both ways": {"is_causal": True}, "modernbert decoder": {"local_attention": 100, "sliding_window": 50}}
@@ -146,7 +146,7 @@ def test_work_between_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_mixtures_of_experts_are_right_but_not_to_the_bit(tmp_path: Path) -> None:
-    """The products of an expert have as many rows as tokens come to it, from the whole batch."""
+    """The products of an expert have as many rows as the batch has tokens for it."""
     model = write(tmp_path, "Mixtral", DECODER | {"num_local_experts": 4, "num_experts_per_tok": 2})
     together = hidden(tmp_path, rows())
     assert_close(together, reference(model, rows()))
@@ -209,7 +209,7 @@ def test_an_architecture_that_cannot_be_ragged_is_refused(name: str, config: Con
 def test_the_comparison_finds_what_no_table_knows(
     name: str, config: Config, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neighbours outside a text, mask tokens of another text, positions that begin elsewhere."""
+    """Models are rejected that use neighbors outside a text, another text's mask, or other positions."""
     write(tmp_path, name, config)
     monkeypatch.setattr(fallback, table, type(getattr(fallback, table))())
     says = refusal(tmp_path)
@@ -317,7 +317,7 @@ ALBERT_S_OWN = {
 def test_vectors_are_those_of_sentence_transformers(
     family: str, pooling: str, config: Config, models: list[str], parity: Parity, tmp_path: Path
 ) -> None:
-    """Through an engine, with lanes; with the tokenizer of the architecture's class."""
+    """Run through an engine with lanes, and with the tokenizer of the architecture's class."""
     tokenizer_files.write(tmp_path, family)
     name = tokenizer_files.FAMILIES[family][0]
     write(tmp_path / "model", name, CASES[family][1] | {"vocab_size": 2000})

@@ -1,4 +1,4 @@
-"""Nothing between the model and the answer makes a number of what is none: not an activation, not a norm that overflows."""
+"""NaN and infinity stay visible between the model and the answer: activations and norms do not hide them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ WORDS = ["bird", "wader", "bill", "far", "long", "year", "query", "fly", "Europe
 
 
 def test_a_logit_that_overflows_fails_its_text_alone(tmp_path: Path) -> None:
-    """Its sigmoid would be 1."""
+    """The sigmoid of infinity would be 1."""
     model = write_classifier(tmp_path, "distilbert", num_labels=1)
     with Engine(str(tmp_path), dtype="float32") as engine:
         ids = [seq.ids for seq in engine.preprocessor.preprocess(Request(WORDS)).seqs]

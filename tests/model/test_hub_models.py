@@ -260,14 +260,14 @@ def embed(w: W, ids: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, bias: Tensor | float = 0.0) -> Tensor:
-    """softmax(q k' / sqrt(H) + bias) v, for (L, D) each."""
+    """Return softmax(q k' / sqrt(H) + bias) v, for (L, D) each."""
     q, k, v = (x.view(len(x), heads, -1).transpose(0, 1) for x in (q, k, v))
     scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5 + bias
     return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
 
 
 def rope(x: Tensor, heads: int, inverse: Tensor, *, interleaved: bool = False) -> Tensor:
-    """x cos + rotate_half(x) sin on the first columns of each head."""
+    """Return x cos + rotate_half(x) sin on the first columns of each head."""
     length, width = len(x), 2 * len(inverse)
     angles = torch.outer(torch.arange(length).float(), inverse)
     angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
@@ -313,7 +313,7 @@ def has_experts(c: Config, i: int) -> bool:
 
 
 def nomic_experts(w: W, c: Config, at: str, x: Tensor) -> Tensor:
-    """Token by token."""
+    """Compute the experts token by token."""
     weights, experts = F.linear(x, w[at + "router.layer.weight"]).softmax(-1).topk(c["moe_top_k"], -1)
     up, down = (w[f"{at}experts.mlp.{name}"].view(c["num_experts"], c["n_inner"], c["n_embd"]) for name in ("w1", "w2"))
     rows = [
@@ -341,14 +341,14 @@ def new(w: W, c: Config, ids: Tensor) -> Tensor:
 
 
 def slopes(heads: int) -> list[float]:
-    """As in the ALiBi paper's code, for any number of heads."""
+    """Return the slopes of the ALiBi paper's code, for any number of heads."""
     power = 2 ** int(np.log2(heads))
     first = [2.0 ** (-8.0 * n / power) for n in range(1, power + 1)]
     return first if power == heads else first + slopes(2 * power)[::2][: heads - power]
 
 
 def jina_bert(w: W, c: Config, ids: Tensor) -> Tensor:
-    """Both codes: the one for code has norms of queries and keys, and other norms and halves in the layer."""
+    """Compute either implementation. The second has norms of queries and keys, and other norms and halves in the layer."""
     heads, eps, inner = c["num_attention_heads"], c["layer_norm_eps"], c["intermediate_size"]
     act = {"geglu": F.gelu, "reglu": F.relu, "original": F.gelu}[c["feed_forward_type"]]
     places = torch.arange(len(ids))
@@ -394,7 +394,7 @@ def jina_roberta(w: W, c: Config, ids: Tensor) -> Tensor:
 
 
 def tensors(name: str, out: int, inputs: int | None = None, *, bias: bool = True) -> Shapes:
-    """Of a linear layer, or of a norm."""
+    """Return the tensors of a linear layer or a norm."""
     weight = {f"{name}.weight": (out,) if inputs is None else (out, inputs)}
     return weight | ({f"{name}.bias": (out,)} if bias else {})
 
@@ -531,11 +531,11 @@ AROUND: dict[str, tuple[str, Shapes]] = {
     "jina v2": ("bert.", {"cls.predictions.bias": (VOCABULARY,), "pooler.dense.weight": (48, 48)}),
     "jina colbert": ("roberta.", {"linear.weight": (16, 48)}),
 }
-"""The prefix of the names in a larger model, and what lies beside."""
+"""Prefix of the names in a larger model, and its other tensors."""
 
 
 def draw(shapes: Shapes) -> W:
-    """Random weights, large enough that all matter."""
+    """Return random weights, large enough that all matter."""
     generator = torch.Generator().manual_seed(7)
 
     def one(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -569,7 +569,7 @@ def expect(case: str, config: Config, weights: W) -> list[Any]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sample(11)
 def test_hidden_states(case: str, tmp_path: Path) -> None:
-    """Ragged and alone, bit for bit, and as the formula has them."""
+    """Hidden states are equal bit for bit in a batch and alone, and close to the formula."""
     config, weights = save(tmp_path, case)
     together = hidden(tmp_path, rows())
     assert_close(together, expect(case, config, weights))
@@ -610,7 +610,7 @@ def test_a_gpu_gives_the_same(case: str, dtype: torch.dtype, tmp_path: Path) -> 
      ("jina colbert", {"rotary_emb_base": 20000.0}), ("jina colbert", {"hidden_act": "gelu"})],
 )  # fmt: skip
 def test_what_the_config_says_matters(case: str, change: Config, tmp_path: Path) -> None:
-    """So that the comparison with the formula is one."""
+    """Guard: the comparison with the formula would notice each of these."""
     save(tmp_path, case)
     before = hidden(tmp_path, rows())[-1]
     edit_json(tmp_path / "config.json", **change)
@@ -626,7 +626,7 @@ def test_what_the_config_says_matters(case: str, change: Config, tmp_path: Path)
     ],
 )
 def test_transformers_agrees_with_the_formula(name: str, config: Config, hub: Config, tmp_path: Path) -> None:
-    """What transformers saves, with the config that the same model has on the hub."""
+    """A checkpoint that transformers saves, with the Hub's config of the same model, gives the formula's hidden states."""
     model = write(tmp_path, name, config)
     write_json(tmp_path / "config.json", hub)
     assert_close(hidden(tmp_path, rows()), reference(model, rows()))
@@ -691,7 +691,7 @@ def test_nomic_takes_no_texts_whose_frequencies_would_change(stated: Config, lon
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sample(3)
 def test_every_tensor_is_asked_for(case: str, tmp_path: Path) -> None:
-    """A checkpoint that lacks one, or has one more, is refused with its name."""
+    """A checkpoint with a missing or an extra tensor is rejected with its name."""
     save(tmp_path, case)
     card = read_card(tmp_path, "m", pooling="mean")
     weights = load_file(tmp_path / "model.safetensors")
@@ -807,7 +807,7 @@ def test_other_checkpoints_with_code_of_their_own_are_refused(name: str, config:
 
 @pytest.mark.parametrize("case", ["jina v3 without adapters"])
 def test_adapters_in_the_weights_are_refused(case: str, tmp_path: Path) -> None:
-    """Whatever the config says."""
+    """Tensors of adapters are rejected for every config."""
     _, weights = save(tmp_path, case)
     layer = "encoder.layers.0.mixer.Wqkv"
     weights[f"{layer}.parametrizations.weight.original"] = weights.pop(f"{layer}.weight")

@@ -1,4 +1,4 @@
-"""MaxSim against its formula in float64: ragged, quantised, in any mix, split over threads and cut into tiles."""
+"""MaxSim against the formula in float64: ragged, quantized, mixed, split over threads and into tiles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}
 
 
 def vectors(lengths: list[int], width: int, *, seed: int, dtype: torch.dtype = torch.float32) -> TokenVectors:
-    """Unit vectors of random direction, as the dtype has them."""
+    """Return random unit vectors, rounded to the dtype."""
     generator = torch.Generator().manual_seed(seed)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     rows = torch.nn.functional.normalize(torch.randn(int(offsets[-1]), width, generator=generator), dim=-1)
@@ -28,14 +28,14 @@ def vectors(lengths: list[int], width: int, *, seed: int, dtype: torch.dtype = t
 
 
 def quantised(texts: TokenVectors) -> TokenVectors:
-    """Eight bits for a number, and a factor for each row."""
+    """Quantize to int8, with a factor for each row."""
     scales = texts.rows_TD.abs().amax(dim=1) / 127
     rows = (texts.rows_TD / scales[:, None]).round().to(torch.int8)
     return TokenVectors(rows, texts.starts_N, texts.ends_N, scales)
 
 
 def binary(texts: TokenVectors) -> TokenVectors:
-    """One bit for a number."""
+    """Quantize to bits."""
     rows = torch.from_numpy(np.packbits(texts.rows_TD.numpy() > 0, axis=1))
     return TokenVectors(rows, texts.starts_N, texts.ends_N, torch.full((len(rows),), texts.width**-0.5))
 
@@ -119,7 +119,7 @@ def test_the_mean_is_over_the_tokens_of_the_query() -> None:
 def test_a_score_has_the_same_bits_alone_and_in_any_mix(
     seed: int, width: int, small_kernels: bool, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With numpy's product where it is the faster one, and with torch's."""
+    """Test numpy's product where it is faster, and torch's."""
     if small_kernels and not has_small_kernels():
         pytest.skip(f"numpy has no kernels for small products on {cpu()}")
     monkeypatch.setattr(tile_products, "has_small_kernels", lambda: small_kernels)
@@ -157,7 +157,7 @@ def test_rows_may_be_part_of_wider_ones() -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_not_finite_does_not_vanish(value: float) -> None:
-    """And nobody is warned of it: whoever asked looks at the scores."""
+    """There is no warning: the caller checks the scores."""
     queries, documents = vectors([4], 32, seed=1), vectors([40, 40], 32, seed=2)
     queries.rows_TD[1, 4] = 0.0
     documents.rows_TD[50, 3:5] = value

@@ -1,4 +1,4 @@
-"""The Triton kernel against the CPU's: run by Triton's interpreter, or on a GPU."""
+"""Triton kernel of MaxSim against the CPU implementation, in Triton's interpreter or on a GPU."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from whimbrel.model.ops.token_vectors import EMPTY, TokenVectors
 CASES = ["float32", "float16", "int8", "bits"]
 LENGTHS = ([5, 32, 1, 70, 150], [0, 1, 2, 64, 65, 700, 33])
 FEW = ([1, 128, 150], [0, 1, 64, 65, 550])
-"""For the interpreter, which is slow: a row, a block, more than one; no token, one, a block, more than one, two stretches."""
+"""Sizes for the slow interpreter: a row, a block, more than one; no token, one, a block, more than one, two stretches."""
 
 
 def sides(case: str, width: int) -> tuple[TokenVectors, TokenVectors]:
-    """Queries and documents for the interpreter."""
+    """Return queries and documents for the interpreter."""
     dtype = torch.float16 if case == "float16" else torch.float32
     queries, documents = (vectors(lengths, width, seed=i, dtype=dtype) for i, lengths in enumerate(FEW))
     if case in ("int8", "bits"):
@@ -31,7 +31,7 @@ def sides(case: str, width: int) -> tuple[TokenVectors, TokenVectors]:
 
 
 def interpreted() -> None:
-    """In a process of its own, as Triton reads when it is imported whether it interprets."""
+    """Run in a separate process, because Triton selects its interpreter when it is imported."""
     from whimbrel.model.ops.maxsim_triton import matches_triton, maxsim_triton
 
     found = {}

@@ -1,4 +1,4 @@
-"""The real model against Sentence Transformers: the numbers that everything else stands on."""
+"""Parity of the packaged model with Sentence Transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_float32_is_sentence_transformers_to_1e5(engine32: Engine, reference: np
 
 
 def test_few_texts_have_sentence_transformers_vectors(engine: Engine, engine32: Engine, minilm: Path) -> None:
-    """In float32 and in the dtype that the plan takes; `make test-cpus` runs this on every processor."""
+    """Test float32 and the plan's dtype; `make test-cpus` runs this on every processor."""
     texts = TEXTS[::40]
     expected = SentenceTransformer(str(minilm), device="cpu").encode(texts)
     assert np.abs(engine32.embed(texts) - expected).max() <= 1e-5

@@ -1,4 +1,4 @@
-"""Every family against transformers: hidden states of all tokens, on random checkpoints that transformers itself has saved."""
+"""Hidden states of every family against transformers, on random checkpoints that transformers has saved."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def rows(seed: int = 0) -> list[NDArray[np.int32]]:
 
 
 def write(folder: Path, name: str, config: dict[str, Any], *, form: str = "Model") -> Any:
-    """A random checkpoint; returns transformers' own model. All weights are large enough to matter."""
+    """Write a random checkpoint and return transformers' model. All weights are large enough to matter."""
     kind = name if form == "Model" else name.removesuffix("Text")
     model = getattr(transformers, kind + form)(getattr(transformers, f"{name}Config")(**config)).eval()
     generator = torch.Generator().manual_seed(7)
@@ -119,7 +119,7 @@ def write(folder: Path, name: str, config: dict[str, Any], *, form: str = "Model
 
 @lru_cache(maxsize=1)
 def loaded(folder: Path, dtype: torch.dtype, device: str, pooling: Any, written: tuple[int, ...]) -> Any:
-    """A card and its model; again only if the files have been written since."""
+    """Return a card and its model, loaded again only if the files have changed."""
     card = read_card(folder, "m", pooling=pooling)
     model, _ = load_model(folder, card, device=torch.device(device), dtype=dtype)
     return card, model
@@ -133,7 +133,7 @@ def hidden(
     pooling: Any = "mean",
     adapters: Sequence[int] = (),
 ) -> list[Any]:
-    """Hidden states of each seq, from one ragged batch."""
+    """Return the hidden states of each seq, from one ragged batch."""
     written = tuple(file.stat().st_mtime_ns for file in sorted(folder.iterdir()))
     card, model = loaded(folder, dtype, device, pooling, written)
     batch = pack(
@@ -180,7 +180,7 @@ def assert_close(found: list[Any], expected: list[NDArray[np.float32]], toleranc
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sample(16)
 def test_hidden_states(case: str, tmp_path: Path) -> None:
-    """Ragged and alone, bit for bit, and as transformers has them."""
+    """Hidden states are equal bit for bit in a batch and alone, and close to transformers'."""
     model = write(tmp_path, *CASES[case])
     ids = rows()
     together = hidden(tmp_path, ids)
@@ -223,7 +223,7 @@ def test_a_gpu_gives_the_same(case: str, dtype: torch.dtype, tmp_path: Path) -> 
      ("gemma2", "ForCausalLM"), ("gemma3", "ForCausalLM")],
 )  # fmt: skip
 def test_the_encoder_of_a_larger_model(case: str, form: str, tmp_path: Path) -> None:
-    """Its names have a prefix there, and beside it lies a head that is not ours."""
+    """The names have a prefix, and the checkpoint has a head that is not used."""
     model = write(tmp_path, *CASES[case], form=form)
     assert_close(hidden(tmp_path, rows()), reference(model, rows()))
 
@@ -235,7 +235,7 @@ def test_the_encoder_of_a_larger_model(case: str, form: str, tmp_path: Path) -> 
      ("qwen3 both ways", {"is_causal": True}), ("llama 3", {"rope_parameters": None}), ("gemma2", {"query_pre_attn_scalar": 16})],
 )  # fmt: skip
 def test_what_the_config_says_matters(case: str, change: dict[str, Any], tmp_path: Path) -> None:
-    """So that the comparison with transformers is one."""
+    """Guard: the comparison with transformers would notice each of these."""
     write(tmp_path, *CASES[case])
     before = hidden(tmp_path, rows())[-1]
     edit_json(tmp_path / "config.json", **change)
@@ -243,7 +243,7 @@ def test_what_the_config_says_matters(case: str, change: dict[str, Any], tmp_pat
 
 
 def test_a_config_as_the_hub_s_modernberts_have_it(tmp_path: Path) -> None:
-    """From before rope_parameters and layer_types, with keys that nobody reads."""
+    """Old configs precede rope_parameters and layer_types, and have keys that have no effect."""
     model = write(tmp_path, *CASES["modernbert"])
     edit_json(
         tmp_path / "config.json", rope_parameters=None, layer_types=None, global_rope_theta=160000.0, local_rope_theta=10000.0,
@@ -327,7 +327,7 @@ def test_what_is_not_supported_is_refused(case: str, change: dict[str, Any], say
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sample(4)
 def test_every_tensor_is_asked_for(case: str, tmp_path: Path) -> None:
-    """A checkpoint that lacks one, or has one more, is refused with its name."""
+    """A checkpoint with a missing or an extra tensor is rejected with its name."""
     write(tmp_path, *CASES[case])
     card = read_card(tmp_path, "m", pooling="mean")
     weights = load_file(tmp_path / "model.safetensors")
@@ -353,7 +353,7 @@ def test_the_config_is_read_and_not_changed(tmp_path: Path) -> None:
 
 
 def test_the_oldest_names_of_norms(tmp_path: Path) -> None:
-    """google-bert/bert-base-uncased still has those of TensorFlow."""
+    """google-bert/bert-base-uncased still has TensorFlow's names."""
     write(tmp_path, "Bert", SIZES)
     before = hidden(tmp_path, rows())
     weights = load_file(tmp_path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Fast paths against their plain references, and the same bits whatever else is in the batch."""
+"""Fast paths against their plain references, with the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_attention_with_what_decoders_need(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("what", ["all", "causal", "biased", "capped"])
 def test_attention_to_the_first_tokens_alone(what: str, dtype: torch.dtype, device: str) -> None:
-    """As when a query is filled up with tokens that nobody attends to, but that attend themselves."""
+    """Expansion tokens of a query attend, but no token attends to them."""
     if device == "cuda" and "bias" in SCORES[what]:
         pytest.skip("the bias of this test is on the host")
     lengths, num_keys = [200, 32, 32, 32, 9, 1], [200, 5, 5, 32, 1, 1]
@@ -82,7 +82,7 @@ def test_attention_to_the_first_tokens_alone(what: str, dtype: torch.dtype, devi
 
 
 def test_a_bias_over_a_long_text() -> None:
-    """Some hundred queries at a time."""
+    """Long seqs are computed 256 queries at a time."""
     check_attention([520, 520, 513, 512], 4, ScoreOptions(0.3, bias=_bias), 16, torch.float32, 3e-6, "cpu")
 
 
@@ -193,7 +193,7 @@ def test_cut_and_normalize_mix_widths() -> None:
 
 @pytest.mark.parametrize("what", ["window", "biased", "capped causal window"])
 def test_layers_that_mask_alike_share_masks(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made once for a batch; those that would take much memory are not kept, and nothing changes."""
+    """A mask is built once per batch. Large masks are not cached, with the same result."""
     made: list[int] = []
     make = attention._mask
     monkeypatch.setattr(attention, "_mask", lambda *args: made.append(1) or make(*args))
@@ -215,7 +215,7 @@ def test_layers_that_mask_alike_share_masks(what: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.bfloat16)])
 @pytest.mark.parametrize("activation", ["gelu", "identity"])
 def test_low_rank_additions_in_any_company(activation: Activation, dtype: torch.dtype) -> None:
-    """Two adapters of rank 3, three rows without; a row has the same bits beside any others."""
+    """Two adapters of rank 3, and rows without one: a row has the same bits beside any others."""
     torch.manual_seed(3)
     a, b = torch.randn(2, 3, 48) / 7, torch.randn(2, 80, 3)
     weight, bias = torch.randn(80, 48) / 7, torch.randn(80)

@@ -1,4 +1,4 @@
-"""Blocks of rows that give the same bits, for products whose bits depend on their rows in invented ways."""
+"""Row blocks of artificial products whose bits depend on their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of rows found by running products: with the machine's own, and with invented ones."""
+"""Row blocks found by trials, with the machine's products and with artificial ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_row_has_the_same_bits_in_blocks_of_products_whose_bits_differ(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_found_holds_for_the_products_of_this_machine(dtype: torch.dtype) -> None:
-    """Also for rows that have nothing to do with those of the trial."""
+    """The bits agree also for rows unrelated to those of the trial."""
     layer = make_linear(768, 384, dtype, "gelu")
     x = torch.randn(1536, 768).to(dtype)
     found = layer._finding.result() if layer._finding else layer._blocks
@@ -80,7 +80,7 @@ def test_large_products_are_tried_with_few_sizes() -> None:
 
 @pytest.mark.parametrize("inner", [24, 100, 384, 4096])
 def test_the_order_of_a_sum_shows(inner: int) -> None:
-    """The sum of the same terms in two halves, in three, and backwards: most columns differ, even in bfloat16."""
+    """Summing in halves, thirds and backwards changes most columns, even in bfloat16."""
     rows_RI, columns_CI = cancelling(1, 64, inner)
     row, columns = (x.bfloat16().float() for x in (rows_RI[0], columns_CI))
     terms = (row * columns).numpy()
@@ -98,7 +98,7 @@ def test_the_order_of_a_sum_shows(inner: int) -> None:
 
 
 def unstable(x: Tensor) -> Tensor:
-    """Rows of a block differ by where they lie."""
+    """Return a product whose bits depend on the position of a row in a block."""
     return x + torch.arange(len(x))[:, None]
 
 
@@ -128,7 +128,7 @@ def test_a_plan_promises_the_same_bits_where_sizes_agree(engine: Engine) -> None
 
 @dataclass(frozen=True)
 class Counted:
-    """A kind of product that counts its trials."""
+    """Kind of product that counts its trials."""
 
     name: str
     ran: list[int]
@@ -183,7 +183,7 @@ def test_a_trial_that_fails_is_tried_again() -> None:
 
 
 def test_another_default_dtype_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers sets one while it loads a model."""
+    """transformers sets a default dtype while it loads a model."""
     found = [linear._Kind(40, 24, torch.float32, True, "gelu", False).find(), find_tile_products(32).result()]
     monkeypatch.setattr(trials, "_found", {})
     torch.set_default_dtype(torch.bfloat16)
@@ -206,7 +206,7 @@ def test_what_is_no_part_of_the_model_is_not_noted() -> None:
 
 
 def test_a_loading_that_is_given_up_waits_for_no_trial_that_has_not_begun() -> None:
-    """And another that waits for the same trial makes it itself."""
+    """Another loading that waits for the same trial runs it itself."""
     begun, gate = threading.Event(), threading.Event()
     slow, kind = Slow(begun, gate), Counted("good", [])
     findings: list[Any] = []
@@ -224,7 +224,7 @@ def test_a_loading_that_is_given_up_waits_for_no_trial_that_has_not_begun() -> N
 
 @dataclass(frozen=True)
 class Slow:
-    """A kind of product whose trial takes until a gate opens."""
+    """Kind of product whose trial takes until a gate opens."""
 
     begun: threading.Event
     gate: threading.Event
@@ -248,7 +248,7 @@ def test_a_loading_that_fails_leaves_no_threads() -> None:
 def test_maxsim_has_the_same_bits_with_products_whose_bits_differ(
     width: int, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By numpy, where it has shapes that agree, and by PyTorch."""
+    """Scores in any mix equal those alone, with numpy's products and with PyTorch's."""
     invented.install(monkeypatch)
     monkeypatch.setattr(tile_products, "has_small_kernels", lambda: small)
     monkeypatch.setattr(maxsim_cpu, "_TILE", 600 * width)
@@ -272,7 +272,7 @@ def test_maxsim_has_the_same_bits_with_products_whose_bits_differ(
 def test_maxsim_takes_the_library_whose_products_agree(
     agrees: tile_products.Library | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And says so where none's do."""
+    """If no library has shapes that agree, the model is reported as unstable."""
     for library, multiply in tile_products.MULTIPLY.items():
         if library != agrees:
             monkeypatch.setitem(tile_products.MULTIPLY, library, spoil(multiply))
@@ -294,7 +294,7 @@ def test_maxsim_takes_the_library_whose_products_agree(
 
 
 def spoil(multiply: Callable[..., None]) -> Callable[..., None]:
-    """Similarities that depend on where a document token lies."""
+    """Return a product whose bits depend on the position of the document token."""
 
     def spoilt(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
         multiply(x_TD, query_DQ, out_TQ, size)

@@ -134,9 +134,9 @@ def test_an_async_line_sends_what_does_not_fit_at_once() -> None:
 
 def test_errors_travel() -> None:
     for error in (
-        errors.TooLong("long.", param="input[3]"),
+        errors.TooLong("long.", item=3, part=1, hint=errors.Hint.TRUNCATE),
         errors.Overloaded("full.", retry_after=3.5),
-        errors.NonFinite("NaN.", param="input[0]"),
+        errors.NonFinite("NaN.", item=0),
         errors.DeadlineExceeded("late."),
         errors.Unavailable("gone.", retry_after=2.0),
     ):

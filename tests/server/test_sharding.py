@@ -86,7 +86,7 @@ def test_shares_make_the_whole(num_engines: int, fixed: bool, engine: Engine) ->
     for share in found:
         assert [seq.index for seq in share.request.seqs] == list(range(len(share.request.seqs)))
         pair = int(share.pairs_S[-1])
-        error = share.locate_error(ComputeError("broke.", param=f"input[{share.pairs_S.size - 1}][1]"))
+        error = share.locate_error(ComputeError("broke.", item=share.pairs_S.size - 1, part=1))
         assert error.param == f"input[{pair}][1]"
 
 

@@ -275,7 +275,7 @@ def test_vectors_that_cancel_out_stay_zero() -> None:
 
 def test_an_error_names_the_text_not_the_part() -> None:
     merge = ChunkMerge(np.array([0, 2, 3]), np.ones(3, np.float32), normalized=True)
-    moved = locate_error(ComputeError("is broken.", param="input[2]"), merge)
+    moved = locate_error(ComputeError("is broken.", item=2), merge)
     assert (type(moved), moved.param, str(moved)) == (ComputeError, "input[1]", "input[1]: is broken.")
     for error in (ComputeError("is broken."), ComputeError("is broken.", param="model")):
         assert locate_error(error, merge) is error

@@ -1,4 +1,4 @@
-"""What a request may say: everything counts, or is refused by its name; and whoever comes next is answered as before."""
+"""Fields of a request: each has an effect or is rejected by name, and later requests are answered as before."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_outputs_together_take_what_counts_for_one(m3: Engine) -> None:
     "text", [("a",), (), ("a", "b", "c"), ("a", None), (1, 2), None, 3, ["a", "b"], b"a", np.array(5), np.array([[5]])], ids=str
 )
 def test_inputs_that_are_none_are_refused_by_engines_of_every_kind(text: Any, m3: Engine, classifier: Engine) -> None:
-    """Also where the size of a text is looked at before it is checked."""
+    """Wrong inputs are rejected also where the size of a text is read before it is validated."""
     for engine in (m3, classifier):
         before = engine.run(Request(TEXTS)).outputs
         with pytest.raises(InvalidRequest, match=r"input\[0\]"):

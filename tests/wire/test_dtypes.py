@@ -173,7 +173,7 @@ def test_pieces_are_the_same_json(value: object) -> None:
 
 @given(NESTED, st.sampled_from([0, 1, 6, 20]), st.sampled_from([1, 10, 100]))
 def test_pieces_of_any_size_are_the_same_json(value: object, at_once: int, least: int) -> None:
-    with patch.object(json_base64, "_CHUNK_ITEMS", at_once), patch.object(json_base64, "_LEAST", least):
+    with patch.object(json_base64, "_CHUNK_ITEMS", at_once), patch.object(json_base64, "_MIN_CHUNK_BYTES", least):
         pieces = list(wire.json_chunks(value))
     assert b"".join(pieces) == wire.to_json(value)
     assert all(len(piece) >= least for piece in pieces[:-1])

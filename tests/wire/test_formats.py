@@ -1,7 +1,7 @@
 """What an answer may be: each format of both routes over a real app, and which one a client gets.
 
 The Arrow streams under golden/arrow were read and checked by pyarrow 26.0.1 and nanoarrow 0.9.0 (`python tests/wire/test_formats.py`
-writes them anew); where pyarrow is installed, it reads them here too.
+writes them anew). pyarrow reads them here, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import orjson
+import pyarrow
+import pyarrow.ipc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -225,7 +227,7 @@ def test_arrow_streams_are_those_that_were_checked(dtype: str, order: str) -> No
 
 @pytest.mark.parametrize(("dtype", "order"), STREAMS)
 def test_arrow_reads_them(dtype: Any, order: Any) -> None:
-    check(pytest.importorskip("pyarrow").ipc.open_stream(stream(dtype, order)).read_all(), dtype)
+    check(pyarrow.ipc.open_stream(stream(dtype, order)).read_all(), dtype)
 
 
 def check(table: Any, dtype: Any) -> None:
@@ -251,8 +253,6 @@ def test_arrow_pieces_are_the_arrays() -> None:
 
 
 if __name__ == "__main__":
-    import pyarrow
-
     GOLDEN.mkdir(parents=True, exist_ok=True)
     for kind, byte_order in STREAMS:
         data = stream(kind, byte_order)

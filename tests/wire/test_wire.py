@@ -55,7 +55,7 @@ def test_a_list_of_base64_is_the_same_however_an_array_lies_and_is_cut_up(
 ) -> None:
     vectors = EncodedArray(lay(np.random.default_rng(0).standard_normal((rows, width), np.float32)), dtype, order)
     expected = b",".join(b"<%d:%b>" % (index, base64.b64encode(row)) for index, row in enumerate(vectors.encoded()))
-    with patch.object(json_base64, "_AT_ONCE", at_once):
+    with patch.object(json_base64, "_CHUNK_BYTES", at_once):
         size, pieces = base64_list(b"", vectors, b"", before=b"<%d:", after=b">")
         assert b"".join(pieces) == b"[%b]" % expected
     assert size == len(expected) + 2

@@ -240,7 +240,10 @@ def serve(
     screen = console.stderr_console()
     served: list[str | None] = [*models] if models else [None]
     if len(set(served)) < len(served) and not served_name:
-        raise SetupError("a model is named twice.", hint="--replicas gives it several engines; --served-name tells them apart")
+        raise SetupError(
+            "a model is named twice.",
+            hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
+        )
     names = names_of_models(served_name or [], num_models=len(served))
     listener = listen(host, port)
     limits = read_server_limits(
@@ -400,7 +403,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except MemoryError:
-        _die("out of memory.", "a smaller --max-batch-tokens or --max-length needs less")
+        _die("out of memory.", "reduce --max-batch-tokens or --max-length")
 
 
 def _open_standard_streams() -> None:

@@ -20,6 +20,7 @@ from whimbrel.errors import (
     EngineCrash,
     Forbidden,
     InvalidRequest,
+    Location,
     ModelNotFound,
     NonFinite,
     NotFound,
@@ -48,7 +49,7 @@ UNREACHED: Final = "unreachable"
 LOST: Final = "connection_lost"
 """Error code of a connection that ended before the response did. Servers close idle connections."""
 TIMEOUT: Final = "timeout"
-_BATCH_TOO_LARGE: Final = "maximum allowed batch size"
+_TOO_MANY: Final = "maximum allowed batch size"
 """Words of TEI's message, which has no status of its own."""
 _PREFIX: Final = re.compile(r"((?:inputs?|texts|queries|query|documents)(?:\[\d+\])*): ")
 """Location at the start of a message."""
@@ -59,16 +60,16 @@ def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) 
     message, param, code = _parse_error(content)
     message = message or _default_message(url, status, headers, content)
     if status == 401:
-        message += " Here the key is the client's `api_key`."
+        message += " Pass the key to the client as `api_key`."
     if status == 429:
         error: WhimbrelError = Overloaded(message, retry_after=_seconds(headers.get("retry-after"), 1.0))
     elif status in _GATEWAYS:
         error = Unavailable(message, retry_after=_seconds(headers.get("retry-after"), 0.0))
     else:
         fallback = _BY_STATUS.get(status) or (InvalidRequest if status < 500 else WhimbrelError)
-        error = (TooLarge if _BATCH_TOO_LARGE in message else _BY_CODE.get(code, fallback))(message)
-    # the message begins with the location already
-    error.status, error.param, error.code = status, param, code or error.code
+        error = (TooLarge if _TOO_MANY in message else _BY_CODE.get(code, fallback))(message)
+    # the message has the path of the fault in it already
+    error.status, error.location, error.code = status, _location(param) if param else None, code or error.code
     error.message = message.removeprefix(f"{param}: ") if param else message
     should_retry = headers.get("x-should-retry")
     error.retry = error.retry if should_retry is None else should_retry == "true"
@@ -83,7 +84,7 @@ def to_failure(url: str, error: Exception, seconds: float) -> Unavailable:
         hint = ("Does it speak HTTPS?" if is_tls else "Is the server running?") + _proxy_hint(url)
         failure, code = Unavailable(f"no answer from {url}: {reason}. {hint}", retry_after=0.0), UNREACHED
     elif isinstance(error, TimeoutError | httpx2.TimeoutException):
-        hint = "Give more time (timeout), or fewer texts to a request (max_items)."
+        hint = "Increase `timeout`, or reduce `max_items` for fewer texts in a request."
         failure, code = Unavailable(f"no answer from {url} within {seconds:g} seconds. {hint}", retry_after=0.0), TIMEOUT
     else:
         failure, code = Unavailable(f"the connection to {url} broke: {reason}.", retry_after=0.0), LOST
@@ -96,7 +97,7 @@ def _proxy_hint(url: str) -> str:
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(parts.hostname or ""):
         return ""
-    return f" It is asked through the proxy {redact_password(proxy)}, as the environment says; NO_PROXY names who is not."
+    return f" The request went through the proxy {redact_password(proxy)} of the environment. NO_PROXY excludes hosts."
 
 
 def client_closed() -> Unavailable:
@@ -113,7 +114,7 @@ def _default_message(url: str, status: int, headers: Mapping[str, str], content:
     """Return a message for a response that has none, or none that can be read."""
     message = f"{redact_password(url)} answered {status}"
     if 300 <= status < 400 and "location" in headers:
-        return f"{message}: it is at {headers['location'][:200]}. Give the base URL of that place."
+        return f"{message}: it moved to {headers['location'][:200]}. Use the base URL of that address."
     if text := " ".join(content[:200].decode(errors="replace").split()):
         message += f": {text}"
     if "retry-after" in headers:
@@ -139,6 +140,15 @@ def _parse_error(content: bytes) -> tuple[str, str | None, str | None]:
         prefix = _PREFIX.match(text)
         param = prefix and prefix[1]
     return text, param, code if isinstance(code, str) else None
+
+
+def _location(param: str) -> Location:
+    """Return a place as servers write it; one that has another form is a field of that name."""
+    match = _PLACE.fullmatch(param)
+    return Location(match[1], int(match[2]) if match[2] else None, path=match[3]) if match else Location(param)
+
+
+_PLACE: Final = re.compile(r"(\w+)(?:\[(\d{1,9})\])?((?:[\[.].*)?)", re.DOTALL)
 
 
 def _seconds(header: str | None, default: float) -> float:

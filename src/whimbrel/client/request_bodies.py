@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, Locate, Location, locate_pairs
 from whimbrel.outputs.stored_vectors import as_vector_list
 from whimbrel.types.options import ScoreOptions, TextOptions, as_list, check_options
 from whimbrel.types.request import OutputName
@@ -30,8 +30,8 @@ def body_of(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_json
         for name, given in inputs.items():
             for index, item in enumerate([given] if isinstance(given, str) else given):
                 if not _is_unicode(item):
-                    place = name if isinstance(given, str) else f"{name}[{index}]"
-                    raise InvalidRequest("holds a lone surrogate, which is no Unicode text.", param=place) from None
+                    place = Location(name, None if isinstance(given, str) else index)
+                    raise InvalidRequest("holds a lone surrogate, which is no Unicode text.", location=place) from None
         raise InvalidRequest(f"this cannot be sent: {error}.") from None
 
 
@@ -47,21 +47,18 @@ def require_string(value: object, param: str) -> None:
         raise InvalidRequest(f"must be a string, is {type(value).__name__}.", param=param)
 
 
-def model_field(model: str | None) -> Json:
+def named(model: str | None) -> Json:
     """Return the field that names the model, if any. Servers of a single model do not need it."""
     return {} if model is None else {"model": model}
 
 
-def input_name(index: int | None = None, part: int = 1) -> str:
-    """What errors call texts, whatever a server calls them."""
-    return "input" if index is None else f"input[{index}]"
+def locate_input(location: Location) -> Location:
+    """Return what errors call a text, whatever a server calls it."""
+    return Location("input", location.item)
 
 
-def document_name(index: int | None = None, part: int = 1) -> str:
-    """What errors call the query and the documents of a rerank."""
-    if not part:
-        return "query"
-    return "documents" if index is None else f"documents[{index}]"
+locate_document: Final = locate_pairs("query", "documents", single=(True, False))
+"""What errors call the query and the documents of a rerank."""
 
 
 def _is_unicode(item: object) -> bool:
@@ -104,7 +101,7 @@ def reject_options(
     for name, value in options.items():
         is_default = value is None or (value is False and name in _FLAGS)
         if name not in known and not is_default:
-            raise InvalidRequest(f"the dialect {dialect} cannot say it; it takes {', '.join(known)}.", param=name)
+            raise InvalidRequest(f"the dialect {dialect} has no such option; it takes {', '.join(known)}.", param=name)
 
 
 _FLAGS: Final = ("late_chunking", "split_long", "muvera")
@@ -115,13 +112,13 @@ def reject_score_options(api: str, options: ScoreOptions, known: Sequence[str]) 
     """Raise InvalidRequest if another server's API lacks one of the options."""
     for name, value in options.items():
         if name not in known and value is not None:
-            raise InvalidRequest(f"{api}'s API cannot say it; it takes {', '.join(known)}.", param=name)
+            raise InvalidRequest(f"{api}'s API has no such option; it takes {', '.join(known)}.", param=name)
 
 
 def _check_texts(items: Sequence[Any]) -> None:
     for index, item in enumerate(items):
         if not isinstance(item, str | tuple | list):
-            raise InvalidRequest(f"must be a string, is {type(item).__name__}.", param=f"input[{index}]")
+            raise InvalidRequest(f"must be a string, is {type(item).__name__}.", item=index)
 
 
 def size_of(item: Any) -> int:
@@ -135,10 +132,8 @@ def size_of(item: Any) -> int:
     return sum(map(size_of, cast(Sequence[Any], item))) if isinstance(item, tuple | list) else 4
 
 
-def pairs_of(
-    first: Any, second: Any, names: tuple[str, str], options: ScoreOptions
-) -> tuple[list[tuple[Any, Any]], Callable[..., str]]:
-    """Return pairs that can be encoded, and the names of their parts in errors. Raises InvalidRequest."""
+def pairs_of(first: Any, second: Any, names: tuple[str, str], options: ScoreOptions) -> tuple[list[tuple[Any, Any]], Locate]:
+    """Pairs as they are sent, and what errors call their parts. Raises InvalidRequest."""
     output = options.get("score_by") or "dense"
     (queries, is_one), (documents, is_one_document) = (
         _side(given, name, output) for given, name in zip((first, second), names, strict=True)
@@ -150,12 +145,7 @@ def pairs_of(
             f"{len(queries):,} queries and {len(documents):,} documents; there must be one query, or one for each document."
         )
         raise InvalidRequest(message, param=names[1])
-
-    def name(index: int | None = None, part: int = 1) -> str:
-        alone = is_one_document if part else is_one
-        return names[part] if index is None or alone else f"{names[part]}[{index}]"
-
-    return list(zip(queries, documents, strict=True)), name
+    return list(zip(queries, documents, strict=True)), locate_pairs(*names, single=(is_one, is_one_document))
 
 
 def _side(given: object, name: str, output: OutputName) -> tuple[list[Any], bool]:
@@ -166,26 +156,26 @@ def _side(given: object, name: str, output: OutputName) -> tuple[list[Any], bool
     if isinstance(given, str):
         return [given], True
     if name == "query" and isinstance(given, np.ndarray | tuple):
-        return [_vectors(cast(object, given), name)], True
+        return [_vectors(cast(object, given), Location(name))], True
     vectors = as_vector_list(given, "sparse" if isinstance(given, tuple) else output)
     alone = vectors is not None and len(vectors) == 1 and vectors[0] is given
     found = list[Any](as_list(cast(Any, given), name)) if vectors is None else vectors
-    return [each if isinstance(each, str) else _vectors(each, f"{name}[{i}]") for i, each in enumerate(found)], alone
+    return [each if isinstance(each, str) else _vectors(each, Location(name, i)) for i, each in enumerate(found)], alone
 
 
-def _vectors(given: object, param: str) -> Json:
-    """Return vectors in the form that a server takes in place of a text."""
+def _vectors(given: object, location: Location) -> Json:
+    """As the server takes them in place of a text."""
     if isinstance(given, tuple) and len(cast(tuple[Any, ...], given)) == 2:
         ids, weights = cast(tuple[Any, Any], given)
         return {"ids": np.ascontiguousarray(ids, "<i4").tobytes(), "weights": np.ascontiguousarray(weights, "<f4").tobytes()}
     if not isinstance(given, np.ndarray) or isinstance(given, np.ma.MaskedArray):
-        raise InvalidRequest(f"must be a string or an array, is {type(cast(object, given)).__name__}.", param=param)
+        raise InvalidRequest(f"must be a string or an array, is {type(cast(object, given)).__name__}.", location=location)
     array = cast(NDArray[Any], given)
     if array.dtype == np.float64:
         array = array.astype(np.float32)
     if array.dtype.name not in _DTYPES or array.ndim not in (1, 2):
         what = f"is of {array.dtype} and of {array.ndim} dimensions"
-        raise InvalidRequest(f"{what}; it takes one or two, of {', '.join(_DTYPES)} (bits).", param=param)
+        raise InvalidRequest(f"{what}; it takes one or two, of {', '.join(_DTYPES)} (bits).", location=location)
     kind = _DTYPES[array.dtype.name]
     data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
     shape = [len(array), array.shape[-1] * (8 if kind == "binary" else 1)]

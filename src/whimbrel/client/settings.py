@@ -39,7 +39,9 @@ class Settings:
                 raise InvalidRequest(f"must be a whole number of at least {least}, is {value!r}.", param=name)
         key = cast(object, self.api_key)
         if key is not None and not (isinstance(key, str) and key.isascii() and key.isprintable()):
-            raise InvalidRequest("must be a string of what a header can hold: ASCII, no line breaks.", param="api_key")
+            raise InvalidRequest(
+                "must be a string of printable ASCII characters, as an HTTP header takes them.", param="api_key"
+            )
 
     def make_http(self, make: Callable[..., H]) -> H:
         """Return a new httpx2 client of the class `make`. Raises SetupError."""
@@ -53,7 +55,7 @@ class Settings:
             )
         except (ImportError, OSError, ValueError, httpx2.InvalidURL) as error:  # caused by environment variables
             names = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
-            raise SetupError(f"no server can be asked: {error}. Look at the variables {names}.") from error
+            raise SetupError(f"cannot make an HTTP client: {error}. Check the environment variables {names}.") from error
 
 
 def parse_urls(base_url: str | Sequence[str]) -> tuple[str, ...]:
@@ -72,7 +74,7 @@ def _parse_url(value: object) -> str:
         url, host = None, b""
     is_plain = url is not None and url.scheme in ("http", "https") and not url.query and not url.fragment
     if not isinstance(value, str) or url is None or not is_plain or not host or not 0 < (url.port or 80) < 2**16:
-        raise InvalidRequest(f"is {value!r}; it takes a URL as {DEFAULT_URL}.", param="base_url")
+        raise InvalidRequest(f"is {value!r}; it takes a URL such as {DEFAULT_URL}.", param="base_url")
     return value.rstrip("/")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar, cast
 
-from whimbrel.errors import TooLarge, WhimbrelError
+from msgspec.structs import replace as replace_fields
+
+from whimbrel.errors import Locate, Location, TooLarge, WhimbrelError
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -42,7 +43,7 @@ class Task(Generic[R]):
     size: Callable[[Any], int]
     """Return the approximate characters of an item."""
     media_type: str = JSON
-    name: Callable[..., str] | None = None
+    locate: Locate | None = None
     """What the caller calls the inputs, for errors; None: as the server does."""
     whole: bool = False
     """True if all items must be in one request."""
@@ -96,21 +97,21 @@ class Task(Generic[R]):
 
     def _placed(self, error: WhimbrelError, start: int, stop: int) -> WhimbrelError:
         """An error over the part from item `start` to `stop`, as one over the whole."""
-        if error.param is None and 1 < stop - start < len(self.items):
+        if error.location is None and 1 < stop - start < len(self.items):
             error.add_note(f"The request was over items {start:,} to {stop - 1:,} of the list.")
-        given = error.param or ("input[0]" if isinstance(error, TooLarge) and stop - start == 1 else "")
-        found = _PLACE.fullmatch(given)
-        if found is None or (self.name is None and start == 0 and given == error.param):
+        location = error.location
+        if location is None and isinstance(error, TooLarge) and stop - start == 1:
+            location = Location("input", 0)
+        if location is None or location.field not in _PARTS:
             return error
-        field, index, rest = found[1], found[2], found[3]
-        place = None if index is None else int(index) + start
-        if self.name is not None:
-            return error.at(self.name(place, _PARTS.get(field, 1)))
-        return error.at(field + ("" if place is None else f"[{place}]") + rest)
+        item = None if location.item is None else location.item + start
+        if self.locate is not None:
+            return error.at(self.locate(Location("input", item, _PARTS[location.field])))
+        return error if start == 0 and location is error.location else error.at(replace_fields(location, item=item))
 
 
-_PLACE: Final = re.compile(r"(inputs?|query|queries|documents|texts)(?:\[(\d+)\])?((?:[\[.].*)?)")
-_PARTS: Final = {"query": 0, "queries": 0}
+_PARTS: Final = {"input": 1, "inputs": 1, "texts": 1, "documents": 1, "query": 0, "queries": 0}
+"""The fields in which servers have the inputs, and which part of a pair each holds."""
 
 
 def _invalid_response(message: str) -> WhimbrelError:

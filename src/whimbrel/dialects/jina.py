@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -16,13 +17,14 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import HINT_TRUNCATE, prompt_for_task, translate_hints
-from whimbrel.dialects.common.hosted import ServiceFields, render_detail, service_request, status
+from whimbrel.dialects.common.errors import ErrorTerms
+from whimbrel.dialects.common.fields import prompt_for_task
+from whimbrel.dialects.common.hosted import ServiceFields, render_error, service_request, status
 from whimbrel.dialects.common.quantized import check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer, usage
 from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.openai import Usage
-from whimbrel.errors import InvalidRequest, WhimbrelError
+from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import InputType, OutputName, Request
 from whimbrel.types.result import Result
 from whimbrel.wire import EncodedArray, LazyList, base64_rows, number_rows, to_base64
@@ -161,11 +163,7 @@ def _base64(rows_TD: EncodedArray) -> Iterator[str]:
     yield from to_base64(rows_TD)  # not before they are printed
 
 
-def write_error(error: WhimbrelError) -> bytes:
-    """An error over a body of this API."""
-    return render_detail(translate_hints(error, {HINT_TRUNCATE: "truncate=true"}))
-
-
+_TERMS: Final = ErrorTerms({"outputs": "model"}, {"truncate": "truncate=true"})
 _EXAMPLE: Final = '"input": ["A whimbrel is a wader."]'
 
 ROUTES: Final = (
@@ -174,7 +172,7 @@ ROUTES: Final = (
         summary="A body with `task`, `embedding_type`, `normalized` or `return_multivector`: Jina's.",
         parse_request=parse_embeddings,
         render_response=render_embeddings,
-        render_error=write_error,
+        render_error=partial(render_error, terms=_TERMS),
         request_type=JinaEmbeddingsRequest,
         response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "task": "retrieval.passage", "embedding_type": "ubinary"}}',
@@ -186,7 +184,7 @@ ROUTES: Final = (
         summary="A vector for each token of texts (Jina).",
         parse_request=parse_multi_vector,
         render_response=render_embeddings,
-        render_error=write_error,
+        render_error=partial(render_error, terms=_TERMS),
         request_type=JinaEmbeddingsRequest,
         response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "input_type": "document"}}',

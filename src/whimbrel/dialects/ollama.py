@@ -7,6 +7,7 @@ Unlike Ollama, more `dimensions` than a vector has are refused, and /api/embeddi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, Final
 
@@ -14,11 +15,11 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
+from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.common.inputs import MAX_INPUTS
 from whimbrel.dialects.common.responses import json_answer
 from whimbrel.dialects.common.route import ANY, GetRoute, Response, Route, ServedModel
-from whimbrel.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError, relocated
+from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError
 from whimbrel.types.card import Card
 from whimbrel.types.request import Request, Truncate
 from whimbrel.types.result import Result
@@ -250,10 +251,13 @@ def _details(model: ServedModel) -> ModelDetails:
     return ModelDetails(family, [family], _LEVELS[model.plan.dtype])
 
 
-def write_error(error: WhimbrelError) -> bytes:
-    """An error in Ollama's shape, with the words that its clients look for."""
-    error = error.renamed(_NAMES)
-    text = str(translate_hints(error, {HINT_TRUNCATE: "truncate: true"}))
+_TERMS: Final = ErrorTerms({"max_tokens": "options.num_ctx"}, {"truncate": "truncate: true"})
+_PROMPT_TERMS: Final = _TERMS.extended({"input": lambda _: Location("prompt")}, {"truncate": None})
+
+
+def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
+    """Return an error in Ollama's shape, with the words that its clients look for."""
+    text, _ = terms.describe(error)
     if isinstance(error, ModelNotFound):
         text = f"model not found: {error.message}"
     elif isinstance(error, TooLong):
@@ -263,19 +267,10 @@ def write_error(error: WhimbrelError) -> bytes:
     return msgspec.json.encode(OllamaError(text))
 
 
-def render_prompt_error(error: WhimbrelError) -> bytes:
-    """The same of a body with one text."""
-    hint = f" Pass {HINT_TRUNCATE} to cut it."  # which /api/embed alone can do
-    return write_error(relocated(translate_hints(error, {hint: ""}), lambda *_: "prompt"))
-
-
 def status(error: WhimbrelError) -> int:
     """The status of an error, where it is not Whimbrel's."""
     return 503 if isinstance(error, Overloaded) else error.status
 
-
-_NAMES: Final = {"max_tokens": "options.num_ctx"}
-"""Fields of a Request that have another name here."""
 
 ROUTES: Final = (
     Route(
@@ -283,7 +278,7 @@ ROUTES: Final = (
         summary="Dense vectors of texts, of length 1 (Ollama).",
         parse_request=parse_embed,
         render_response=render_embed,
-        render_error=write_error,
+        render_error=render_error,
         request_type=OllamaEmbedRequest,
         response_type=OllamaEmbedResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
@@ -295,7 +290,7 @@ ROUTES: Final = (
         summary="The dense vector of a text (Ollama, before /api/embed).",
         parse_request=parse_embeddings,
         render_response=render_embeddings,
-        render_error=render_prompt_error,
+        render_error=partial(render_error, terms=_PROMPT_TERMS),
         request_type=OllamaEmbeddingsRequest,
         response_type=OllamaEmbeddingsResponse,
         example='{"prompt": "A whimbrel is a wader."}',
@@ -307,7 +302,7 @@ ROUTES: Final = (
         summary="What kind of model it is (Ollama).",
         parse_request=parse_show,
         render_response=render_show,
-        render_error=write_error,
+        render_error=render_error,
         request_type=ShowRequest,
         response_type=ShowResponse,
         example="{}",
@@ -317,9 +312,9 @@ ROUTES: Final = (
 )
 
 GET_ROUTES: Final = (
-    GetRoute("/api/tags", "The models that are served (Ollama).", render_tags, write_error, ListResponse),
-    GetRoute("/api/ps", "The same, with how long texts may be (Ollama).", render_running, write_error, ProcessResponse),
+    GetRoute("/api/tags", "The models that are served (Ollama).", render_tags, render_error, ListResponse),
+    GetRoute("/api/ps", "The same, with how long texts may be (Ollama).", render_running, render_error, ProcessResponse),
     GetRoute(
-        "/api/version", "The version of Ollama's API that is spoken (Ollama).", render_version, write_error, VersionResponse
+        "/api/version", "The version of Ollama's API that is spoken (Ollama).", render_version, render_error, VersionResponse
     ),
 )

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.common.fields import parse_input_type
 from whimbrel.dialects.common.ids import created, new_id
 from whimbrel.dialects.common.inputs import TextObject
@@ -216,19 +217,14 @@ def render_models(models: Sequence[Model]) -> bytes:
 _ERROR_TYPES: Final = {429: "rate_limit_error", 503: "overloaded_error"}
 
 
-_NAMES: Final = {"max_tokens": "truncate_prompt_tokens"}
-"""Fields of a Request that have another name here."""
+_TERMS: Final = ErrorTerms({"max_tokens": "truncate_prompt_tokens"})
 
 
-def write_error(error: WhimbrelError) -> bytes:
-    """An error over a body of this API."""
-    return render_error(error.renamed(_NAMES))
-
-
-def render_error(error: WhimbrelError) -> bytes:
-    """An error as OpenAI's clients expect it."""
+def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
+    """Return an error as OpenAI's clients expect it."""
+    text, param = terms.describe(error)
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
-    return msgspec.json.encode(ErrorResponse(ErrorDetail(str(error), kind, error.param, error.code)))
+    return msgspec.json.encode(ErrorResponse(ErrorDetail(text, kind, param, error.code)))
 
 
 ROUTES: Final = (
@@ -237,7 +233,7 @@ ROUTES: Final = (
         summary="Dense vectors of texts (OpenAI).",
         parse_request=parse_request,
         render_response=render_response,
-        render_error=write_error,
+        render_error=render_error,
         request_type=EmbeddingsRequest,
         response_type=EmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',

@@ -10,6 +10,7 @@ there.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -17,13 +18,14 @@ import numpy as np
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode, is_packed
+from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.common.ids import created, new_id
 from whimbrel.dialects.common.pair_inputs import Text, Texts, parse_part, parse_parts, text_of
 from whimbrel.dialects.common.responses import json_answer, usage
 from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Response, Route, ServedModel
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, parse_truncation, reject_unsupported
 from whimbrel.dialects.openai import Usage, render_error
-from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError, relocated
+from whimbrel.errors import InvalidRequest, Location, TooLarge, locate_pairs
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import TokenPooling, read_token_pooling
 from whimbrel.types.request import PairInput, Request
@@ -178,8 +180,8 @@ def parse_rerank(raw: bytes) -> tuple[RerankRequest, Request]:
 
 def request_of(body: RerankRequest) -> Request:
     """The Request that a body stands for. Raises InvalidRequest or TooLarge."""
-    query = parse_part(body.query, "query")
-    pairs = [(query, parse_part(each, f"documents[{index}]")) for index, each in enumerate(body.documents)]
+    query = parse_part(body.query, Location("query"))
+    pairs = [(query, parse_part(each, Location("documents", index))) for index, each in enumerate(body.documents)]
     return _request(body, pairs, ("query", "documents"))
 
 
@@ -213,7 +215,7 @@ def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -
         raise TooLarge(f"{len(pairs):,} texts; the limit is {MAX_PAIRS:,}. Split the request.", param=names[1])
     for index, (query, _) in enumerate(pairs):
         if isinstance(query, str) and not query:
-            raise InvalidRequest("is empty.", param=names[0] if names[0] == "query" else f"{names[0]}[{index}]")
+            raise InvalidRequest("is empty.", param=names[0], item=None if names[0] == "query" else index)
     truncate, limit = parse_truncation(body, usual=False)
     return Request(
         pairs,
@@ -267,40 +269,14 @@ def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> byte
     return json_answer(head | {"data": data, "model": model.plan.served_name, "usage": usage(result)}, result)
 
 
-def render_rerank_error(error: WhimbrelError) -> bytes:
-    """An error that names the query, or a document by its place."""
-    return render_error(named_of_rerank(error))
-
-
-def render_score_error(error: WhimbrelError) -> bytes:
-    """An error that names a query or a document by its place."""
-    return render_error(named_of_score(error))
-
-
-def named_of_rerank(error: WhimbrelError) -> WhimbrelError:
-    """An error in the words of /v1/rerank,"""
-    return _named(error, "query", "documents")
-
-
-def named_of_score(error: WhimbrelError) -> WhimbrelError:
-    """and of /v1/score."""
-    return _named(error, "queries", "documents")
-
-
-_NAMES: Final = {
+_FIELDS: Final = {
     "max_tokens": "truncate_prompt_tokens",
     "max_query_tokens": "max_tokens_per_query",
     "max_document_tokens": "max_tokens_per_doc",
     "activate": "use_activation",
 }
-"""Fields of a Request that have another name here."""
-
-
-def _named(error: WhimbrelError, *names: str) -> WhimbrelError:
-    def name(index: int | None = None, part: int = 1) -> str:
-        return names[part] if index is None or names[part] == "query" else f"{names[part]}[{index}]"
-
-    return relocated(error, name).renamed(_NAMES)
+RERANK_TERMS: Final = ErrorTerms({**_FIELDS, "input": locate_pairs("query", "documents", single=(True, False))})
+SCORE_TERMS: Final = ErrorTerms({**_FIELDS, "input": locate_pairs("queries", "documents")})
 
 
 def _scores(result: Result) -> Float32Array:
@@ -325,7 +301,7 @@ ROUTES: Final = (
         summary="Documents in the order in which they answer a query (Jina, vLLM).",
         parse_request=parse_rerank,
         render_response=render_rerank,
-        render_error=render_rerank_error,
+        render_error=partial(render_error, terms=RERANK_TERMS),
         request_type=RerankRequest,
         response_type=RerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
@@ -336,7 +312,7 @@ ROUTES: Final = (
         summary="The scores of pairs of texts (vLLM).",
         parse_request=parse_score,
         render_response=render_score,
-        render_error=render_score_error,
+        render_error=partial(render_error, terms=SCORE_TERMS),
         request_type=ScoreRequest,
         response_type=ScoreResponse,
         example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',

@@ -7,6 +7,7 @@ The fields of our own that /v1/embeddings and /v1/rerank have are taken too; fie
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -14,13 +15,13 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.decode import decode, is_packed
-from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
-from whimbrel.dialects.common.hosted import ServiceFields, render_detail, service_request, status
+from whimbrel.dialects.common.errors import ErrorTerms
+from whimbrel.dialects.common.hosted import ServiceFields, render_error, service_request, status
 from whimbrel.dialects.common.quantized import NumberType, check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer
 from whimbrel.dialects.common.route import Response, Route, ServedModel
-from whimbrel.dialects.rerank import RerankRequest, named_of_rerank, rank, request_of
-from whimbrel.errors import InvalidRequest, WhimbrelError
+from whimbrel.dialects.rerank import RERANK_TERMS, RerankRequest, rank, request_of
+from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 from whimbrel.wire import base64_rows, number_rows
@@ -148,17 +149,9 @@ def _write(data: list[dict[str, Any]], result: Result, model: ServedModel, *, as
     return json_answer(body, result, as_text=as_text)
 
 
-_WORDS: Final = {HINT_TRUNCATE: "truncation=true"}
-
-
-def render_embeddings_error(error: WhimbrelError) -> bytes:
-    """An error over a body of /v1/embeddings."""
-    return render_detail(translate_hints(error, _WORDS), dimensions="output_dimension")
-
-
-def render_rerank_error(error: WhimbrelError) -> bytes:
-    """An error that names the query, or a document by its place."""
-    return render_detail(named_of_rerank(translate_hints(error, _WORDS)))
+_OPTIONS: Final = {"truncate": "truncation=true"}
+_TERMS: Final = ErrorTerms({"outputs": "model", "dimensions": "output_dimension"}, _OPTIONS)
+_RERANK_TERMS: Final = RERANK_TERMS.extended({"outputs": "model"}, _OPTIONS)
 
 
 ROUTES: Final = (
@@ -167,7 +160,7 @@ ROUTES: Final = (
         summary="A body with `output_dtype`, `output_dimension` or `truncation`: Voyage's.",
         parse_request=parse_embeddings,
         render_response=render_embeddings,
-        render_error=render_embeddings_error,
+        render_error=partial(render_error, terms=_TERMS),
         request_type=VoyageEmbeddingsRequest,
         response_type=VoyageEmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader."], "input_type": "document", "output_dtype": "int8"}',
@@ -179,7 +172,7 @@ ROUTES: Final = (
         summary="A body with `top_k` or `truncation`: Voyage's.",
         parse_request=parse_rerank,
         render_response=render_rerank,
-        render_error=render_rerank_error,
+        render_error=partial(render_error, terms=_RERANK_TERMS),
         request_type=VoyageRerankRequest,
         response_type=VoyageRerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."], "top_k": 1}',

@@ -271,15 +271,11 @@ def _finite_seqs(output: BatchOutput, num_seqs: int) -> NDArray[np.bool_]:
 
 def _non_finite(seq: Seq) -> NonFinite:
     return NonFinite(
-        "the model gives NaN or infinity for this text. Load it with --dtype float32, or leave the text out.", param=_param(seq)
+        "the model gives NaN or infinity for this text. Load it with --dtype float32, or leave the text out.", item=seq.index
     )
 
 
 def _failed_alone(seq: Seq, error: BaseException) -> ComputeError:
     if isinstance(error, MemoryError):
-        return OutOfMemory(f"this text of {seq.ids.size:,} tokens does not fit into the device's memory.", param=_param(seq))
-    return ComputeError(f"the computation failed ({type(error).__name__}); the server's log says more.", param=_param(seq))
-
-
-def _param(seq: Seq) -> str:
-    return f"input[{seq.index}]"
+        return OutOfMemory(f"this text of {seq.ids.size:,} tokens does not fit into the device's memory.", item=seq.index)
+    return ComputeError(f"the computation failed ({type(error).__name__}); the server's log says more.", item=seq.index)

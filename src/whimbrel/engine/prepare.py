@@ -204,7 +204,7 @@ class Preprocessor:
         return [(tokens[query], tokens[document]) for query, document in texts]
 
     def _encode_side(self, side: PairSide, similarity: Similarity) -> _Encoded:
-        with relocating(side.map_location):
+        with relocating(side.locate):
             encoded = self._encode(side.request)
         specs = [
             replace(spec, activated=spec.activated or similarity == "cosine", keep_on_device=spec.name == "multi_vector")

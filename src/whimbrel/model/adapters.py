@@ -1,9 +1,11 @@
-"""What a checkpoint's adapters add to its weights: low-rank parts, taken one by one as a model is loaded.
+"""LoRA adapters of a checkpoint: loading of the low-rank matrices that they add to the weights.
 
-Two layouts. Stacked: all adapters in one tensor beside the weight, `<part>.parametrizations.weight.0.lora_A` and `lora_B`, as
-torch's parametrizations name them (jinaai/xlm-roberta-flash-implementation on the hub, modeling_lora.py). In folders: each
-adapter as PEFT saves it, `<part>.lora_A.weight` and `lora_B.weight`, of tables `lora_embedding_A` and `lora_embedding_B`
-(peft/tuners/lora/layer.py, 0.21; jinaai/jina-embeddings-v3-hf).
+Two layouts are read. Stacked: all adapters in one tensor beside the weight, `<part>.parametrizations.weight.0.lora_A` and
+`lora_B`, as torch's parametrizations name them (jinaai/xlm-roberta-flash-implementation on the Hub, modeling_lora.py). In
+folders: each adapter as PEFT saves it, `<part>.lora_A.weight` and `lora_B.weight`, or `lora_embedding_A` and `lora_embedding_B`
+for tables (peft/tuners/lora/layer.py, 0.21; jinaai/jina-embeddings-v3-hf).
+
+Shapes: N adapters, K columns of all adapters (their ranks, padded), r rank of one, I input and O output columns, V entries.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _COLUMN_STEP: Final = 16
 
 
 class Adapters:
-    """The adapters of one checkpoint, while it is loaded. Shapes: N adapters, K their ranks together, r one's rank."""
+    """Adapters of one checkpoint, during loading."""
 
     def __init__(
         self, spec: Encoder, names: WeightNames, weights: Weights, *, device: torch.device, dtype: torch.dtype
@@ -36,19 +38,19 @@ class Adapters:
         self._sources = [(weights, names)]
         if spec.adapter_paths:
             assert names.adapters is not None
-            opened = [weights.beside(path, _FILE, names.adapters.prefixes) for path in spec.adapter_paths]
-            self._sources = [(each, _names_in(each, names.adapters)) for each in opened]
+            files = [weights.beside(path, _FILE, names.adapters.prefixes) for path in spec.adapter_paths]
+            self._sources = [(each, _choose_names(each, names.adapters)) for each in files]
 
-    def columns(self) -> Tensor | None:
-        """Whose each of the K columns is; None without adapters. What fills up K is nobody's."""
+    def lora_columns(self) -> Tensor | None:
+        """Return the adapter of each of the K columns; None without adapters. Padding columns belong to no adapter."""
         if not self._spec.adapters:
             return None
         width = len(self._spec.adapters) * self._spec.adapter_rank
-        columns_K = torch.arange(width + -width % _COLUMN_STEP, dtype=torch.int32) // self._spec.adapter_rank
-        return columns_K.to(self._device)
+        lora_columns_K = torch.arange(width + -width % _COLUMN_STEP, dtype=torch.int32) // self._spec.adapter_rank
+        return lora_columns_K.to(self._device)
 
     def linear(self, part: WeightRole, i: int, rows: Sequence[int], columns: int) -> LowRank | None:
-        """Of a linear layer in layer i, whose weight has so many columns, and rows for queries, keys and values or for all."""
+        """Load the matrices of a linear layer; `rows` are those of queries, keys and values, or of the one weight."""
         if not self._spec.adapters:
             return None
         if len(self._sources[0][1].for_layer(part, i)) == 1:
@@ -62,7 +64,7 @@ class Adapters:
         return LowRank(down.to(self._device, self._dtype), up.to(self._device, self._dtype))
 
     def table(self, part: WeightRole, rows: int, columns: int) -> LowRank | None:
-        """Of a table with so many entries."""
+        """Load the matrices of an embedding table with `rows` entries."""
         if not self._spec.adapters:
             return None
         down, up = self._pair(part, 0, 0, columns, rows, table=True)
@@ -70,7 +72,7 @@ class Adapters:
         return LowRank(table_VK, up.to(self._device, self._dtype), table=True)
 
     def finish(self) -> None:
-        """Refuse what the adapters' files hold besides. In the stacked layout that is for the weights' owner to do."""
+        """Reject other tensors in the adapters' files. In the stacked layout, the owner of the weights does that."""
         if self._spec.adapter_paths:
             for weights, names in self._sources:
                 weights.finish(names.unused)
@@ -78,19 +80,19 @@ class Adapters:
     def _pair(
         self, part: WeightRole, i: int, number: int, rows: int, columns: int, *, table: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """A of all adapters, (K, columns), and B with their scale in it, (rows, K)."""
-        found = [
+        """Return A of all adapters, (K, columns), and B times the scale, (rows, K)."""
+        matrices = [
             self._matrices(weights, names.for_layer(part, i)[number], rows, columns, table=table)
             for weights, names in self._sources
         ]
-        a_NrI, b_NOr = torch.cat([a for a, _ in found]), torch.cat([b for _, b in found])
+        a_NrI, b_NOr = torch.cat([a for a, _ in matrices]), torch.cat([b for _, b in matrices])
         down = a_NrI.reshape(-1, columns)
         up = b_NOr.permute(1, 0, 2).reshape(rows, -1) * self._spec.adapter_scale
         missing = -down.shape[0] % _COLUMN_STEP
         return F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))
 
     def _matrices(self, weights: Weights, name: str, rows: int, columns: int, *, table: bool) -> tuple[Tensor, Tensor]:
-        """A (N, r, columns) and B (N, rows, r) of the adapters in one file."""
+        """Return A (N, r, columns) and B (N, rows, r) of the adapters in one file."""
         rank = self._spec.adapter_rank
         if self._spec.adapter_paths:
             kinds = ("lora_embedding_A", "lora_embedding_B") if table else ("lora_A.weight", "lora_B.weight")
@@ -103,8 +105,8 @@ class Adapters:
         return weights.take(f"{at}.lora_A", num, rank, columns), weights.take(f"{at}.lora_B", num, rows, rank)
 
 
-def _names_in(weights: Weights, names: WeightNames) -> WeightNames:
-    """Files that transformers saves have its own names, converted ones in part those of the hub's code."""
+def _choose_names(weights: Weights, names: WeightNames) -> WeightNames:
+    """Return the names in a file: transformers', or in part those of the code on the Hub in converted files."""
     if names.alternative is not None and not weights.has(f"{names.down.format(i=0)}.lora_A.weight"):
         return names.alternative
     return names

@@ -1,7 +1,9 @@
-"""A mixture of experts: several MLPs in a layer, of which each token goes through few, as a router says.
+"""Mixture of experts: a router selects a few MLPs for each token.
 
-Source: NomicMoELayer in modeling_hf_nomic_bert.py of nomic-ai/nomic-bert-2048 on the hub, as vLLM has it too
-(vllm/model_executor/models/bert_with_rope.py).
+Source: NomicMoELayer in modeling_hf_nomic_bert.py of nomic-ai/nomic-bert-2048 on the Hub, and
+vllm/model_executor/models/bert_with_rope.py.
+
+Shapes: R rows, D model width, E experts, I inner width.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from whimbrel.types.card import Encoder
 
 
 class Experts:
-    """bias + the sum of weight * down(up(x)) over the experts that a token goes through.
+    """Layer of experts: bias + the sum of weight * down(up(x)) over the experts of a token.
 
-    The weights are those that the router gives, a softmax over all experts: those of the few do not add up to 1. Rows of the
-    same expert are gathered and run at once, and sums are in the order of the experts, so that a row has the same bits in any
-    company. On a GPU the host waits for the number of rows of each.
+    The weights are the router's softmax over all experts, so those of the selected ones do not add up to 1. Rows of the same
+    expert are gathered and run at once. Sums are in the order of the experts, so a row has the same bits in any batch. On a GPU
+    the host waits for the number of rows of each expert.
     """
 
     def __init__(self, router: Linear, experts: Sequence[tuple[Linear, Linear]], bias_D: Tensor, per_token: int) -> None:
@@ -33,7 +35,7 @@ class Experts:
         self._per_token = per_token
 
     def __call__(self, x_RD: Tensor) -> Tensor:
-        """x in the dtype of the weights -> (R, D) in float32."""
+        """Return the layer's output, (R, D) in float32, for x in the dtype of the weights."""
         weights_RE = self._router(x_RD)[:, : len(self._experts)].float().softmax(-1)
         chosen_RE = torch.zeros_like(weights_RE, dtype=torch.bool)
         chosen_RE.scatter_(1, weights_RE.topk(self._per_token, dim=-1).indices, value=True)
@@ -49,10 +51,10 @@ class Experts:
 def load_experts(
     spec: Encoder, weights: Weights, names: tuple[str, str], num_experts: int, *, device: torch.device, dtype: torch.dtype
 ) -> Experts:
-    """Those of a layer. `names` are the router's and what those of the experts begin with."""
+    """Load the experts of a layer. `names` are the name of the router and the prefix of the experts."""
     router, at = names
     width, inner = spec.hidden_size, spec.intermediate_size
-    # Filled up, since a product of few columns has other bits with other numbers of rows.
+    # Padded: the bits of a product with few columns would depend on the number of rows.
     router_ED = F.pad(weights.take(f"{router}.weight", num_experts, width), (0, 0, 0, -num_experts % 16))
     up_EID, down_EID = (
         weights.take(f"{at}.mlp.{name}", num_experts * inner, width).view(num_experts, inner, width) for name in ("w1", "w2")

@@ -1,7 +1,7 @@
-"""Where each family keeps its weights: our names for the parts of a transformer, and the checkpoints' names for them.
+"""Tensor names of each model family.
 
-A part that a family does not have is None, and where its norms lie is said by which it has. {i} is the number of the layer.
-Names are without the prefix of a larger model ("bert.", "model."), which `Weights` takes off, and without ".weight".
+A part that a family lacks is None; the norms that it names tell where its norms are. {i} is the index of the layer. Names omit
+the prefix of a larger model ("bert.", "model."), which `Weights` removes, and ".weight".
 """
 
 from __future__ import annotations
@@ -13,63 +13,70 @@ from typing import Final, Literal, TypeAlias, cast
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
-    """The names of one family."""
+    """Tensor names of one family."""
 
     prefixes: tuple[str, ...]
-    """What the names may begin with, in a checkpoint of a larger model."""
+    """Prefixes of the names in a checkpoint of a larger model."""
     words: str
+    """Table of token embeddings."""
     qkv: tuple[str, ...]
-    """One tensor of queries, keys and values, or one of each."""
+    """Projection of queries, keys and values: one tensor, or one of each."""
     out: str
+    """Output projection of the attention."""
     up: tuple[str, ...]
-    """What goes up to the inner width: (up), or if gated (gate, up) or one tensor of both."""
+    """First linear layers of the MLP: (up), or if gated (gate, up) or one tensor of both."""
     down: str
+    """Last linear layer of the MLP."""
     unused: tuple[str, ...]
-    """Patterns of tensors that do not matter for hidden states: heads of the pre-training task, and tables of constants."""
+    """Patterns of tensors that hidden states do not depend on: pre-training heads and tables of constants."""
     up_first: bool = False
-    """Whether the one tensor of both holds first what is not activated."""
+    """The joint tensor of gate and up starts with up."""
     positions: str | None = None
     types: str | None = None
     embedding_norm: str | None = None
     projection: str | None = None
-    """From the width of the tables to the model's, where they differ."""
+    """Linear layer from the width of the tables to that of the model, if they differ."""
     relative: str | None = None
-    """The table of relative biases."""
+    """Table of relative position biases."""
     q_norm: str | None = None
     k_norm: str | None = None
     whole_norms: bool = False
-    """Whether those two are over all heads of a kind at once, with biases, not over each head."""
+    """`q_norm` and `k_norm` are LayerNorms with biases over all heads together, not over each head."""
     attention_in: str | None = None
-    """Norm of what goes into the attention,"""
+    """Pre-attention norm."""
     attention_out: str | None = None
-    """of what comes out of it, before the sum,"""
+    """Post-attention norm, before the residual add."""
     attention_inner_sum: str | None = None
-    """of a first sum, to which what went in is added once more,"""
+    """Norm after an inner residual add; its result is added to the residual once more."""
     attention_sum: str | None = None
-    """and of the sum."""
+    """Norm after the residual add of the attention."""
     mlp_in: str | None = None
+    """Pre-MLP norm."""
     mlp_out: str | None = None
+    """Post-MLP norm, before the residual add."""
     mlp_sum: str | None = None
+    """Norm after the residual add of the MLP."""
     first_attention_in: bool = True
-    """Whether the first layer has `attention_in` too."""
+    """The first layer has `attention_in` too."""
     final: str | None = None
+    """Norm after the last layer."""
     router: str | None = None
-    """Who says which experts a token goes through,"""
+    """Router of the experts."""
     experts: str | None = None
-    """and what their names begin with."""
+    """Prefix of the experts' names."""
     adapters: WeightNames | None = None
-    """What adapters in folders of their own call the parts that they add to."""
+    """Names in adapters' own folders."""
     alternative: WeightNames | None = None
-    """Where two codes read the same config: the other one's names, which a checkpoint has that lacks `down`."""
+    """Names of a second implementation of the same config; a checkpoint without `down` uses them."""
 
     def for_layer(self, part: WeightRole, i: int) -> list[str]:
-        """The names of a part in layer i."""
-        found = cast(str | tuple[str, ...], getattr(self, part))
-        return [name.format(i=i) for name in ((found,) if isinstance(found, str) else found)]
+        """Return the names of a part in layer i."""
+        names = cast(str | tuple[str, ...], getattr(self, part))
+        return [name.format(i=i) for name in ((names,) if isinstance(names, str) else names)]
 
 
 WeightRole: TypeAlias = Literal["words", "types", "qkv", "out", "up", "down"]
-"""What adapters may add to."""
+"""Parts that adapters can modify."""
 
 
 def _bert_layers(prefix: str) -> dict[str, str | tuple[str, ...]]:

@@ -1,4 +1,7 @@
-"""The layers after a transformer, loaded: rows in, rows out, in float32."""
+"""Loading of heads: functions from rows to rows, in float32.
+
+Shapes: R rows, I input columns, D columns, P rows of an output.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ from whimbrel.model.weights import Weights
 from whimbrel.types.heads import Activation, Dense, DivideBy, Head, LayerNorm, LogitScore, MlmHead, Normalize, SparseAutoencoder
 
 HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
-"""(R, in) -> (R, out); R is such that ops.row_blocks.round_rows keeps it."""
+"""(R, in) -> (R, out), where R is a result of `round_up_rows`."""
 LoadedHead: TypeAlias = Callable[..., Tensor]
-"""A HeadFunction; of a Vocabulary, a `Decoder`."""
+"""HeadFunction; for an MlmHead, a `Decoder`."""
 
 
 def load_head(head: Head, folder: Path, main: Weights, device: torch.device, dtype: torch.dtype) -> LoadedHead:
-    """Load one head of the checkpoint in `folder`, whose transformer's weights are `main`. Raises CheckpointError.
+    """Load one head of the checkpoint in `folder`; `main` are the transformer's weights. Raises CheckpointError.
 
-    `dtype` is that of the one head that is as large as a transformer's tables.
+    `dtype` applies to MlmHead only, which is as large as an embedding table.
     """
     match head:
         case MlmHead():
@@ -33,7 +36,7 @@ def load_head(head: Head, folder: Path, main: Weights, device: torch.device, dty
         case SparseAutoencoder():
             loaded = load_sparse_code(head, folder, device)
         case LogitScore():
-            loaded = _token_logits(head, main, device)
+            loaded = _logit_score(head, main, device)
         case DivideBy():
             loaded = _divide(head)
         case Dense() | LayerNorm():
@@ -62,9 +65,9 @@ def _divide(head: DivideBy) -> HeadFunction:
 
 def _dense(head: Dense, weights: Weights, device: torch.device) -> HeadFunction:
     rows, columns = head.out_features, head.in_features
-    weight = weights.take(_named(head.name, "weight"), rows, columns).to(device)
-    bias = weights.take(_named(head.name, "bias"), rows).to(device) if head.bias else None
-    linear = _activated(Linear(weight, bias, head.activation), head.activation)
+    weight = weights.take(_tensor_name(head.name, "weight"), rows, columns).to(device)
+    bias = weights.take(_tensor_name(head.name, "bias"), rows).to(device) if head.bias else None
+    linear = _with_activation(Linear(weight, bias, head.activation), head.activation)
     if not head.residual:
         return linear
     if rows == columns:
@@ -73,25 +76,25 @@ def _dense(head: Dense, weights: Weights, device: torch.device) -> HeadFunction:
     return lambda x_RI: linear(x_RI) + project(x_RI)
 
 
-def _activated(linear: Linear, activation: Activation) -> HeadFunction:
-    """Most activations make finite numbers of infinity, and oneDNN's ReLU makes 0 of NaN: such rows are NaN."""
+def _with_activation(linear: Linear, activation: Activation) -> HeadFunction:
+    """Set rows to NaN whose input is not finite: most activations map infinity, and oneDNN's ReLU NaN, to finite values."""
     if activation == "identity":
         return linear
     return lambda x_RI: linear(x_RI).masked_fill_(~x_RI.isfinite().all(-1, keepdim=True), torch.nan)
 
 
 def _layer_norm(head: LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:
-    weight = weights.take(_named(head.name, "weight"), head.dimension).to(device)
-    bias = weights.take(_named(head.name, "bias"), head.dimension).to(device) if head.bias else None
+    weight = weights.take(_tensor_name(head.name, "weight"), head.dimension).to(device)
+    bias = weights.take(_tensor_name(head.name, "bias"), head.dimension).to(device) if head.bias else None
     return lambda x_RD: layer_norm(x_RD, weight, bias, head.eps)
 
 
-def _token_logits(head: LogitScore, weights: Weights, device: torch.device) -> HeadFunction:
+def _logit_score(head: LogitScore, weights: Weights, device: torch.device) -> HeadFunction:
     ids = [head.true_id] if head.false_id is None else [head.true_id, head.false_id]
     rows_KD = weights.take_rows(f"{head.name}.weight", ids, head.vocab_size, head.in_features)
     weight = rows_KD[:1] if head.false_id is None else rows_KD[:1] - rows_KD[1:]
     return Linear(weight.to(device), None)
 
 
-def _named(name: str, part: str) -> str:
+def _tensor_name(name: str, part: str) -> str:
     return f"{name}.{part}" if name else part

@@ -1,10 +1,12 @@
-"""Any other transformer: transformers' model, run on ragged rows with our own attention. `hf_load` loads and checks it.
+"""Fallback for other architectures: transformers' model on ragged rows, with Whimbrel's attention.
 
-transformers lets a program register an attention function; ours is `ops.attention.attend`, which keeps the texts of a batch
-apart. The rest of the model sees one row of all tokens, with the positions that say where each text begins.
+transformers lets a program register an attention function; `ops/attention.py` keeps the texts of a batch apart. The rest of the
+model sees one row of all tokens, with the positions that tell where each text begins. `hf_load.py` loads and checks the model.
 
-Linear layers compute as `ops.linear.Linear` does, whose bits do not depend on the number of rows. The residual stream is in
-the plan's dtype, as in transformers.
+Linear layers compute as `ops/linear.py` does, whose bits do not depend on the number of rows. The residual stream is in the
+plan's dtype, as in transformers.
+
+Shapes: R rows, N query heads, K key heads, H head width.
 """
 
 from __future__ import annotations
@@ -23,28 +25,28 @@ from whimbrel.model.ops.linear import Linear
 from whimbrel.model.ops.trials import note_unstable
 
 hf: Final[Any] = transformers
-"""Mostly untyped."""
+"""transformers without types: most of it is untyped."""
 
 ATTENTION_NAME: Final = "whimbrel"
-"""What our attention is called in transformers."""
+"""Name of Whimbrel's attention in transformers."""
 _INERT_ARGUMENTS: Final = frozenset({"dropout", "output_attentions", "position_ids", "use_cache"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HFForward:
-    """One run of a model, handed down to its attention."""
+    """State of one forward pass, handed down to the attention."""
 
     layout: AttentionLayout
     between_layers: Callable[[], None] | None = None
     attended: list[nn.Module] = field(default_factory=list[nn.Module])
-    """The layers that have been run."""
+    """Layers that have run."""
 
 
 class HFModel:
-    """A loaded model, called as `Transformer` is."""
+    """Loaded model, called like `Transformer`."""
 
     def __init__(self, model: Any, *, has_types: bool) -> None:
-        """`model` is transformers', with our attention. `has_types`: whether there are token types."""
+        """`model` is transformers' model with Whimbrel's attention; `has_types` tells that it takes token types."""
         self._model = model
         self._has_types = has_types
         for name, module in model.named_modules():
@@ -61,11 +63,11 @@ class HFModel:
         layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""
+        """Return the hidden states of the last layer, (R, D) in float32. Calls `between_layers` between any two layers."""
         return self.run(ids_R, positions_R, type_ids_R, HFForward(layout, between_layers))
 
     def run(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, run: HFForward) -> Tensor:
-        """The same, where the caller wants to see who attended."""
+        """Run the model as `__call__` does, with a state that the caller can inspect afterwards."""
         types = {"token_type_ids": type_ids_R[None].long()} if self._has_types else {}
         output = self._model(
             input_ids=ids_R[None].long(), position_ids=positions_R[None].long(), use_cache=False, whimbrel=run, **types
@@ -87,7 +89,7 @@ def _attend(
     is_causal: bool | None = None,
     **more: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer. Raises TypeError for what `attend` does not know."""
+    """Attention function for transformers' layers. Raises TypeError for arguments that `attend` does not support."""
     unknown = [name for name, value in more.items() if value is not None and name not in _INERT_ARGUMENTS]
     causal: object = getattr(module, "is_causal", None) if is_causal is None else is_causal
     if whimbrel is None or unknown or not isinstance(causal, bool):
@@ -113,11 +115,11 @@ _LINEARS: Final[Mapping[type, Callable[[Any], tuple[Tensor, Tensor | None]]]] = 
     nn.Linear: lambda module: (module.weight.detach(), None if module.bias is None else module.bias.detach()),
     hf.pytorch_utils.Conv1D: lambda module: (module.weight.detach().T.contiguous(), module.bias.detach()),
 }
-"""Weight and bias of each class of linear layers."""
+"""Functions that return weight and bias, by class of linear layer."""
 
 
 def _note_products(name: str, module: nn.Module) -> None:
-    """Note weights that transformers multiplies by itself, such as those of experts, in numbers of rows of its own choice."""
+    """Record weights that transformers multiplies itself, e.g. those of experts, with numbers of rows of its own choice."""
     for weight, value in module.named_parameters(recurse=False):
         if value.ndim >= 2:
             layers = re.sub(r"\.\d+\.", ".*.", f"{name}.{weight}")
@@ -125,7 +127,7 @@ def _note_products(name: str, module: nn.Module) -> None:
 
 
 def _replace(module: nn.Module, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-    """Let a linear layer compute as ours do, over rows, and drop its own weights."""
+    """Replace a linear layer's computation by `Linear`, and drop its own weights."""
     linear, width = Linear(weight_OI, bias_O), weight_OI.shape[0]
 
     def forward(x: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
-"""Loads a model through transformers, and checks that it can be run on ragged rows.
+"""Loading of models through transformers, with a check that they run on ragged rows.
 
-Not every model can, and those that cannot do not complain. So each is checked before it is used: transformers' class says that
-it knows the attention interface, every layer attends through it, and three random texts in one batch give what each gives
-alone by transformers' own attention, in float32 and with a window, if there is one, that these texts are long enough to feel.
+Not every model can, and those that cannot raise no error. So each is checked before it is used. Its class must support
+transformers' attention interface, and every layer must attend through it. Three random texts in one batch must give what each
+gives alone by transformers' own attention. The check runs in float32, with a window short enough to affect these texts.
+
+Shapes: T tokens, D model width.
 """
 
 from __future__ import annotations
@@ -32,30 +34,30 @@ from whimbrel.types.card import Card
 from whimbrel.types.seq import Seq
 
 _TOLERANCE: Final = 1e-4
-"""Of the largest hidden state."""
+"""Largest relative difference from the largest hidden state."""
 _LENGTHS: Final = (5, 17, 40)
 _WINDOW: Final = 8
-"""What a model's window is cut to while it is checked."""
+"""Attention window of a model while it is checked, if its own is longer."""
 _ROWS: Final = 1024
-"""The check has more rows than there are positions, if those are fewer than this."""
+"""Number of positions below which the check uses more rows than there are positions."""
 
 
 def load_hf(folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype) -> HFModel:
-    """Load the transformer of the checkpoint in `folder`, whose files of weights have been looked at.
+    """Load the transformer of the checkpoint in `folder`, whose weight files have been checked.
 
-    Raises CheckpointError, also if it cannot be run on ragged rows.
+    Raises CheckpointError, also if the model does not run on ragged rows.
     """
     source = _Source(folder, card, device)
-    if dtype == torch.float32 and not _is_unfelt(source.config):
+    if dtype == torch.float32 and not _has_long_window(source.config):
         return _check(source)
-    with unrecorded():  # its products are not those of the model that is returned
+    with unrecorded():  # the model that is returned has other products
         _check(source)
     gc.collect()
     return HFModel(source.load(source.config, dtype, ATTENTION_NAME), has_types=source.has_types)
 
 
 class _Source:
-    """A checkpoint, and how transformers loads it."""
+    """Checkpoint that transformers loads."""
 
     def __init__(self, folder: Path, card: Card, device: torch.device) -> None:
         self.encoder = card.encoder
@@ -75,16 +77,16 @@ class _Source:
                 config: Any = hf.AutoConfig.from_pretrained(self._root, local_files_only=True, trust_remote_code=False)
                 kind = cast(Any, type(config))
                 declared = {*inspect.signature(kind).parameters, *config.attribute_map, *kind().to_dict()}
-        except Exception as error:  # whatever transformers has against it
+        except Exception as error:  # transformers raises many kinds
             raise file.error(f"transformers refuses this config: {_first_line(error)}.", "model_type") from None
-        wanted = getattr(hf, self._architecture).config_class
-        if kind is not wanted:
-            raise file.error(f"{self._architecture} goes with model_type {wanted.model_type!r}.", "model_type")
+        expected = getattr(hf, self._architecture).config_class
+        if kind is not expected:
+            raise file.error(f"{self._architecture} goes with model_type {expected.model_type!r}.", "model_type")
         refuse_undeclared(file, declared)
         return config
 
     def load(self, config: Any, dtype: torch.dtype, attention: str) -> Any:
-        """transformers' model, without a pooler where that can be left out. Raises CheckpointError."""
+        """Load transformers' model, without its pooler if possible. Raises CheckpointError."""
         try:
             kind = hf.MODEL_MAPPING[type(config)]
             has_pooler = "add_pooling_layer" in inspect.signature(kind).parameters
@@ -107,7 +109,7 @@ class _Source:
         return model.to(self.device).eval().requires_grad_(False)
 
     def _refuse_other_weights(self, model: Any, report: Any) -> None:
-        """Weights that are missing, have another shape or are not known, but for the heads of a larger model."""
+        """Reject missing, misshapen and unknown weights, except the heads of a larger model."""
         prefix = f"{model.base_model_prefix}."
         is_larger = type(model).__name__ != self._architecture
         extra = [
@@ -124,16 +126,16 @@ class _Source:
                 raise CheckpointError(message, file=self.file, key=min(names))
 
     def error(self, message: str, cause: Exception | None = None) -> Exception:
-        """What is to be raised for `cause`."""
+        """Return the error to raise for `cause`."""
         if isinstance(cause, CheckpointError | MemoryError | torch.OutOfMemoryError):
             return cause
         return CheckpointError(f"{self._architecture}: {message}", file="config.json", key="architectures")
 
 
 def _check(source: _Source) -> HFModel:
-    """Raise CheckpointError if the model cannot be run on ragged rows, or give it in float32."""
+    """Return the model in float32. Raises CheckpointError if it does not run on ragged rows."""
     config = deepcopy(source.config)
-    if _is_unfelt(config):
+    if _has_long_window(config):
         config.sliding_window = _WINDOW
     model = source.load(config, torch.float32, "eager")
     for name, weight in model.named_parameters():
@@ -163,20 +165,20 @@ def _check(source: _Source) -> HFModel:
 
 
 def _compare(model: Any, source: _Source) -> tuple[Tensor, Tensor, int, HFModel]:
-    """Hidden states of some texts alone by transformers, and together by us; how many layers attended; the model as ours."""
-    batch = _texts(source)
+    """Return hidden states by transformers alone and by Whimbrel in a batch, the number of attending layers, and the model."""
+    batch = _make_texts(source)
     alone = [
         model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state[0]
         for ids in _rows(batch, source.device)
     ]
     model.set_attn_implementation(ATTENTION_NAME)
     packed = HFModel(model, has_types=source.has_types)
-    hidden_TD, num_attended = _together(packed, batch, source)
+    hidden_TD, num_attended = _run_batch(packed, batch, source)
     return torch.cat(alone), hidden_TD, num_attended, packed
 
 
-def _texts(source: _Source) -> Batch:
-    """Random ids; in one text all those that the config gives a role, in case they are more than rows of a table."""
+def _make_texts(source: _Source) -> Batch:
+    """Return three texts of random ids. One holds all ids with a role in the config, which may be more than table rows."""
     encoder, rng = source.encoder, np.random.default_rng(0)
     texts = [rng.integers(0, encoder.vocab_size, min(n, encoder.max_positions)).astype(np.int32) for n in _LENGTHS]
     ids = {
@@ -190,13 +192,13 @@ def _texts(source: _Source) -> Batch:
 
 
 def _rows(batch: Batch, device: torch.device) -> Iterator[Tensor]:
-    """The ids of each text, (1, L)."""
+    """Yield the ids of each text, (1, L)."""
     for ids in np.split(batch.ids_T, batch.cu_seqlens[1:-1]):
         yield torch.from_numpy(ids)[None].long().to(device)  # pyright: ignore[reportUnknownMemberType]
 
 
-def _together(model: HFModel, batch: Batch, source: _Source) -> tuple[Tensor, int]:
-    """Hidden states of the batch's tokens, and how many layers attended."""
+def _run_batch(model: HFModel, batch: Batch, source: _Source) -> tuple[Tensor, int]:
+    """Return the hidden states of the batch's tokens, and the number of layers that attended."""
     positions = source.encoder.max_positions
     num_rows = round_up_rows(max(batch.num_tokens, positions + 1 if positions < _ROWS else 0))
 
@@ -211,8 +213,8 @@ def _together(model: HFModel, batch: Batch, source: _Source) -> tuple[Tensor, in
     return model.run(ids_R, positions_R, torch.zeros_like(ids_R), run)[: batch.num_tokens], len(run.attended)
 
 
-def _is_unfelt(config: Any) -> bool:
-    """Whether there is a window that the texts of the check would not feel."""
+def _has_long_window(config: Any) -> bool:
+    """Return whether the model has a window too long to affect the texts of the check."""
     window = getattr(config, "sliding_window", None)
     return isinstance(window, int) and window > _WINDOW
 
@@ -223,7 +225,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Without transformers' report of what it loaded, which we judge ourselves, and its progress bar."""
+    """Silence transformers' loading report, which `_refuse_other_weights` judges, and its progress bar."""
     logging = hf.logging
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

@@ -1,4 +1,9 @@
-"""Model families. A family takes ragged rows and returns hidden states; it knows nothing of pooling or requests."""
+"""Loading of models and their heads.
+
+A model takes ragged rows and returns hidden states. It knows nothing of pooling or requests.
+
+Shapes: R rows, D model width.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from whimbrel.types.heads import Head
 
 
 class Model(Protocol):
-    """A loaded model."""
+    """Loaded model."""
 
     def __call__(
         self,
@@ -31,23 +36,23 @@ class Model(Protocol):
         layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""
+        """Return the hidden states of the last layer, (R, D) in float32. Calls `between_layers` between any two layers."""
         ...
 
 
 def load_model(
     folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype, sha256: str | None = None
 ) -> tuple[Model, Mapping[Head, LoadedHead]]:
-    """Load the transformer of the checkpoint in `folder`, and its heads, with those of towers that share it.
+    """Load the model of the checkpoint in `folder`, its heads, and the heads of towers that share it.
 
-    Raises CheckpointError naming file and tensor.
+    Raises CheckpointError with the file and the tensor.
     """
     if card.encoder.idf is not None:
         return StaticTable(card.encoder, IdfWeights(folder, card), device), {}
     if card.encoder.family == FALLBACK:
         from whimbrel.model.hf_load import load_hf
 
-        with Weights(folder, path=card.path, sha256=sha256) as weights:  # refuses pickles, what is damaged or lies elsewhere
+        with Weights(folder, path=card.path, sha256=sha256) as weights:  # rejects pickles and files that are damaged or outside
             return load_hf(folder, card, device=device, dtype=dtype), _heads(folder, card, weights, device, dtype)
     names = FAMILIES[card.encoder.family]
     with Weights(folder, path=card.path, prefixes=names.prefixes, sha256=sha256) as weights:

@@ -1,10 +1,13 @@
-"""Late interaction: the scores of a request's pairs, made as soon as both sides are there.
+"""Late-interaction scores of a request's pairs, computed as soon as both sides exist.
 
-Theory of operation. Texts are computed in batches that end in any order. What a batch gave of documents is scored where it
-lies, against the queries that are there; only queries are kept, and documents that come before their queries. So a rerank of
-ten thousand documents takes the memory of a few. Documents whose vectors are there from the beginning, as they came with the
-request or were kept from an earlier one, are scored in parts once all queries are there; parts may run at the same time. Knows
-no lanes and no jobs; safe to use from several threads.
+Safe to use from several threads. Knows neither lanes nor jobs.
+
+Theory of operation: texts are computed in batches that end in any order. Documents of a batch are scored in place, against the
+queries that exist. Only queries are kept, and documents that precede their queries. So a rerank of ten thousand documents takes
+the memory of a few. Documents whose vectors exist from the start, because they came with the request or from the document
+cache, are scored in steps once all queries exist. Parts may run at the same time.
+
+Shapes: N texts, M queries, P pairs, X rows, D columns.
 """
 
 from __future__ import annotations
@@ -32,47 +35,49 @@ from whimbrel.types.arrays import Float32Array, Int64Array, ranges
 from whimbrel.types.result import Ragged
 
 _STEP_BYTES: Final = 8 * 2**20
-"""Of vectors that are there already: a few milliseconds' work,"""
+"""Bytes of existing vectors in a step: a few milliseconds of work."""
 _STEP_TEXTS: Final = 128
-"""unless they are of so many documents."""
+"""Limit of documents in a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRows:
-    """Where the rows of some texts lie."""
+    """Token vectors of some texts: texts_N[i] has rows starts_N[i] to ends_N[i]."""
 
     texts_N: NDArray[np.integer]
     rows_XD: Tensor
     starts_N: NDArray[np.integer]
     ends_N: NDArray[np.integer]
     scale: float = 1.0
-    """What its rows are multiplied by."""
+    """Factor of the rows."""
 
     def to_device(self, device: torch.device) -> TokenVectors:
         return TokenVectors(self.rows_XD.to(device), np.asarray(self.starts_N, np.int64), np.asarray(self.ends_N, np.int64))
 
-    def select(self, some_N: NDArray[np.bool_]) -> TokenRows:
-        return replace(self, texts_N=self.texts_N[some_N], starts_N=self.starts_N[some_N], ends_N=self.ends_N[some_N])
+    def select(self, mask_N: NDArray[np.bool_]) -> TokenRows:
+        return replace(self, texts_N=self.texts_N[mask_N], starts_N=self.starts_N[mask_N], ends_N=self.ends_N[mask_N])
 
     def copy(self) -> dict[int, Tensor]:
+        """Return a copy of the rows by text."""
         rows = zip(self.texts_N.tolist(), self.starts_N.tolist(), self.ends_N.tolist(), strict=True)
         return {text: self.rows_XD[start:end].clone() for text, start, end in rows}
 
 
 class MaxSimScorer:
-    """The scores of one request."""
+    """Scorer of one request."""
 
     def __init__(
         self,
         comparison: PairScoring,
         num_seqs: int,
-        kept: Mapping[int, Tensor] | None = None,
+        cached: Mapping[int, Tensor] | None = None,
         keep: Callable[[int, Tensor], None] | None = None,
         matches: Ragged | None = None,
     ) -> None:
-        """`num_seqs`: the texts that are no given vectors. `kept`: documents among them whose vectors are known, by number;
-        `keep` is told those of the others. `matches`, as in Outputs, is filled in."""
-        self.known_documents: Collection[int] = frozenset(kept or ())
+        """`num_seqs` counts the texts without stored vectors. `cached` holds the vectors of documents from the cache, by index.
+
+        `keep` is called with the vectors of the other documents. `matches` (see `Outputs.token_matches`) is filled in."""
+        self.known_documents: Collection[int] = frozenset(cached or ())
         self._keep = keep
         self.token_matches = matches
         self.scores: Float32Array = np.empty(comparison.num_pairs, np.float32)
@@ -80,123 +85,124 @@ class MaxSimScorer:
         self._reduce: Reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
         self._by_query, self._by_document = _Index(self._query_P), _Index(self._document_P)
         num_texts = int(entry_bounds(comparison.stored, num_seqs)[-1])
-        self._is_there, self._waits = np.zeros(num_texts, np.bool_), np.zeros(num_texts, np.bool_)
-        """Which queries are there, and which documents wait."""
+        self._has_query = np.zeros(num_texts, np.bool_)
+        """Mask of the queries that exist."""
+        self._is_waiting = np.zeros(num_texts, np.bool_)
+        """Mask of the documents that wait for a query."""
         self._lock = Lock()
         self._queries: dict[int, Tensor] = {}
         self._waiting: dict[int, Tensor] = {}
-        """Documents whose queries are not all there."""
-        self._steps = [*self._known_steps(kept or {}), *self._stored_steps(comparison.stored, num_seqs)]
+        """Vectors of the documents that wait for a query."""
+        self._steps = [*self._cached_steps(cached or {}), *self._stored_steps(comparison.stored, num_seqs)]
         self.num_steps = len(self._steps)
         self._num_missing = np.unique(self._query_P).size - len(self._queries)
-        """Queries that are not there."""
+        """Number of queries that do not exist yet."""
 
     def take_steps(self) -> list[Step]:
-        """The parts that may run, if all queries are there; each is given out once, as it holds this object."""
+        """Return the steps if all queries exist, else none. Each step is returned once."""
         if self._num_missing:
             return []
-        parts, self._steps = self._steps, []
-        return parts
+        steps, self._steps = self._steps, []
+        return steps
 
     @memory_errors()
     def add(
         self, rows_XD: Any, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
     ) -> list[Step]:
-        """Texts that were computed, each once: texts[i] has rows starts[i] to ends[i], which are not kept.
+        """Add computed texts: texts[i] has rows starts[i] to ends[i], which the caller may overwrite afterwards.
 
-        They are an array, or a tensor on any device; comparing is done on a GPU if one side is there. Returns the parts that
-        may run from now on. Raises MemoryError."""
-        lying = TokenRows(texts, torch.as_tensor(rows_XD), starts, ends)
+        Rows are an array, or a tensor on any device; scoring runs on a GPU if one side is on it. Each text is added once.
+        Returns the steps that may run from now on. Raises MemoryError."""
+        computed = TokenRows(texts, torch.as_tensor(rows_XD), starts, ends)
         is_query_N = self._by_query.has(texts)
         with self._lock:
-            parts, before = self._add_queries(lying.select(is_query_N).copy()) if is_query_N.any() else ([], [])
-            now = self._score_documents(lying.select(~is_query_N)) if not is_query_N.all() else []
-        for pairs, documents in (*before, *now):
+            steps, waiting = self._add_queries(computed.select(is_query_N).copy()) if is_query_N.any() else ([], [])
+            ready = self._add_documents(computed.select(~is_query_N)) if not is_query_N.all() else []
+        for pairs, documents in (*waiting, *ready):
             self._score_pairs(pairs, documents)
         if self._keep is not None:
-            with suppress(MemoryError), memory_errors():  # the scores are there
-                for text, rows in lying.select(~is_query_N).copy().items():
+            with suppress(MemoryError), memory_errors():  # the scores are complete
+                for text, rows in computed.select(~is_query_N).copy().items():
                     self._keep(text, rows)
-        return parts
+        return steps
 
     def _add_queries(self, queries: dict[int, Tensor]) -> tuple[list[Step], list[tuple[Int64Array, TokenRows]]]:
-        """They meet the documents that came before them."""
+        """Add queries. Return the steps that may run, and the pairs with documents that waited for them."""
         self._queries |= queries
         self._num_missing -= len(queries)
-        parts = self.take_steps()
+        steps = self.take_steps()
         texts = np.array(list(queries))
-        self._is_there[texts] = True
-        pairs = self._by_query.places(texts)
-        pairs = pairs[self._waits[self._document_P[pairs]]]
+        self._has_query[texts] = True
+        pairs = self._by_query.pairs_of(texts)
+        pairs = pairs[self._is_waiting[self._document_P[pairs]]]
         if not pairs.size:
-            return parts, []
+            return steps, []
         documents = np.unique(self._document_P[pairs])
-        lying = _stacked(documents, self._waiting)
+        stacked = _stack(documents, self._waiting)
         for text in documents.tolist():
-            if self._is_there[self._query_P[self._by_document.places(np.array([text]))]].all():
+            if self._has_query[self._query_P[self._by_document.pairs_of(np.array([text]))]].all():
                 del self._waiting[text]
-                self._waits[text] = False
-        return parts, [(pairs, lying)]
+                self._is_waiting[text] = False
+        return steps, [(pairs, stacked)]
 
-    def _score_documents(self, documents: TokenRows) -> list[tuple[Int64Array, TokenRows]]:
-        """They meet the queries that are there, and wait for the others."""
-        pairs = self._by_document.places(documents.texts_N)
-        there = self._is_there[self._query_P[pairs]]
-        if not there.all():
-            self._waits[self._document_P[pairs[~there]]] = True
-            self._waiting |= documents.select(self._waits[documents.texts_N]).copy()
-        return [(pairs[there], documents)] if there.any() else []
+    def _add_documents(self, documents: TokenRows) -> list[tuple[Int64Array, TokenRows]]:
+        """Return the pairs with queries that exist; keep documents that wait for others."""
+        pairs = self._by_document.pairs_of(documents.texts_N)
+        is_ready = self._has_query[self._query_P[pairs]]
+        if not is_ready.all():
+            self._is_waiting[self._document_P[pairs[~is_ready]]] = True
+            self._waiting |= documents.select(self._is_waiting[documents.texts_N]).copy()
+        return [(pairs[is_ready], documents)] if is_ready.any() else []
 
     def _score_pairs(self, pairs: Int64Array, documents: TokenRows) -> None:
         queries_M, query_P = np.unique(self._query_P[pairs], return_inverse=True)
-        queries = _stacked(queries_M, self._queries, documents.scale)
+        queries = _stack(queries_M, self._queries, documents.scale)
         order = np.argsort(documents.texts_N)
         document_P = order[np.searchsorted(documents.texts_N, self._document_P[pairs], sorter=order)]
         devices = documents.rows_XD.device, queries.rows_XD.device
         device = devices[0] if devices[0].type != "cpu" else devices[1]
-        of_queries, of_documents = queries.to_device(device), documents.to_device(device)
-        self.scores[pairs] = maxsim(of_queries, of_documents, query_P, document_P, reduce=self._reduce)
+        query_vectors, document_vectors = queries.to_device(device), documents.to_device(device)
+        self.scores[pairs] = maxsim(query_vectors, document_vectors, query_P, document_P, reduce=self._reduce)
         if self.token_matches is not None:
-            found = best_matches(of_queries, of_documents, query_P, document_P)
+            matches = best_matches(query_vectors, document_vectors, query_P, document_P)
             starts_P, ends_P = self.token_matches.offsets_N1[pairs], self.token_matches.offsets_N1[pairs + 1]
-            self.token_matches.rows_XD[ranges(starts_P, ends_P)] = found.rows_XD
+            self.token_matches.rows_XD[ranges(starts_P, ends_P)] = matches.rows_XD
 
-    # What is there from the beginning
+    # Vectors that exist from the start
 
-    def _stored_steps(self, given: tuple[StoredVectors, ...], num_seqs: int) -> Iterable[Step]:
-        """Take over the queries among what is given; the parts of the documents."""
-        for first, block in zip(entry_bounds(given, num_seqs)[:-1].tolist(), given, strict=True):
+    def _stored_steps(self, blocks: tuple[StoredVectors, ...], num_seqs: int) -> Iterable[Step]:
+        """Add the stored queries, and yield the steps of the stored documents."""
+        for first, block in zip(entry_bounds(blocks, num_seqs)[:-1].tolist(), blocks, strict=True):
             texts_N = np.arange(first, first + len(block), dtype=np.int64)
             starts_N, ends_N = block.offsets_N1[:-1], block.offsets_N1[1:]
             if len(block) and self._by_query.has(texts_N[:1])[0]:
                 self._queries |= TokenRows(texts_N, _tensor(to_float32(block)), starts_N, ends_N).copy()
-                self._is_there[texts_N] = True
+                self._has_query[texts_N] = True
                 continue
-            for some in _cut(block.offsets_N1, block.rows_XD.nbytes // max(1, len(block.rows_XD))):
-                lying = TokenRows(
-                    texts_N[some], _tensor(block.rows_XD), starts_N[some], ends_N[some], float(quantization_scale(block))
+            for texts in _split_steps(block.offsets_N1, block.rows_XD.nbytes // max(1, len(block.rows_XD))):
+                documents = TokenRows(
+                    texts_N[texts], _tensor(block.rows_XD), starts_N[texts], ends_N[texts], float(quantization_scale(block))
                 )
-                yield partial(self._score_all, lying)
+                yield partial(self._score_all, documents)
 
-    def _known_steps(self, kept: Mapping[int, Tensor]) -> Iterable[Step]:
-        if kept:
-            texts_N = np.array(list(kept))
-            offsets_N1 = np.cumsum([0, *(rows.nbytes for rows in kept.values())])
-            for some in _cut(offsets_N1, 1):
-                yield partial(self._score_kept, texts_N[some], kept)
+    def _cached_steps(self, cached: Mapping[int, Tensor]) -> Iterable[Step]:
+        if cached:
+            texts_N = np.array(list(cached))
+            offsets_N1 = np.cumsum([0, *(rows.nbytes for rows in cached.values())])
+            for texts in _split_steps(offsets_N1, 1):
+                yield partial(self._score_cached, texts_N[texts], cached)
 
     @memory_errors()
-    def _score_kept(self, texts_N: Int64Array, kept: Mapping[int, Tensor]) -> None:
-        self._score_all(_stacked(texts_N, kept))
+    def _score_cached(self, texts_N: Int64Array, cached: Mapping[int, Tensor]) -> None:
+        self._score_all(_stack(texts_N, cached))
 
     @memory_errors()
     def _score_all(self, documents: TokenRows) -> None:
-        """Documents, all of whose queries are there."""
-        self._score_pairs(self._by_document.places(documents.texts_N), documents)
+        self._score_pairs(self._by_document.pairs_of(documents.texts_N), documents)
 
 
-def _cut(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]:
-    """Texts in runs of about `_STEP_BYTES`, and of `_STEP_TEXTS` at most."""
+def _split_steps(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]:
+    """Split texts into steps of about `_STEP_BYTES`, and at most `_STEP_TEXTS` texts."""
     ends = offsets_N1[1:] * row_bytes
     if not ends.size:
         return []
@@ -206,29 +212,30 @@ def _cut(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]:
 
 
 class _Index:
-    """Which pairs a seq is in."""
+    """Index of the pairs by one of their texts."""
 
-    def __init__(self, seqs_P: NDArray[np.integer]) -> None:
-        self._order_P = np.argsort(seqs_P, kind="stable")
-        self._sorted_P = seqs_P[self._order_P]
+    def __init__(self, texts_P: NDArray[np.integer]) -> None:
+        self._order_P = np.argsort(texts_P, kind="stable")
+        self._sorted_P = texts_P[self._order_P]
 
-    def has(self, seqs_N: NDArray[np.integer]) -> NDArray[np.bool_]:
-        starts_N, ends_N = self._bounds(seqs_N)
+    def has(self, texts_N: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Return the mask of the texts that are in a pair."""
+        starts_N, ends_N = self._bounds(texts_N)
         return ends_N > starts_N
 
-    def places(self, seqs_N: NDArray[np.integer]) -> Int64Array:
-        """The pairs of these seqs, seq by seq."""
-        return self._order_P[ranges(*self._bounds(seqs_N))]
+    def pairs_of(self, texts_N: NDArray[np.integer]) -> Int64Array:
+        """Return the pairs of these texts, text by text."""
+        return self._order_P[ranges(*self._bounds(texts_N))]
 
-    def _bounds(self, seqs_N: NDArray[np.integer]) -> tuple[Int64Array, Int64Array]:
-        return np.searchsorted(self._sorted_P, seqs_N, "left"), np.searchsorted(self._sorted_P, seqs_N, "right")
+    def _bounds(self, texts_N: NDArray[np.integer]) -> tuple[Int64Array, Int64Array]:
+        return np.searchsorted(self._sorted_P, texts_N, "left"), np.searchsorted(self._sorted_P, texts_N, "right")
 
 
-def _stacked(texts_N: NDArray[np.integer], rows: Mapping[int, Tensor], scale: float = 1.0) -> TokenRows:
-    """Some texts one after another, where the first lies, their rows multiplied by a number."""
-    found = [rows[text] for text in cast(list[int], texts_N.tolist())]
-    ends_N = np.cumsum([len(each) for each in found])
-    rows_XD = found[0] if len(found) == 1 else torch.cat([each.to(found[0].device) for each in found])
+def _stack(texts_N: NDArray[np.integer], rows: Mapping[int, Tensor], scale: float = 1.0) -> TokenRows:
+    """Concatenate the rows of some texts, on the device of the first, times `scale`."""
+    blocks = [rows[text] for text in cast(list[int], texts_N.tolist())]
+    ends_N = np.cumsum([len(block) for block in blocks])
+    rows_XD = blocks[0] if len(blocks) == 1 else torch.cat([block.to(blocks[0].device) for block in blocks])
     return TokenRows(texts_N, rows_XD if scale == 1 else rows_XD * scale, np.concatenate(([0], ends_N[:-1])), ends_N)
 
 

@@ -1,8 +1,10 @@
-"""hidden_RD -> the rows of every output that a batch is asked for: pooling, heads, the cut and the finish, once for all.
+"""Pooling: hidden states to the rows of the requested outputs, with heads, truncation and activation.
 
-Everything here is float32. Of which tokens a row is made is decided in `outputs`; nothing here knows a request. Source of the
-modes: sentence_transformers/sentence_transformer/modules/pooling.py (6.2); an excluded prompt (`include_prompt=False`) moves
-where a row begins, except for "lasttoken".
+All values are float32. `outputs/rows.py` selects the tokens of each row; nothing here knows a request. The modes are those of
+sentence_transformers/sentence_transformer/modules/pooling.py (6.2). An excluded prompt (`include_prompt=False`) moves the start
+of a row, except for "lasttoken".
+
+Shapes: R rows of a batch, T tokens, P pooled rows, D columns.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from whimbrel.types.request import OutputName
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceRowSelection:
-    """`outputs.Wanted` on the device: P rows of which tokens, and what is done to each."""
+    """Row selection (`outputs.rows.RowSelection`) on the device: the tokens of each of P rows, and its settings."""
 
     origins_P: Tensor
     starts_P: Tensor
@@ -33,25 +35,25 @@ class DeviceRowSelection:
     widths_P: Tensor | None
     activated_P: Tensor
     all_activated: bool | None
-    """Whether all are, or none is; None: some."""
+    """True if all rows are activated, False if none; None: some are."""
     tokens_R: Tensor | None = None
-    """Of rows over the vocabulary: their tokens, and as many more as linear layers like."""
+    """Tokens of rows over the vocabulary, padded for linear layers; None: other outputs."""
 
 
 class Pooling:
-    """The outputs of one checkpoint."""
+    """Pooling of the outputs of one checkpoint."""
 
     def __init__(self, card: Card, heads: Mapping[Head, LoadedHead]) -> None:
-        """`heads` are those of all outputs, loaded."""
+        """`heads` are the loaded heads of all outputs."""
         self._outputs = {name: _LoadedOutput(output, heads) for name, output in card.all_outputs.items()}
 
-    def __call__(self, hidden_RD: Tensor, wanted: Mapping[OutputName, DeviceRowSelection]) -> dict[OutputName, Tensor]:
-        """(P, width of the output) for each that is wanted; columns from widths_P[i] on are zero in row i."""
-        return {name: self._outputs[name](hidden_RD, rows) for name, rows in wanted.items()}
+    def __call__(self, hidden_RD: Tensor, selections: Mapping[OutputName, DeviceRowSelection]) -> dict[OutputName, Tensor]:
+        """Return (P, width) of each selected output; columns from widths_P[i] on are zero in row i."""
+        return {name: self._outputs[name](hidden_RD, rows) for name, rows in selections.items()}
 
 
 class _LoadedOutput:
-    """One output with its heads."""
+    """Output with its loaded heads."""
 
     def __init__(self, output: Output, heads: Mapping[Head, LoadedHead]) -> None:
         self._output = output
@@ -61,33 +63,33 @@ class _LoadedOutput:
 
     def __call__(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
         if self._vocabulary is not None:
-            return self._over_vocabulary(self._vocabulary, hidden_RD, rows)
+            return self._decode(self._vocabulary, hidden_RD, rows)
         pools = self._output.modes
-        x_PD = self._pooled(hidden_RD, rows) if pools else hidden_RD[rows.starts_P]
-        x_PD = _in_whole_rows(x_PD, self._head if pools else [*self._token_head, *self._head])
+        x_PD = self._pool(hidden_RD, rows) if pools else hidden_RD[rows.starts_P]
+        x_PD = _apply_heads(x_PD, self._head if pools else [*self._token_head, *self._head])
         if rows.widths_P is not None:
             x_PD = truncate_columns(x_PD, rows.widths_P)
         if rows.all_activated is False or self._output.activation == "identity":
             return x_PD
-        finished_PD = ACTIVATIONS[self._output.activation](x_PD)
-        return finished_PD if rows.all_activated else torch.where(rows.activated_P[:, None], finished_PD, x_PD)
+        activated_PD = ACTIVATIONS[self._output.activation](x_PD)
+        return activated_PD if rows.all_activated else torch.where(rows.activated_P[:, None], activated_PD, x_PD)
 
-    def _over_vocabulary(self, decoder: LoadedHead, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
-        """Tokens of texts that did not ask for it are left out: the decoder costs as much as several layers."""
+    def _decode(self, decoder: LoadedHead, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
+        """Return rows over the vocabulary. Only selected tokens are decoded: the decoder costs as much as several layers."""
         assert rows.tokens_R is not None
         x_RD = hidden_RD[rows.tokens_R]
         for head in self._token_head:
             x_RD = head(x_RD)
         return decoder(x_RD, rows.ends_P - rows.starts_P)
 
-    def _pooled(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
+    def _pool(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
         for head in self._token_head:
             hidden_RD = head(hidden_RD)
         return torch.cat([_POOLS[mode](hidden_RD, rows) for mode in self._output.modes], dim=-1)
 
 
-def _in_whole_rows(x_PD: Tensor, heads: list[HeadFunction]) -> Tensor:
-    """The heads one after another, on as many rows as the linear layers like."""
+def _apply_heads(x_PD: Tensor, heads: list[HeadFunction]) -> Tensor:
+    """Apply the heads in order, to rows that are padded for linear layers."""
     if not heads:
         return x_PD
     num_rows = x_PD.shape[0]
@@ -121,10 +123,10 @@ def _mean_sqrt_len(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
 
 
 def _weighted_mean(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
-    """Token i of its seq (from 1, a left-out prompt counted) weighs i."""
-    places = torch.arange(x_TD.shape[0], device=x_TD.device, dtype=torch.int32)
-    row_T = torch.searchsorted(rows.ends_P, places, right=True).clamp_(max=rows.ends_P.shape[0] - 1)
-    weights_T1 = (places - rows.origins_P[row_T] + 1).float()[:, None]
+    """Return means in which token i of its seq weighs i, from 1 on; tokens of an excluded prompt are counted."""
+    positions = torch.arange(x_TD.shape[0], device=x_TD.device, dtype=torch.int32)
+    row_T = torch.searchsorted(rows.ends_P, positions, right=True).clamp_(max=rows.ends_P.shape[0] - 1)
+    weights_T1 = (positions - rows.origins_P[row_T] + 1).float()[:, None]
     total_P1 = segment_reduce(weights_T1, rows.starts_P, rows.ends_P, "sum")
     return segment_reduce(x_TD * weights_T1, rows.starts_P, rows.ends_P, "sum") / total_P1
 
@@ -139,14 +141,14 @@ _POOLS: Final[Mapping[PoolingMode, _Pool]] = {
 }
 
 
-def _of_finite(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The activation of scores, which would make a probability of infinity too: NaN, so that it is seen."""
+def _nan_unless_finite(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return an activation that maps infinity to NaN, which is detected, instead of a probability."""
     return lambda x_PD: activation(x_PD).masked_fill_(~x_PD.isfinite(), torch.nan)
 
 
 ACTIVATIONS: Final[Mapping[OutputActivation, Callable[[Tensor], Tensor]]] = {
     "normalize": normalize,
-    "sigmoid": _of_finite(lambda x_PD: in_blocks(torch.sigmoid, x_PD)),
-    "softmax": _of_finite(lambda x_PD: x_PD.softmax(-1)),
+    "sigmoid": _nan_unless_finite(lambda x_PD: in_blocks(torch.sigmoid, x_PD)),
+    "softmax": _nan_unless_finite(lambda x_PD: x_PD.softmax(-1)),
     "identity": lambda x_PD: x_PD,
 }

@@ -1,4 +1,7 @@
-"""What is added to the scores of attention for the distance of query and key: ALiBi, and relative positions in buckets."""
+"""Position biases of attention scores: ALiBi, and relative positions in buckets.
+
+Shapes: N heads, L keys, B buckets.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ import torch
 from torch import Tensor
 
 Bias: TypeAlias = Callable[[int, int, int], Tensor]
-"""(first, last, L) -> what is added for the queries from `first` to `last` of a seq, (N, last - first, L)."""
+"""(first, last, L) -> bias of the queries `first` to `last` of a seq, (N, last - first, L)."""
 
 
 def alibi(num_heads: int, device: torch.device) -> Bias:
-    """Minus the distance, times a slope for each head."""
+    """Return the ALiBi bias: minus the distance, times a slope per head."""
     slopes_N11 = alibi_slopes(num_heads).to(device)[:, None, None]
     return lambda first, last, length: -slopes_N11 * _distances(first, last, length, device).abs()
 
 
 def relative(table_BN: Tensor) -> Bias:
-    """A learned number for each head and bucket of distances."""
+    """Return a learned bias for each head and bucket of distances."""
 
     def bias(first: int, last: int, length: int) -> Tensor:
         distances = _distances(first, last, length, table_BN.device)
@@ -30,12 +33,12 @@ def relative(table_BN: Tensor) -> Bias:
 
 
 def _distances(first: int, last: int, length: int, device: torch.device) -> Tensor:
-    """Position of the key less that of the query, (last - first, L), for the queries from `first` to `last`."""
+    """Return the position of the key minus that of the query, (last - first, L)."""
     return torch.arange(length, device=device)[None, :] - torch.arange(first, last, device=device)[:, None]
 
 
 def _buckets(distances: Tensor, num_buckets: int) -> Tensor:
-    """Small distances have a bucket each, larger ones share by their logarithm, up to 128. The upper half is for keys ahead."""
+    """Return buckets: one per small distance, logarithmic ones up to 128. The upper half is for keys after the query."""
     half = num_buckets // 2
     exact = half // 2
     far = distances.abs()
@@ -45,7 +48,7 @@ def _buckets(distances: Tensor, num_buckets: int) -> Tensor:
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """One slope per head: a geometric sequence; beyond the last power of two, every other slope of the next sequence."""
+    """Return a slope per head: a geometric sequence; after the last power of two, every other slope of the next sequence."""
     power = 2 ** math.floor(math.log2(num_heads))
     start = 2 ** (-8 / power)
     slopes = [start ** (n + 1) for n in range(power)]

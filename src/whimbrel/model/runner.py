@@ -1,8 +1,10 @@
-"""Owns a device: loads a model onto it, launches batches and collects the rows of their outputs.
+"""Execution of batches on a device.
 
-`launch` gives the device its work and returns at once on a GPU (on a CPU the calling thread is the device); `collect` waits
-for the rows. Each lane calls `launch` from its own thread; weights are shared and never written. Whatever way a device has
-to say that its memory is full, here it becomes MemoryError.
+`launch` enqueues a batch and returns at once on a GPU; on a CPU, the calling thread computes it. `collect` waits for the rows
+of its outputs. Each lane calls `launch` from its own thread; weights are shared and never written. Every form of an
+out-of-memory error of the device becomes MemoryError.
+
+Shapes: R rows of a batch, T tokens, B seqs, P pooled rows, D columns.
 """
 
 from __future__ import annotations
@@ -42,23 +44,23 @@ from whimbrel.types.request import OutputName
 T = TypeVar("T")
 
 _NICE: Final = 5
-"""By so much lanes are nicer than the rest, with which they share the cores: a third of the others' weight."""
+"""Nice value of lanes above that of other threads: a third of their weight on shared cores."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """A batch on its way: `rows` may be read once `done` has happened."""
+    """Launched batch. `rows` may be read once `done` has happened; None: at once."""
 
     rows: Mapping[OutputName, Tensor]
     finite: Mapping[OutputName, Tensor]
-    """Of outputs whose rows stay on the device: which of them are finite."""
-    wanted: Mapping[OutputName, RowSelection]
+    """Mask of the finite rows, for outputs that stay on the device."""
+    selections: Mapping[OutputName, RowSelection]
     tower: int
     done: torch.cuda.Event | None
 
 
 def probe() -> Hardware:
-    """What this machine has. Counts the cores that this process may use, not those there are."""
+    """Return the resources of this machine; cores are those that this process may use."""
     gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
     return Hardware(
         num_cores=_usable_cores(),
@@ -80,19 +82,19 @@ def _usable_cores() -> int:
 
 
 class Runner:
-    """A model on a device."""
+    """Model on a device."""
 
     def __init__(self, checkpoint: Checkpoint, card: Card, plan: Plan) -> None:
         self._device = torch.device(plan.device)
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        self._compares = self._copies is not None
-        """Whether token vectors that are only compared stay on the device."""
+        self._keeps_vectors = self._copies is not None
+        """Token vectors that are only scored stay on the device."""
         with torch.inference_mode(), loading(plan.num_lanes) as unstable:
             dtype: torch.dtype = getattr(torch, plan.dtype)
             folder = checkpoint.folder
             load = partial(load_model, folder, device=self._device, dtype=dtype, sha256=checkpoint.sha256)
             self._cards = card.towers or (card,)
-            by_path = {tower.path: replace(tower, towers=card.towers) for tower in self._cards}  # some share a model
+            by_path = {tower.path: replace(tower, towers=card.towers) for tower in self._cards}  # towers may share a model
             loaded = {path: load(tower) for path, tower in by_path.items()}
             self._models = [loaded[tower.path][0] for tower in self._cards]
             self._poolings = [Pooling(tower, loaded[tower.path][1]) for tower in self._cards]
@@ -101,54 +103,52 @@ class Runner:
                     if "multi_vector" in tower.outputs:
                         find_tile_products(tower.output("multi_vector").width)
         self.unstable: Sequence[str] = unstable
-        """The parts of the model that give a text other bits in other batches."""
+        """Parts of the model whose bits depend on the batch."""
 
     def init_thread(self) -> None:
-        """Called once by each lane's thread before it launches anything: one intra-op thread per lane.
+        """Set up a lane's thread before its first launch: one intra-op thread, and on a CPU a lower priority.
 
-        Lanes are the parallelism; an operation split over threads would wait for the slowest at every step, and its
-        bits would depend on the number of threads. On a CPU, lanes yield to threads that read, tokenise and write: those take
-        little, and somebody waits for them.
+        Lanes are the parallelism. An operation split over threads would wait for the slowest at every step, and its bits would
+        depend on the number of threads. On a CPU, lanes yield to threads that read, tokenize and write, whose work is short.
         """
         if self._device.type == "cpu":
             torch.set_num_threads(1)
-            _be_nice()
+            _lower_priority()
         else:
             torch.cuda.set_device(self._device)
 
     def launch(
         self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
     ) -> Pending:
-        """Run a batch.
+        """Run a batch. Raises MemoryError.
 
-        `between_layers` is called at each boundary between two layers, in this thread; it may launch another batch. It makes
-        sense where the calling thread is the device. Raises MemoryError.
+        `between_layers` is called between any two layers, in this thread; it may launch another batch. This is useful on a CPU.
         """
-        return self._in_memory(lambda: self._launch(batch, selections, between_layers))
+        return self._map_memory_errors(lambda: self._launch(batch, selections, between_layers))
 
     def collect(self, pending: Pending) -> dict[OutputName, OutputRows]:
-        """Wait for a launched batch and give its rows, on the host, in the order of its seqs. Raises MemoryError."""
+        """Wait for a launched batch and return its rows on the host, in the order of its seqs. Raises MemoryError."""
         if (done := pending.done) is not None:
-            self._in_memory(done.synchronize)
-        found: dict[OutputName, OutputRows] = {}
+            self._map_memory_errors(done.synchronize)
+        outputs: dict[OutputName, OutputRows] = {}
         for name, rows_PD in pending.rows.items():
             if name in pending.finite:
-                found[name] = DeviceRows(rows_PD, pending.finite[name].numpy())
+                outputs[name] = DeviceRows(rows_PD, pending.finite[name].numpy())
             else:
-                found[name] = to_host(self._cards[pending.tower].output(name), pending.wanted[name], rows_PD.numpy())
-        return found
+                outputs[name] = to_host(self._cards[pending.tower].output(name), pending.selections[name], rows_PD.numpy())
+        return outputs
 
     @torch.inference_mode()
     def _launch(
-        self, batch: Batch, wanted: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None
+        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None
     ) -> Pending:
         num_rows = round_up_rows(batch.num_tokens)
         ids_R, positions_R, type_ids_R = (
-            self._put(_fill(x, num_rows)) for x in (batch.ids_T, batch.positions_T, batch.type_ids_T)
+            self._put(_pad(x, num_rows)) for x in (batch.ids_T, batch.positions_T, batch.type_ids_T)
         )
         hidden_RD = self._models[batch.tower](ids_R, positions_R, type_ids_R, self._layout(batch), between_layers)
-        rows = self._poolings[batch.tower](hidden_RD, {name: self._rows(each) for name, each in wanted.items()})
-        return self._copy_back(rows, wanted, batch.tower)
+        rows = self._poolings[batch.tower](hidden_RD, {name: self._rows(each) for name, each in selections.items()})
+        return self._copy_back(rows, selections, batch.tower)
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = np.diff(batch.cu_seqlens)
@@ -159,31 +159,31 @@ class Runner:
             batch.num_tokens,
             int(lengths.max()),
             num_keys_B,
-            adapters_R=self._put(_fill(np.repeat(batch.adapters_B, lengths), round_up_rows(batch.num_tokens)))
+            adapters_R=self._put(_pad(np.repeat(batch.adapters_B, lengths), round_up_rows(batch.num_tokens)))
             if (batch.adapters_B >= 0).any()
             else None,
         )
 
-    def _rows(self, wanted: RowSelection) -> DeviceRowSelection:
-        activated_P, tokens_X = wanted.activated_P, wanted.tokens_X
+    def _rows(self, selection: RowSelection) -> DeviceRowSelection:
+        activated_P, tokens_X = selection.activated_P, selection.tokens_X
         return DeviceRowSelection(
-            self._put(wanted.origins_P),
-            self._put(wanted.starts_P),
-            self._put(wanted.ends_P),
-            None if wanted.widths_P is None else self._put(wanted.widths_P),
+            self._put(selection.origins_P),
+            self._put(selection.starts_P),
+            self._put(selection.ends_P),
+            None if selection.widths_P is None else self._put(selection.widths_P),
             self._put(activated_P),
             bool(activated_P[0]) if activated_P.size and (activated_P == activated_P[0]).all() else None,
-            None if tokens_X is None else self._put(_fill(tokens_X, round_up_rows(tokens_X.size))),
+            None if tokens_X is None else self._put(_pad(tokens_X, round_up_rows(tokens_X.size))),
         )
 
-    def _in_memory(self, action: Callable[[], T]) -> T:
+    def _map_memory_errors(self, action: Callable[[], T]) -> T:
         try:
             return action()
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             message = str(error)
-        # Only here, with the exception and its frames, are the tensors of the failed batch gone.
+        # The exception held the frames, and these the tensors of the failed batch; only here are they freed.
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         raise MemoryError(message)
@@ -194,12 +194,14 @@ class Runner:
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
-    def _copy_back(self, rows: Mapping[OutputName, Tensor], wanted: Mapping[OutputName, RowSelection], tower: int) -> Pending:
-        """Rows that are only compared stay where the comparing is done, and only whether they are finite is copied."""
-        stays: set[OutputName] = {name for name in rows if wanted[name].keep_on_device and self._compares}
-        finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in stays}
+    def _copy_back(
+        self, rows: Mapping[OutputName, Tensor], selections: Mapping[OutputName, RowSelection], tower: int
+    ) -> Pending:
+        """Copy rows to the host; of outputs that stay on the device, only the mask of finite rows."""
+        kept: set[OutputName] = {name for name in rows if selections[name].keep_on_device and self._keeps_vectors}
+        finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in kept}
         if self._copies is None:
-            return Pending(rows, finite, wanted, tower, None)
+            return Pending(rows, finite, selections, tower, None)
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copies):
             copied: dict[OutputName, Tensor] = {
@@ -207,27 +209,27 @@ class Runner:
             }
             done = torch.cuda.Event()
             done.record(self._copies)
-        there: dict[OutputName, Tensor] = {name: rows[name] if name in stays else copied[name] for name in rows}
-        return Pending(there, {name: copied[name] for name in stays}, wanted, tower, done)
+        pending: dict[OutputName, Tensor] = {name: rows[name] if name in kept else copied[name] for name in rows}
+        return Pending(pending, {name: copied[name] for name in kept}, selections, tower, done)
 
     def _to_host(self, x: Tensor) -> Tensor:
         assert self._copies is not None
-        found = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-        found.copy_(x, non_blocking=True)
+        copied = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        copied.copy_(x, non_blocking=True)
         x.record_stream(self._copies)
-        return found
+        return copied
 
 
-def _be_nice() -> None:
-    """Lower the priority of this thread. Only Linux has one per thread."""
+def _lower_priority() -> None:
+    """Lower the priority of this thread, on Linux, which has one per thread."""
     if sys.platform == "linux":
         nice = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICE
         with suppress(OSError):  # a sandbox may forbid even this
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, nice))
 
 
-def _fill(array_T: Int32Array, num_rows: int) -> Int32Array:
-    """Rows up to the next multiple that the linear layers like; nothing reads what becomes of them."""
-    filled = np.zeros(num_rows, np.int32)
-    filled[: array_T.size] = array_T
-    return filled
+def _pad(array_T: Int32Array, num_rows: int) -> Int32Array:
+    """Pad with zeros to `num_rows`; the results of these rows are never read."""
+    padded_R = np.zeros(num_rows, np.int32)
+    padded_R[: array_T.size] = array_T
+    return padded_R

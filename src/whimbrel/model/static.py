@@ -1,8 +1,10 @@
-"""A table of vectors, one for each token, as a model: no layers, and no token knows of another.
+"""Static embeddings: a table of token vectors, without layers or attention.
 
-Lookups are float32 whatever the plan's dtype: there is nothing to be gained. Tensors as Sentence Transformers' StaticEmbedding
-("embedding.weight"), its SparseStaticEmbedding ("weight", a vector of one number) and model2vec ("embeddings", and in newer
-checkpoints "mapping" and "weights") have them: token i has the vector table[mapping[i]] * weights[i].
+Lookups are float32 for every dtype of the plan, as a smaller dtype is no faster. Token i has the vector
+table[mapping[i]] * weights[i]. Tensor names are those of Sentence Transformers' StaticEmbedding ("embedding.weight") and
+SparseStaticEmbedding ("weight", one column), and of model2vec ("embeddings", and in newer checkpoints "mapping" and "weights").
+
+Shapes: R rows, D columns.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _NAMES: Final = ("embedding.weight", "embeddings", "weight")
 
 
 class IdfWeights:
-    """A JSON file of a weight for each token, as the tensor that it stands for: what is not in it weighs nothing."""
+    """Token weights from a JSON file, with the interface of `Weights`. Tokens that are not in the file have weight 0."""
 
     def __init__(self, folder: Path, card: Card) -> None:
         spec, file = card.encoder, JsonFile.read(folder, card.encoder.idf or "")
@@ -40,24 +42,24 @@ class IdfWeights:
             self._weight[ids[token]] = file.get(token, float)
 
     def has(self, name: str) -> bool:
-        """As Weights."""
+        """Return whether the tensor exists."""
         return name == "weight"
 
     def stored(self, name: str) -> Tensor:
-        """As Weights."""
+        """Return the weights."""
         return self._weight
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """As Weights."""
+        """Return the weights."""
         return self._weight
 
 
 class StaticTable:
-    """A loaded table. One more id than there are tokens stands for texts without any: its vector is zero."""
+    """Loaded table. The id after the last token stands for a text without tokens; its vector is zero."""
 
     def __init__(self, spec: Encoder, weights: Weights | IdfWeights, device: torch.device) -> None:
         name = next((name for name in _NAMES if weights.has(name)), _NAMES[0])
-        table = weights.stored(name)  # whole numbers of a quantised table are taken as they are
+        table = weights.stored(name)  # integers of a quantised table are used as they are
         table = weights.take(name, *table.shape) if table.is_floating_point() else table.float()
         if table.ndim == 1:
             table = table[:, None]
@@ -76,6 +78,6 @@ class StaticTable:
         layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
-        """The vectors of the tokens, (R, D) in float32."""
+        """Return the vectors of the tokens, (R, D) in float32."""
         x_RD = F.embedding(self._mapping[ids_R], self._table)
         return x_RD if self._weights is None else x_RD * self._weights[ids_R][:, None]

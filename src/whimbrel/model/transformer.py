@@ -1,10 +1,14 @@
-"""Every transformer that Whimbrel runs itself: an encoder or a decoder, as its spec says.
+"""Transformer encoder or decoder, configured by a card's `Encoder`.
 
-Ragged rows in, hidden states out; pooling is elsewhere. The residual stream and all norms are float32, matrix products in the
-plan's dtype. What a family has and where its norms lie is in `families`; nothing here asks for a family by name.
+Ragged rows in, hidden states out, without pooling. The residual stream and all norms are float32; matrix products are in the
+plan's dtype. `families.py` describes the parts of each family; nothing here tests the family's name.
+
 Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,llama,qwen2,
-qwen3,mistral,gemma2,gemma3}/modeling_*.py (5.23); of JinaBERT, the code on the hub that its checkpoints name:
-jinaai/jina-bert-implementation, and jinaai/jina-bert-v2-qk-post-norm for those with norms of queries and keys.
+qwen3,mistral,gemma2,gemma3}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the Hub, and
+jinaai/jina-bert-v2-qk-post-norm for checkpoints with norms of queries and keys.
+
+Shapes: R rows, D model width, N query heads, K key heads, H head width, F rotary frequencies. In LoRA tensors, K columns of all
+adapters.
 """
 
 from __future__ import annotations
@@ -31,12 +35,12 @@ from whimbrel.types.card import Encoder, Layer, Rotary
 
 _Norm: TypeAlias = Callable[[Tensor], Tensor]
 _Mlp: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
-"""Takes rows in the model's dtype, and what is foreign to them, as `Linear` does."""
+"""(rows in the model's dtype, LoRA mask as in `Linear`) -> rows."""
 _Angles: TypeAlias = tuple[Tensor, Tensor, bool]
 """Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
 
 
-def _same(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
@@ -53,23 +57,23 @@ class _Layer:
     mlp_out: _Norm
     mlp_sum: _Norm
     head_norm: _Norm | None
-    """Of the heads of queries and keys."""
+    """Norm of query and key heads."""
     scores: ScoreOptions
     rotary: int
-    """Which of the model's; -1: none."""
+    """Index of the model's rotary embedding; -1: none."""
 
 
 class Transformer:
-    """A loaded model."""
+    """Loaded transformer."""
 
     def __init__(self, spec: Encoder, weights: Weights, *, device: torch.device, dtype: torch.dtype) -> None:
         self._spec = spec
-        self._names = _names_in(weights, spec.family)
+        self._names = _choose_names(weights, spec.family)
         self._weights = weights
         self._device = device
         self._dtype = dtype
         self._adapters = Adapters(spec, self._names, weights, device=device, dtype=dtype)
-        self._columns_K = self._adapters.columns()
+        self._lora_columns_K = self._adapters.lora_columns()
         names, width = self._names, spec.embedding_size
         self._words = self._table(names.words, spec.vocab_size, width, dtype)
         self._adapted_words = self._adapters.table("words", spec.vocab_size, width)
@@ -105,58 +109,58 @@ class Transformer:
         layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Hidden states of the last layer, (R, D) in float32. `between_layers` is called between any two layers."""
-        foreign_RK = self._foreign(layout)
-        x_RD = self._embed(ids_R, positions_R, type_ids_R, foreign_RK)
+        """Return the hidden states of the last layer, (R, D) in float32. Calls `between_layers` between any two layers."""
+        lora_mask_RK = self._lora_mask(layout)
+        x_RD = self._embed(ids_R, positions_R, type_ids_R, lora_mask_RK)
         angles = [_angles(positions_R, *rotary) for rotary in self._rotaries]
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
-            turns = angles[layer.rotary] if layer.rotary >= 0 else None
-            attended = layer.attention_out(self._attend(layer, layer.attention_in(x_RD), layout, turns, foreign_RK))
+            own_angles = angles[layer.rotary] if layer.rotary >= 0 else None
+            attended = layer.attention_out(self._attend(layer, layer.attention_in(x_RD), layout, own_angles, lora_mask_RK))
             if layer.attention_inner_sum is not None:
                 attended = layer.attention_inner_sum(x_RD + attended)
             x_RD = layer.attention_sum(x_RD + attended)
-            x_RD = self._feed_forward(layer, x_RD, foreign_RK)
+            x_RD = self._feed_forward(layer, x_RD, lora_mask_RK)
         return self._final(x_RD)
 
-    def _feed_forward(self, layer: _Layer, x_RD: Tensor, foreign_RK: Tensor | None) -> Tensor:
-        """The second half of a layer. On a CPU in blocks of rows: what lies between its products stays in the cache."""
+    def _feed_forward(self, layer: _Layer, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
+        """Run the second half of a layer. On a CPU in blocks of rows, so that intermediate results stay in the cache."""
         if x_RD.is_cuda or len(x_RD) <= MAX_BLOCK:
-            return layer.mlp_sum(x_RD + layer.mlp_out(layer.mlp(layer.mlp_in(x_RD).to(self._dtype), foreign_RK)))
+            return layer.mlp_sum(x_RD + layer.mlp_out(layer.mlp(layer.mlp_in(x_RD).to(self._dtype), lora_mask_RK)))
         out_RD = torch.empty_like(x_RD)
         for start in range(0, len(x_RD), MAX_BLOCK):
             rows = slice(start, start + MAX_BLOCK)
-            out_RD[rows] = self._feed_forward(layer, x_RD[rows], None if foreign_RK is None else foreign_RK[rows])
+            out_RD[rows] = self._feed_forward(layer, x_RD[rows], None if lora_mask_RK is None else lora_mask_RK[rows])
         return out_RD
 
-    def _foreign(self, layout: AttentionLayout) -> Tensor | None:
-        """Which columns of the adapters' lower products are not of a row's own adapter; None: there is none at work."""
-        if layout.adapters_R is None or self._columns_K is None:
+    def _lora_mask(self, layout: AttentionLayout) -> Tensor | None:
+        """Return the mask of LoRA columns that do not belong to a row's own adapter; None if no row uses an adapter."""
+        if layout.adapters_R is None or self._lora_columns_K is None:
             return None
-        return layout.adapters_R[:, None] != self._columns_K
+        return layout.adapters_R[:, None] != self._lora_columns_K
 
-    def _embed(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, foreign_RK: Tensor | None) -> Tensor:
+    def _embed(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
         x_RD = F.embedding(ids_R, self._words).float()
-        if self._adapted_words is not None and foreign_RK is not None:
-            x_RD += self._adapted_words(ids_R, foreign_RK)
+        if self._adapted_words is not None and lora_mask_RK is not None:
+            x_RD += self._adapted_words(ids_R, lora_mask_RK)
         if self._spec.embedding_scale != 1.0:
             x_RD *= self._spec.embedding_scale
         if self._positions is not None:
             x_RD += F.embedding(positions_R, self._positions)
         if self._types is not None:
             x_RD += F.embedding(type_ids_R, self._types)
-        if self._adapted_types is not None and foreign_RK is not None:
-            x_RD += self._adapted_types(type_ids_R, foreign_RK)
+        if self._adapted_types is not None and lora_mask_RK is not None:
+            x_RD += self._adapted_types(type_ids_R, lora_mask_RK)
         x_RD = self._embedding_norm(x_RD)
         return x_RD if self._projection is None else self._projection(x_RD.to(self._dtype)).float()
 
     def _attend(
-        self, layer: _Layer, x_RD: Tensor, layout: AttentionLayout, angles: _Angles | None, foreign_RK: Tensor | None
+        self, layer: _Layer, x_RD: Tensor, layout: AttentionLayout, angles: _Angles | None, lora_mask_RK: Tensor | None
     ) -> Tensor:
         spec = self._spec
         heads = spec.num_heads + spec.num_kv_heads
-        qkv_RD = layer.qkv(x_RD.to(self._dtype), foreign_RK)
+        qkv_RD = layer.qkv(x_RD.to(self._dtype), lora_mask_RK)
         qkv_RNH = qkv_RD.view(x_RD.shape[0], heads + spec.num_kv_heads, spec.head_width)
         qk_RNH, v_RKH = qkv_RNH[:, :heads], qkv_RNH[:, heads:]
         if layer.head_norm is not None:
@@ -165,7 +169,7 @@ class Transformer:
             cos, sin, interleaved = angles
             qk_RNH = apply_rotary(qk_RNH, cos, sin, interleaved=interleaved)
         q_RNH, k_RKH = qk_RNH[:, : spec.num_heads], qk_RNH[:, spec.num_heads :]
-        return layer.out(attend(q_RNH, k_RKH, v_RKH, layout, layer.scores), foreign_RK)
+        return layer.out(attend(q_RNH, k_RKH, v_RKH, layout, layer.scores), lora_mask_RK)
 
     # Loading
 
@@ -208,12 +212,12 @@ class Transformer:
         spec, up = self._spec, self._up(i)
         down = self._linear("down", i, (spec.hidden_size,), spec.intermediate_size, bias=spec.down_bias)
 
-        def mlp(x_RD: Tensor, foreign_RK: Tensor | None) -> Tensor:
-            x = up(x_RD, foreign_RK)
+        def mlp(x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
+            x = up(x_RD, lora_mask_RK)
             if spec.gated:
                 gate, x = x.chunk(2, dim=-1)
                 x = ACTIVATIONS[spec.activation](gate) * x
-            return down(x, foreign_RK)
+            return down(x, lora_mask_RK)
 
         return mlp
 
@@ -238,7 +242,7 @@ class Transformer:
         return Linear(weight, bias)
 
     def _join(self, parts: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool) -> tuple[Tensor, Tensor | None]:
-        """Weights one below the other, and their biases."""
+        """Concatenate weights, and their biases."""
         weight = torch.cat([self._weights.take(f"{part}.weight", n, columns) for part, n in zip(parts, rows, strict=True)])
         if not bias:
             return weight.to(self._device, self._dtype), None
@@ -250,7 +254,7 @@ class Transformer:
 
     def _norm(self, name: str | None, width: int) -> _Norm:
         if name is None:
-            return _same
+            return _identity
         eps = self._spec.norm_eps
         weight = self._weights.take(f"{name}.weight", width).to(self._device)
         if self._spec.norm == "layer":
@@ -261,7 +265,7 @@ class Transformer:
         return lambda x: rms_norm(x, weight, eps)
 
     def _head_norm(self, i: int) -> _Norm | None:
-        """Queries and keys in one go: each head has the row of its kind."""
+        """Return the norm of query and key heads together, with the weight of each head's kind."""
         spec, names = self._spec, self._names
         if names.q_norm is None or names.k_norm is None:
             return None
@@ -275,7 +279,7 @@ class Transformer:
         return lambda x: rms_norm(x, weight_NH, spec.norm_eps)
 
     def _whole_norm(self, parts: Sequence[str]) -> _Norm:
-        """LayerNorms of the queries of all heads, and of their keys."""
+        """Return LayerNorms over all query heads together, and over all key heads."""
         width, eps = self._spec.num_heads * self._spec.head_width, self._spec.norm_eps
         weight_2D, bias_2D = (
             torch.stack([self._weights.take(f"{part}.{kind}", width) for part in parts]).to(self._device)
@@ -289,7 +293,7 @@ class Transformer:
         return norm
 
     def _bias(self) -> Bias | None:
-        """What is added to scores for the distance of query and key."""
+        """Return the position bias of attention scores."""
         spec = self._spec
         if spec.positions == "alibi":
             return alibi(spec.num_heads, self._device)
@@ -303,8 +307,8 @@ def _angles(positions_R: Tensor, turns_F: Tensor, scale: float, interleaved: boo
     return radians_RF.cos() * scale, radians_RF.sin() * scale, interleaved
 
 
-def _names_in(weights: Weights, family: str) -> WeightNames:
-    """Of the family, or of its twin if the checkpoint is one."""
+def _choose_names(weights: Weights, family: str) -> WeightNames:
+    """Return the names of the family, or its alternative names if the checkpoint uses these."""
     names = FAMILIES[family]
     if names.alternative is not None and not weights.has(f"{names.down.format(i=0)}.weight"):
         return names.alternative

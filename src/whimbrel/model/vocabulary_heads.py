@@ -1,9 +1,11 @@
-"""Heads whose rows are as wide as a vocabulary, and mostly zeros: SPLADE's decoder and the encoder of a sparse autoencoder.
+"""Heads with sparse rows over a vocabulary: SPLADE's decoder and the encoder of a sparse autoencoder.
 
-The scores of all tokens for all entries would be by far the largest tensor of a batch, so it is never made: the decoder lies in
-blocks of columns, and each block's scores are pooled before the next one's are computed. Sources: sentence_transformers/
+The scores of all tokens for all entries would be by far the largest tensor of a batch, so it is never built. The decoder is
+stored in blocks of columns, and the scores of each block are pooled before the next block runs. Sources: sentence_transformers/
 sparse_encoder/modules/{splade_pooling,sparse_auto_encoder}.py (6.2) and, for SPLADE, splade/models/transformer_rep.py of
 naver/splade.
+
+Shapes: R rows, P texts, V vocabulary entries, W columns of a block, I input columns, K largest latents.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ from whimbrel.model.weights import Weights
 from whimbrel.types.heads import MlmHead, SparseAutoencoder
 
 _BLOCK: Final = 4096
-"""Columns of a block: for 512 tokens in float32 its scores take 8 MiB."""
+"""Columns of a block. Its scores for 512 tokens take 8 MiB in float32."""
 _ALIGN: Final = 32
-"""Rows are as long as torch's vectorised loops like, so that none of their elements is left over."""
+"""Multiple of columns that leaves no remainder in torch's vectorised loops."""
 _EPS: Final = 1e-5
 
 
 class Decoder:
-    """(R, in) and how many rows each text has, one text's after another -> (P, out) in float32; rows left over are not read.
+    """SPLADE decoder: rows (R, in) and the number of rows of each text -> (P, out) in float32.
 
-    `blocks` give the scores of `width` entries in this order.
+    The rows of the texts are consecutive; further rows are ignored. `blocks` score consecutive ranges of entries.
     """
 
     def __init__(self, head: MlmHead, blocks: Sequence[Linear], dtype: torch.dtype) -> None:
@@ -46,7 +48,7 @@ class Decoder:
         for number, block in enumerate(self._blocks):
             scores_PW = pool(block(x_RD), lengths_P)
             rows_PV[:, number * _BLOCK : number * _BLOCK + scores_PW.shape[1]] = scores_PW
-        if self._head.strategy == "max":  # it may come first, as what follows never turns order about
+        if self._head.strategy == "max":  # after the maximum: the function is monotonic
             self._saturate(rows_PV)
         return rows_PV[:, :width]
 
@@ -81,9 +83,9 @@ def load_vocabulary(head: MlmHead, weights: Weights, device: torch.device, dtype
 
 
 def load_sparse_code(head: SparseAutoencoder, folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Load a sparse autoencoder's encoder. Raises CheckpointError."""
+    """Load the encoder of a sparse autoencoder. Raises CheckpointError."""
     with Weights(folder, path=head.source, allow_pickle=True) as weights:
-        # One tensor under two names, of which safetensors keeps the first by the alphabet, and a pickle both.
+        # The tensor has two names; safetensors keeps the alphabetically first, a pickle both.
         name = "encoder.weight" if weights.has("encoder.weight") else "decoder.linear.weight"
         weight = weights.take(name, head.out_features, head.in_features).to(device)
         latent_bias = weights.take("latent_bias", head.out_features).to(device)

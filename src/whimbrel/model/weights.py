@@ -1,8 +1,8 @@
-"""Tensors out of a checkpoint's safetensors, under the names that a family expects.
+"""Tensors of a checkpoint's safetensors files.
 
-Opens model.safetensors, or the shards that model.safetensors.index.json names. Every tensor is either taken or known not
-to matter; `finish` refuses the rest, so that a part of a model is never dropped silently. Pickles are not read, except
-the small heads that older models ship as pytorch_model.bin, which go through `weights_only=True`.
+Reads model.safetensors, or the shards that model.safetensors.index.json names. Every tensor must be taken or be known as
+unused; `finish` rejects the rest, so a part of a model is never dropped silently. Pickles are not read, except the small heads
+that older models ship as pytorch_model.bin, which are loaded with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PICKLE = "pytorch_model.bin"
 
 
 class Weights:
-    """The tensors of one folder of a checkpoint. Use as a context manager; tensors are read when they are taken."""
+    """Tensors of one folder of a checkpoint. A context manager; tensors are read when they are taken."""
 
     def __init__(
         self,
@@ -40,18 +40,18 @@ class Weights:
         allow_pickle: bool = False,
         single: str = _SINGLE,
     ) -> None:
-        """`path` is a folder in `folder`, or a .pt file of tensors there. `single` is the file there, if it has no shards."""
+        """`path` is a folder in `folder`, or a .pt file of tensors in it. `single` is the file name if there are no shards."""
         self._folder = folder
         self._path = path
         self._allow_pickle = allow_pickle
         self._prefixes = prefixes
         self._stack = ExitStack()
-        self._where: dict[str, Any] = {}
+        self._handle_of: dict[str, Any] = {}
         self._taken: set[str] = set()
         self._pickled: dict[str, Tensor] = {}
         self._file_of: dict[str, str] = {}
-        self.file: str = path if path.endswith(".pt") else self._named(single)
-        """What lists the tensors, as it is called in the checkpoint."""
+        self.file: str = path if path.endswith(".pt") else self._path_of(single)
+        """File that lists the tensors, relative to the checkpoint."""
         try:
             self._open(sha256)
         except BaseException:
@@ -65,52 +65,52 @@ class Weights:
         self._stack.close()
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor called `name`, with or without one of the prefixes, in float32. Raises CheckpointError."""
-        full = self._known(name)
+        """Return the tensor called `name`, with or without a prefix, in float32. Raises CheckpointError."""
+        full = self._require(name)
         tensor = self._read(full)
-        return self._checked(full, tensor, tensor.shape, shape)
+        return self._check(full, tensor, tensor.shape, shape)
 
     def take_rows(self, name: str, rows: Sequence[int], *shape: int) -> Tensor:
-        """Rows of the matrix called `name`, whose shape is given, in float32; no others are read. Raises CheckpointError."""
-        full = self._known(name)
-        part: Any = self._pickled[full] if full in self._pickled else self._where[full].get_slice(full)
-        found = part.shape if full in self._pickled else part.get_shape()
-        return self._checked(full, torch.cat([cast(Tensor, part[row : row + 1]) for row in rows]), found, shape)
+        """Return rows of the matrix called `name`, in float32, without reading the others. Raises CheckpointError."""
+        full = self._require(name)
+        part: Any = self._pickled[full] if full in self._pickled else self._handle_of[full].get_slice(full)
+        stored_shape = part.shape if full in self._pickled else part.get_shape()
+        return self._check(full, torch.cat([cast(Tensor, part[row : row + 1]) for row in rows]), stored_shape, shape)
 
-    def _known(self, name: str) -> str:
-        full = self._full(name)
+    def _require(self, name: str) -> str:
+        full = self._find_name(name)
         if full is None:
             raise CheckpointError("this tensor is missing.", file=self.file, key=name)
         return full
 
-    def _checked(self, full: str, tensor: Tensor, found: Sequence[int], shape: Sequence[int]) -> Tensor:
+    def _check(self, full: str, tensor: Tensor, stored_shape: Sequence[int], shape: Sequence[int]) -> Tensor:
         file = self._file_of[full]
         self._taken.add(full)
-        if tuple(found) != tuple(shape):
-            raise CheckpointError(f"has shape {list(found)}; the config says {list(shape)}.", file=file, key=full)
+        if tuple(stored_shape) != tuple(shape):
+            raise CheckpointError(f"has shape {list(stored_shape)}; the config says {list(shape)}.", file=file, key=full)
         if not tensor.is_floating_point():
             raise CheckpointError(f"has dtype {tensor.dtype}; quantised weights are not supported.", file=file, key=full)
         tensor = tensor.float()
-        if not tensor.sum().isfinite() and not tensor.isfinite().all():  # the sum alone costs a fraction, and overflows rarely
+        if not tensor.sum().isfinite() and not tensor.isfinite().all():  # the sum is cheap and rarely overflows
             raise CheckpointError("holds NaN or infinity.", file=file, key=full)
         return tensor
 
     def stored(self, name: str) -> Tensor:
-        """The same as it is stored, of whatever shape and dtype."""
-        full = self._known(name)
+        """Return the tensor called `name` as it is stored, with any shape and dtype. Raises CheckpointError."""
+        full = self._require(name)
         self._taken.add(full)
         return self._read(full)
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor called `name`, with or without one of the prefixes."""
-        return self._full(name) is not None
+        """Return whether a tensor called `name` exists, with or without a prefix."""
+        return self._find_name(name) is not None
 
     def beside(self, path: str, file: str, prefixes: Sequence[str]) -> Weights:
-        """The tensors of a file in a folder in this one. They are closed with these."""
-        return self._stack.enter_context(Weights(self._folder, path=self._named(path), prefixes=prefixes, single=file))
+        """Open the tensors of a file in a subfolder. They are closed together with these."""
+        return self._stack.enter_context(Weights(self._folder, path=self._path_of(path), prefixes=prefixes, single=file))
 
     def finish(self, unused: Sequence[str] = ()) -> None:
-        """Refuse tensors that were not taken and match none of the patterns `unused`."""
+        """Raise CheckpointError for tensors that were not taken and match no pattern of `unused`."""
         for name in self._file_of.keys() - self._taken:
             bare = [name, *(name.removeprefix(prefix) for prefix in self._prefixes)]
             if not any(re.fullmatch(pattern, each) for pattern in unused for each in bare):
@@ -119,13 +119,13 @@ class Weights:
                 )
 
     def _read(self, full: str) -> Tensor:
-        return self._pickled[full] if full in self._pickled else cast(Tensor, self._where[full].get_tensor(full))
+        return self._pickled[full] if full in self._pickled else cast(Tensor, self._handle_of[full].get_tensor(full))
 
-    def _full(self, name: str) -> str | None:
+    def _find_name(self, name: str) -> str | None:
         names = [prefix + each for each in (name, _parametrized(name), _gamma(name)) for prefix in ("", *self._prefixes)]
         return next((each for each in names if each in self._file_of), None)
 
-    def _named(self, file: str) -> str:
+    def _path_of(self, file: str) -> str:
         return f"{self._path}/{file}" if self._path else file
 
     def _open(self, sha256: str | None) -> None:
@@ -141,18 +141,18 @@ class Weights:
             for name in names:
                 if name in self._file_of:
                     raise CheckpointError(f"this tensor is in {self._file_of[name]} too.", file=file, key=name)
-                self._where[name], self._file_of[name] = handle, file
+                self._handle_of[name], self._file_of[name] = handle, file
 
     def _files(self) -> list[str]:
-        """Of safetensors; what is pickled has been read then."""
+        """Return the safetensors files. Pickled tensors are read at once, without a file to return."""
         if self.file == self._path:
             return self._unpickle(self._path)
         if (self._folder / self.file).exists():
             return [self.file]
-        index, pickle = self._named(_INDEX), self._named(_PICKLE)
+        index, pickle = self._path_of(_INDEX), self._path_of(_PICKLE)
         if (self._folder / index).exists():
             self.file = index
-            return [self._named(shard) for shard in _shards(JsonFile.read(self._folder, index))]
+            return [self._path_of(shard) for shard in _shards(JsonFile.read(self._folder, index))]
         if not self._allow_pickle:
             has_pickle = (self._folder / pickle).exists()
             raise CheckpointError(
@@ -171,12 +171,12 @@ class Weights:
 
 
 def _parametrized(name: str) -> str:
-    """What torch calls a weight to which a parametrization, as an adapter is one, has been added."""
+    """Return torch's name of a weight that has a parametrization, e.g. an adapter."""
     return f"{name.removesuffix('.weight')}.parametrizations.weight.original" if name.endswith(".weight") else name
 
 
 def _gamma(name: str) -> str:
-    """What the oldest checkpoints of BERT, which came from TensorFlow, call the weight and the bias of a norm."""
+    """Return the name of a norm's weight or bias in the oldest BERT checkpoints, which came from TensorFlow."""
     return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
@@ -204,8 +204,8 @@ def _shards(index: JsonFile) -> list[str]:
     return sorted(cast(set[str], set(names)))
 
 
-def _check_sha256(path: Path, wanted: str, name: str) -> None:
+def _check_sha256(path: Path, expected: str, name: str) -> None:
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != wanted:
-        raise CheckpointError(f"SHA-256 is {found}, must be {wanted}; the file is damaged or changed.", file=name)
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != expected:
+        raise CheckpointError(f"SHA-256 is {actual}, must be {expected}; the file is damaged or changed.", file=name)

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.errors import InvalidRequest, NonFinite, WhimbrelError, relocated
+from whimbrel.errors import InvalidRequest, Location, NonFinite, WhimbrelError
 from whimbrel.outputs.layout import ResultLayout, build_outputs, concat_sparse, estimated_bytes, scores_layout
 from whimbrel.outputs.merge import ChunkMerge, Deduplication
 from whimbrel.outputs.multi_vector import TokenReduction, pool_documents
@@ -68,19 +68,18 @@ def response_layout(rows: ResultLayout, finish: Finish) -> ResultLayout:
 def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
     """Return an error that names a seq as one that names the text of the request, or the part of a pair."""
 
-    def name(seq: int | None = None, *part: int) -> str:
-        if seq is None:
-            return "input"
-        path: tuple[int, ...] = (seq, *part)
+    def locate(location: Location) -> Location:
+        if location.item is None:
+            return location
         if isinstance(finish, ChunkMerge):
-            path = (finish.text_of(seq),)
-        elif isinstance(finish, Deduplication):
-            path = (finish.text_of(seq), *part)
-        elif isinstance(finish, PairScoring) and not part:  # a part of a pair is not a seq: it was located where it was found
-            path = finish.pair_of(seq)
-        return "input" + "".join(f"[{i}]" for i in path)
+            return Location("input", finish.text_of(location.item))
+        if isinstance(finish, Deduplication):
+            return Location("input", finish.text_of(location.item), location.part)
+        if isinstance(finish, PairScoring) and location.part is None:  # a part of a pair was located where it was found
+            return Location("input", *finish.pair_of(location.item))
+        return location
 
-    return error if isinstance(finish, ReturnRows | TokenReduction) else relocated(error, name)
+    return error.relocated(locate)
 
 
 class Finisher(Protocol):
@@ -301,5 +300,5 @@ def _checked_scores(pairs: PairScoring, scores_P: Float32Array, num_seqs: int) -
     is_stored = [int(texts_P[pair]) >= num_seqs for texts_P in (pairs.queries_P, pairs.documents_P)]
     if any(is_stored):
         part = int(is_stored[1])
-        raise InvalidRequest("a score is NaN or infinite: the vectors are too large.", param=f"input[{pair}][{part}]")
-    raise NonFinite("a score is NaN or infinite.", param=f"input[{pair}][1]")
+        raise InvalidRequest("a score is NaN or infinite: the vectors are too large.", item=pair, part=part)
+    raise NonFinite("a score is NaN or infinite.", item=pair, part=1)

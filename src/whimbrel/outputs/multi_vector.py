@@ -42,7 +42,7 @@ class TokenReduction:
                 index = int(too_long[0])
                 raise InvalidRequest(
                     f"has {counts_N[index]:,} token vectors; at most {most:,} are pooled. Give max_tokens, or token_pooling 1.",
-                    param=f"input[{index}]",
+                    item=index,
                 )
         if self.muvera is not None and counts_N.size * self.muvera.num_dims > _MAX_REQUEST_NUMBERS:
             raise TooLarge(
@@ -63,7 +63,7 @@ class TokenReduction:
         except MemoryError:
             raise OutOfMemory("there is no memory to reduce the token vectors of this request.") from None
         if not (finite_N := np.isfinite(encoded_NE).all(axis=1)).all():
-            raise NonFinite("the encoding has NaN or infinity.", param=f"input[{finite_N.argmin()}]")
+            raise NonFinite("the encoding has NaN or infinity.", item=int(finite_N.argmin()))
         return replace(outputs, multi_vector=None, muvera=encoded_NE)
 
 

@@ -161,4 +161,4 @@ def _check_texts(texts: Ragged, width: int) -> None:
         raise InvalidRequest(f"token vectors have {shape[-1]:,} numbers; these parameters are for {width:,}.", param="input")
     empty: Any = np.flatnonzero(np.diff(texts.offsets_N1) == 0)
     if len(empty):
-        raise InvalidRequest("the text has no token vectors, so it has no encoding.", param=f"input[{empty[0]}]")
+        raise InvalidRequest("the text has no token vectors, so it has no encoding.", item=int(empty[0]))

@@ -15,7 +15,7 @@ from typing import Final, cast
 
 import numpy as np
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, Location
 from whimbrel.outputs.stored_vectors import StoredVectors, StoredVectorsBuilder
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
@@ -106,9 +106,9 @@ class PairSide:
     """The first pair of each text."""
     part: int
 
-    def map_location(self, index: int | None = None, *_: int) -> str:
+    def locate(self, location: Location) -> Location:
         """Return the location of a text as a part of its first pair."""
-        return "input" if index is None else _name(self.first_N[index], self.part)
+        return location if location.item is None else Location("input", self.first_N[location.item], self.part)
 
     def text_indices(self, first_text: int, first_stored: int) -> Int32Array:
         """Return `index_P` with texts numbered from `first_text` on and stored vectors from `first_stored` on: (P,)."""
@@ -140,9 +140,9 @@ def _side(request: Request, pairs: list[PairInput], output: OutputName, width: i
         if isinstance(each, str):
             first.setdefault(each, index)
         elif id(each) not in positions_by_id:  # the pairs keep it, so nothing else has its id
-            positions_by_id[id(each)] = builder.add(each, _name(index, part))
+            positions_by_id[id(each)] = builder.add(each, Location("input", index, part))
             if not part and output == "multi_vector" and not len(each):
-                raise InvalidRequest("has no vectors.", param=_name(index, part))
+                raise InvalidRequest("has no vectors.", item=index, part=part)
     stored, positions = builder.build()
     number = {text: i for i, text in enumerate(first)}
     index_of = {key: len(first) + int(positions[i]) for key, i in positions_by_id.items()}
@@ -160,11 +160,7 @@ def _check_pairs(texts: Sequence[object]) -> list[PairInput]:
     for index, pair in enumerate(texts):
         if not isinstance(pair, tuple):
             message = "pairs and what is no pair cannot be mixed in one list." if index else "must be a pair."
-            raise InvalidRequest(message, param=f"input[{index}]")
+            raise InvalidRequest(message, item=index)
         if (count := len(cast(tuple[object, ...], pair))) != 2:
-            raise InvalidRequest(f"must be a pair, has {count} parts.", param=f"input[{index}]")
+            raise InvalidRequest(f"must be a pair, has {count} parts.", item=index)
     return cast(list[PairInput], list(texts))
-
-
-def _name(index: int, part: int) -> str:
-    return f"input[{index}][{part}]"

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, Locate, locate_pairs
 from whimbrel.outputs.entities import AGGREGATIONS, Aggregation, find_entities
 from whimbrel.outputs.pair_scoring import can_score, default_scoring_output
 from whimbrel.outputs.stored_vectors import as_vector_list
@@ -38,10 +38,8 @@ class Operation(Generic[T]):
 
     request: Request
     postprocess: Callable[[Result], T]
-    locate: Callable[..., str] | None = None
-    """Location of an input in the caller's arguments, for errors: locate(), locate(index) or locate(index, part).
-
-    None: the location in the request."""
+    locate: Locate | None = None
+    """The caller's names of the inputs, for errors; None: those of the request."""
 
 
 def score(card: Card, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Operation[Float32Array]:
@@ -54,13 +52,9 @@ def _score(card: Card, inputs: Mapping[str, Texts], options: ScoreOptions) -> Op
     if not can_score(card):
         card.output("scores")
     items = {name: _items(card, texts, name, options.get("score_by")) for name, texts in inputs.items()}
-    names = [(name, is_one) for name, (_, is_one) in items.items()]
-
-    def locate(index: int | None = None, part: int = 1) -> str:
-        name, is_one = names[part]
-        return name if index is None or is_one else f"{name}[{index}]"
-
+    (_, one_query), (_, one_document) = items.values()
     request = _request(card, "scores", _pair(*(texts for texts, _ in items.values())), options)
+    locate = locate_pairs(*inputs, single=(one_query, one_document))
     return Operation(request, lambda result: _squeeze(require(result.outputs.scores)), locate)
 
 

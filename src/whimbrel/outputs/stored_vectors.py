@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Ragged, Sparse
@@ -69,21 +69,21 @@ class StoredVectorsBuilder:
         """`width` is the number of columns; for sparse vectors, the size of the vocabulary."""
         self._output: OutputName = output
         self._width = width
-        self._kinds: dict[str, list[tuple[int, str, Any, Any]]] = {}
+        self._kinds: dict[str, list[tuple[int, Location, Any, Any]]] = {}
         self._count = 0
 
-    def add(self, vectors: object, param: str) -> int:
+    def add(self, vectors: object, location: Location) -> int:
         """Add the vectors of one text and return its index. Raises InvalidRequest."""
         if _is_masked(vectors):
-            raise InvalidRequest("is a masked array; send what is not masked as a plain one.", param=param)
+            raise InvalidRequest("is a masked array; send what is not masked as a plain one.", location=location)
         index = self._count
         self._count += 1
         if self._output == "sparse":
-            ids, weights = _entries(vectors, self._width, param)
-            self._kinds.setdefault("sparse", []).append((index, param, weights[:, None], ids))
+            ids, weights = _entries(vectors, self._width, location)
+            self._kinds.setdefault("sparse", []).append((index, location, weights[:, None], ids))
         else:
-            rows = self._rows(vectors, param)
-            self._kinds.setdefault(rows.dtype.name, []).append((index, param, rows, None))
+            rows = self._rows(vectors, location)
+            self._kinds.setdefault(rows.dtype.name, []).append((index, location, rows, None))
         return index
 
     def build(self) -> tuple[tuple[StoredVectors, ...], Int32Array]:
@@ -95,30 +95,34 @@ class StoredVectorsBuilder:
             lone = len(items) == 1 and items[0][2].flags.writeable  # torch takes no others
             rows_XD = items[0][2] if lone else np.concatenate([rows for _, _, rows, _ in items])
             offsets = np.cumsum([0, *(len(rows) for _, _, rows, _ in items)], dtype=np.int64)
-            _check_finite(rows_XD, offsets, [param for _, param, _, _ in items])
+            _check_finite(rows_XD, offsets, [location for _, location, _, _ in items])
             ids = np.concatenate([ids for *_, ids in items]) if self._output == "sparse" else None
             blocks.append(StoredVectors(rows_XD, offsets, ids))
             positions_N[[index for index, *_ in items]] = np.arange(before, before + len(items), dtype=np.int32)
             before += len(items)
         return tuple(blocks), positions_N
 
-    def _rows(self, vectors: object, param: str) -> NDArray[Any]:
+    def _rows(self, vectors: object, location: Location) -> NDArray[Any]:
         if not isinstance(vectors, np.ndarray):
-            raise InvalidRequest(f"must be a string or an array of {self._output}, is {type(vectors).__name__}.", param=param)
+            raise InvalidRequest(
+                f"must be a string or an array of {self._output}, is {type(vectors).__name__}.", location=location
+            )
         rows = np.asarray(cast(NDArray[Any], vectors))
         kind = "float32" if rows.dtype == np.float64 else rows.dtype.name
         if kind not in _TYPES:
-            raise InvalidRequest(f"the array is of {rows.dtype.name}; it takes {', '.join(_TYPES)}.", param=param)
+            raise InvalidRequest(f"the array is of {rows.dtype.name}; it takes {', '.join(_TYPES)}.", location=location)
         ndim = _ROWS[self._output]
         if rows.ndim != ndim:
             shape = "(width,)" if ndim == 1 else "(tokens, width)"
-            raise InvalidRequest(f"the array has the shape {rows.shape}; a text's {self._output} is {shape}.", param=param)
+            raise InvalidRequest(
+                f"the array has the shape {rows.shape}; a text's {self._output} is {shape}.", location=location
+            )
         if kind == "uint8" and self._width % 8:
-            raise InvalidRequest(f"bits come in eights; this model's vectors have {self._width:,} columns.", param=param)
+            raise InvalidRequest(f"bits come in eights; this model's vectors have {self._width:,} columns.", location=location)
         width = rows.shape[-1] * (8 if kind == "uint8" else 1)
         if width != self._width:
             raise InvalidRequest(
-                f"the vectors have {width:,} columns; those they are compared with have {self._width:,}.", param=param
+                f"the vectors have {width:,} columns; those they are compared with have {self._width:,}.", location=location
             )
         with np.errstate(over="ignore"):  # infinity is found below
             return rows.reshape(-1, rows.shape[-1]).astype(kind, order="C", copy=False)
@@ -146,26 +150,28 @@ def entry_bounds(blocks: Iterable[StoredVectors], first: int) -> Int64Array:
     return np.cumsum([first, *map(len, blocks)])
 
 
-def _entries(vectors: object, vocab_size: int, param: str) -> tuple[Int32Array, Float32Array]:
+def _entries(vectors: object, vocab_size: int, location: Location) -> tuple[Int32Array, Float32Array]:
     """Return (ids, weights) of a sparse vector, by ascending id."""
     if not _is_sparse(vectors):
-        raise InvalidRequest("must be a string, or a pair of arrays: the entries and their weights.", param=param)
+        raise InvalidRequest("must be a string, or a pair of arrays: the entries and their weights.", location=location)
     ids, weights = cast("tuple[NDArray[Any], NDArray[Any]]", vectors)
     if ids.ndim != 1 or weights.ndim != 1:
         raise InvalidRequest(
-            f"arrays of entries and weights have one dimension, not {ids.ndim} and {weights.ndim}.", param=param
+            f"arrays of entries and weights have one dimension, not {ids.ndim} and {weights.ndim}.", location=location
         )
     if ids.dtype.kind not in "iu" or weights.dtype.kind != "f":
-        raise InvalidRequest(f"entries are integers and weights floats, not {ids.dtype} and {weights.dtype}.", param=param)
+        raise InvalidRequest(
+            f"entries are integers and weights floats, not {ids.dtype} and {weights.dtype}.", location=location
+        )
     if ids.size != weights.size:
-        raise InvalidRequest(f"{ids.size:,} entries have {weights.size:,} weights.", param=param)
+        raise InvalidRequest(f"{ids.size:,} entries have {weights.size:,} weights.", location=location)
     order = np.argsort(ids, kind="stable")
     ids = cast(Int64Array, ids[order])
     if ids.size and not 0 <= ids[0] <= ids[-1] < vocab_size:
         wrong = ids[0] if ids[0] < 0 else ids[-1]
-        raise InvalidRequest(f"entry {wrong:,} is outside the vocabulary of {vocab_size:,}.", param=param)
+        raise InvalidRequest(f"entry {wrong:,} is outside the vocabulary of {vocab_size:,}.", location=location)
     if (ids[1:] == ids[:-1]).any():
-        raise InvalidRequest(f"entry {ids[:-1][ids[1:] == ids[:-1]][0]:,} is there twice.", param=param)
+        raise InvalidRequest(f"entry {ids[:-1][ids[1:] == ids[:-1]][0]:,} is there twice.", location=location)
     with np.errstate(over="ignore"):
         return ids.astype(np.int32), weights[order].astype(np.float32)
 
@@ -180,9 +186,9 @@ def _is_sparse(value: object) -> bool:
     return len(arrays) == 2 and all(isinstance(array, np.ndarray) for array in arrays)
 
 
-def _check_finite(rows_XD: NDArray[Any], offsets_N1: Int64Array, params: Sequence[str]) -> None:
+def _check_finite(rows_XD: NDArray[Any], offsets_N1: Int64Array, locations: Sequence[Location]) -> None:
     if rows_XD.dtype.kind == "f" and not np.isfinite(rows_XD).all():
         row, column = (int(indices[0]) for indices in np.nonzero(~np.isfinite(rows_XD)))
         text = int(np.searchsorted(offsets_N1, row, "right")) - 1
         at = f"row {row - offsets_N1[text]}, column {column}"
-        raise InvalidRequest(f"holds {rows_XD[row, column]} (at {at}); vectors are finite.", param=params[text])
+        raise InvalidRequest(f"holds {rows_XD[row, column]} (at {at}); vectors are finite.", location=locations[text])

@@ -17,7 +17,7 @@ import tokenizers
 from whimbrel.checkpoint.tokenizer.classes import read_as_class
 from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.tokenizer.truncation import MAX_CHARACTERS, check_characters
+from whimbrel.tokenizer.truncation import MAX_CHARACTERS, Index, check_characters, location_of
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.seq import TokenInfo
@@ -76,36 +76,37 @@ class BackendTokenizer:
         self._max_characters = max_characters
 
     def ids(
-        self, texts: Sequence[str], prompt: str = "", *, names: Sequence[str] | None = None, special: bool = True
+        self, texts: Sequence[str], prompt: str = "", *, indices: Sequence[Index] | None = None, special: bool = True
     ) -> list[Int32Array]:
-        """The ids of prompt + text, for each text. `names`: what errors call the texts; None: input[0] and so on.
+        """The ids of prompt + text, for each text. `indices`: what the texts are to the request, for errors;
+        None: item 0 and so on.
 
         Raises InvalidRequest and TooLarge.
         """
-        slices = self.encode_batches(texts, prompt, names=names, special=special)
+        slices = self.encode_batches(texts, prompt, indices=indices, special=special)
         return [row for encodings in slices for row in _flat([encoding.ids for encoding in encodings])]
 
     def encode_unique(self, rows: Iterable[Iterable[str]]) -> dict[str, Int32Array]:
         """The ids of each text in rows of texts, without special tokens. What occurs in many is tokenised once."""
-        first: dict[str, str] = {}
+        first: dict[str, Index] = {}
         for index, row in enumerate(rows):
             for part, text in enumerate(row):
-                first.setdefault(text, f"input[{index}][{part}]")
+                first.setdefault(text, (index, part))
         texts = list(first)
-        return dict(zip(texts, self.ids(texts, names=list(first.values()), special=False), strict=True))
+        return dict(zip(texts, self.ids(texts, indices=list(first.values()), special=False), strict=True))
 
     def encode_batches(
         self,
         texts: Sequence[str],
         prompt: str = "",
         *,
-        names: Sequence[str] | None = None,
+        indices: Sequence[Index] | None = None,
         special: bool = True,
         located: bool = False,
     ) -> Iterator[list[tokenizers.Encoding]]:
         """As `ids`, slice by slice; only if they are to be `located` do they know which characters their tokens are of."""
         sizes = [len(prompt) + len(text) for text in texts]
-        self.check_sizes(sizes, names)
+        self.check_sizes(sizes, indices)
         encode = self.raw.encode_batch if located else self.raw.encode_batch_fast
         for part in _slices(sizes):
             prompted = [prompt + text for text in texts[part]] if prompt else texts[part]
@@ -114,7 +115,7 @@ class BackendTokenizer:
             except BaseException as error:
                 if not _is_of_the_binding(error):
                     raise
-                found = find_surrogate(texts, names, prompt=prompt)
+                found = find_surrogate(texts, indices, prompt=prompt)
                 raise found or InvalidRequest(f"cannot be tokenised: {error}.", param="input") from None
             yield encodings
 
@@ -127,20 +128,31 @@ class BackendTokenizer:
         """What ids stand for, row by row."""
         return self.raw.decode_batch([row.tolist() for row in rows], skip_special_tokens=not special)
 
-    def check_sizes(self, sizes: Sequence[int], names: Sequence[str] | None = None) -> None:
+    def check_sizes(self, sizes: Sequence[int], indices: Sequence[Index] | None = None) -> None:
         """Refuse texts of so many characters if that is too much. Raises TooLarge."""
-        check_characters(sizes, self._max_characters, names)
+        check_characters(sizes, self._max_characters, indices)
 
 
-def find_surrogate(texts: Sequence[str], names: Sequence[str] | None = None, **before: str) -> InvalidRequest | None:
-    """The error for the first text that is no Unicode, if one is not; `before` the texts come others, each with its name."""
-    inputs = zip(names or (f"input[{i}]" for i in range(len(texts))), texts, strict=True)
-    for param, text in (*before.items(), *inputs):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return InvalidRequest("holds a lone surrogate, which is no Unicode text.", param=param)
+def find_surrogate(texts: Sequence[str], indices: Sequence[Index] | None = None, **before: str) -> InvalidRequest | None:
+    """Return the error over the first text that is not Unicode, if there is one. The fields `before` are looked at first."""
+    for name, text in before.items():
+        if not _is_unicode(text):
+            return InvalidRequest(_SURROGATE, param=name)
+    for number, text in enumerate(texts):
+        if not _is_unicode(text):
+            return InvalidRequest(_SURROGATE, location=location_of(number, indices))
     return None
+
+
+_SURROGATE: Final = "holds a lone surrogate, which is no Unicode text."
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_of_the_binding(error: BaseException) -> bool:

@@ -76,7 +76,7 @@ def encode_document(tokenizer: Tokenizer, request: Request) -> list[Seq]:
     spans_S2 = np.maximum(spans_S2, np.int32(tokenizer.count_instruction(ids)))
     without = np.flatnonzero(spans_S2[:, 0] == spans_S2[:, 1])
     if without.size:
-        raise InvalidRequest("this part of the document has no tokens of its own.", param=f"input[{without[0]}]")
+        raise InvalidRequest("this part of the document has no tokens of its own.", item=int(without[0]))
     return [replace(tokenizer.seq(ids, 0, terms), prompt_tokens=0, spans_S2=spans_S2)]  # spans leave the prompt out themselves
 
 

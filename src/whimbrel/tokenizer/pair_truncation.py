@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.tokenizer.backend import BackendTokenizer
+from whimbrel.tokenizer.truncation import Index
 from whimbrel.types.request import Request
 
 
@@ -29,11 +30,11 @@ def truncate_sides(request: Request, *backends: BackendTokenizer) -> Request:
 
 def _cut(side: Sequence[object], limit: int, part: int, backend: BackendTokenizer) -> list[object]:
     """Each text up to where its first `limit` tokens end."""
-    first: dict[str, str] = {}
+    first: dict[str, Index] = {}
     for index, text in enumerate(side):
         if isinstance(text, str):
-            first.setdefault(text, f"input[{index}][{part}]")
-    slices = backend.encode_batches(list(first), names=list(first.values()), special=False, located=True)
+            first.setdefault(text, (index, part))
+    slices = backend.encode_batches(list(first), indices=list(first.values()), special=False, located=True)
     found: dict[object, str] = {}
     for text, encoding in zip(first, chain.from_iterable(slices), strict=True):
         found[text] = text

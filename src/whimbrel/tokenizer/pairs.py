@@ -41,7 +41,7 @@ class PairTemplate:
         """The seq of two texts, cut to the limit. Raises TooLong, and InvalidRequest if it would be empty."""
         num_tokens = self.num_special + first.size + second.size
         if num_tokens == 0:
-            raise InvalidRequest("the pair has no tokens.", param=f"input[{index}]")
+            raise InvalidRequest("the pair has no tokens.", item=index)
         if truncated := limit.exceeded(num_tokens, "pair", index):
             num_first, num_second = cut_pair(first.size, second.size, limit.max_length - self.num_special)
             first, second = limit.cut(first, num_first), limit.cut(second, num_second)

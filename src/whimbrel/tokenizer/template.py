@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import tokenizers
 
-from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
+from whimbrel.errors import CheckpointError, Hint, InvalidRequest, TooLong
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
 from whimbrel.tokenizer.special_tokens import SpecialTokens
 from whimbrel.tokenizer.tokenizer import Tokenizer
@@ -110,8 +110,8 @@ class TemplateTokenizer:
         try:
             rows = self._rows([*_DIFFERENT, *(self._template.parts(*pair) for pair in pairs)], form, instruction)
         except InvalidRequest as error:
-            names = [f"input[{index}][{part}]" for index in range(len(pairs)) for part in range(2)]
-            raise find_surrogate(list(chain(*pairs)), names, instruction=instruction) or error from None
+            indices = [(index, part) for index in range(len(pairs)) for part in range(2)]
+            raise find_surrogate(list(chain(*pairs)), indices, instruction=instruction) or error from None
         limits = self._limits(rows[:2], form, limit)
         return [
             self._seq(pieces, index, form, limits, shortened=self._template.truncates_chars(*pairs[index]))
@@ -167,8 +167,9 @@ class TemplateTokenizer:
         if cut and limits.truncate == "never":
             raise TooLong(
                 f"query and document come to {size:,} tokens; the limit is {limits.total:,}, of which the query may take "
-                f'{min(limits.query, limits.total):,}. Pass truncate="right" to cut them.',
-                param=f"input[{index}]",
+                f"{min(limits.query, limits.total):,}.",
+                item=index,
+                hint=Hint.TRUNCATE_PAIR,
             )
         if ids.size > limits.total:
             kept = limits.total - limits.tail if limits.truncate == "right" else limits.head

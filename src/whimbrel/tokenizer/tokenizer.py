@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.errors import CheckpointError, InvalidRequest
+from whimbrel.errors import CheckpointError, Hint, InvalidRequest
 from whimbrel.tokenizer.backend import BackendTokenizer, load_tokenizer
 from whimbrel.tokenizer.colbert import add_markers_and_expansion, length_bounds, remaining_limit
 from whimbrel.tokenizer.gritlm import InstructionFinder
@@ -113,14 +113,12 @@ class Tokenizer:
     def seq(self, ids: Int32Array, index: int, terms: EncodeParams, *, shortened: bool = False) -> Seq:
         """Cut `ids` to the limit, keeping the special tokens around them; token ids that came without are cut as they are."""
         if ids.size == 0 and self.static is None:
-            raise InvalidRequest("the text has no tokens.", param=f"input[{index}]")
+            raise InvalidRequest("the text has no tokens.", item=index)
         truncated = terms.limit.exceeded(ids.size, "text", index) or shortened
         ids = ids[self.special.truncate_indices(ids, terms.limit)]
         prompt_tokens = max(terms.prompt_tokens, self.count_instruction(ids))
         if 0 < ids.size <= prompt_tokens:
-            raise InvalidRequest(
-                "the text has no tokens but its prompt's, of which no vector is made.", param=f"input[{index}]"
-            )
+            raise InvalidRequest("the text has no tokens but its prompt's, of which no vector is made.", item=index)
         ids = ids[self.known(ids)]
         if self.static is not None:
             ids = self.static.filled(ids)
@@ -139,7 +137,7 @@ class Tokenizer:
 
     def _encode_pairs(self, request: Request) -> list[Seq]:
         if self._pairs is None:
-            raise InvalidRequest("this model takes texts, not pairs of texts.", param="input[0]")
+            raise InvalidRequest("this model takes texts, not pairs of texts.", item=0)
         pairs, prompt = check_pairs(request.texts), self._prompt(request)
         if prompt:
             pairs = [(prompt + first, second) for first, second in pairs]
@@ -151,8 +149,7 @@ class Tokenizer:
         forms = self.card.text_formats
         if forms and request.input_type not in forms:
             raise InvalidRequest(
-                'this model treats queries and documents differently; say input_type="query" or "document".',
-                param="input_type",
+                "this model treats queries and documents differently", param="input_type", hint=Hint.INPUT_TYPE
             )
         return None if request.input_type is None else forms.get(request.input_type)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
-from whimbrel.errors import InvalidRequest, TooLarge, TooLong
+from whimbrel.errors import Hint, InvalidRequest, Location, TooLarge, TooLong
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.request import Request, Truncate
 
@@ -17,8 +17,17 @@ MAX_CHARACTERS_PER_TOKEN: Final = 32
 """A request may have so many times the characters that it may have tokens."""
 
 
-def check_characters(sizes: Sequence[int], most: int, names: Sequence[str] | None = None) -> None:
-    """Refuse texts of so many characters, where all may have `most`. `names`: what errors call them. Raises TooLarge."""
+Index: TypeAlias = "tuple[int, int | None]"
+"""The item of a request, and the part of it, that a text is."""
+
+
+def location_of(text: int, indices: Sequence[Index] | None) -> Location:
+    """Return the place of a text in the request; without `indices` it is the item of the same number."""
+    return Location("input", text) if indices is None else Location("input", *indices[text])
+
+
+def check_characters(sizes: Sequence[int], most: int, indices: Sequence[Index] | None = None) -> None:
+    """Raise TooLarge if one text has too many characters, or all together more than `most`."""
     if (total := sum(sizes)) > most:
         raise TooLarge(
             f"the texts have {total:,} characters, prompts included; the limit is {most:,}. Send fewer texts at once.",
@@ -28,7 +37,7 @@ def check_characters(sizes: Sequence[int], most: int, names: Sequence[str] | Non
         if size > MAX_CHARACTERS:
             raise TooLarge(
                 f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it.",
-                param=f"input[{index}]" if names is None else names[index],
+                location=location_of(index, indices),
             )
 
 
@@ -44,8 +53,7 @@ class TruncationLimit:
         """Whether a text, or a pair, is to be cut. Raises TooLong if it may not be."""
         if num_tokens > self.max_length and self.truncate == "never":
             raise TooLong(
-                f'the {what} has {num_tokens:,} tokens; the limit is {self.max_length:,}. Pass truncate="right" to cut it.',
-                param=f"input[{index}]",
+                f"the {what} has {num_tokens:,} tokens; the limit is {self.max_length:,}.", item=index, hint=Hint.TRUNCATE
             )
         return num_tokens > self.max_length
 

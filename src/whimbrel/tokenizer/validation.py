@@ -22,7 +22,7 @@ def check_texts(texts: Sequence[object]) -> list[str]:
     if set(map(type, texts)) != {str}:
         for index, text in enumerate(texts):
             if not isinstance(text, str):
-                raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=f"input[{index}]")
+                raise InvalidRequest(f"must be a string, is {type(text).__name__}.", item=index)
     return cast(list[str], texts)
 
 
@@ -31,14 +31,14 @@ def check_pairs(texts: Sequence[object]) -> list[Pair]:
     for index, pair in enumerate(texts):
         if not isinstance(pair, tuple):
             said = "pairs and what is no pair cannot be mixed in one list." if index else "must be a pair of strings."
-            raise InvalidRequest(said, param=f"input[{index}]")
+            raise InvalidRequest(said, item=index)
         parts = cast(tuple[object, ...], pair)
         if len(parts) != 2:
-            raise InvalidRequest(f"must be a pair of strings, has {len(parts)} parts.", param=f"input[{index}]")
+            raise InvalidRequest(f"must be a pair of strings, has {len(parts)} parts.", item=index)
         for number, part in enumerate(parts):
             if not isinstance(part, str):
                 kind = "an array" if isinstance(part, np.ndarray) else type(part).__name__
-                raise InvalidRequest(f"a pair is made of strings; this is {kind}.", param=f"input[{index}][{number}]")
+                raise InvalidRequest(f"a pair is made of strings; this is {kind}.", item=index, part=number)
     return cast(list[Pair], list(texts))
 
 
@@ -46,15 +46,16 @@ def check_ids(texts: Sequence[object], vocab_size: int) -> list[Int32Array]:
     """Arrays of ids of the vocabulary, and nothing else. Raises InvalidRequest."""
     for index, row in enumerate(texts):
         if not isinstance(row, np.ndarray):
-            raise InvalidRequest("texts and token ids cannot be mixed in one list.", param=f"input[{index}]")
+            raise InvalidRequest("texts and token ids cannot be mixed in one list.", item=index)
         ids = cast(Int64Array, row)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise InvalidRequest("must be a text, or an array of token ids of one dimension.", param=f"input[{index}]")
+            raise InvalidRequest("must be a text, or an array of token ids of one dimension.", item=index)
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         if wrong.size:
             raise InvalidRequest(
                 f"token id {ids[wrong[0]]:,} is outside the vocabulary of {vocab_size:,}. Were these ids made by "
                 "another model's tokenizer? Send text (LangChain: check_embedding_ctx_length=False).",
-                param=f"input[{index}][{wrong[0]}]",
+                item=index,
+                part=int(wrong[0]),
             )
     return [ids.astype(np.int32) for ids in cast(Sequence[Int64Array], texts)]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.validation import FieldValidator
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -93,7 +93,7 @@ def read_token_pooling(value: object) -> TokenPooling | None:
     try:
         return TokenPooling(value)
     except InvalidRequest as error:
-        raise error.at("token_pooling") from None
+        raise error.at(Location("token_pooling")) from None
 
 
 def read_muvera(value: object) -> MuveraParameters | None:
@@ -113,7 +113,7 @@ def prefix_errors(field: str) -> Generator[None]:
     try:
         yield
     except InvalidRequest as error:
-        raise error.at(f"{field}.{error.param}") from None
+        raise error.at(Location(field, path=f".{error.param}")) from None
 
 
 def _from_mapping(kind: type[S], field: str, values: Mapping[object, Any]) -> S:
@@ -123,6 +123,6 @@ def _from_mapping(kind: type[S], field: str, values: Mapping[object, Any]) -> S:
             raise InvalidRequest(f"{name!r:.80} is not known; it takes {', '.join(names)}.", param=field)
     for each in msgspec.structs.fields(kind):
         if each.required and each.name not in values:
-            raise InvalidRequest("is missing.", param=f"{field}.{each.name}")
+            raise InvalidRequest("is missing.", location=Location(field, path=f".{each.name}"))
     with prefix_errors(field):
         return kind(**cast(Mapping[str, Any], values))

@@ -136,11 +136,11 @@ def resolve_prompt(card: Card, prompt: str | None) -> tuple[str | None, str | No
     return (prompt, None) if isinstance(prompt, str) and prompt in card.prompts else read_prompt(prompt)
 
 
-def check_options(options: Mapping[str, object], known: type[TextOptions | ScoreOptions]) -> None:
+def check_options(options: Mapping[str, object], kind: type[TextOptions | ScoreOptions]) -> None:
     """Raise InvalidRequest for unknown options, which would have no effect."""
     for name in options:
-        if name not in known.__annotations__:
-            raise InvalidRequest(f"is no option of this verb; it takes {', '.join(known.__annotations__)}.", param=name)
+        if name not in kind.__annotations__:
+            raise InvalidRequest(f"is no option of this verb; it takes {', '.join(kind.__annotations__)}.", param=name)
 
 
 def _names(outputs: OutputName | Iterable[OutputName]) -> tuple[OutputName, ...]:
@@ -166,7 +166,7 @@ def as_strings(texts: str | Iterable[str], param: str) -> list[str]:
     strings = as_list(texts, param)
     for index, text in enumerate(strings):
         if not isinstance(cast(object, text), str):
-            raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=f"{param}[{index}]")
+            raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=param, item=index)
     return strings
 
 

@@ -83,7 +83,7 @@ class Plan:
     cpu: Cpu = field(default_factory=Cpu)
     """Processor features that this process may use."""
     same_bits: bool | None = None
-    """Whether a text has the same bits alone and in any batch. None on a CPU until the loaded weights have been tried."""
+    """A text has the same bits alone and in any batch. None on a CPU until the loaded weights have been tried."""
     same_bits_reason: str = ""
     """Reason why `same_bits` is False."""
 
@@ -125,14 +125,14 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
 
 
 def _device(value: str, hardware: Hardware, replica: int) -> str:
-    known = ("cpu", *hardware.gpus)
+    devices = ("cpu", *hardware.gpus)
     if value in ("auto", "cuda") and hardware.gpus:
         return hardware.gpus[replica % len(hardware.gpus)]
     if value == "auto":
         return "cpu"
-    if value in known:
+    if value in devices:
         return value
-    raise SetupError(f"no device {value!r} here.", hint=f"--device takes auto or one of: {', '.join(known)}")
+    raise SetupError(f"no device {value!r} here.", hint=f"--device takes auto or one of: {', '.join(devices)}")
 
 
 def _dtype(value: str, *, on_cpu: bool, hardware: Hardware) -> Dtype:

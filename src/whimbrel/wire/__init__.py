@@ -1,6 +1,6 @@
-"""Arrays <-> what travels: JSON, base64, raw bytes, npy and Arrow, in the types that halve or quarter their bytes.
+"""Encoding of arrays as JSON, base64, raw bytes, npy and Arrow, in number types down to one bit.
 
-numpy, orjson and pybase64 only; no Python object per float, and no copy before encoding.
+It needs numpy, ml_dtypes, orjson, pybase64 and msgspec only. It makes no Python object per float and no copy before encoding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Arrays -> an Arrow IPC stream of one record batch: a row for each text, a column for each output.
+"""Arrow IPC streams of one record batch, with a row for each text and a column for each output.
 
-Vectors are FixedSizeList, token vectors List of FixedSizeList, sparse ones a struct of the lists `ids` and `weights`. bfloat16
-is FixedSizeBinary(2) with the extension name that Lance gives it, fp8 is uint8. Only the heads are written here; the buffers
-are the arrays. Source: arrow.apache.org/docs/format/Columnar.html and its Schema.fbs and Message.fbs.
+Dense vectors are FixedSizeList, token vectors are List of FixedSizeList. Sparse vectors are a struct of the lists `ids` and
+`weights`. bfloat16 is FixedSizeBinary(2) with Lance's extension name, and fp8 is uint8. The module writes the headers only, and
+the buffers are the arrays. docs/adr/0019-arrow-stream-writer.md says why it does not use pyarrow.
+Source: arrow.apache.org/docs/format/Columnar.html, Schema.fbs and Message.fbs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from whimbrel.types.arrays import Int64Array
 from whimbrel.wire.dtypes import EncodedArray
-from whimbrel.wire.flatbuffers import Number, Structs, Table, write_flat
+from whimbrel.wire.flatbuffers import Number, Structs, Table, write_flatbuffer
 
 _VERSION_5: Final = 4
 _SCHEMA, _RECORD_BATCH = 1, 3
@@ -27,7 +28,7 @@ _ALIGN: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, or what is within one: its type, and its buffers without those that say what is null, for nothing is."""
+    """A column, or a child of one, without nulls. `buffers` leaves out the validity bitmap."""
 
     name: str
     length: int
@@ -38,25 +39,25 @@ class Column:
     extension: str = ""
 
 
-def vectors(name: str, array_ND: EncodedArray) -> Column:
-    """A vector for each row."""
+def vector_column(name: str, array_ND: EncodedArray) -> Column:
+    """Return a column with a vector in each row."""
     count, width = array_ND.shape
-    return Column(name, count, _FIXED_LIST, Table([Number("i", width)]), children=[scalars("item", array_ND)])
+    return Column(name, count, _FIXED_LIST, Table([Number("i", width)]), children=[scalar_column("item", array_ND)])
 
 
-def lists(name: str, offsets_N1: Int64Array, items: Column) -> Column:
-    """A list for each row: item offsets_N1[i] to offsets_N1[i + 1]."""
+def list_column(name: str, offsets_N1: Int64Array, items: Column) -> Column:
+    """Return a column of lists. Row i has the items offsets_N1[i] to offsets_N1[i + 1]."""
     order = _first_buffer(items).order
     offsets = EncodedArray(offsets_N1.astype(np.int32), "int32", order)
     return Column(name, len(offsets_N1) - 1, _LIST, Table(), [offsets], [replace(items, name="item")])
 
 
-def struct_of(name: str, *columns: Column) -> Column:
-    """The columns as one."""
+def struct_column(name: str, *columns: Column) -> Column:
+    """Return one column of the columns' rows."""
     return Column(name, columns[0].length, _STRUCT, Table(), children=columns)
 
 
-def scalars(name: str, array: EncodedArray) -> Column:
+def scalar_column(name: str, array: EncodedArray) -> Column:
     bits = 8 * array.storage_dtype.itemsize
     length = int(np.prod(array.shape))
     if array.dtype in _PRECISION:
@@ -71,50 +72,50 @@ def _first_buffer(column: Column) -> EncodedArray:
     return column.buffers[0] if column.buffers else _first_buffer(column.children[0])
 
 
-def arrow_chunks(columns: Sequence[Column], about: Mapping[str, str]) -> tuple[int, Iterator[bytes | memoryview]]:
-    """The number of bytes of the stream, and these. `about` becomes the schema's metadata."""
+def arrow_chunks(columns: Sequence[Column], metadata: Mapping[str, str]) -> tuple[int, Iterator[bytes | memoryview]]:
+    """Return the size of the stream in bytes and its chunks. `metadata` is that of the schema."""
     buffers = [buffer for column in columns for buffer in _flat_buffers(column)]
     sizes = [0 if buffer is None else buffer.nbytes for buffer in buffers]
-    schema = [Number("h", _first_buffer(columns[0]).is_big), [_field(column) for column in columns], _pairs(about)]
+    schema = [Number("h", _first_buffer(columns[0]).is_big), [_field(column) for column in columns], _key_values(metadata)]
     nodes = [number for column in columns for length in _lengths(column) for number in (length, 0)]
-    places: list[int] = []
+    extents: list[int] = []
     end = 0
     for size in sizes:
-        places += [end, size]
+        extents += [end, size]
         end += size + -size % _ALIGN
-    batch = Table([Number("q", columns[0].length), Structs(nodes), Structs(places)])
-    heads = _message(_SCHEMA, Table(schema), 0) + _message(_RECORD_BATCH, batch, end)
-    return len(heads) + end + len(_END), _stream(heads, buffers)
+    batch = Table([Number("q", columns[0].length), Structs(nodes), Structs(extents)])
+    headers = _message(_SCHEMA, Table(schema), 0) + _message(_RECORD_BATCH, batch, end)
+    return len(headers) + end + len(_END), _stream(headers, buffers)
 
 
-def _stream(heads: bytes, buffers: Sequence[EncodedArray | None]) -> Iterator[bytes | memoryview]:
-    yield heads
+def _stream(headers: bytes, buffers: Sequence[EncodedArray | None]) -> Iterator[bytes | memoryview]:
+    yield headers
     for buffer in buffers:
         if buffer is not None:
             yield from buffer.chunks()
-            if rest := -buffer.nbytes % _ALIGN:
-                yield bytes(rest)
+            if padding := -buffer.nbytes % _ALIGN:
+                yield bytes(padding)
     yield _END
 
 
 def _message(kind: int, content: Table, body_size: int) -> bytes:
-    head = write_flat(Table([Number("h", _VERSION_5), Number("b", kind), content, Number("q", body_size)]))
-    head += bytes(-len(head) % _ALIGN)
-    return b"\xff\xff\xff\xff" + len(head).to_bytes(4, "little") + head
+    header = write_flatbuffer(Table([Number("h", _VERSION_5), Number("b", kind), content, Number("q", body_size)]))
+    header += bytes(-len(header) % _ALIGN)
+    return b"\xff\xff\xff\xff" + len(header).to_bytes(4, "little") + header
 
 
 def _field(column: Column) -> Table:
-    about = {"ARROW:extension:name": column.extension, "ARROW:extension:metadata": ""} if column.extension else {}
+    metadata = {"ARROW:extension:name": column.extension, "ARROW:extension:metadata": ""} if column.extension else {}
     children = [_field(each) for each in column.children]
-    return Table([column.name, Number("b", 0), Number("b", column.kind), column.type, None, children, _pairs(about)])
+    return Table([column.name, Number("b", 0), Number("b", column.kind), column.type, None, children, _key_values(metadata)])
 
 
-def _pairs(about: Mapping[str, str]) -> list[Table] | None:
-    return [Table([name, value]) for name, value in about.items()] or None
+def _key_values(metadata: Mapping[str, str]) -> list[Table] | None:
+    return [Table([name, value]) for name, value in metadata.items()] or None
 
 
 def _flat_buffers(column: Column) -> Iterator[EncodedArray | None]:
-    """As Arrow orders them; None is what would say which are null."""
+    """Yield the buffers in Arrow's order, with None for each validity bitmap."""
     yield None
     yield from column.buffers
     for each in column.children:

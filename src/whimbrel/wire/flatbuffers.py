@@ -1,6 +1,6 @@
-"""Tables as flatbuffers: the little of the format that the heads of Arrow's messages need, written front to back.
+"""A FlatBuffers writer for the headers of Arrow's messages.
 
-Source: flatbuffers.dev/internals. A table is a list of slots; one that is None takes the default.
+It covers the part of the format that they need, and writes front to back. Source: flatbuffers.dev/internals.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number of a table, as `struct` writes it: b, h, i or q."""
+    """An integer slot. `kind` is its `struct` format: b, h, i or q."""
 
     kind: str
     value: int
@@ -21,7 +21,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Structs:
-    """A vector of pairs of 64-bit integers, one after another."""
+    """A vector of structs of two 64-bit integers, as one flat list."""
 
     numbers: Sequence[int]
 
@@ -31,26 +31,26 @@ Item: TypeAlias = "str | Structs | Table | list[Table]"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Slots in the order of the schema."""
+    """A table. Its slots are in the order of the schema, and None is the default value."""
 
     slots: Sequence[Number | Item | None] = ()
 
 
-def write_flat(root: Table) -> bytes:
-    """The buffer whose root is this table."""
+def write_flatbuffer(root: Table) -> bytes:
+    """Return the buffer whose root is `root`."""
     data = bytearray(4)
-    _refer(data, 0, root)
+    _write_reference(data, 0, root)
     return bytes(data)
 
 
-def _refer(data: bytearray, place: int, item: Item) -> None:
-    """Write `item` at the end, and at `place` how far it is from there."""
+def _write_reference(data: bytearray, place: int, item: Item) -> None:
+    """Append `item`, and write its relative offset at `place`."""
     start = _write(data, item)
     struct.pack_into("<I", data, place, start - place)
 
 
 def _write(data: bytearray, item: Item) -> int:
-    """Where the item begins, now that it is written."""
+    """Append `item` and return where it begins."""
     if isinstance(item, Table):
         return _write_table(data, item)
     if isinstance(item, Structs):
@@ -64,31 +64,31 @@ def _write(data: bytearray, item: Item) -> int:
         return start
     data += struct.pack("<I", len(item)) + bytes(4 * len(item))
     for number, each in enumerate(item):
-        _refer(data, start + 4 + 4 * number, each)
+        _write_reference(data, start + 4 + 4 * number, each)
     return start
 
 
 def _write_table(data: bytearray, table: Table) -> int:
-    places: list[int] = []
+    slot_offsets: list[int] = []
     end = 4
     for slot in table.slots:
         size = 4 if not isinstance(slot, Number) else struct.calcsize(slot.kind)
         start = -(-end // size) * size
-        places.append(0 if slot is None else start)
+        slot_offsets.append(0 if slot is None else start)
         end = end if slot is None else start + size
-    sizes = _align(data, 2)
-    data += struct.pack(f"<{2 + len(places)}H", 4 + 2 * len(places), end, *places)
+    vtable = _align(data, 2)
+    data += struct.pack(f"<{2 + len(slot_offsets)}H", 4 + 2 * len(slot_offsets), end, *slot_offsets)
     start = _align(data, 8)
-    data += struct.pack("<i", start - sizes) + bytes(end - 4)
-    for slot, place in zip(table.slots, places, strict=True):
+    data += struct.pack("<i", start - vtable) + bytes(end - 4)
+    for slot, offset in zip(table.slots, slot_offsets, strict=True):
         if isinstance(slot, Number):
-            struct.pack_into("<" + slot.kind, data, start + place, slot.value)
+            struct.pack_into("<" + slot.kind, data, start + offset, slot.value)
         elif slot is not None:
-            _refer(data, start + place, slot)
+            _write_reference(data, start + offset, slot)
     return start
 
 
 def _align(data: bytearray, size: int, *, before: int = 0) -> int:
-    """Add zeros until what follows begins, `before` bytes later, at a multiple of `size`."""
+    """Append zeros so that the position `before` bytes after the end is a multiple of `size`. Return the end."""
     data += bytes(-(len(data) + before) % size)
     return len(data)

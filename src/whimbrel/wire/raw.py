@@ -1,6 +1,6 @@
-"""Arrays <-> bytes that lie one after another, and npy.
+"""Raw bytes of several arrays in one body, and the npy file format.
 
-Of several arrays each begins at a multiple of eight bytes, with zeros before it, so that they may be read in place.
+Each array begins at a multiple of eight bytes, after zeros, so that readers can use it in place.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ _ALIGN: Final = 8
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Where an array lies, and what it is."""
+    """Place and type of an array in a body."""
 
     name: str
     dtype: DType
     endianness: ByteOrder
     shape: tuple[int, ...]
     start: int
+    """Offset of the first byte."""
     end: int
-    """One after its last byte."""
+    """Offset after the last byte."""
 
 
 def join_blocks(arrays: Mapping[str, EncodedArray]) -> tuple[list[Block], int, Iterator[bytes | memoryview]]:
-    """What is where, the number of bytes, and these."""
+    """Return the places of the arrays, the size of the body in bytes, and its chunks."""
     blocks: list[Block] = []
     end = 0
     for name, array in arrays.items():
         start = -(-end // _ALIGN) * _ALIGN
         end = start + array.nbytes
         blocks.append(Block(name, array.dtype, "big" if array.is_big else "little", array.shape, start, end))
-    return blocks, end, _joined(blocks, list(arrays.values()))
+    return blocks, end, _block_chunks(blocks, list(arrays.values()))
 
 
-def _joined(blocks: Sequence[Block], arrays: Sequence[EncodedArray]) -> Iterator[bytes | memoryview]:
+def _block_chunks(blocks: Sequence[Block], arrays: Sequence[EncodedArray]) -> Iterator[bytes | memoryview]:
     end = 0
     for block, array in zip(blocks, arrays, strict=True):
         yield bytes(block.start - end)
@@ -51,7 +52,7 @@ def _joined(blocks: Sequence[Block], arrays: Sequence[EncodedArray]) -> Iterator
 
 
 def read_blocks(blocks: Sequence[Block], body: bytes | memoryview) -> dict[str, NDArray[Any]]:
-    """What `join_blocks` joined, as views of `body` where numpy knows the type. Raises ValueError."""
+    """Return the arrays of a body from `join_blocks`, as views of it where numpy has the type. Raises ValueError."""
     data = memoryview(body)
     for each in blocks:
         if not 0 <= each.start <= each.end <= len(data) or min(each.shape, default=0) < 0:
@@ -60,24 +61,24 @@ def read_blocks(blocks: Sequence[Block], body: bytes | memoryview) -> dict[str, 
 
 
 def npy_chunks(array: EncodedArray) -> tuple[int, Iterator[bytes | memoryview]]:
-    """The number of bytes of a file that `numpy.load` reads, and these. bfloat16 and fp8 are void, as ml_dtypes saves them."""
-    head = io.BytesIO()
-    void = array.dtype == "bfloat16" or array.dtype.startswith("fp8")
+    """Return the size and the chunks of a file for `numpy.load`. bfloat16 and fp8 are void types, as ml_dtypes saves them."""
+    header = io.BytesIO()
+    is_void = array.dtype == "bfloat16" or array.dtype.startswith("fp8")
     np.lib.format.write_array_header_1_0(
-        head,
+        header,
         {
-            "descr": f"|V{array.storage_dtype.itemsize}" if void else array.storage_dtype.str,
+            "descr": f"|V{array.storage_dtype.itemsize}" if is_void else array.storage_dtype.str,
             "fortran_order": False,
             "shape": array.shape,
         },
     )
-    return head.tell() + array.nbytes, chain([head.getvalue()], array.chunks())
+    return header.tell() + array.nbytes, chain([header.getvalue()], array.chunks())
 
 
 def read_npy(data: bytes | memoryview) -> NDArray[Any]:
-    """The array of a file of the first version of the format, as a view. Raises ValueError."""
+    """Return the array of an npy file of version 1.0, as a view of `data`. Raises ValueError."""
     file = io.BytesIO(data[: 2**16])
     if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("no npy of version 1.0")
-    shape, fortran, kind = np.lib.format.read_array_header_1_0(file)
-    return np.frombuffer(data, kind, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+        raise ValueError("not an npy file of version 1.0")
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if is_fortran else "C")

@@ -11,9 +11,9 @@ import msgspec
 from whimbrel.client.request_bodies import (
     body_of,
     check_count,
-    document_name,
-    input_name,
-    model_field,
+    locate_document,
+    locate_input,
+    named,
     reject_options,
     reject_score_options,
     require_string,
@@ -68,7 +68,7 @@ def encode(
     fields: dict[str, Any] = {
         "input_type": _INPUT_TYPES[options.get("input_type")],
         "embedding_types": ["base64"],
-        **model_field(model),
+        **named(model),
     }
     optional = {
         "output_dimension": options.get("dimensions"),
@@ -78,7 +78,14 @@ def encode(
     fields |= {name: value for name, value in optional.items() if value is not None}
     items = text_list(texts)
     return Task(
-        "/v2/embed", items, partial(_body, fields, "texts"), _read, join_outputs, size_of, name=input_name, max_items=MAX_TEXTS
+        "/v2/embed",
+        items,
+        partial(_body, fields, "texts"),
+        _read,
+        join_outputs,
+        size_of,
+        locate=locate_input,
+        max_items=MAX_TEXTS,
     )
 
 
@@ -86,7 +93,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     """Return the task that scores documents for a query."""
     reject_score_options("Cohere", options, ("max_document_tokens",))
     require_string(query, "query")
-    fields = {"query": query, **model_field(model)}
+    fields = {"query": query, **named(model)}
     check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
     if limit is not None:
         fields["max_tokens_per_doc"] = limit
@@ -98,7 +105,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
         _read_ranked,
         join_scores,
         size_of,
-        name=document_name,
+        locate=locate_document,
         may_be_empty=True,
     )
 

@@ -12,9 +12,9 @@ import numpy as np
 from whimbrel.client.request_bodies import (
     body_of,
     choose_output,
-    document_name,
-    input_name,
-    model_field,
+    locate_document,
+    locate_input,
+    named,
     reject_options,
     reject_score_options,
     require_string,
@@ -65,14 +65,14 @@ def encode(
     """Return the task that computes one output of texts: dense or sparse vectors, or a vector per token."""
     output = choose_output(outputs)
     reject_options("tei", outputs, tuple(_PATHS), options, _OPTIONS if output == "dense" else _TOKEN_OPTIONS)
-    fields: dict[str, Any] = model_field(model) | _truncation(options.get("truncate"))
+    fields: dict[str, Any] = named(model) | _truncation(options.get("truncate"))
     if (prompt := options.get("prompt")) is not None:
         fields["prompt_name"] = prompt
     for name in ("dimensions", "normalize"):
         if options.get(name) is not None:
             fields[name] = options.get(name)
     write, read = partial(_body, fields, "inputs"), partial(_read, output)
-    return Task(_PATHS[output], text_list(texts), write, read, join_outputs, size_of, name=input_name, max_items=MAX_TEXTS)
+    return Task(_PATHS[output], text_list(texts), write, read, join_outputs, size_of, locate=locate_input, max_items=MAX_TEXTS)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
@@ -80,11 +80,19 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     reject_score_options("TEI", options, ("activate", "truncate"))
     require_string(query, "query")
     raw = {"query": query, "raw_scores": options.get("activate") is False}
-    fields = model_field(model) | raw | _truncation(options.get("truncate"))
+    fields = named(model) | raw | _truncation(options.get("truncate"))
     texts = as_strings(documents, "documents")
     write = partial(_body, fields, "texts")
     return Task(
-        "/rerank", texts, write, _read_ranked, join_scores, size_of, name=document_name, may_be_empty=True, max_items=MAX_TEXTS
+        "/rerank",
+        texts,
+        write,
+        _read_ranked,
+        join_scores,
+        size_of,
+        locate=locate_document,
+        may_be_empty=True,
+        max_items=MAX_TEXTS,
     )
 
 

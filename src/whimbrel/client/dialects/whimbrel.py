@@ -22,7 +22,7 @@ from whimbrel.client.responses import (
     read_scores,
 )
 from whimbrel.client.task import JSON, MESSAGE_PACK, Reply, Task
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, Locate
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import read_muvera, read_token_pooling
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings, check_options, read_prompt
@@ -56,23 +56,23 @@ def encode(
 
 
 def score(model: str | None, queries: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
-    """Return the task that scores pairs."""
-    pairs, name = pairs_of(queries, documents, ("queries", "documents"), options)
-    return _pair_task(model, pairs, options, name, read=read_scores, join=join_scores)
+    """The scores of pairs."""
+    pairs, locate = pairs_of(queries, documents, ("queries", "documents"), options)
+    return _pair_task(model, pairs, options, locate, read=read_scores, join=join_scores)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
     """Return the task that scores documents for a query. The caller ranks them."""
     if not isinstance(query, str | np.ndarray | tuple):
         raise InvalidRequest(f"must be a string or its vectors, is {type(query).__name__}.", param="query")
-    pairs, name = pairs_of(query, documents, ("query", "documents"), options)
-    return _pair_task(model, pairs, options, name, read=read_scores, join=join_scores)
+    pairs, locate = pairs_of(query, documents, ("query", "documents"), options)
+    return _pair_task(model, pairs, options, locate, read=read_scores, join=join_scores)
 
 
 def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[list[Explanation]]:
-    """Return the task that finds the best match of each query token in documents."""
-    pairs, name = pairs_of(query, documents, ("query", "documents"), options)
-    return _pair_task(model, pairs, options, name, read=read_explanations, join=flatten, explain=True)
+    """What each token of a query found in documents."""
+    pairs, locate = pairs_of(query, documents, ("query", "documents"), options)
+    return _pair_task(model, pairs, options, locate, read=read_explanations, join=flatten, explain=True)
 
 
 def classify(model: str | None, texts: str | Iterable[Any], options: ScoreOptions) -> Task[Classes]:
@@ -119,7 +119,7 @@ def _pair_task(
     model: str | None,
     pairs: list[tuple[Any, Any]],
     options: ScoreOptions,
-    name: Callable[..., str],
+    locate: Locate,
     *,
     read: Callable[[Reply, int], Any],
     join: Callable[[list[Any]], Any],
@@ -144,7 +144,7 @@ def _pair_task(
     })  # fmt: skip
     packed = any(isinstance(part, dict) for pair in pairs for part in pair)
     write = partial(_pair_body, fields, msgspec.msgpack.encode if packed else to_json)
-    return Task("/v1/score", pairs, write, read, join, size_of, MESSAGE_PACK if packed else JSON, name, may_be_empty=True)
+    return Task("/v1/score", pairs, write, read, join, size_of, MESSAGE_PACK if packed else JSON, locate, may_be_empty=True)
 
 
 def _pair_body(fields: Json, write: Callable[[Json], bytes], pairs: Sequence[tuple[Any, Any]]) -> bytes:

@@ -14,12 +14,13 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import HINT_INPUT_TYPE, HINT_TRUNCATE, prompt_for_task, translate_hints
+from whimbrel.dialects.common.errors import ErrorTerms
+from whimbrel.dialects.common.fields import prompt_for_task
 from whimbrel.dialects.common.inputs import parse_texts
 from whimbrel.dialects.common.quantized import check_bits, quantize
 from whimbrel.dialects.common.responses import json_answer
 from whimbrel.dialects.common.route import Response, Route, ServedModel
-from whimbrel.errors import InvalidRequest, WhimbrelError
+from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.types.card import Card
 from whimbrel.types.request import InputType, Request, Truncate
 from whimbrel.types.result import Result
@@ -159,18 +160,20 @@ def _texts(body: CohereEmbedRequest) -> list[str]:
         raise InvalidRequest("give either texts or inputs.", param="texts")
     if body.inputs is None:
         return body.texts or []
-    return [_text(each, f"inputs[{index}].content") for index, each in enumerate(body.inputs)]
+    return [_text(each, Location("inputs", index, path=".content")) for index, each in enumerate(body.inputs)]
 
 
-def _text(given: CohereInput, param: str) -> str:
+def _text(given: CohereInput, location: Location) -> str:
     for index, each in enumerate(given.content):
         if each.type != "text" or each.text is None:
             raise InvalidRequest(
                 f"is of type {each.type[:40]!r}, where a text is expected; this server takes no images.",
-                param=f"{param}[{index}]",
+                location=location.below(f"[{index}]"),
             )
     if len(given.content) != 1:
-        raise InvalidRequest(f"has {len(given.content):,} texts; give one, joined as the model is to read them.", param=param)
+        raise InvalidRequest(
+            f"has {len(given.content):,} texts; give one, joined as the model is to read them.", location=location
+        )
     return given.content[0].text or ""
 
 
@@ -207,19 +210,15 @@ def meta(version: str, **units: int) -> dict[str, Any]:
     return {"api_version": {"version": version}, "billed_units": units}
 
 
-_NAMES: Final = {"input": "texts", "dimensions": "output_dimension", "outputs": "model", "prompt_name": "input_type"}
-"""Fields of a Request that have another name here."""
-_WORDS: Final = {HINT_TRUNCATE: 'truncate="END"', HINT_INPUT_TYPE: 'input_type="search_query" or "search_document"'}
+_TERMS: Final = ErrorTerms(
+    {"input": "texts", "dimensions": "output_dimension", "outputs": "model", "prompt_name": "input_type"},
+    {"truncate": 'truncate="END"', "input_type": 'input_type="search_query" or "search_document"'},
+)
 
 
-def render_embed_error(error: WhimbrelError) -> bytes:
-    """An error over a body of this API."""
-    return render_error(translate_hints(error, _WORDS).renamed(_NAMES))
-
-
-def render_error(error: WhimbrelError) -> bytes:
-    """An error as Cohere's clients expect it."""
-    return msgspec.json.encode(CohereError(str(error)))
+def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
+    """Return an error as Cohere's clients expect it."""
+    return msgspec.json.encode(CohereError(terms.describe(error)[0]))
 
 
 ROUTES: Final = (
@@ -228,7 +227,7 @@ ROUTES: Final = (
         summary="Dense vectors of texts, in several types of numbers (Cohere v2).",
         parse_request=parse_embed,
         render_response=render_embed,
-        render_error=render_embed_error,
+        render_error=render_error,
         request_type=CohereEmbedRequest,
         response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document", "embedding_types": ["float", "int8"]}',
@@ -238,7 +237,7 @@ ROUTES: Final = (
         summary="A body with `texts`: dense vectors (Cohere v1).",
         parse_request=parse_embed,
         render_response=render_embed_v1,
-        render_error=render_embed_error,
+        render_error=render_error,
         request_type=CohereEmbedRequest,
         response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document"}',

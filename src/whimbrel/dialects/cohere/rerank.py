@@ -7,6 +7,7 @@ there would be several: then scores are what they are there, or there are none.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Final
 from uuid import uuid4
 
@@ -16,12 +17,11 @@ from msgspec.structs import replace
 
 from whimbrel.dialects.cohere.embed import CohereMeta, meta, render_error
 from whimbrel.dialects.common.decode import decode, is_packed
-from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
 from whimbrel.dialects.common.responses import json_answer, usage
 from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.openai import Usage
-from whimbrel.dialects.rerank import RankedDocument, RerankRequest, named_of_rerank, rank, request_of
-from whimbrel.errors import InvalidRequest, WhimbrelError
+from whimbrel.dialects.rerank import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
+from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
@@ -103,16 +103,6 @@ def _write(body: RerankRequest, result: Result, model: ServedModel, version: str
     return json_answer(content, result)
 
 
-def render_rerank_error(error: WhimbrelError) -> bytes:
-    """An error that names the query, or a document by its place."""
-    return render_error(named_of_rerank(error))
-
-
-def render_rerank_error_v1(error: WhimbrelError) -> bytes:
-    """The same in the words of version 1."""
-    return render_rerank_error(translate_hints(error, {HINT_TRUNCATE: "max_chunks_per_doc=1"}))
-
-
 _EXAMPLE: Final = '"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]'
 
 ROUTES: Final = (
@@ -121,7 +111,7 @@ ROUTES: Final = (
         summary="Documents in the order in which they answer a query (Cohere v2, vLLM).",
         parse_request=parse_rerank,
         render_response=render_rerank,
-        render_error=render_rerank_error,
+        render_error=partial(render_error, terms=RERANK_TERMS),
         request_type=CohereRerankRequest,
         response_type=CohereRerankResponse,
         example=f'{{{_EXAMPLE}, "top_n": 1}}',
@@ -131,7 +121,7 @@ ROUTES: Final = (
         summary="A body with `rank_fields` or `max_chunks_per_doc`: the same (Cohere v1).",
         parse_request=parse_rerank_v1,
         render_response=render_rerank_v1,
-        render_error=render_rerank_error_v1,
+        render_error=partial(render_error, terms=RERANK_TERMS.extended({}, {"truncate": "max_chunks_per_doc=1"})),
         request_type=CohereRerankRequestV1,
         response_type=CohereRerankResponse,
         example=f'{{{_EXAMPLE}, "max_chunks_per_doc": 1}}',

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from whimbrel.dialects.common.inputs import reject_many
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, Location
 
 T = TypeVar("T")
 
@@ -20,7 +20,8 @@ class MalformedBody(InvalidRequest):
 
 
 _MAPS: Final = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_PATH: Final = re.compile(r" - at `\$\.?((\w*).*)`$")
+"""The path of a fault, and its first field."""
 
 
 @lru_cache(maxsize=64)
@@ -45,8 +46,8 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
     except msgspec.ValidationError as error:
         text = str(error)
         path = _PATH.search(text)
-        param = path[1] or None if path else None
-        raise InvalidRequest(f"{_PATH.sub('', text)}{_choices(kind, param)}.", param=param) from None
+        location = Location(path[2], path=path[1].removeprefix(path[2])) if path and path[1] else None
+        raise InvalidRequest(f"{_PATH.sub('', text)}{_choices(kind, path[1] if path else '')}.", location=location) from None
     except RecursionError:
         raise MalformedBody(f"the {language} is nested too deeply.") from None
     except UnicodeDecodeError:
@@ -55,10 +56,10 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
         raise MalformedBody(f"the body is not valid {language}: {error}.") from None
 
 
-def _choices(kind: type, param: str | None) -> str:
+def _choices(kind: type, path: str) -> str:
     """What a field takes, where it takes one of a few words."""
     found = list(_inside(msgspec.inspect.type_info(kind)))
-    for name in (param or "").split("."):
+    for name in path.split("."):
         structs = [info for info in found if isinstance(info, msgspec.inspect.StructType)]
         fields = [field for info in structs for field in info.fields if field.encode_name == name.partition("[")[0]]
         found = [info for field in fields for info in _inside(field.type)]

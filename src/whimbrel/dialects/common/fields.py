@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from copy import copy
-from functools import reduce
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.inputs import parse_texts
-from whimbrel.errors import WhimbrelError
 from whimbrel.types.options import read_truncate
 from whimbrel.types.request import InputType, OutputName, Request
 
 if TYPE_CHECKING:
     from whimbrel.types.card import Card
-
-E = TypeVar("E", bound=WhimbrelError)
 
 
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,20 +80,3 @@ def prompt_for_task(card: Card, word: str | None, input_type: InputType | None) 
     name, in any case of letters, if it has one; and which `input_type` the word stands for."""
     prompts = {} if word is None else {name.casefold(): name for name in card.tower(card.tower_for(input_type)).prompts}
     return {"prompt_name": prompts.get((word or "").casefold()), "input_type": input_type}
-
-
-HINT_TRUNCATE: Final = 'truncate="right"'
-"""What errors over texts that are too long hint at,"""
-HINT_INPUT_TYPE: Final = 'input_type="query" or "document"'
-"""and those over texts of which it is not known what they are."""
-
-
-def translate_hints(error: E, words: Mapping[str, str]) -> E:
-    """The same error, with what an API has in place of our words in its hints."""
-    message = reduce(lambda text, each: text.replace(*each), words.items(), error.message)
-    if message == error.message:
-        return error
-    changed = copy(error)
-    changed.message = message
-    changed.args = (f"{error.param}: {message}" if error.param else message,)
-    return changed

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.common.fields import TextFields, parse_input_type, text_request
 from whimbrel.dialects.common.inputs import TextObject
 from whimbrel.errors import WhimbrelError
@@ -53,6 +54,6 @@ def status(error: WhimbrelError) -> int:
     return _STATUSES.get(error.status, error.status)
 
 
-def render_detail(error: WhimbrelError, **names: str) -> bytes:
-    """An error as clients of both expect it; `names` are fields of a Request that have another name there."""
-    return msgspec.json.encode(DetailError(str(error.renamed({"outputs": "model"} | names))))
+def render_error(error: WhimbrelError, terms: ErrorTerms) -> bytes:
+    """Return an error as clients of both expect it."""
+    return msgspec.json.encode(DetailError(terms.describe(error)[0]))

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import msgspec
 import numpy as np
 
-from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.errors import InvalidRequest, Location, TooLarge
 
 MAX_INPUTS: Final = 2048
 MAX_IDS: Final = 2**19
@@ -50,39 +50,41 @@ def parse_texts(raw: str | Sequence[str | int | Sequence[int | str] | TextObject
         raise InvalidRequest("is an empty list; give at least one text.", param="input")
     kinds = set(map(type, raw))
     if TextObject in kinds:
-        raw = [_text(each, f"input[{i}]") if isinstance(each, TextObject) else each for i, each in enumerate(raw)]
+        raw = [_text(each, i) if isinstance(each, TextObject) else each for i, each in enumerate(raw)]
         kinds = set(map(type, raw))
     if len(kinds) > 1:
         first = type(raw[0])
         index = next(i for i, item in enumerate(raw) if type(item) is not first)
-        raise InvalidRequest("texts, token ids and lists of them cannot be mixed in one list.", param=f"input[{index}]")
+        raise InvalidRequest("texts, token ids and lists of them cannot be mixed in one list.", item=index)
     if kinds == {int}:
-        return [_ids(cast(list[int], raw), "input")]
+        return [_ids(cast(list[int], raw), None)]
     if len(raw) > MAX_INPUTS:
         raise TooLarge(f"{len(raw):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
     if kinds == {str}:
         return raw
     rows = cast(list[list[int | str]], raw)
     if any(str in map(type, row) for row in rows):
-        return [_pair(row, f"input[{i}]") for i, row in enumerate(rows)]
-    return [_ids(cast(list[int], ids), f"input[{i}]") for i, ids in enumerate(rows)]
+        return [_pair(row, i) for i, row in enumerate(rows)]
+    return [_ids(cast(list[int], ids), i) for i, ids in enumerate(rows)]
 
 
-def _text(given: TextObject, path: str) -> str:
+def _text(given: TextObject, item: int) -> str:
     if given.text is None:
-        raise InvalidRequest("is an object without a text; this server takes texts, no images.", param=path)
+        raise InvalidRequest("is an object without a text; this server takes texts, no images.", item=item)
     return given.text
 
 
-def _pair(row: list[int | str], path: str) -> tuple[str, str]:
+def _pair(row: list[int | str], item: int) -> tuple[str, str]:
     if len(row) != 2 or not all(isinstance(text, str) for text in row):
-        raise InvalidRequest("a list with a text in it must be a pair of two texts, as all of them must.", param=path)
+        raise InvalidRequest("a list with a text in it must be a pair of two texts, as all of them must.", item=item)
     return cast(tuple[str, str], tuple(row))
 
 
-def _ids(ids: list[int], path: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _ids(ids: list[int], item: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
     try:
         return np.array(ids, np.int64)
     except OverflowError:
         index = next(i for i, value in enumerate(ids) if not -(2**63) <= value < 2**63)
-        raise InvalidRequest(f"token id {ids[index]} is no 64-bit integer.", param=f"{path}[{index}]") from None
+        message = f"token id {ids[index]} is no 64-bit integer."
+        location = Location("input", index) if item is None else Location("input", item, index)
+        raise InvalidRequest(message, location=location) from None

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.request import VectorInput
 
 _MAX_SIZE: Final = 2**31 - 1
@@ -50,25 +50,27 @@ Texts = Annotated[list[Text], Meta(max_length=100_000)]  # so that a larger one 
 
 def parse_parts(given: Text | list[Text], name: str) -> list[str | VectorInput]:
     if not isinstance(given, list):
-        return [parse_part(given, name)]
-    return [parse_part(each, f"{name}[{index}]") for index, each in enumerate(given)]
+        return [parse_part(given, Location(name))]
+    return [parse_part(each, Location(name, index)) for index, each in enumerate(given)]
 
 
-def parse_part(given: Text, param: str) -> str | VectorInput:
+def parse_part(given: Text, location: Location) -> str | VectorInput:
     """A text, or the vectors that stand for it. Raises InvalidRequest."""
     if isinstance(given, str):
         return given
     sparse = given.ids is not None or given.weights is not None
     if (given.text is not None) + (given.content is not None) + (given.data is not None) + sparse != 1:
-        raise InvalidRequest("must have one of text, data (vectors), or ids and weights (a sparse vector).", param=param)
-    text = text_of(given) if given.content is None else _text_of(given.content, f"{param}.content")
+        raise InvalidRequest("must have one of text, data (vectors), or ids and weights (a sparse vector).", location=location)
+    text = text_of(given) if given.content is None else _text_of(given.content, location.below(".content"))
     if text is not None:
         return text
     if given.data is not None:
-        return _array(given.data, given.dtype, given.shape, f"{param}.data")
+        return _array(given.data, given.dtype, given.shape, location.below(".data"))
     if given.ids is None or given.weights is None:
-        raise InvalidRequest("a sparse vector has both ids and weights.", param=param)
-    return _array(given.ids, "int32", None, f"{param}.ids"), _array(given.weights, "float32", None, f"{param}.weights")
+        raise InvalidRequest("a sparse vector has both ids and weights.", location=location)
+    return _array(given.ids, "int32", None, location.below(".ids")), _array(
+        given.weights, "float32", None, location.below(".weights")
+    )
 
 
 def text_of(given: Text) -> str | None:
@@ -78,26 +80,30 @@ def text_of(given: Text) -> str | None:
     return given.content[0].text if given.content else given.text
 
 
-def _text_of(content: list[ContentPart], param: str) -> str:
+def _text_of(content: list[ContentPart], location: Location) -> str:
     for index, part in enumerate(content):
         if part.type != "text":
-            raise InvalidRequest(f"is of type {part.type[:40]!r}; this server takes text alone.", param=f"{param}[{index}]")
+            raise InvalidRequest(
+                f"is of type {part.type[:40]!r}; this server takes text alone.", location=location.below(f"[{index}]")
+            )
     if len(content) != 1 or content[0].text is None:
-        raise InvalidRequest("must be one part with a text.", param=param)
+        raise InvalidRequest("must be one part with a text.", location=location)
     return content[0].text
 
 
-def _array(data: bytes, dtype: str, shape: list[int] | None, param: str) -> NDArray[Any]:
+def _array(data: bytes, dtype: str, shape: list[int] | None, location: Location) -> NDArray[Any]:
     kind = np.dtype("uint8" if dtype == "binary" else dtype).newbyteorder("<")
     count, rest = divmod(len(data), kind.itemsize)
     if rest:
-        raise InvalidRequest(f"{len(data):,} bytes are no whole numbers of {dtype}, {kind.itemsize} bytes each.", param=param)
+        raise InvalidRequest(
+            f"{len(data):,} bytes are no whole numbers of {dtype}, {kind.itemsize} bytes each.", location=location
+        )
     array = np.frombuffer(data, kind)
     if shape is None:
         return array
     sizes = [*shape[:-1], -(-shape[-1] // 8)] if dtype == "binary" and shape else shape
     if not shape or prod(sizes) != count:
         raise InvalidRequest(
-            f"{len(data):,} bytes are not the shape {shape}, which takes {prod(sizes) * kind.itemsize:,}.", param=param
+            f"{len(data):,} bytes are not the shape {shape}, which takes {prod(sizes) * kind.itemsize:,}.", location=location
         )
     return array.reshape(sizes)

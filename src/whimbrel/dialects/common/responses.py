@@ -12,7 +12,7 @@ from whimbrel.dialects.common.route import JSON, Response, ServedModel
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 from whimbrel.wire import FLOATS, STREAM_ABOVE, ByteOrder, DType, EncodedArray, join_blocks, json_chunks, npy_chunks, to_json
-from whimbrel.wire.arrow import Column, arrow_chunks, lists, scalars, struct_of, vectors
+from whimbrel.wire.arrow import Column, arrow_chunks, list_column, scalar_column, struct_column, vector_column
 
 OCTETS: Final = "application/octet-stream"
 NPY: Final = "application/x-npy"
@@ -108,13 +108,15 @@ def _columns(arrays: Mapping[str, EncodedArray]) -> Iterator[Column]:
     for name, array in arrays.items():
         output, _, part = name.partition(".")
         if not part:
-            yield vectors(output, array)
+            yield vector_column(output, array)
         elif part == "rows":
-            yield lists(output, arrays[f"{output}.offsets"].array, vectors("item", array))
+            yield list_column(output, arrays[f"{output}.offsets"].array, vector_column("item", array))
         elif part == "ids":
             offsets = arrays[f"{output}.offsets"].array
-            weights = scalars("item", arrays[f"{output}.weights"])
-            yield struct_of(output, lists("ids", offsets, scalars("item", array)), lists("weights", offsets, weights))
+            weights = scalar_column("item", arrays[f"{output}.weights"])
+            yield struct_column(
+                output, list_column("ids", offsets, scalar_column("item", array)), list_column("weights", offsets, weights)
+            )
 
 
 def accepted_media_type(accept: str, offered: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.errors import PYTHON_TERMS
 from whimbrel.dialects.common.inputs import parse_texts
 from whimbrel.dialects.common.responses import json_answer, usage
 from whimbrel.dialects.common.route import Response, Route, ServedModel
@@ -134,7 +135,7 @@ ROUTES: Final = (
         summary="The classes of texts or of pairs (Whimbrel's own).",
         parse_request=parse_classify,
         render_response=render_classify,
-        render_error=render_error,
+        render_error=partial(render_error, terms=PYTHON_TERMS),
         request_type=ClassifyRequest,
         response_type=ClassifyResponse,
         example='{"input": ["A whimbrel is a wader."]}',
@@ -144,7 +145,7 @@ ROUTES: Final = (
         summary="The entities in texts (Whimbrel's own).",
         parse_request=parse_token_classify,
         render_response=render_token_classify,
-        render_error=render_error,
+        render_error=partial(render_error, terms=PYTHON_TERMS),
         request_type=TokenClassifyRequest,
         response_type=TokenClassifyResponse,
         example='{"input": ["Whimbrels winter in Ghana."]}',

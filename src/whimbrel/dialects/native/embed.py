@@ -12,6 +12,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.errors import PYTHON_TERMS
 from whimbrel.dialects.common.fields import TextFields, text_request
 from whimbrel.dialects.common.responses import (
     ARROW,
@@ -224,7 +225,7 @@ ROUTES: Final = (
         summary="Any of a model's outputs, all from one pass (Whimbrel's own).",
         parse_request=parse_request,
         render_response=render_response,
-        render_error=render_error,
+        render_error=partial(render_error, terms=PYTHON_TERMS),
         request_type=EmbedRequest,
         response_type=EmbedResponse,
         example='{"input": ["A whimbrel is a wader."], "encoding_format": "base64"}',

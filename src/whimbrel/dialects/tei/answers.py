@@ -5,25 +5,25 @@ Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from whimbrel.dialects.common.decode import MalformedBody
-from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
+from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.common.route import Response, ServedModel
 from whimbrel.errors import (
     ComputeError,
     InvalidRequest,
+    Location,
     Overloaded,
     TooLarge,
     TooLong,
     Unauthorized,
     Unavailable,
     WhimbrelError,
-    relocated,
 )
 from whimbrel.types.result import Result
 
@@ -43,11 +43,11 @@ class Empty(InvalidRequest):
 
 def wrong_model_type(message: str) -> InvalidRequest:
     """The model that is asked is of another kind; TEI has a status of its own for that."""
-    return InvalidRequest(message, param=_WRONG_MODEL_TYPE)
+    return InvalidRequest(message, location=_WRONG_MODEL_TYPE)
 
 
-_WRONG_MODEL_TYPE: Final = "outputs"
-"""What errors over the kind of a model name; no body here has such a field."""
+_WRONG_MODEL_TYPE: Final = Location("outputs")
+"""The location of errors over the type of a model; no body here has such a field."""
 
 
 def error_type(error: WhimbrelError) -> ErrorType:
@@ -58,49 +58,34 @@ def error_type(error: WhimbrelError) -> ErrorType:
         return "Overloaded"
     if isinstance(error, Unavailable):
         return "Unhealthy"
-    return "Validation" if error.status < 500 and not _is_of_kind(error) else "Backend"
+    return "Validation" if error.status < 500 and not is_wrong_model_type(error) else "Backend"
 
 
 def status(error: WhimbrelError) -> int:
     """The status of an error, where it is not Whimbrel's."""
-    if isinstance(error, ComputeError) or _is_of_kind(error):
+    if isinstance(error, ComputeError) or is_wrong_model_type(error):
         return 424
     if isinstance(error, Empty | MalformedBody):
         return 400
-    if type(error) in (InvalidRequest, TooLong) or (isinstance(error, TooLarge) and error.param is not None):
+    if type(error) in (InvalidRequest, TooLong) or (isinstance(error, TooLarge) and error.location is not None):
         return 422  # 413 is for bodies of too many bytes
     return error.status
 
 
-def of_inputs(error: InvalidRequest) -> InvalidRequest | None:
-    """An error over a body in its words; None: it is over the model that is asked."""
-    return None if _is_of_kind(error) else error.renamed(_NAMES)
+TERMS: Final = ErrorTerms({"input": "inputs"}, {"truncate": "truncate: true"})
 
 
-def write_error(error: WhimbrelError) -> bytes:
-    """An error that names the inputs, or one of them."""
-    return render_error(error.renamed(_NAMES))
-
-
-def named_errors(name: Callable[..., str]) -> Callable[[WhimbrelError], bytes]:
-    """What writes errors over inputs that have other names than `inputs[3]`."""
-    return lambda error: write_error(relocated(error, name))
-
-
-def render_error(error: WhimbrelError) -> bytes:
-    """An error in TEI's shape."""
+def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
+    """Return an error in TEI's shape."""
     if isinstance(error, Unauthorized):
         return b""
-    text = error.message if _is_of_kind(error) else str(translate_hints(error, {HINT_TRUNCATE: "truncate: true"}))
+    text = error.message if is_wrong_model_type(error) else terms.describe(error)[0]
     return msgspec.json.encode(TEIError(text, error_type(error)))
 
 
-_NAMES: Final = {"input": "inputs"}
-"""Fields of a Request that have another name here."""
-
-
-def _is_of_kind(error: WhimbrelError) -> bool:
-    return type(error) is InvalidRequest and error.param == _WRONG_MODEL_TYPE
+def is_wrong_model_type(error: WhimbrelError) -> bool:
+    """Whether an error is over the type of the model, not over the body."""
+    return type(error) is InvalidRequest and error.location == _WRONG_MODEL_TYPE
 
 
 def timed(body: bytes | Response, result: Result, model: ServedModel, characters: int) -> Response:

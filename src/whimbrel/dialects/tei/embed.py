@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -12,12 +13,11 @@ import orjson
 from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
 from whimbrel.dialects.common.inputs import MAX_INPUTS, parse_texts
 from whimbrel.dialects.common.responses import json_answer
 from whimbrel.dialects.common.route import Response, Route, ServedModel
-from whimbrel.dialects.tei.answers import Empty, named_errors, status, timed, write_error
-from whimbrel.errors import TooLarge, WhimbrelError
+from whimbrel.dialects.tei.answers import TERMS, Empty, render_error, status, timed
+from whimbrel.errors import Location, TooLarge
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.request import InputType, OutputName, Request, Truncate
 from whimbrel.types.result import Result
@@ -233,13 +233,11 @@ def count_characters(inputs: str | list[Any]) -> int:
     return sum(1 if isinstance(each, int) else count_characters(each) for each in inputs)
 
 
-def _sentence(index: int = 0, *_: int) -> str:
-    return f"inputs.sentences[{index - 1}]" if index else "inputs.source_sentence"
+def _locate_sentence(location: Location) -> Location:
+    return Location("inputs.sentences", location.item - 1) if location.item else Location("inputs.source_sentence")
 
 
-def render_similarity_error(error: WhimbrelError) -> bytes:
-    """An error that names a sentence."""
-    return named_errors(_sentence)(translate_hints(error, {HINT_TRUNCATE: "parameters.truncate: true"}))
+_SIMILARITY_TERMS: Final = TERMS.extended({"input": _locate_sentence}, {"truncate": "parameters.truncate: true"})
 
 
 def _route(
@@ -250,7 +248,7 @@ def _route(
         summary=summary,
         parse_request=read,
         render_response=write,
-        render_error=write_error,
+        render_error=render_error,
         request_type=kinds[0],
         response_type=kinds[1],
         example='{"inputs": "What is a whimbrel?"}',
@@ -279,7 +277,7 @@ ROUTES: Final = (
         summary="How near a sentence is to others, by the cosine of dense vectors (TEI).",
         parse_request=parse_similarity,
         render_response=render_similarity,
-        render_error=render_similarity_error,
+        render_error=partial(render_error, terms=_SIMILARITY_TERMS),
         request_type=SimilarityRequest,
         response_type=list[float],
         example='{"inputs": {"source_sentence": "A wader.", "sentences": ["A bird.", "A sandwich."]}}',

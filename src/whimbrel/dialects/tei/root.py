@@ -15,7 +15,7 @@ from msgspec import Meta
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.tei import scores
-from whimbrel.dialects.tei.answers import status, write_error, wrong_model_type
+from whimbrel.dialects.tei.answers import render_error, status, wrong_model_type
 from whimbrel.dialects.tei.embed import (
     Direction,
     Parameters,
@@ -114,7 +114,7 @@ def _routes(path: str) -> tuple[Route, ...]:
             summary="What a model is made for: /embed, /embed_sparse, /embed_all or /predict; or /similarity (TEI).",
             parse_request=parse_root,
             render_response=render_root,
-            render_error=write_error,
+            render_error=render_error,
             request_type=RootRequest,
             response_type=list[Any],
             example='{"inputs": "What is a whimbrel?"}',

@@ -7,6 +7,7 @@ softmax of several. Scores of models that compare vectors are similarities, to w
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import msgspec
@@ -17,9 +18,9 @@ from whimbrel.dialects.common.decode import decode, is_packed
 from whimbrel.dialects.common.inputs import MAX_INPUTS
 from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
-from whimbrel.dialects.tei.answers import Empty, named_errors, status, timed, write_error, wrong_model_type
+from whimbrel.dialects.tei.answers import TERMS, Empty, render_error, status, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, ModelName, TruncateFlag, count_characters, cut
-from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.errors import InvalidRequest, TooLarge, locate_pairs
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Pair, Request
 from whimbrel.types.result import Result
@@ -147,10 +148,10 @@ def sequences(inputs: Sequences) -> list[str] | list[Pair]:
         raise TooLarge(f"{len(rows):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
     for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) not in (1, 2) or not all(isinstance(text, str) for text in row):
-            param = "input" if rows is not inputs else f"input[{index}]"
-            raise InvalidRequest("must be one text, or a pair of two; many are a list of such lists.", param=param)
+            item = index if rows is inputs else None
+            raise InvalidRequest("must be one text, or a pair of two; many are a list of such lists.", param="input", item=item)
         if len(row) != len(rows[0]):
-            raise InvalidRequest("texts and pairs cannot be mixed in one list.", param=f"input[{index}]")
+            raise InvalidRequest("texts and pairs cannot be mixed in one list.", item=index)
     if len(rows[0]) == 1:
         return [cast(str, row[0]) for row in rows]
     return [cast(Pair, tuple(row)) for row in rows]
@@ -198,10 +199,7 @@ def apply(function: Applied | None, scores_NC: Float32Array) -> Float32Array:
     return found_NC
 
 
-def _text(index: int | None = None, part: int = 1) -> str:
-    if part == 0:
-        return "query"
-    return "texts" if index is None else f"texts[{index}]"
+_RERANK_TERMS: Final = TERMS.extended({"input": locate_pairs("query", "texts", single=(True, False))})
 
 
 ROUTES: Final = (
@@ -210,7 +208,7 @@ ROUTES: Final = (
         summary="Texts in the order in which they answer a query (TEI).",
         parse_request=parse_rerank,
         render_response=render_rerank,
-        render_error=named_errors(_text),
+        render_error=partial(render_error, terms=_RERANK_TERMS),
         request_type=TEIRerankRequest,
         response_type=list[Rank],
         example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
@@ -222,7 +220,7 @@ ROUTES: Final = (
         summary="The classes of texts, or of pairs (TEI).",
         parse_request=parse_predict,
         render_response=render_predict,
-        render_error=write_error,
+        render_error=render_error,
         request_type=PredictRequest,
         response_type=list[Prediction | list[Prediction]],
         example='{"inputs": "I like whimbrels."}',

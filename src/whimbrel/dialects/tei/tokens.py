@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Final, cast
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec import Meta
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.inputs import MAX_INPUTS
 from whimbrel.dialects.common.route import Response, Route, ServedModel
-from whimbrel.dialects.tei.answers import Empty, named_errors, status, write_error
+from whimbrel.dialects.tei.answers import TERMS, Empty, render_error, status
 from whimbrel.dialects.tei.embed import ModelName
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
@@ -82,9 +83,9 @@ def parse_decode(raw: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
     rows: list[Any] = body.ids if body.ids and isinstance(body.ids[0], list) else [body.ids] if body.ids else []
     for index, row in enumerate(_checked(rows, "ids")):
         if not isinstance(row, list) or not all(isinstance(each, int) for each in cast(list[object], row)):
-            raise InvalidRequest("ids and lists of ids cannot be mixed in one list.", param=f"ids[{index}]")
+            raise InvalidRequest("ids and lists of ids cannot be mixed in one list.", param="ids", item=index)
         if any(not 0 <= each < 2**31 for each in cast(list[int], row)):
-            raise InvalidRequest("a token id is 0 or more, and fits into 31 bits.", param=f"ids[{index}]")
+            raise InvalidRequest("a token id is 0 or more, and fits into 31 bits.", param="ids", item=index)
     return body, DetokenizeRequest(rows, special=body.skip_special_tokens is False)
 
 
@@ -101,17 +102,13 @@ def _checked(rows: list[Any], param: str) -> list[Any]:
     return rows
 
 
-def _ids(index: int | None = None, place: int | None = None) -> str:
-    return "ids" + "".join(f"[{number}]" for number in (index, place) if number is not None)
-
-
 ROUTES: Final = (
     Route(
         path="/tokenize",
         summary="The tokens of texts (TEI).",
         parse_request=parse_tokenize,
         render_response=render_tokens,
-        render_error=write_error,
+        render_error=render_error,
         request_type=TEITokenizeRequest,
         response_type=list[list[SimpleToken]],
         example='{"inputs": "What is a whimbrel?"}',
@@ -123,7 +120,7 @@ ROUTES: Final = (
         summary="The texts that token ids stand for (TEI).",
         parse_request=parse_decode,
         render_response=render_texts,
-        render_error=named_errors(_ids),
+        render_error=partial(render_error, terms=TERMS.extended({"input": "ids"})),
         request_type=DecodeRequest,
         response_type=list[str],
         example='{"ids": [101, 7592, 102]}',

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Final
 
@@ -19,11 +20,11 @@ from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.inputs import MAX_INPUTS
 from whimbrel.dialects.common.route import Response, Route, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
-from whimbrel.dialects.tei.answers import named_errors, of_inputs, status
+from whimbrel.dialects.tei.answers import TERMS, is_wrong_model_type, render_error, status
 from whimbrel.dialects.tei.embed import ModelName
 from whimbrel.dialects.tei.root import RootRequest, parse_root, render_root
 from whimbrel.dialects.tei.scores import TEIRerankRequest, parse_rerank, render_rerank
-from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 
@@ -123,7 +124,7 @@ def _joined(body: Instances, model: ServedModel) -> Request:
     for index, request in enumerate(requests):
         if replace(request, texts=[]) != common:
             message = "asks for something else than instances[0]; send a request for each kind."
-            raise InvalidRequest(message, param=f"instances[{index}]")
+            raise InvalidRequest(message, param="instances", item=index)
     texts: list[Any] = [text for request in requests for text in request.texts]
     limit = MAX_PAIRS if isinstance(body.each[0].body, TEIRerankRequest) else MAX_INPUTS
     if len(texts) > limit:
@@ -153,13 +154,17 @@ def _within(index: int) -> Generator[None]:
     try:
         yield
     except InvalidRequest as error:
-        if (named := of_inputs(error)) is None:
+        if is_wrong_model_type(error):
             raise
-        raise named.at(f"instances[{index}]" + (f".{named.param}" if named.param else "")) from None
+        path = "" if error.location is None else f".{TERMS.locate(error.location)}"
+        raise error.at(Location("instances", index, path=path)) from None
 
 
-def _text(index: int | None = None, *_: int) -> str:
-    return "instances" if index is None else f"instances (input {index} of all)"
+def _locate_input(location: Location) -> Location:
+    return Location("instances", path="" if location.item is None else f" (input {location.item} of all)")
+
+
+_TERMS: Final = TERMS.extended({"input": _locate_input})
 
 
 ROUTES: Final = (
@@ -168,7 +173,7 @@ ROUTES: Final = (
         summary="Several bodies of `/` in one, as Vertex AI sends them (TEI).",
         parse_request=parse_vertex,
         render_response=render_vertex,
-        render_error=named_errors(_text),
+        render_error=partial(render_error, terms=_TERMS),
         request_type=VertexRequest,
         response_type=VertexResponse,
         example='{"instances": [{"inputs": "What is a whimbrel?"}, {"inputs": "A wader."}]}',

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from whimbrel.dialects.common.fields import HINT_TRUNCATE, translate_hints
+from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.errors import WhimbrelError
 
 
@@ -37,9 +37,12 @@ def status(error: WhimbrelError) -> int:
     return _STATUSES.get(error.status, error.status)
 
 
-def render_error(error: WhimbrelError) -> bytes:
-    """An error as vLLM writes it."""
+TERMS: Final = ErrorTerms(options={"truncate": "truncate_prompt_tokens=-1"})
+
+
+def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
+    """Return an error as vLLM writes it."""
+    text, param = terms.describe(error)
     code = status(error)
     kind = _TYPES.get(code) or HTTPStatus(code).phrase
-    error = translate_hints(error, {HINT_TRUNCATE: "truncate_prompt_tokens=-1"})
-    return msgspec.json.encode(ErrorResponse(ErrorDetail(str(error), kind, error.param, code)))
+    return msgspec.json.encode(ErrorResponse(ErrorDetail(text, kind, param, code)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
@@ -17,6 +18,7 @@ from msgspec import Meta
 from whimbrel import __version__
 from whimbrel.dialects import rerank
 from whimbrel.dialects.common.decode import decode
+from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.common.ids import created, new_id
 from whimbrel.dialects.common.responses import METADATA, OCTETS, header, json_answer, usage
 from whimbrel.dialects.common.route import GetRoute, Response, Route, ServedModel
@@ -28,8 +30,8 @@ from whimbrel.dialects.common.vllm_fields import (
     vllm_text_request,
 )
 from whimbrel.dialects.openai import Usage
-from whimbrel.dialects.vllm.errors import render_error, status
-from whimbrel.errors import InvalidRequest, WhimbrelError
+from whimbrel.dialects.vllm.errors import TERMS, render_error, status
+from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import InputType, OutputName, Request
 from whimbrel.types.result import Ragged, Result
@@ -235,32 +237,19 @@ def render_version(models: Sequence[ServedModel]) -> bytes:
     return to_json({"version": __version__})
 
 
-_NAMES: Final = {"max_tokens": "truncate_prompt_tokens", "activate": "use_activation", "outputs": "task"}
-"""Fields of a Request that have another name here."""
+_POOLING_TERMS: Final = TERMS.extended(
+    {"max_tokens": "truncate_prompt_tokens", "activate": "use_activation", "outputs": "task"}
+)
+_CLASSIFY_TERMS: Final = _POOLING_TERMS.extended({"outputs": "model"})
+
+_TERMS_OF_V1: Final = {"/v1/rerank": rerank.RERANK_TERMS, "/v1/score": rerank.SCORE_TERMS}
+"""Routes that are also served without /v1, and the terms of their errors."""
 
 
-def write_error(error: WhimbrelError) -> bytes:
-    """An error over a body of /pooling."""
-    return render_error(error.renamed(_NAMES))
-
-
-def render_classify_error(error: WhimbrelError) -> bytes:
-    """An error over a body of /classify, which does not choose an output."""
-    return render_error(error.renamed({**_NAMES, "outputs": "model"}))
-
-
-_SHARED_WITH_V1: Final = {"/v1/rerank": rerank.named_of_rerank, "/v1/score": rerank.named_of_score}
-"""Routes that are also served without /v1, and the words of their errors."""
-
-
-def _without_v1(route: Route, name: Callable[[WhimbrelError], WhimbrelError]) -> Route:
-    """A route of /v1 under vLLM's other path, with vLLM's errors."""
-    path = route.path.removeprefix("/v1")
-
-    def write(error: WhimbrelError) -> bytes:
-        return render_error(name(error))
-
-    return replace(route, path=path, render_error=write, status=status)
+def _without_v1(route: Route, terms: ErrorTerms) -> Route:
+    """Return a route of /v1 under vLLM's other path, with vLLM's errors."""
+    render = partial(render_error, terms=terms.extended({}, TERMS.options))
+    return replace(route, path=route.path.removeprefix("/v1"), render_error=render, status=status)
 
 
 ROUTES: Final = (
@@ -269,7 +258,7 @@ ROUTES: Final = (
         summary="What a model gives for texts or their tokens (vLLM).",
         parse_request=parse_pooling,
         render_response=render_pooling,
-        render_error=write_error,
+        render_error=partial(render_error, terms=_POOLING_TERMS),
         request_type=PoolingRequest,
         response_type=PoolingResponse,
         example='{"input": ["A whimbrel is a wader."]}',
@@ -280,13 +269,13 @@ ROUTES: Final = (
         summary="The scores of a classifier's classes (vLLM).",
         parse_request=parse_classify,
         render_response=render_classify,
-        render_error=render_classify_error,
+        render_error=partial(render_error, terms=_CLASSIFY_TERMS),
         request_type=VLLMClassifyRequest,
         response_type=VLLMClassifyResponse,
         example='{"input": ["What a fine bird."]}',
         status=status,
     ),
-    *(_without_v1(route, _SHARED_WITH_V1[route.path]) for route in rerank.ROUTES if route.path in _SHARED_WITH_V1),
+    *(_without_v1(route, _TERMS_OF_V1[route.path]) for route in rerank.ROUTES),
 )
 
 GET_ROUTES: Final = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -11,8 +12,8 @@ from msgspec import Meta
 from whimbrel.dialects.common.decode import decode
 from whimbrel.dialects.common.route import Route, ServedModel
 from whimbrel.dialects.common.vllm_fields import reject_unsupported
-from whimbrel.dialects.vllm.errors import render_error, status
-from whimbrel.errors import WhimbrelError, relocated
+from whimbrel.dialects.vllm.errors import TERMS, render_error, status
+from whimbrel.errors import Location
 from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
 from whimbrel.types.seq import TokenInfo
 from whimbrel.wire import to_json
@@ -79,15 +80,8 @@ def render_detokenize(body: VLLMDetokenizeRequest, found: Sequence[str], model: 
     return to_json({"prompt": found[0]})
 
 
-def render_tokenize_error(error: WhimbrelError) -> bytes:
-    """An error over the one text of /tokenize."""
-    return render_error(relocated(error, lambda *_: "prompt"))
-
-
-def render_detokenize_error(error: WhimbrelError) -> bytes:
-    """An error over the ids of /detokenize."""
-    return render_error(relocated(error, lambda *at: f"tokens[{at[1]}]" if len(at) == 2 else "tokens"))
-
+_TOKENIZE_TERMS: Final = TERMS.extended({"input": lambda _: Location("prompt")})
+_DETOKENIZE_TERMS: Final = TERMS.extended({"input": lambda location: Location("tokens", location.part)})
 
 ROUTES: Final = (
     Route(
@@ -95,7 +89,7 @@ ROUTES: Final = (
         summary="The token ids of a text (vLLM).",
         parse_request=parse_tokenize,
         render_response=render_tokenize,
-        render_error=render_tokenize_error,
+        render_error=partial(render_error, terms=_TOKENIZE_TERMS),
         request_type=VLLMTokenizeRequest,
         response_type=VLLMTokenizeResponse,
         example='{"prompt": "A whimbrel is a wader.", "return_token_strs": true}',
@@ -107,7 +101,7 @@ ROUTES: Final = (
         summary="The text of token ids (vLLM).",
         parse_request=parse_detokenize,
         render_response=render_detokenize,
-        render_error=render_detokenize_error,
+        render_error=partial(render_error, terms=_DETOKENIZE_TERMS),
         request_type=VLLMDetokenizeRequest,
         response_type=VLLMDetokenizeResponse,
         example='{"tokens": [101, 102]}',

@@ -1,4 +1,4 @@
-"""The only files with device-specific code. Every fast path has a plain reference and an equality test.
+"""Tensor operations with device-specific code. Every fast path has a plain reference and an equality test.
 
-Shapes in names: R rows of a batch (T tokens, rounded up by `round_rows`), B seqs, D model width, N heads, H head width.
+Shapes: R rows of a batch (T tokens, rounded up by `round_up_rows`), B seqs, D model width, N heads, H head width.
 """

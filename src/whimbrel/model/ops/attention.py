@@ -1,11 +1,13 @@
-"""Attention over a ragged batch: one signature, the implementation chosen by device, dtype and what the scores need.
+"""Attention over a ragged batch. The implementation depends on device, dtype and score options.
 
-- CPU, and float32 anywhere: SDPA over runs of equal length, in float32. In bfloat16 SDPA is slower on CPUs below AMX.
-- CPU in bfloat16, seqs of 97 to 511 tokens, nothing masked: two matrix products and a softmax, which beat SDPA by a sixth.
-- Capped scores: the formula itself, some hundred queries at a time. SDPA too takes so many at a time of long seqs with a bias.
-- GPU in half precision: torch's variable-length flash attention, which knows windows but neither biases nor caps.
+- CPU, and float32 on any device: SDPA over groups of equal length, in float32. In bfloat16 SDPA is slower on CPUs below AMX.
+- CPU in bfloat16, seqs of 97 to 511 tokens, no mask: two matrix products and a softmax, a sixth faster than SDPA.
+- Capped scores: the plain formula, 256 queries at a time. SDPA runs long seqs with a bias in the same steps.
+- GPU in half precision: torch's variable-length flash attention, which supports windows but neither biases nor caps.
 
-`attend_reference` is the plain formula that all are tested against.
+`attend_reference` is the plain formula that all of them are tested against.
+
+Shapes: R rows, T tokens, B seqs, L tokens of a seq, Q queries, K keys (or key heads), N query heads, H head width.
 """
 
 from __future__ import annotations
@@ -23,38 +25,39 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayout:
-    """Where the seqs of a batch lie among its rows, on the host and on the device."""
+    """Layout of the seqs among the rows of a batch, on the host and on the device."""
 
     cu_seqlens: Tensor
     """B + 1 offsets, int32, on the device."""
     equal_length_groups: Sequence[tuple[int, int, int, int]]
-    """(first token, number of seqs, length, number of keys) of neighbouring seqs that are equal in both."""
+    """(first token, number of seqs, length, attended tokens) of each run of seqs that are equal in the last two."""
     num_tokens: int
     max_seqlen: int
     num_attended_B: Tensor | None = None
-    """How many leading tokens of each seq are attended to, int32, on the device; None: all."""
+    """Number of leading tokens of each seq that are attended to, int32, on the device; None: all."""
     adapters_R: Tensor | None = None
-    """Which of the model's adapters each row uses, on the device, -1 for none; None: no row uses any."""
+    """Index of each row's adapter, on the device, -1 for none; None: no row uses an adapter."""
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict[tuple[object, ...], Tensor])
-    """What `_mask` made for this batch: layers that mask alike share it."""
+    """Cache of `_cached_mask` for this batch: layers with equal masks share them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreOptions:
-    """How the queries of a layer score its keys."""
+    """Options of a layer's attention scores."""
 
     scale: float
     causal: bool = False
-    """A token sees none after it."""
+    """Mask the tokens after each token."""
     window: int | None = None
-    """A token sees so many before it, and unless it is causal as many after. None: all."""
+    """Attention window: tokens before each token, and unless causal as many after it. None: all tokens."""
     softcap: float | None = None
+    """Cap of the scores: softcap * tanh(scores / softcap)."""
     bias: Callable[[int, int, int], Tensor] | None = None
-    """(first, last, K) -> what is added to the scores of these queries and the first K keys, (N, last - first, K), float32."""
+    """(first, last, K) -> bias of the scores of these queries and the first K keys, (N, last - first, K), float32."""
 
     @property
     def plain(self) -> bool:
-        """Every token sees every token, and nothing is added."""
+        """True if every token attends to every token, without bias or cap."""
         return not self.causal and self.window is None and self.softcap is None and self.bias is None
 
 
@@ -63,11 +66,11 @@ _Masks: TypeAlias = dict[tuple[object, ...], Tensor]
 _PRODUCT_LENGTHS: Final = range(97, 512)
 _QUERIES_AT_A_TIME: Final = 256
 _MAX_MASK_ELEMENTS: Final = 2**26
-"""So many elements of masks are kept for the layers to come, which is 256 MB; what is larger is made anew by each layer."""
+"""Elements of masks that are cached for later layers, 256 MB. Each layer rebuilds larger ones."""
 
 
 def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
-    """softmax(scores) v within each seq -> (R, N * H) in the dtype of v. Rows beyond the tokens are 0. K divides N."""
+    """Return softmax(scores) v within each seq, (R, N * H) in the dtype of v. Rows after the tokens are 0. K divides N."""
     if v_RKH.is_cuda and v_RKH.dtype != torch.float32 and scores.bias is None and scores.softcap is None:
         return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
     return _attend_runs(q_RNH, k_RKH, v_RKH, layout, scores)
@@ -87,7 +90,7 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
                 seq = slice(start + i * length, start + (i + 1) * length)
                 out_LNH.copy_(_products(q_RNH[seq], k_RKH[seq], v_RKH[seq], scores.scale))
             continue
-        floats = floats or (_in_float32(q_RNH), _in_float32(k_RKH), _in_float32(v_RKH))  # once for all runs
+        floats = floats or (_in_float32(q_RNH), _in_float32(k_RKH), _in_float32(v_RKH))  # once for all groups
         q, k, v = (x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in floats)
         k, v = k[:, :, :keys], v[:, :, :keys]
         attended_BNLH = (
@@ -98,13 +101,15 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
 
 
 def _in_float32(x_RNH: Tensor) -> Tensor:
-    """Heads whose width is no multiple of 4 are filled up with zeros: otherwise SDPA's bits depend on the batch."""
+    """Convert to float32, with heads padded to a multiple of 4: otherwise SDPA's bits depend on the batch."""
     missing = -x_RNH.shape[-1] % 4
     return F.pad(x_RNH.float(), (0, missing)) if missing else x_RNH.float()
 
 
 def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
-    """Seqs of equal length -> (B, N, L, H). With a mask all is made contiguous: SDPA's bits would depend on the batch."""
+    """Attend in seqs of equal length by SDPA -> (B, N, L, H).
+
+    With a mask, inputs are made contiguous; otherwise SDPA's bits would depend on the batch."""
     length, keys = q_BNLH.shape[2], k_BKLH.shape[2]
     causal = scores.causal and scores.window is None and scores.bias is None and keys == length
     if not causal and not scores.plain:
@@ -113,7 +118,7 @@ def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, 
     parts = [
         F.scaled_dot_product_attention(
             q_BNLH[:, :, first : first + step], k_BKLH, v_BKLH,
-            attn_mask=None if causal else _kept_mask(masks, scores, (first, min(first + step, length), keys), q_BNLH.device),
+            attn_mask=None if causal else _cached_mask(masks, scores, (first, min(first + step, length), keys), q_BNLH.device),
             is_causal=causal and length > 1,
             scale=scores.scale,
             enable_gqa=q_BNLH.shape[1] != k_BKLH.shape[1],
@@ -123,21 +128,21 @@ def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, 
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
-def _kept_mask(masks: _Masks, scores: ScoreOptions, place: tuple[int, int, int], device: torch.device) -> Tensor | None:
-    """What `_mask` gives, made once for all layers that mask alike, unless those of all queries of the seq are too large."""
-    key = (scores.causal, scores.window, scores.bias, place)
-    if (kept := masks.get(key)) is not None:
-        return kept
-    mask = _mask(scores, *place, device)
+def _cached_mask(masks: _Masks, scores: ScoreOptions, bounds: tuple[int, int, int], device: torch.device) -> Tensor | None:
+    """Return the mask for the bounds (first, last, keys), cached for layers with equal masks unless it is too large."""
+    key = (scores.causal, scores.window, scores.bias, bounds)
+    if (cached := masks.get(key)) is not None:
+        return cached
+    mask = _mask(scores, *bounds, device)
     if mask is not None:
-        whole, kept_so_far = mask.shape[0] * mask.shape[2] ** 2, sum(each.numel() for each in masks.values())
-        if max(whole, kept_so_far + mask.numel()) <= _MAX_MASK_ELEMENTS:
+        whole, num_cached = mask.shape[0] * mask.shape[2] ** 2, sum(each.numel() for each in masks.values())
+        if max(whole, num_cached + mask.numel()) <= _MAX_MASK_ELEMENTS:
             masks[key] = mask
     return mask
 
 
 def _mask(scores: ScoreOptions, first: int, last: int, num_keys: int, device: torch.device) -> Tensor | None:
-    """What is added to the scores of queries `first` to `last` of a seq, (1 or N, last - first, keys); None: nothing."""
+    """Return bias and mask of queries `first` to `last` of a seq, (1 or N, last - first, keys); None: neither."""
     if scores.plain or (scores.causal and num_keys == 1 and scores.bias is None):
         return None
     bias = None if scores.bias is None else scores.bias(first, last, num_keys)
@@ -152,9 +157,9 @@ def _mask(scores: ScoreOptions, first: int, last: int, num_keys: int, device: to
 
 
 def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
-    """Scores through cap * tanh(scores / cap) -> (B, N, L, H).
+    """Attend with capped scores, cap * tanh(scores / cap) -> (B, N, L, H).
 
-    Keys are filled up to a multiple of 16, since torch's vectorised tanh treats what is left over with other bits.
+    Keys are padded to a multiple of 16, because torch's vectorised tanh gives a remainder other bits.
     """
     cap = scores.softcap
     assert cap is not None
@@ -167,14 +172,14 @@ def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions
         last = min(length, first + _QUERIES_AT_A_TIME)
         scores_BNQL = cap * torch.tanh(q_BNLH[:, :, first:last] @ k.transpose(-1, -2) * (scores.scale / cap))
         scores_BNQL[..., keys:] = -torch.inf
-        if (mask := _kept_mask(masks, scores, (first, last, keys), q_BNLH.device)) is not None:
+        if (mask := _cached_mask(masks, scores, (first, last, keys), q_BNLH.device)) is not None:
             scores_BNQL[..., :keys] += mask
         parts.append(scores_BNQL.softmax(-1) @ v)
     return torch.cat(parts, dim=2)
 
 
 def _products(q_LNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, scale: float) -> Tensor:
-    """One seq by softmax(q k') v -> (L, N, H). The length is rounded up to 16, since oneDNN makes a primitive per shape."""
+    """Attend in one seq by two products -> (L, N, H). The length is rounded up to 16: oneDNN makes a primitive per shape."""
     length, num_heads, width = v_LNH.shape
     rounded = length + -length % 16
     qkv_3NRH = v_LNH.new_empty(3, num_heads, rounded, width)
@@ -208,7 +213,7 @@ def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Attentio
 
 
 def attend_reference(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
-    """The formula itself, seq by seq in float32."""
+    """Compute attention by the plain formula, seq by seq in float32."""
     num_rows, num_heads, width = q_RNH.shape
     out_RNH = torch.zeros(num_rows, num_heads, width)
     offsets = layout.cu_seqlens.numpy(force=True)

@@ -1,14 +1,14 @@
-"""CPU features that this process may use. All that the code asks of the processor is asked here.
+"""CPU features that this process may use. All processor detection is here.
 
-A feature counts only if the libraries that compute use it. Each library can be held back by an environment variable, and a
-container or a hypervisor may hide features:
+A feature counts only if the compute libraries use it. An environment variable can restrict each library, and a container or a
+hypervisor may hide features:
 
 - oneDNN (linear layers) reads ONEDNN_MAX_CPU_ISA, or its old name DNNL_MAX_CPU_ISA, when it makes its first primitive. AMX
-  also takes a permission of the kernel, which a sandbox may refuse.
+  also needs a permission of the kernel, which a sandbox may deny.
 - ATen (element-wise kernels) reads ATEN_CPU_CAPABILITY.
 - OpenBLAS (numpy's products) reads OPENBLAS_CORETYPE, and MKL (torch.mm in float32) MKL_ENABLE_INSTRUCTIONS.
 
-`torch.cpu.get_capabilities()` knows none of these variables.
+`torch.cpu.get_capabilities()` ignores these variables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from whimbrel.types.hardware import CPU_LEVELS, Cpu, CpuLevel
 
 _ISA_VARIABLES: Final = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""The first that is set counts."""
+"""Variables that restrict oneDNN; the first that is set applies."""
 _VARIABLES: Final = (*_ISA_VARIABLES, "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE")
 
 _ISA_LEVELS: Final[Mapping[str, CpuLevel]] = {
@@ -42,16 +42,17 @@ _ISA_LEVELS: Final[Mapping[str, CpuLevel]] = {
     "avx10_2": "avx512_bf16",
     "avx10_2_512": "avx512_bf16",
 }
-"""What oneDNN may use at most where the variable has this value. Values with "amx" and unknown ones hold nothing back that
-`Cpu.level` tells apart. Source: oneDNN, src/cpu/x64/cpu_isa_traits.cpp (init_max_cpu_isa)."""
+"""Highest level of oneDNN by the value of the variable. Values with "amx" and unknown values do not lower `Cpu.level`.
+
+Source: oneDNN, src/cpu/x64/cpu_isa_traits.cpp (init_max_cpu_isa)."""
 
 _SMALL_KERNEL_CORES: Final = frozenset({"skylakex", "cooperlake", "sapphirerapids"})
-"""OpenBLAS's names of the processors for which it has kernels for small products."""
+"""Processors, by OpenBLAS's names, with kernels for small products."""
 
 
 @cache
 def cpu() -> Cpu:
-    """The processor's features, asked once."""
+    """Return the processor's features, detected once."""
     return find_cpu(torch.cpu.get_capabilities(), os.environ, onednn_bfloat16=_onednn_bfloat16, permit_amx=_permit_amx)
 
 
@@ -62,7 +63,7 @@ def find_cpu(
     onednn_bfloat16: Callable[[], bool],
     permit_amx: Callable[[], bool],
 ) -> Cpu:
-    """The features among `capabilities` (torch.cpu.get_capabilities()) that `environ` and the kernel leave to the libraries."""
+    """Return the features in `capabilities` (torch.cpu.get_capabilities()) that `environ` and the kernel allow."""
     ranks = [CPU_LEVELS.index(each) for each in (_level_of(capabilities, permit_amx), _highest_level(environ))]
     level = CPU_LEVELS[min(ranks)]
     bfloat16: Literal["native", "emulated", "none"] = "none"
@@ -78,15 +79,15 @@ def find_cpu(
 
 
 def num_physical_cores() -> int | None:
-    """Cores of the machine, where two hyper-threads are one core; None if unknown."""
+    """Return the number of physical cores of the machine; None if unknown."""
     return int(torch.cpu.get_capabilities().get("num_physical_cores") or 0) or None
 
 
 @cache
 def has_small_kernels() -> bool:
-    """Return whether numpy has kernels for small products, which pack nothing and use no threads.
+    """Return whether numpy has kernels for small products, without packing and threads.
 
-    OpenBLAS has them for AVX-512. They are a fifth faster than torch.mm where one side is narrow. Source: OpenBLAS,
+    OpenBLAS has them for AVX-512. They are a fifth faster than torch.mm if one side is narrow. Source: OpenBLAS,
     kernel/x86_64/sgemm_small_kernel_permit_skylakex.c.
     """
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
@@ -114,21 +115,21 @@ def _level_of(capabilities: Mapping[str, Any], permit_amx: Callable[[], bool]) -
 
 
 def _highest_level(environ: Mapping[str, str]) -> CpuLevel:
-    """The highest level that the user leaves to oneDNN."""
+    """Return the highest level that the environment allows oneDNN."""
     value = next((environ[name] for name in _ISA_VARIABLES if environ.get(name)), "")
     return _ISA_LEVELS.get(value.lower()) or "amx"
 
 
 def _onednn_bfloat16() -> bool:
-    """Return whether oneDNN takes bfloat16, natively or not. It knows its variables itself."""
-    ask = getattr(_mkldnn(), "_is_mkldnn_bf16_supported", None)
-    return torch.backends.mkldnn.is_available() and ask is not None and bool(ask())
+    """Return whether oneDNN supports bfloat16, natively or not; it applies its variables itself."""
+    query = getattr(_mkldnn(), "_is_mkldnn_bf16_supported", None)
+    return torch.backends.mkldnn.is_available() and query is not None and bool(query())
 
 
 def _permit_amx() -> bool:
-    """Ask the kernel for AMX, as oneDNN does. Return whether it is granted."""
-    ask = getattr(torch.cpu, "_init_amx", None)
-    return ask is None or bool(ask())
+    """Request AMX from the kernel, as oneDNN does. Return whether it is granted."""
+    init = getattr(torch.cpu, "_init_amx", None)
+    return init is None or bool(init())
 
 
 def _mkldnn() -> object:

@@ -1,8 +1,10 @@
-"""Linear layers: prepacked oneDNN with a fused activation on CPUs, PyTorch's own elsewhere.
+"""Linear layers: prepacked oneDNN with a fused activation on CPUs, PyTorch's linear on GPUs.
 
-On a CPU a row has the same bits in any number of rows: products run in blocks of sizes that agree (row_blocks.py), which are
-found for each shape, dtype and epilogue when the first layer of that kind is loaded. oneDNN makes a primitive per number of
-rows (0.3 to 1.3 ms and about 0.7 MB each, measured on Zen 4), so few sizes also keep its cache small.
+On a CPU a row has the same bits in any number of rows. Products run in blocks of sizes whose bits agree (`row_blocks.py`),
+found for each shape, dtype and epilogue when the first such layer is loaded. oneDNN makes a primitive per number of rows (0.3
+to 1.3 ms and about 0.7 MB each, measured on Zen 4), so few sizes also keep its cache small.
+
+Shapes: R rows, I input and O output columns, K LoRA columns, V entries of a table.
 """
 
 from __future__ import annotations
@@ -44,18 +46,18 @@ _EPILOGUES: Final[Mapping[Activation, tuple[str, str]]] = {
 }
 
 _COARSE_FROM: Final = 2**22
-"""Products with more weights than this are tried with few sizes."""
+"""Number of weights above which a product is tried with COARSE_SIZES."""
 _TRIAL_COLUMNS: Final = 64
-"""Columns of a trial's weight that differ; the others repeat them."""
+"""Number of different columns of a trial's weight; the others repeat them."""
 _TRIAL_NUMBERS: Final = 16
-"""The least number of results that are compared."""
+"""Least number of results that a trial compares."""
 
 
 class Linear:
-    """activation(x @ weight.T + bias) for x of (R, in): weight (out, in) and bias (out) in the dtype of x.
+    """Linear layer: activation(x @ weight.T + bias) for x (R, in), with weight (out, in) and bias (out) in the dtype of x.
 
-    `low_rank` is what adapters add to the product. It is added where a call says which rows are `foreign` to which; the
-    activation is then never fused, so that a row has the same bits beside rows with adapters and without.
+    `low_rank` are the adapters, which are added in calls with a LoRA mask. The activation is then never fused, so that a row
+    has the same bits beside rows with adapters and without.
     """
 
     def __init__(
@@ -72,16 +74,16 @@ class Linear:
         self._finding = begin(kind) if weight.device.type == "cpu" else None
         self._blocks = RowBlocks(())
 
-    def __call__(self, x_RI: Tensor, foreign_RK: Tensor | None = None) -> Tensor:
+    def __call__(self, x_RI: Tensor, lora_mask_RK: Tensor | None = None) -> Tensor:
         out = self._in_blocks(x_RI)
-        if self._low_rank is not None and foreign_RK is not None:
-            out += self._low_rank(x_RI, foreign_RK)
+        if self._low_rank is not None and lora_mask_RK is not None:
+            out += self._low_rank(x_RI, lora_mask_RK)
         return in_blocks(self._after, out)
 
     def _in_blocks(self, x_RI: Tensor) -> Tensor:
         if (finding := self._finding) is not None:
             self._blocks = finding.result()
-            self._finding = None  # only now: another lane may be here
+            self._finding = None  # last: another lane may be in this branch
         num_rows = x_RI.shape[0]
         blocks = self._blocks.cover(num_rows)
         if len(blocks) == 1:
@@ -95,21 +97,21 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What decides how a library computes a product, besides the number of rows."""
+    """Properties of a product, besides the number of rows, that decide how a library computes it."""
 
     width: int
     inner: int
     dtype: torch.dtype
     has_bias: bool
     activation: Activation
-    """The fused one."""
+    """Fused activation."""
     prepacked: bool
 
     def __str__(self) -> str:
         return f"the product of {self.inner:,} to {self.width:,} columns in {str(self.dtype).removeprefix('torch.')}"
 
     def product(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """The product itself, of any number of rows at once."""
+        """Return the product, for any number of rows at once."""
         if not self.prepacked:
             return partial(F.linear, weight=weight, bias=bias)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, MAX_BLOCK)
@@ -117,13 +119,13 @@ class _Kind:
         return lambda x: pointwise(x, packed, bias, attribute, [], algorithm)
 
     def find(self) -> RowBlocks:
-        """Try the numbers of rows."""
+        """Try numbers of rows."""
         sizes = COARSE_SIZES if self.width * self.inner > _COARSE_FROM else FINE_SIZES
         return find_row_blocks(sizes, _Trial(self))
 
 
 class _Trial:
-    """A product of one kind, with numbers of its own."""
+    """Trial of one kind of product."""
 
     def __init__(self, kind: _Kind) -> None:
         num_columns = min(kind.width, _TRIAL_COLUMNS)
@@ -135,23 +137,23 @@ class _Trial:
         self._rows_RI = rows_RI.to(kind.dtype)
 
     def __call__(self, num_rows: int) -> bytes | None:
-        found: list[bytes] = []
+        results: list[bytes] = []
         for row_I in self._rows_RI:
             bits_RX = self._product(row_I.repeat(num_rows, 1)).view(torch.uint8)
             if not torch.equal(bits_RX, bits_RX[:1].expand_as(bits_RX)):
                 return None
-            found.append(bits_RX[0].numpy().tobytes())
-        return b"".join(found)
+            results.append(bits_RX[0].numpy().tobytes())
+        return b"".join(results)
 
 
 class LowRank:
-    """What low-rank adapters add to the product of a linear layer or to the rows of a table: x A' B'.
+    """LoRA adapters of a linear layer or a table: x A' B'.
 
-    The matrices of all adapters lie side by side: K columns of x A' are the adapters' ranks one after another, and those of
-    adapters that are not a row's own are set to 0 before they are multiplied with B. So one product serves rows of all
-    adapters in any order, costs what a single adapter of rank K would, and gives a row the same bits in any company.
-    `up` is B, (out, parts * K), with the adapters' scale in it. `down` is A, (parts * K, in), of a linear layer; of a table it
-    is the rows, (entries, K). Source of the formula: LoRA, arXiv:2106.09685.
+    The matrices of all adapters are concatenated: the K columns of x A' are the ranks of one adapter after another. Columns of
+    adapters that are not a row's own are set to 0 before the product with B. So one product serves rows of all adapters in any
+    order, at the cost of one adapter of rank K. A row has the same bits in any batch. `up` is B, (out, parts * K),
+    times the adapters' scale. `down` is A, (parts * K, in), for a linear layer; for a table it is the rows, (entries, K).
+    Source of the formula: LoRA, arXiv:2106.09685.
     """
 
     def __init__(self, down: Tensor, up: Tensor, *, table: bool = False) -> None:
@@ -159,19 +161,21 @@ class LowRank:
         self._down = None if table else Linear(down, None)
         self._up = Linear(up, None)
 
-    def __call__(self, x: Tensor, foreign_RK: Tensor) -> Tensor:
-        """x: (R, in), or the entries (R) of a table. `foreign_RK` is true where column k is not of row r's adapter."""
+    def __call__(self, x: Tensor, lora_mask_RK: Tensor) -> Tensor:
+        """Return the addition for x (R, in), or for the entries (R) of a table.
+
+        `lora_mask_RK` is true where column k does not belong to the adapter of row r."""
         if self._down is not None:
             low_RK = self._down(x)
         else:
             assert self._table is not None
             low_RK = F.embedding(x, self._table)
-        low_RPK = low_RK.view(*foreign_RK.shape[:1], -1, foreign_RK.shape[1])
-        return self._up(low_RPK.masked_fill(foreign_RK[:, None], 0).view(low_RK.shape))
+        low_RPK = low_RK.view(*lora_mask_RK.shape[:1], -1, lora_mask_RK.shape[1])
+        return self._up(low_RPK.masked_fill(lora_mask_RK[:, None], 0).view(low_RK.shape))
 
 
 def in_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
-    """activation(x), on a multiple of 64 elements: torch's vectorised loops treat what is left over with other bits."""
+    """Return activation(x), computed on a multiple of 64 elements: torch's vectorised loops give a remainder other bits."""
     num_rows, width = x_RO.shape
     if num_rows * width % 64 == 0:
         return activation(x_RO)

@@ -1,11 +1,11 @@
-"""MaxSim over flat token vectors: for each pair, the sum over query tokens of the best match among the document's tokens.
+"""MaxSim: for each pair, the sum over query tokens of the greatest similarity to a document token.
 
-Nothing is padded and no document is copied: a vector that is not there would compete with similarities below 0. Which tokens
-are whose is said by ranges of rows, so that documents may lie anywhere in a larger store. Sums are float32, whatever the
-vectors are. A document without tokens scores EMPTY, below all others, as in Sentence Transformers.
+Vectors are neither padded nor copied: a padding vector would compete with similarities below 0. Ranges of rows assign tokens to
+texts, so documents may be anywhere in a larger array. Sums are float32 for every dtype of the vectors. A document without
+tokens scores EMPTY, below all others, as in Sentence Transformers.
 
-On a CPU it is made in tiles (maxsim_cpu.py), and a score has the same bits alone and with any others; on a GPU by a Triton
-kernel (maxsim_triton.py).
+On a CPU `maxsim_cpu.py` computes tiles, and a score has the same bits alone and with any others. On a GPU `maxsim_triton.py`
+runs a Triton kernel.
 
 `maxsim_reference` is the plain formula that both are tested against. Source of the formula: Khattab and Zaharia,
 "ColBERT" (2004.12832), 3.3.
@@ -28,7 +28,7 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel.types.result import Ragged
 
 Reduce: TypeAlias = Literal["sum", "mean"]
-"""What becomes of the maxima of a query's tokens."""
+"""Reduction of the maxima of a query's tokens."""
 
 
 def maxsim(
@@ -41,10 +41,10 @@ def maxsim(
     threads: Executor | None = None,
     num_threads: int = 1,
 ) -> Float32Array:
-    """The score of each pair (query_P[i], document_P[i]), on the host: (P,). A query without tokens scores 0.
+    """Return the score of each pair (query_P[i], document_P[i]), (P,) on the host. A query without tokens scores 0.
 
-    On a CPU `threads` run the parts, about `num_threads` at a time; the bits are the same with any number. Raises ValueError if
-    widths differ.
+    On a CPU `threads` run the parts, about `num_threads` at a time; the bits do not depend on it. Raises ValueError if widths
+    differ.
     """
     if queries.width != documents.width:
         raise ValueError(f"query vectors have width {queries.width}, document vectors {documents.width}")
@@ -61,7 +61,7 @@ def maxsim(
 
 
 def maxsim_reference(query_QD: Tensor, document_TD: Tensor) -> float:
-    """The formula for one pair, in float64."""
+    """Return the score of one pair by the plain formula, in float64."""
     if not len(document_TD):
         return EMPTY
     return (query_QD.double() @ document_TD.double().T).amax(dim=1).sum().item()
@@ -70,9 +70,9 @@ def maxsim_reference(query_QD: Tensor, document_TD: Tensor) -> float:
 def best_matches(
     queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
 ) -> Ragged:
-    """For each token of each pair's query its greatest similarity, and the first token of the document that has it, from 0 on.
+    """Return the greatest similarity of each query token, and the index of the first document token that has it.
 
-    (Q, 2) for each pair, on the host. Of a document without tokens 0 and -1. This is for explanations: on a CPU pairs are taken
+    (Q, 2) for each pair, on the host; 0 and -1 for a document without tokens. For explanations: on a CPU, pairs are computed
     one by one."""
     if queries.rows_TD.is_cuda:
         from whimbrel.model.ops.maxsim_triton import matches_triton
@@ -80,13 +80,13 @@ def best_matches(
         matches_X2 = matches_triton(queries, documents, query_P, document_P)
     else:
         pairs = zip(query_P.tolist(), document_P.tolist(), strict=True)
-        found = [_best_matches(queries.of_text(query), documents.of_text(document)) for query, document in pairs]
-        matches_X2 = np.concatenate(found) if found else np.empty((0, 2), np.float32)
+        matches = [_best_matches(queries.of_text(query), documents.of_text(document)) for query, document in pairs]
+        matches_X2 = np.concatenate(matches) if matches else np.empty((0, 2), np.float32)
     return Ragged(matches_X2, np.concatenate(([0], np.cumsum(queries.lengths[query_P]))))
 
 
 def _best_matches(query_QD: Tensor, document_TD: Tensor) -> Float32Array:
     if not len(document_TD):
         return np.tile(np.array(NO_MATCH, np.float32), (len(query_QD), 1))
-    best_Q, where_Q = (query_QD @ document_TD.T).max(dim=1)
-    return np.stack((best_Q.numpy(), where_Q.numpy()), axis=1, dtype=np.float32, casting="same_kind")
+    best_Q, token_Q = (query_QD @ document_TD.T).max(dim=1)
+    return np.stack((best_Q.numpy(), token_Q.numpy()), axis=1, dtype=np.float32, casting="same_kind")

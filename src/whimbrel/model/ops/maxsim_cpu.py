@@ -1,16 +1,16 @@
-"""MaxSim on a CPU: tiles of document tokens that fit into a core's cache, cut wherever they end.
+"""MaxSim on a CPU, in tiles of document tokens that fit into a core's cache.
 
-A tile is brought into the cache first, as the order in which products read rows is slow from memory: float32 is read once,
-other types are converted on their way. A product gives the similarities of its tokens to those of the queries, and one pass
-over them the maxima of each document, with which the next tile goes on. Several threads take tiles from one another until
-there are none, each with maxima of its own, of which the greatest count.
+A tile is first read into the cache, because products read rows in an order that is slow from memory. float32 is read once;
+other types are converted on the way. A product computes the similarities of its tokens to those of the queries. One pass over
+them updates the maxima of each document, also across tiles. Several threads share the tiles; each has its own maxima, of which
+the greatest count.
 
-Threads share Python's lock, and one that waits for it may lose milliseconds to the scheduler: all that can be made before the
-first tile is made by one thread, and a tile is three calls.
+Threads share Python's lock, and a thread that waits for it may lose milliseconds to the scheduler. So one thread prepares
+everything before the first tile, and a tile takes three calls.
 
-A similarity has the same bits in any company: products run in shapes that agree, which are found for each width.
+A similarity has the same bits in any batch: products run in shapes whose bits agree, found for each width.
 
-Shapes: as in maxsim.py.
+Shapes: Q query tokens, T document tokens, M queries, N documents, P pairs, D width.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from whimbrel.model.ops.token_vectors import TokenVectors
 from whimbrel.types.arrays import Float32Array, Int64Array, ranges
 
 _TILE: Final = 2**19
-"""Numbers in a tile: two megabytes."""
+"""Elements of a tile: 2 MiB."""
 _TOKENS: Final = 16
+"""Multiple of document tokens in a tile."""
 _MAX_BLOCK_TOKENS: Final = 512
-"""Queries that have the same documents are scored together up to so many tokens."""
+"""Limit of tokens of queries that are scored together, because they have the same documents."""
 _SLAB: Final = 2**18
-"""So many document tokens at a time: what is kept of them does not grow with their number."""
+"""Limit of document tokens in a part, which bounds the memory."""
 _MANY: Final = 16
-"""From so many parts for each thread on, a part is left to one thread."""
+"""Number of parts per thread from which each part runs in one thread."""
 
 
 _SIGNS: Final = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) * np.float32(2) - 1).astype(np.float32)
-"""What the eight bits of a byte stand for."""
+"""Signs of the eight bits of a byte."""
 
 
 def maxsim_cpu(
@@ -55,7 +56,7 @@ def maxsim_cpu(
     threads: Executor | None,
     num_threads: int,
 ) -> Float32Array:
-    """The sum of each pair; 0 where one side has no tokens."""
+    """Return the sum of each pair, (P,); 0 if one side has no tokens."""
     scores_P = np.zeros(query_P.size, np.float32)
     parts = list(_parts(queries, documents, query_P, document_P))
     score = partial(_score, queries, documents, scores_P)
@@ -70,12 +71,12 @@ def maxsim_cpu(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PairTile:
-    """Queries, each of which meets each of some documents."""
+    """Queries and documents that are all paired with each other."""
 
     queries_M: Int64Array
     documents_N: Int64Array
-    places_MN: Int64Array
-    """Which pair each is."""
+    pairs_MN: Int64Array
+    """Index of each pair."""
 
 
 def _parts(
@@ -84,34 +85,34 @@ def _parts(
     query_P: NDArray[np.integer],
     document_P: NDArray[np.integer],
 ) -> Iterator[_PairTile]:
-    """The pairs whose document has tokens, in parts of about `_SLAB` document tokens."""
+    """Yield the pairs with tokens on both sides, in parts of about `_SLAB` document tokens."""
     lengths_N, query_lengths_M = documents.lengths, queries.lengths
-    places_P = np.flatnonzero((lengths_N[document_P] > 0) & (query_lengths_M[query_P] > 0))
-    order = np.lexsort((documents.starts_N[document_P[places_P]], query_P[places_P]))
-    places_P = places_P[order]
-    by_query = np.split(places_P, np.flatnonzero(np.diff(query_P[places_P])) + 1) if places_P.size else []
-    for group in _alike(by_query, document_P, query_lengths_M[query_P]):
-        places_MN = np.stack(group)
-        documents_N = document_P[places_MN[0]]
+    pairs_P = np.flatnonzero((lengths_N[document_P] > 0) & (query_lengths_M[query_P] > 0))
+    order = np.lexsort((documents.starts_N[document_P[pairs_P]], query_P[pairs_P]))
+    pairs_P = pairs_P[order]
+    by_query = np.split(pairs_P, np.flatnonzero(np.diff(query_P[pairs_P])) + 1) if pairs_P.size else []
+    for group in _group_by_documents(by_query, document_P, query_lengths_M[query_P]):
+        pairs_MN = np.stack(group)
+        documents_N = document_P[pairs_MN[0]]
         ends_N = np.cumsum(lengths_N[documents_N])
         cuts = np.searchsorted(ends_N, np.arange(_SLAB, int(ends_N[-1]), _SLAB)) + 1
-        for places in np.split(places_MN, np.unique(cuts[cuts < documents_N.size]), axis=1):
-            yield _PairTile(query_P[places[:, 0]].astype(np.int64), document_P[places[0]].astype(np.int64), places)
+        for part_MN in np.split(pairs_MN, np.unique(cuts[cuts < documents_N.size]), axis=1):
+            yield _PairTile(query_P[part_MN[:, 0]].astype(np.int64), document_P[part_MN[0]].astype(np.int64), part_MN)
 
 
-def _alike(
+def _group_by_documents(
     by_query: list[Int64Array], document_P: NDArray[np.integer], query_length_P: Int64Array
 ) -> Iterator[list[Int64Array]]:
-    """Runs of queries that have the same documents."""
+    """Yield groups of consecutive queries that have the same documents."""
     group: list[Int64Array] = []
     num_tokens = 0
-    for places in by_query:
-        length = int(query_length_P[places[0]])
-        same = group and np.array_equal(document_P[places], document_P[group[0]])
+    for pairs in by_query:
+        length = int(query_length_P[pairs[0]])
+        same = group and np.array_equal(document_P[pairs], document_P[group[0]])
         if group and (not same or num_tokens + length > _MAX_BLOCK_TOKENS):
             yield group
             group, num_tokens = [], 0
-        group.append(places)
+        group.append(pairs)
         num_tokens += length
     if group:
         yield group
@@ -126,37 +127,37 @@ def _score(
     threads: Executor | None = None,
     num_threads: int = 1,
 ) -> None:
-    """Write the scores of a part."""
+    """Compute the scores of a part."""
     starts_M, ends_M = queries.starts_N[part.queries_M], queries.ends_N[part.queries_M]
-    meeting = _PairProducts.of(queries.floats(_rows(starts_M, ends_M)), documents, part.documents_N)
-    left = iter(meeting.tiles)
-    num_threads = min(num_threads, len(meeting.tiles))
+    products = _PairProducts.of(queries.floats(_rows(starts_M, ends_M)), documents, part.documents_N)
+    tiles = iter(products.tiles)
+    num_threads = min(num_threads, len(products.tiles))
     if threads is None or num_threads == 1:
-        maxima_NQ = meeting.maxima(left)
+        maxima_NQ = products.maxima(tiles)
     else:
-        maxima_NQ = reduce(np.maximum, threads.map(meeting.maxima, [left] * num_threads))
-    with np.errstate(all="ignore"):  # numpy would warn of what is not finite; who asks looks at the scores
-        scores_P[part.places_MN.T] = np.add.reduceat(maxima_NQ, _begins(ends_M - starts_M), axis=1)
+        maxima_NQ = reduce(np.maximum, threads.map(products.maxima, [tiles] * num_threads))
+    with np.errstate(all="ignore"):  # the caller checks that scores are finite
+        scores_P[part.pairs_MN.T] = np.add.reduceat(maxima_NQ, _begins(ends_M - starts_M), axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tile:
-    """Some document tokens, one after another."""
+    """Consecutive document tokens."""
 
     rows_TD: Tensor
-    """Their vectors where those lie one after another, else which they are: (T,)."""
+    """Vectors of the tokens (T, D) if they are contiguous, else their rows (T,)."""
     scales_T: Tensor | None
     document_TQ: Tensor
-    """Whose they are."""
+    """Document of each token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PairProducts:
-    """The tokens of some queries and of some documents, none of which is empty."""
+    """Products of the tokens of some queries and documents, none of which is empty."""
 
     products: TileProducts
     blocks: list[Tensor]
-    """Of the queries: (D, Q) each."""
+    """Query tokens in blocks, (D, Q) each."""
     num_query_tokens: int
     documents: TokenVectors
     num_documents: int
@@ -178,33 +179,33 @@ class _PairProducts:
         tiles = list(map(_Tile, _split(rows_TD, size), scales_T, _split(document_TQ, size)))
         return cls(products, blocks, len(query_QD), documents, documents_N.size, tiles)
 
-    def maxima(self, left: Iterator[_Tile]) -> Float32Array:
-        """The greatest similarity of each query token to a document's, in the tiles that this thread takes: (N, Q)."""
+    def maxima(self, tiles: Iterator[_Tile]) -> Float32Array:
+        """Return the greatest similarity of each query token to each document in the tiles that this thread takes, (N, Q)."""
         width, step = self.blocks[0].shape
         maxima = [torch.full((self.num_documents, step), -torch.inf, dtype=torch.float32) for _ in self.blocks]
         least = self.products.least(step)
         size = max(least, len(self.tiles[0].document_TQ))
         buffer_TD, similarities_TQ = torch.empty(size, width, dtype=torch.float32), torch.empty(size, step, dtype=torch.float32)
         with np.errstate(all="ignore"):
-            for tile in left:
+            for tile in tiles:
                 x_TD = self._read(tile, buffer_TD, least)
                 count = len(tile.document_TQ)
                 for query_DQ, maxima_NQ in zip(self.blocks, maxima, strict=True):
-                    found_TQ = similarities_TQ if len(x_TD) == size else similarities_TQ[: len(x_TD)]
-                    self.products.multiply(x_TD, query_DQ, found_TQ)
+                    tile_TQ = similarities_TQ if len(x_TD) == size else similarities_TQ[: len(x_TD)]
+                    self.products.multiply(x_TD, query_DQ, tile_TQ)
                     if count < least:
-                        found_TQ = found_TQ[:count]
+                        tile_TQ = tile_TQ[:count]
                     if tile.scales_T is not None:
-                        found_TQ *= tile.scales_T[:, None]
-                    maxima_NQ.scatter_reduce_(0, tile.document_TQ, found_TQ, "amax")
+                        tile_TQ *= tile.scales_T[:, None]
+                    maxima_NQ.scatter_reduce_(0, tile.document_TQ, tile_TQ, "amax")
         return torch.cat(maxima, dim=1).numpy()[:, : self.num_query_tokens]
 
     def _read(self, tile: _Tile, out_TD: Tensor, least: int) -> Tensor:
-        """A tile in the cache, float32 and without its scales; at least `least` rows."""
+        """Return a tile, read into the cache, as float32 without its scales, with at least `least` rows."""
         x_TD = tile.rows_TD if tile.rows_TD.ndim == 2 else self.documents.rows_TD.index_select(0, tile.rows_TD)
         count = len(x_TD)
         if x_TD.dtype == torch.float32 and count >= least and x_TD.is_contiguous():
-            x_TD.sum()  # reads them
+            x_TD.sum()  # reads it into the cache
             return x_TD
         if x_TD.dtype == torch.uint8:
             np.take(_SIGNS, x_TD.numpy(), axis=0, out=out_TD[:count].numpy().reshape(count, -1, 8), mode="clip")
@@ -215,7 +216,7 @@ class _PairProducts:
 
 
 def _blocks(query_QD: Tensor, products: TileProducts) -> list[Tensor]:
-    """Query tokens in as few blocks as can be, all of them as wide, with zeros at the end."""
+    """Split query tokens into the fewest blocks of equal width, padded with zeros."""
     step = products.num_columns(len(query_QD))
     query_DQ = F.pad(query_QD, (0, 0, 0, -len(query_QD) % step)).T
     return [query_DQ[:, start : start + step].contiguous() for start in range(0, query_DQ.shape[1], step)]
@@ -230,7 +231,7 @@ def _split(rows: Tensor, size: int) -> list[Tensor]:
 
 
 def _rows(starts_N: Int64Array, ends_N: Int64Array) -> slice | Tensor:
-    """The rows of several texts: a slice if they lie one after another."""
+    """Return the rows of several texts, as a slice if they are contiguous."""
     if np.array_equal(starts_N[1:], ends_N[:-1]):
         return slice(int(starts_N[0]), int(ends_N[-1]))
     return _tensor(ranges(starts_N, ends_N))

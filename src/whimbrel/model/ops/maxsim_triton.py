@@ -1,12 +1,14 @@
 """MaxSim on a GPU: one launch for all pairs of any requests, over flat token vectors.
 
-Theory of operation. A program takes some tokens of one query and a stretch of one document, keeps the query's vectors, runs
-over the document's in blocks to its real end, and keeps the greatest similarity of each query token; similarities never leave
-the chip. A second launch takes the maxima over stretches and the sum over tokens, in a fixed order. Long documents are cut into
-stretches when there are too few pairs to fill the device. All lengths, offsets and counts are runtime arguments, so what is
-compiled depends only on the dtypes and on which of few block shapes is used. Offsets are int64.
+Theory of operation: a program takes some tokens of one query and a stretch of one document. It keeps the query's vectors, reads
+the document's vectors in blocks to their real end, and keeps the greatest similarity of each query token; similarities never
+leave the chip. A second launch takes the maxima over stretches and the sum over tokens, in a fixed order. Long documents are
+split into stretches if there are too few pairs to fill the device. All lengths, offsets and counts are runtime arguments, so
+the compiled code depends only on the dtypes and on a few block shapes. Offsets are int64.
 
 Source of the scheme: flash-attention's tiling, as flash-maxsim (2605.29517) applies it to MaxSim.
+
+Shapes: Q query tokens, T document tokens, P pairs, W programs, B blocks of query tokens, S stretches.
 """
 
 # Triton's language has no types.
@@ -31,7 +33,7 @@ from whimbrel.types.arrays import Float32Array, Int64Array
 _BLOCK_T: Final = 64
 _MAX_BLOCK_D: Final = 128
 _PROGRAMS: Final = 4 * 132
-"""From so many on the device is full, and documents are not cut."""
+"""Number of programs that fill the device; with more, documents are not split."""
 _MIN_STRETCH: Final = 512
 
 
@@ -96,7 +98,7 @@ def _maxima_kernel(  # noqa: PLR0917
 
 @triton.jit
 def _sum_kernel(best_ptr, groups_ptr, scores_ptr, BLOCK_Q: tl.constexpr):
-    """Of each pair: blocks of query tokens one after another, each with its stretches of the document."""
+    """Sum the maxima of each pair: blocks of query tokens, each with its stretches of the document."""
     group = groups_ptr + tl.program_id(0).to(tl.int64) * 4
     first, num_q, num_blocks, num_stretches = tl.load(group), tl.load(group + 1), tl.load(group + 2), tl.load(group + 3)
     rows = tl.arange(0, BLOCK_Q)
@@ -113,33 +115,33 @@ def _sum_kernel(best_ptr, groups_ptr, scores_ptr, BLOCK_Q: tl.constexpr):
 def maxsim_triton(
     queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
 ) -> Float32Array:
-    """As `maxsim`, the sum; pairs without tokens on either side score 0. On the device where the vectors are."""
+    """Return the sum of each pair, (P,) on the host; 0 if one side has no tokens. Runs on the device of the vectors."""
     scores_P = np.zeros(query_P.size, np.float32)
-    places_P = _with_tokens(queries, documents, query_P, document_P)
-    if not places_P.size:
+    pairs_P = _pairs_with_tokens(queries, documents, query_P, document_P)
+    if not pairs_P.size:
         return scores_P
-    query_P, document_P = query_P[places_P], document_P[places_P]
+    query_P, document_P = query_P[pairs_P], document_P[pairs_P]
     block_q = _block_q(int(queries.lengths[query_P].max()))
     items_W4, groups_P4 = _items(queries, documents, query_P, document_P, block_q)
     best, _ = _maxima(queries, documents, items_W4, block_q, where=False)
-    scores = torch.empty(places_P.size, dtype=torch.float32, device=best.device)
+    scores = torch.empty(pairs_P.size, dtype=torch.float32, device=best.device)
     groups = torch.from_numpy(groups_P4).to(best.device, non_blocking=True)
-    _sum_kernel[(places_P.size,)](best, groups, scores, BLOCK_Q=block_q, num_warps=1)
-    scores_P[places_P] = scores.cpu().numpy()
+    _sum_kernel[(pairs_P.size,)](best, groups, scores, BLOCK_Q=block_q, num_warps=1)
+    scores_P[pairs_P] = scores.cpu().numpy()
     return scores_P
 
 
 def matches_triton(
     queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
 ) -> Float32Array:
-    """As `best_matches`: the rows of all pairs, one after another."""
+    """Return the concatenated rows of `best_matches` of all pairs."""
     lengths_P = queries.lengths[query_P]
     matches_X2 = np.tile(np.array(NO_MATCH, np.float32), (int(lengths_P.sum()), 1))
-    places_P = _with_tokens(queries, documents, query_P, document_P)
-    if not places_P.size:
+    pairs_P = _pairs_with_tokens(queries, documents, query_P, document_P)
+    if not pairs_P.size:
         return matches_X2
-    ends_P = np.cumsum(lengths_P)[places_P]
-    query_P, document_P = query_P[places_P], document_P[places_P]
+    ends_P = np.cumsum(lengths_P)[pairs_P]
+    query_P, document_P = query_P[pairs_P], document_P[pairs_P]
     block_q = _block_q(int(queries.lengths[query_P].max()))
     items_W4, groups_P4 = _items(queries, documents, query_P, document_P, block_q)
     best, where = _maxima(queries, documents, items_W4, block_q, where=True)
@@ -151,46 +153,46 @@ def matches_triton(
         before_SB = (items_W4[programs, 2] - documents.starts_N[document]).reshape(blocks, stretches)
         best_BSQ, where_BSQ = (each[programs].reshape(blocks, stretches, block_q) for each in (best_WQ, where_WQ))
         chosen_B1Q = best_BSQ.argmax(axis=1, keepdims=True)
-        place_BSQ = where_BSQ + before_SB[:, :, None]
-        for column, each in enumerate((best_BSQ, place_BSQ)):
+        token_BSQ = where_BSQ + before_SB[:, :, None]
+        for column, each in enumerate((best_BSQ, token_BSQ)):
             matches_X2[end - num_q : end, column] = np.take_along_axis(each, chosen_B1Q, axis=1).reshape(-1)[:num_q]
     return matches_X2
 
 
-def _with_tokens(
+def _pairs_with_tokens(
     queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
 ) -> Int64Array:
-    """Which pairs have tokens on both sides."""
+    """Return the indices of pairs with tokens on both sides."""
     return np.flatnonzero((queries.lengths[query_P] > 0) & (documents.lengths[document_P] > 0))
 
 
 def _maxima(
     queries: TokenVectors, documents: TokenVectors, items_W4: Int64Array, block_q: int, *, where: bool
 ) -> tuple[Tensor, Tensor]:
-    """Of each program: the greatest similarity of each query token, and where in its stretch that is, if it is asked for."""
+    """Return the greatest similarity of each query token of each program and, with `where`, its position in the stretch."""
     device = documents.rows_TD.device
     q_TD, x_TD = _operands(queries, documents)
     best = torch.empty(len(items_W4) * block_q, dtype=torch.float32, device=device)
-    places = torch.empty(best.numel() if where else 0, dtype=torch.int32, device=device)
+    positions = torch.empty(best.numel() if where else 0, dtype=torch.int32, device=device)
     items = torch.from_numpy(items_W4).to(device, non_blocking=True)
     width = queries.width
     block_d = min(_MAX_BLOCK_D, max(16, triton.next_power_of_2(width)))
     scales = documents.scales_T
     _maxima_kernel[(len(items_W4),)](
-        q_TD, x_TD, best if scales is None else scales, items, best, places, width, q_TD.stride(0), x_TD.stride(0),
+        q_TD, x_TD, best if scales is None else scales, items, best, positions, width, q_TD.stride(0), x_TD.stride(0),
         BLOCK_Q=block_q, BLOCK_T=_BLOCK_T, BLOCK_D=block_d, ONE_SLICE=width <= block_d,
         BITS=x_TD.dtype == torch.uint8, SCALED=scales is not None, WHERE=where, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return best, places
+    return best, positions
 
 
 def _block_q(longest: int) -> int:
-    """Query tokens of a program, so that most documents are read once."""
+    """Return the number of query tokens of a program, chosen so that most documents are read once."""
     return next((block for block in (16, 32, 64) if longest <= block), 128)
 
 
 def _operands(queries: TokenVectors, documents: TokenVectors) -> tuple[Tensor, Tensor]:
-    """Both sides' vectors; queries in the dtype of the product, which is that of documents if these are floats."""
+    """Return the vectors of both sides; queries in the dtype of the product: the documents' dtype if it is a float."""
     q_TD, x_TD = queries.rows_TD, documents.rows_TD
     if not q_TD.is_floating_point() or queries.scales_T is not None:
         q_TD = queries.floats(slice(None))
@@ -204,12 +206,14 @@ def _items(
     document_P: NDArray[np.integer],
     block_q: int,
 ) -> tuple[Int64Array, Int64Array]:
-    """(first query token, how many, first document token, how many) of each program, and for each pair (its first program,
-    query tokens, blocks of these, stretches of the document)."""
+    """Return the ranges of each program and of each pair.
+
+    A program has (first query token, count, first document token, count). A pair has (first program, query tokens, blocks of
+    query tokens, stretches of the document)."""
     q_P, x_P = queries.lengths[query_P], documents.lengths[document_P]
     blocks_P = -(-q_P // block_q)
-    wanted = max(1, -(-_PROGRAMS // int(blocks_P.sum())))
-    stretch = max(_MIN_STRETCH, -(-int(x_P.max()) // wanted))
+    num_stretches = max(1, -(-_PROGRAMS // int(blocks_P.sum())))
+    stretch = max(_MIN_STRETCH, -(-int(x_P.max()) // num_stretches))
     stretches_P = -(-x_P // stretch)
     counts_P = blocks_P * stretches_P
     first_P = np.cumsum(counts_P) - counts_P

@@ -1,4 +1,4 @@
-"""What torch says when there is no memory."""
+"""Detection of out-of-memory errors of torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Final
 import torch
 
 _NO_MEMORY: Final = ("you tried to allocate", "bad_alloc")
-"""What torch says on a CPU; there it has no error class for it."""
+"""Phrases of torch's out-of-memory errors on a CPU, which have no class of their own."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device, or the host, has no memory left."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
+    """Return whether an error reports that a device or the host is out of memory."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(phrase in str(error) for phrase in _NO_MEMORY)
 
 
 @contextmanager
 def memory_errors() -> Generator[None]:
-    """Such an error within becomes MemoryError."""
+    """Raise out-of-memory errors of the block as MemoryError."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,9 @@
-"""Rotary positions.
+"""Rotary position embeddings.
 
-Source of the scalings: transformers/modeling_rope_utils.py (5.23); of "ntk": NTKScalingRotaryEmbedding of
-Alibaba-NLP/new-impl on the hub, the code that gte-multilingual-base came with.
+Source of the scalings: transformers/modeling_rope_utils.py (5.23). Source of "ntk": NTKScalingRotaryEmbedding of
+Alibaba-NLP/new-impl on the Hub, the original code of gte-multilingual-base.
+
+Shapes: R rows, N heads, H head width, F frequencies.
 """
 
 from __future__ import annotations
@@ -19,19 +21,19 @@ _Scale: TypeAlias = Callable[[Rotary, Mapping[str, Any]], tuple[Tensor, float]]
 
 
 def frequencies(rotary: Rotary, device: torch.device) -> tuple[Tensor, float]:
-    """Radians per position for each pair of columns, (width / 2) in float32, and what cosine and sine are multiplied by."""
+    """Return the radians per position of each pair of columns, (width / 2) in float32, and the factor of cosine and sine."""
     if rotary.scaling is None:
         return _plain(rotary.theta, rotary.width).to(device), 1.0
-    turns_F, scale = SCALINGS[rotary.scaling["rope_type"]](rotary, rotary.scaling)
-    return turns_F.to(device), scale
+    frequencies_F, scale = SCALINGS[rotary.scaling["rope_type"]](rotary, rotary.scaling)
+    return frequencies_F.to(device), scale
 
 
 def apply_rotary(x_RNH: Tensor, cos_RF: Tensor, sin_RF: Tensor, *, interleaved: bool) -> Tensor:
-    """Every head of every row, turned by its position's angles, in float32. Columns beyond 2 F stay as they are."""
+    """Rotate every head of every row by the angles of its position, in float32. Columns after 2 F stay unchanged."""
     width = 2 * cos_RF.shape[1]
-    turned, rest = x_RNH[..., :width].float(), x_RNH[..., width:]
+    rotated, rest = x_RNH[..., :width].float(), x_RNH[..., width:]
     cos, sin = cos_RF[:, None], sin_RF[:, None]
-    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    a, b = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, dim=-1)
     pair = a * cos - b * sin, b * cos + a * sin
     out = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
     return torch.cat((out, rest.float()), dim=-1) if rest.shape[-1] else out
@@ -46,13 +48,13 @@ def _linear(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
 
 
 def _ntk(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """ "Fixed" NTK: the same for texts of any length; a factor up to 1 does nothing."""
+    """Return "fixed" NTK scaling, the same for texts of any length; a factor up to 1 has no effect."""
     factor = max(scaling["factor"], 1.0)
     return _plain(rotary.theta * factor, rotary.width) / factor ** (2 / rotary.width), 1.0
 
 
 def _llama3(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Low frequencies are divided by the factor, high ones stay, those between are in between."""
+    """Divide low frequencies by the factor, keep high ones, and interpolate between them."""
     plain = _plain(rotary.theta, rotary.width)
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     original = scaling["original_max_position_embeddings"]

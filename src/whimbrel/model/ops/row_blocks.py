@@ -1,14 +1,13 @@
-"""Numbers of rows for which a product gives a row the same bits.
+"""Row blocks: numbers of rows for which a product gives a row the same bits.
 
-Theory of operation. A library chooses how to compute a product by its shape, and sums in another order have other bits: with
-AMX, oneDNN gives a row of 1,536 columns other bits among 32 rows than among 64, and again others among 512. All are equally
-exact, but a text must have the same vector alone and in a batch. So each product is tried when a model is loaded: for every
-candidate size, with equal rows, whose results must be equal too, both within a block and between blocks of two sizes. Sizes
-whose results are equal form a class. One class is chosen, and from then on every number of rows is run in blocks of its
-sizes, of which the last may overlap the one before.
+Theory of operation: a library chooses how to compute a product by its shape, and another order of summation gives other bits.
+With AMX, oneDNN gives a row of 1,536 columns three results among 32, 64 and 512 rows. All are equally exact, but a text must
+have the same vector alone and in a batch. So each product is tried when a model is loaded, with equal rows for every candidate
+size. The results must be equal within a block; sizes with equal results form a class. One class is chosen, and every number of
+rows then runs in blocks of its sizes, of which the last may overlap the one before.
 
-Which class is chosen follows from the classes alone, never from a timing, so that replicas and restarts agree. Nothing here
-knows PyTorch or a processor: a product is a function.
+The choice depends on the classes only, never on a timing, so replicas and restarts agree. Nothing here knows PyTorch or a
+processor: a product is a function.
 """
 
 from __future__ import annotations
@@ -20,38 +19,41 @@ from itertools import accumulate
 from typing import Final, TypeAlias
 
 Trial: TypeAlias = Callable[[int], Hashable | None]
-"""Takes a number of rows, runs the product with so many equal rows, and returns a result that is equal for equal bits; None
-where the rows of the result differ."""
+"""Function that runs the product with N equal rows and returns a value that is equal for equal bits.
+
+None if the rows of the result differ."""
 
 ShapeTrial: TypeAlias = Callable[[tuple[int, int]], Hashable | None]
-"""The same for a number of rows and of columns."""
+"""Trial for a number of rows and of columns."""
 
 MAX_BLOCK: Final = 512
-"""The largest block: about as many rows as a batch of a CPU has. Larger ones would be no faster."""
+"""Rows of the largest block, about as many as a batch on a CPU has. Larger ones would not be faster."""
 
 FINE_SIZES: Final = (*range(16, 256, 16), *range(256, MAX_BLOCK + 1, 32))
-"""The sizes that batches are rounded up to, and that a product is tried with. At least 16 rows keep a lone token off
-matrix-vector kernels. Trying a product costs about as much as 5,000 rows of it do."""
+"""Sizes of batches and of trials. At least 16 rows keep a lone token off matrix-vector kernels.
+
+A trial of all of them costs about as much as 5,000 rows of the product."""
 
 COARSE_SIZES: Final = (16, 32, 64, 96, 128, 192, 256, 384, MAX_BLOCK)
-"""For products so large that a trial takes long; about 1,700 rows."""
+"""Sizes of trials of large products, which cost about as much as 1,700 rows."""
 
 _BLOCK_COST: Final = 64
-"""Rows that take as long as a call does besides its rows. Measured with AMX (768 to 3,072 columns, bfloat16), where it is
-highest; a small block costs little elsewhere, but nothing is lost by large ones there."""
+"""Overhead of a call, in rows. Measured with AMX (768 to 3,072 columns, bfloat16), where it is highest.
+
+Elsewhere small blocks cost little, and large ones lose nothing."""
 _COLUMNS_COST: Final = 32
-"""The same for a block of columns, for which all rows are read once more."""
+"""Overhead of a block of columns, in columns: all rows are read once more."""
 
 
 def round_up_rows(num_rows: int) -> int:
-    """The number of rows that a batch of `num_rows` is filled up to: one of FINE_SIZES, or a multiple of 32 beyond them."""
+    """Return the number of rows that a batch is padded to: one of FINE_SIZES, or a multiple of 32 above them."""
     step = 16 if num_rows <= 256 else 32
     return -(-num_rows // step) * step
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """Sizes of blocks that give a row the same bits, in ascending order; none if no such size was found."""
+    """Sizes of blocks that give a row the same bits, ascending; empty if there are none."""
 
     sizes: tuple[int, ...]
 
@@ -59,10 +61,10 @@ class RowBlocks:
         return bool(self.sizes)
 
     def cover(self, num_rows: int, *, pad: bool = True) -> tuple[tuple[int, int], ...]:
-        """The blocks that cover `num_rows` rows, as (first row, size), at the least cost.
+        """Return the blocks that cover `num_rows` rows at the least cost, as (first row, size).
 
-        The last block overlaps the one before where the sizes do not add up. A single block may be larger than `num_rows`: then
-        rows must be added. With `pad` False that happens only below the smallest size. Without sizes: one block of all rows.
+        The last block overlaps the one before if the sizes do not add up. A single block may exceed `num_rows`; rows must then
+        be added. With `pad` False that happens only below the smallest size. Without sizes, one block has all rows.
         """
         if not self.sizes or num_rows == 0:
             return ((0, num_rows),)
@@ -71,7 +73,7 @@ class RowBlocks:
 
 
 def find_row_blocks(candidates: Sequence[int], trial: Trial) -> RowBlocks:
-    """Try a product with each of the `candidates`. Return the class of sizes that runs any number of rows at the least cost."""
+    """Try a product with all candidate sizes. Return the class of sizes that runs any number of rows at the least cost."""
     classes: dict[Hashable, list[int]] = {}
     for size in sorted(candidates):
         if (result := trial(size)) is not None:
@@ -80,28 +82,28 @@ def find_row_blocks(candidates: Sequence[int], trial: Trial) -> RowBlocks:
 
 
 def find_shapes(candidates: Sequence[tuple[int, int]], trial: ShapeTrial) -> dict[int, RowBlocks]:
-    """The same for a product whose columns are cut too: `candidates` are (rows, columns).
+    """Try a product whose columns are split too; `candidates` are (rows, columns).
 
-    Gives the numbers of rows by the number of columns, for those numbers of columns that agree with one another.
+    Return the row blocks by number of columns, for numbers of columns whose bits agree.
     """
     classes: dict[Hashable, dict[int, list[int]]] = {}
     for shape in sorted(candidates):
         if (result := trial(shape)) is not None:
             classes.setdefault(result, {}).setdefault(shape[1], []).append(shape[0])
-    found = [{columns: RowBlocks(tuple(sizes)) for columns, sizes in each.items()} for each in classes.values()]
-    wanted = {columns for _, columns in candidates}
+    options = [{columns: RowBlocks(tuple(sizes)) for columns, sizes in each.items()} for each in classes.values()]
+    widths = {columns for _, columns in candidates}
     none: dict[int, RowBlocks] = {}
-    return min(found, key=lambda each: _total_cost_of_shapes(each, wanted), default=none)
+    return min(options, key=lambda each: _total_cost_of_shapes(each, widths), default=none)
 
 
 def _total_cost(blocks: RowBlocks) -> float:
-    """The relative cost of all numbers of rows up to some thousand."""
+    """Return the relative cost over numbers of rows up to 2,048."""
     return sum(_cost(blocks.cover(num_rows)) / num_rows for num_rows in (*FINE_SIZES, 2 * MAX_BLOCK, 4 * MAX_BLOCK))
 
 
-def _total_cost_of_shapes(rows: Mapping[int, RowBlocks], wanted: Iterable[int]) -> float:
+def _total_cost_of_shapes(rows: Mapping[int, RowBlocks], widths: Iterable[int]) -> float:
     costs = {columns: _total_cost(blocks) * (columns + _COLUMNS_COST) for columns, blocks in rows.items()}
-    return sum(min(-(-each // columns) * cost for columns, cost in costs.items()) / each for each in wanted)
+    return sum(min(-(-each // columns) * cost for columns, cost in costs.items()) / each for each in widths)
 
 
 def _cost(cover: tuple[tuple[int, int], ...]) -> int:
@@ -111,7 +113,7 @@ def _cost(cover: tuple[tuple[int, int], ...]) -> int:
 @lru_cache(maxsize=4096)
 def _cover(sizes: tuple[int, ...], num_rows: int) -> tuple[tuple[int, int], ...]:
     largest = sizes[-1]
-    num_largest = max(0, num_rows - largest) // largest  # the rest, of one to two times the largest, is where choices are made
+    num_largest = max(0, num_rows - largest) // largest  # the rest, one to two times the largest, has a choice
     chosen = [largest] * num_largest + list(_cheapest(sizes, num_rows - num_largest * largest))
     starts = accumulate(chosen[:-1], initial=0)
     return tuple((max(0, min(start, num_rows - size)), size) for start, size in zip(starts, chosen, strict=True))
@@ -119,7 +121,7 @@ def _cover(sizes: tuple[int, ...], num_rows: int) -> tuple[tuple[int, int], ...]
 
 @lru_cache(maxsize=4096)
 def _cheapest(sizes: tuple[int, ...], num_rows: int) -> tuple[int, ...]:
-    """The sizes, in descending order, that add up to `num_rows` or more at the least cost."""
+    """Return the sizes, descending, that add up to `num_rows` or more at the least cost."""
     rests, ahead = {0}, [num_rows]
     while ahead:
         if (rest := ahead.pop()) not in rests:

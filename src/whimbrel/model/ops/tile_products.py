@@ -1,8 +1,8 @@
-"""Products of document tokens with query tokens on a CPU, in shapes that give a similarity the same bits.
+"""Tile products of MaxSim on a CPU: document tokens times query tokens, in shapes that give a similarity the same bits.
 
-Three libraries are at hand: numpy, whose OpenBLAS has kernels for small products on some processors; torch.mm; and oneDNN. The
-first that the processor suits and that has shapes which agree is taken. These are found out for each width of vectors, as for
-linear layers (row_blocks.py), but for both sides: a query token meets a document token anywhere in a product of any of them.
+Three libraries are tried: numpy, whose OpenBLAS has kernels for small products on some processors; torch.mm; and oneDNN. The
+first that suits the processor and has shapes whose bits agree is used. Shapes are found for each width of vectors, as for linear
+layers (`row_blocks.py`), but for both sides: a token may be anywhere in a product of any shape.
 
 Shapes: T document tokens, Q query tokens, D width.
 """
@@ -26,54 +26,54 @@ Library: TypeAlias = Literal["numpy", "torch", "onednn"]
 
 _CPU: Final = torch.device("cpu")
 _STEP: Final = 16
-"""The step of both sides. Smaller products are of a matrix and a vector, or waste registers."""
+"""Step of both sides. Smaller products use matrix-vector kernels, or waste registers."""
 _MAX_QUERY_TOKENS: Final = 64
-"""The most query tokens that meet a tile at a time: their similarities stay in the cache with it."""
+"""Limit of query tokens in a product: the similarities stay in the cache together with the tile."""
 _MAX_DOCUMENT_TOKENS: Final = 4096
 _MAX_NUMBERS: Final = 2**19
-"""The most numbers in the document tokens of a product: two megabytes, which stay in the cache of a core."""
+"""Limit of elements of the document tokens in a product: 2 MiB, which stay in the cache of a core."""
 _SMALL: Final = 10**6
-"""The most multiplications of a product that is small to OpenBLAS."""
+"""Limit of multiplications of OpenBLAS's small products."""
 _SIZES: Final = (16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Document tokens of a product that are tried, besides as many as a product has at most."""
+"""Numbers of document tokens that are tried, besides the largest possible one."""
 _TRIALS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TileProducts:
-    """Shapes in which a similarity has the same bits."""
+    """Shapes of products in which a similarity has the same bits."""
 
     rows: Mapping[int, RowBlocks]
-    """By the number of query tokens: numbers of document tokens. Without any where no such shapes were found."""
+    """Numbers of document tokens by the number of query tokens; without sizes if none were found."""
     library: Library = "torch"
 
     def __bool__(self) -> bool:
         return all(self.rows.values())
 
     def least(self, num_columns: int) -> int:
-        """The least number of document tokens that a product may have."""
+        """Return the least number of document tokens in a product."""
         return min(self.rows[num_columns].sizes, default=_STEP)
 
     def num_columns(self, num_tokens: int) -> int:
-        """The number of query tokens in a block: for the fewest blocks, and among those the narrowest."""
+        """Return the number of query tokens in a block: the narrowest of those with the fewest blocks."""
         return min(self.rows, key=lambda columns: (-(-num_tokens // columns), columns))
 
     def multiply(self, x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor) -> None:
-        """out = x @ query, for `least` rows or more and query tokens as `rows` has them. All float32 and contiguous."""
+        """Compute out = x @ query for at least `least` rows and a number of query tokens in `rows`. Float32, contiguous."""
         for start, size, count in _stacks(self.rows[query_DQ.shape[1]], len(x_TD)):
             rows = slice(start, start + size * count)
             MULTIPLY[self.library](x_TD[rows], query_DQ, out_TQ[rows], size)
 
 
 def find_tile_products(width: int) -> Finding[TileProducts]:
-    """The products for vectors of this width."""
+    """Begin the search for products of vectors with this width."""
     suits = {"numpy": has_small_kernels() and _SMALL // (width * _STEP) >= _STEP, "onednn": prepacked_supported(_CPU)}
     return begin(_Kind(width, tuple(library for library in MULTIPLY if suits.get(library, True))))
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The product of a tile with query tokens, by the width of the vectors and the libraries that may compute it."""
+    """Kind of product: the width of the vectors, and the libraries that may compute it."""
 
     width: int
     libraries: tuple[Library, ...]
@@ -82,7 +82,7 @@ class _Kind:
         return f"MaxSim's product of vectors of {self.width:,} columns"
 
     def find(self) -> TileProducts:
-        """Try numbers of document tokens and of query tokens, one library after another."""
+        """Try numbers of document and query tokens, one library after another."""
         columns = range(_STEP, min(_MAX_QUERY_TOKENS, max(_STEP, _SMALL // (self.width * _STEP))) + 1, _STEP)
         for library in self.libraries:
             shapes = [(size, count) for count in columns for size in self._sizes(library, count)]
@@ -101,21 +101,21 @@ class _Kind:
         product = TileProducts({num_columns: RowBlocks((size,))}, library)
         rows_ND, queries_QD = cancelling(_TRIALS, _STEP, self.width)
         out_TQ = torch.empty(size, num_columns, dtype=torch.float32)
-        found: list[bytes] = []
+        results: list[bytes] = []
         for row_D in rows_ND:
             product.multiply(row_D.repeat(size, 1), queries_QD[:1].repeat(num_columns, 1).T.contiguous(), out_TQ)
-            if not (out_TQ == out_TQ[0, 0]).all():  # wherever a token lies
+            if not (out_TQ == out_TQ[0, 0]).all():  # at any position of a token
                 return None
-            found.append(out_TQ[0, :1].numpy().tobytes())
+            results.append(out_TQ[0, :1].numpy().tobytes())
         product.multiply(rows_ND[:1].repeat(size, 1), queries_QD.repeat(num_columns // _STEP, 1).T.contiguous(), out_TQ)
         if not (out_TQ.view(size, -1, _STEP) == out_TQ[0, :_STEP]).all():
             return None
-        return b"".join([*found, out_TQ[0, :_STEP].numpy().tobytes()])
+        return b"".join([*results, out_TQ[0, :_STEP].numpy().tobytes()])
 
 
 @lru_cache(maxsize=4096)
 def _stacks(blocks: RowBlocks, num_rows: int) -> list[tuple[int, int, int]]:
-    """(first row, size, count) of neighbouring blocks of equal size that cover some rows without overlapping."""
+    """Return (first row, size, count) of runs of blocks of equal size that do not overlap."""
     stacks: list[tuple[int, int, int]] = []
     for start, size in blocks.cover(num_rows, pad=False):
         first, last_size, count = stacks[-1] if stacks else (0, 0, 0)
@@ -127,20 +127,20 @@ def _stacks(blocks: RowBlocks, num_rows: int) -> list[tuple[int, int, int]]:
 
 
 def _multiply_stack(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """out = x @ query, `size` rows at a time, by numpy."""
+    """Compute out = x @ query, `size` rows at a time, by numpy."""
     x, out = x_TD.numpy(), out_TQ.numpy()
     np.matmul(x.reshape(-1, size, x.shape[1]), query_DQ.numpy(), out=out.reshape(-1, size, out.shape[1]))
 
 
 def _multiply_each(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """The same by torch.mm."""
+    """Compute the product by torch.mm."""
     for start in range(0, len(x_TD), size):
         rows = slice(start, start + size)
         torch.mm(x_TD[rows], query_DQ, out=out_TQ[rows])
 
 
 def _multiply_prepacked(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """The same by oneDNN, as linear layers do. What it gives has to be copied."""
+    """Compute the product by oneDNN, as linear layers do, and copy its result."""
     packed = torch.ops.mkldnn._reorder_linear_weight(query_DQ.T.contiguous(), size)
     for start in range(0, len(x_TD), size):
         rows = slice(start, start + size)
@@ -152,4 +152,4 @@ MULTIPLY: Final[dict[Library, Callable[[Tensor, Tensor, Tensor, int], None]]] = 
     "torch": _multiply_each,
     "onednn": _multiply_prepacked,
 }
-"""The libraries, the fastest first."""
+"""Products by library, the fastest first."""

@@ -1,4 +1,4 @@
-"""Token vectors of many texts in one array, and the values that stand for a document without tokens.
+"""Token vectors of several texts in one array, and the scores of a document without tokens.
 
 Shapes: T tokens, N texts, D width.
 """
@@ -16,33 +16,32 @@ from torch import Tensor
 from whimbrel.types.arrays import Int64Array
 
 EMPTY: Final = -1e9
-"""The score of a document without tokens: finite, and below what vectors can reach."""
+"""Score of a document without tokens: finite, and below any score of vectors."""
 
 NO_MATCH: Final = (0.0, -1.0)
-"""The greatest similarity to a token of a document without tokens, and where that is."""
+"""Greatest similarity and token index for a document without tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenVectors:
-    """Vectors of many texts in one array: text i has rows starts_N[i] to ends_N[i]."""
+    """Vectors of several texts in one array: text i has rows starts_N[i] to ends_N[i]."""
 
     rows_TD: Tensor
-    """float32, float16, bfloat16; int8; or uint8, which is bits: 8 columns to a byte, the first the highest, 1 for 1 and 0 for
-    -1."""
+    """float32, float16, bfloat16, int8, or uint8. The latter holds bits, 8 columns to a byte, highest bit first; 0 means -1."""
     starts_N: Int64Array
     ends_N: Int64Array
     scales_T: Tensor | None = None
-    """What each row is multiplied by."""
+    """Factor of each row; None: 1."""
 
     @classmethod
     def of(cls, rows_TD: Tensor, offsets_N1: NDArray[np.integer], scales_T: Tensor | None = None) -> TokenVectors:
-        """Of texts that lie one after another."""
+        """Construct from consecutive texts."""
         offsets = np.asarray(offsets_N1, np.int64)
         return cls(rows_TD, offsets[:-1], offsets[1:], scales_T)
 
     @classmethod
     def from_array(cls, rows_TD: NDArray[Any], starts_N: NDArray[np.integer], ends_N: NDArray[np.integer]) -> TokenVectors:
-        """Of rows on the host, which are not copied."""
+        """Construct from rows on the host, without a copy."""
         return cls(torch.from_numpy(rows_TD), np.asarray(starts_N, np.int64), np.asarray(ends_N, np.int64))  # pyright: ignore[reportUnknownMemberType]
 
     def __len__(self) -> int:
@@ -57,18 +56,18 @@ class TokenVectors:
         return self.ends_N - self.starts_N
 
     def of_text(self, text: int) -> Tensor:
-        """The rows of a text, float32."""
+        """Return the rows of a text, float32."""
         return self.floats(slice(int(self.starts_N[text]), int(self.ends_N[text])))
 
     def floats(self, rows: slice | Tensor) -> Tensor:
-        """Some rows, float32."""
+        """Return some rows, float32."""
         x_TD = self.rows_TD[rows]
         x_TD = _signs(x_TD) if x_TD.dtype == torch.uint8 else x_TD.float()
         return x_TD if self.scales_T is None else x_TD * self.scales_T[rows, None]
 
 
 def _signs(bits_TB: Tensor) -> Tensor:
-    """Packed bits -> 1 and -1, float32."""
+    """Unpack bits to 1 and -1, float32."""
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=bits_TB.device)
     bits = (bits_TB[..., None] >> shifts) & 1
     return bits.flatten(-2).float() * 2 - 1

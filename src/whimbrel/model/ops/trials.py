@@ -1,11 +1,12 @@
-"""Trials of products while a model is loaded: in which shapes a product gives a row the same bits.
+"""Trials of products during loading: shapes in which a product gives a row the same bits.
 
-A trial runs a product with numbers of its own, which show in what order they were added: terms are large and cancel one
-another, so that only rounding errors are left. Another order of adding then gives another result in nearly every column, also
-where the result is rounded to bfloat16.
+A trial runs a product with inputs that reveal the order of summation. Terms are large and cancel each other, so only rounding
+errors remain. Another order then gives another result in nearly every column, even if the result is rounded to bfloat16.
 
-Trials run in threads that compute alone, as lanes do, since the number of threads changes how a product is computed. They run
-beside the loading, once for each kind of product in the life of a process.
+Trials run in threads with one intra-op thread each, as lanes do, because the number of threads changes how a product is
+computed. They run beside the loading, once per process for each kind of product.
+
+Shapes: R rows, C columns, I terms.
 """
 
 from __future__ import annotations
@@ -26,26 +27,27 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _SPREAD: Final = 8.0
-"""Numbers are random to so many powers of 2 up and down: sums of like numbers are exact too often, bfloat16 having few bits."""
+"""Range of the random exponents of 2, up and down: sums of equal magnitudes are too often exact in bfloat16."""
 _SCALE: Final = 2.0**17
-"""Over the number of terms, it makes their rounding errors about as large as 1, where activations bend."""
+"""Scale, divided by the number of terms. It makes rounding errors about as large as 1, where activations are not linear."""
 
 
 FEW_TERMS: Final = 64
+"""Number of terms below which a sum may cancel exactly in any order."""
 
 
 class Kind(Hashable, Protocol[T_co]):
-    """What decides how a library computes a product, besides what is tried. As a string it names the product."""
+    """Properties of a product, besides the tried shape, that decide how a library computes it. str() names the product."""
 
     def find(self) -> T_co:
-        """Try the product. What is found is false where no shape gives the same bits."""
+        """Try the product. The result is false if no shapes give the same bits."""
         ...
 
 
 def cancelling(num_rows: int, num_columns: int, inner: int) -> tuple[Tensor, Tensor]:
-    """Random (num_rows, inner) and (num_columns, inner), float32, whose product is 0 but for rounding errors of about 1.
+    """Return random (num_rows, inner) and (num_columns, inner), float32, whose product is only rounding errors of about 1.
 
-    Few terms may cancel exactly in any order: below FEW_TERMS the second half of the rows does not cancel.
+    Below FEW_TERMS terms, the second half of the rows does not cancel.
     """
     random = torch.Generator().manual_seed(0)
     order = torch.randperm(inner, generator=random)
@@ -66,23 +68,23 @@ def cancelling(num_rows: int, num_columns: int, inner: int) -> tuple[Tensor, Ten
 
 @dataclass(frozen=True, slots=True)
 class Finding(Generic[T]):
-    """What is found for a kind of product, perhaps not yet."""
+    """Result of the trials of a kind of product, perhaps still pending."""
 
     kind: Kind[T]
     future: Future[T]
 
     def result(self) -> T:
-        """Wait for it. Raises what the trial raised."""
+        """Wait for the result. Raises the errors of the trial."""
         try:
             return self.future.result()
-        except CancelledError:  # the loading that had begun it was given up
+        except CancelledError:  # the loading that began it has failed
             with _threads(1) as threads:
                 return _submit(self.kind, threads).result()
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A model that is being loaded."""
+    """Model that is being loaded."""
 
     threads: Executor
     findings: dict[Kind[Any], Finding[Any]] = field(default_factory=dict[Kind[Any], Finding[Any]])
@@ -91,7 +93,7 @@ class _Model:
 
 _model: ContextVar[_Model | None] = ContextVar("whimbrel_loading", default=None)
 _found: Final[dict[Kind[Any], Future[Any]]] = {}
-"""What was found for each kind of product that this process has tried, or is trying."""
+"""Results of this process by kind of product, finished or pending."""
 _lock: Final = Lock()
 
 
@@ -99,7 +101,7 @@ _lock: Final = Lock()
 def loading(num_threads: int = 1) -> Generator[list[str]]:
     """Load a model in this thread, while `num_threads` others try its products.
 
-    Gives a list, which after the end says what in this model has other bits in other batches.
+    Yields a list that at the end describes the parts of the model whose bits depend on the batch.
     """
     with _threads(num_threads) as threads:
         model = _Model(threads)
@@ -118,7 +120,7 @@ def loading(num_threads: int = 1) -> Generator[list[str]]:
 
 @contextmanager
 def unrecorded() -> Generator[None]:
-    """Load what is no part of the model in the end."""
+    """Load something that will not be part of the model."""
     model = _model.get()
     token = _model.set(None if model is None else _Model(model.threads))
     try:
@@ -127,14 +129,14 @@ def unrecorded() -> Generator[None]:
         _model.reset(token)
 
 
-def note_unstable(what: str) -> None:
-    """Note that a part of the model that is being loaded has other bits in other batches."""
-    if (model := _model.get()) is not None and what not in model.unstable:
-        model.unstable.append(what)
+def note_unstable(reason: str) -> None:
+    """Record a reason why the bits of the model that is being loaded depend on the batch."""
+    if (model := _model.get()) is not None and reason not in model.unstable:
+        model.unstable.append(reason)
 
 
 def begin(kind: Kind[T]) -> Finding[T]:
-    """What is found for a kind of product. Outside of `loading` it is there at once."""
+    """Begin the trials of a kind of product. Outside of `loading`, wait for them."""
     model = _model.get()
     if model is not None:
         return model.findings.setdefault(kind, Finding(kind, _submit(kind, model.threads)))

@@ -80,4 +80,4 @@ def render_error(path: str, error: WhimbrelError, body: bytes = b"") -> tuple[in
         return route.status(error), route.render_error(error)
     if path in _GET_ROUTES:
         return error.status, _GET_ROUTES[path].render_error(error)
-    return error.status, openai.write_error(error)
+    return error.status, openai.render_error(error)

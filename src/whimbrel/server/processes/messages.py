@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from whimbrel.errors import Overloaded, Unavailable, WhimbrelError
+from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.processes.codec import RequestHeader
 from whimbrel.telemetry.logs import LogOptions
@@ -70,8 +70,10 @@ class Failed(_Message):
     uid: int
     code: str
     message: str
-    param: str | None
+    location: Location | None
     retry_after: float
+    hint: str | None = None
+    """The name of a Hint; the message is without its sentence."""
 
 
 # Between the supervisor and an engine.
@@ -219,7 +221,9 @@ ReportWorker: TypeAlias = Started | Drained | Heartbeat | Quarantine
 def failed(uid: int, error: WhimbrelError) -> Failed:
     """Return the message that carries an error."""
     retry_after = error.retry_after if isinstance(error, Overloaded | Unavailable) else 0.0
-    return Failed(uid, error.code, error.message, error.param, retry_after)
+    if isinstance(error, InvalidRequest) and error.hint is not None:
+        return Failed(uid, error.code, error.statement, error.location, retry_after, error.hint.name)
+    return Failed(uid, error.code, error.message, error.location, retry_after)
 
 
 def error_of(message: Failed) -> WhimbrelError:
@@ -227,7 +231,9 @@ def error_of(message: Failed) -> WhimbrelError:
     kind = _KINDS.get(message.code, WhimbrelError)
     if kind is Overloaded or kind is Unavailable:
         return kind(message.message, retry_after=message.retry_after)
-    return kind(message.message, param=message.param)
+    if message.hint is not None and issubclass(kind, InvalidRequest):
+        return kind(message.message, location=message.location, hint=Hint[message.hint])
+    return kind(message.message, location=message.location)
 
 
 def _kinds(kind: type[WhimbrelError]) -> dict[str, type[WhimbrelError]]:

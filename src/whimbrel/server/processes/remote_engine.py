@@ -332,7 +332,7 @@ class RemoteEngine:
 
 
 def _quarantined(index: int) -> EngineCrash:
-    return EngineCrash("the engine dies of this text; it is refused for now.", param=f"input[{index}]")
+    return EngineCrash("the engine dies of this text; it is refused for now.", item=index)
 
 
 def _unavailable(down: EngineDown) -> Unavailable:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.engine.engine_request import EngineRequest
-from whimbrel.errors import WhimbrelError, relocated
+from whimbrel.errors import Location, WhimbrelError
 from whimbrel.outputs.finishers import ReturnRows, locate_error
 from whimbrel.outputs.layout import plan_layout
 from whimbrel.outputs.merge import Deduplication
@@ -44,10 +44,11 @@ class Shard:
     def locate_error(self, error: WhimbrelError) -> WhimbrelError:
         """Return an error of the shard as one of the whole request."""
 
-        def name(pair: int | None = None, *part: int) -> str:
-            return "input" if pair is None else "input" + "".join(f"[{i}]" for i in (self.pairs_S[pair], *part))
+        def locate(location: Location) -> Location:
+            pair = location.item
+            return location if pair is None else Location("input", int(self.pairs_S[pair]), location.part)
 
-        return relocated(locate_error(error, self.request.finish), name)
+        return locate_error(error, self.request.finish).relocated(locate)
 
 
 def split_into_shards(request: EngineRequest, card: Card, num_engines: int, *, least_tokens: int, sticky: bool) -> list[Shard]:

@@ -1,4 +1,4 @@
-"""Token pooling and MUVERA as options: of verbs, routes and checkpoints, against Sentence Transformers, through processes."""
+"""Token pooling and MUVERA as options of verbs, routes and checkpoints, against Sentence Transformers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def pooled_scores(queries: list[Any], documents: list[Any]) -> Any:
 def test_pooled_documents_are_sentence_transformers(
     case: str, option: Any, stated: dict[str, Any], engine: Callable[[str], Engine]
 ) -> None:
-    """Vectors and scores; queries are never pooled."""
+    """Vectors and scores equal those of Sentence Transformers, which never pools queries."""
     ours, theirs = engine(case), reference(engine(case).folder)
     wanted = theirs.encode_document(DOCUMENTS, token_pooling=HierarchicalTokenPooling(**stated), convert_to_numpy=True)
     compare(ours.multi_vector(DOCUMENTS, input_type="document", token_pooling=option), wanted)
@@ -102,7 +102,7 @@ def test_pooled_documents_are_sentence_transformers(
 
 
 def test_pairs_in_any_order(engine: Callable[[str], Engine]) -> None:
-    """A text may be a query in one pair and a document in another: only there it is pooled. Alone and in any mix, bit for bit."""
+    """A text that is a query in one pair and a document in another is pooled only as a document."""
     model, texts = engine("min"), [LONG, "a bird", "far away flies the whimbrel", LONG]
     queries = model.multi_vector(texts, input_type="query")
     documents = pool_tokens(model.multi_vector(texts, input_type="document"), TokenPooling(2))
@@ -116,7 +116,7 @@ def test_pairs_in_any_order(engine: Callable[[str], Engine]) -> None:
 
 
 def test_vectors_in_place_of_texts_are_compared_as_they_are(engine: Callable[[str], Engine]) -> None:
-    """They may have been pooled when they were made; texts beside them are pooled now."""
+    """Stored vectors may have been pooled when they were made; only texts beside them are pooled."""
     model, pooling = engine("min"), {"token_pooling": 2}
     stored = model.multi_vector(DOCUMENTS, input_type="document", token_pooling=2)
     expected = model.score("a bird", DOCUMENTS, token_pooling=2)
@@ -156,7 +156,7 @@ def test_kept_documents_are_known_by_how_they_were_pooled(engine: Callable[[str]
 
 
 def test_texts_of_which_nothing_is_said_are_documents(engine: Callable[[str], Engine]) -> None:
-    """As Sentence Transformers counts them."""
+    """Sentence Transformers treats them as documents."""
     model = engine("m3")
     plain = model.multi_vector(DOCUMENTS)
     found = model.encode(DOCUMENTS, ("dense", "multi_vector"), token_pooling=2)
@@ -200,7 +200,7 @@ def write_baked(folder: Path, stated: dict[str, Any], *, normalized: bool = True
 
 @pytest.mark.parametrize(("stated", "normalized"), BAKED, ids=str)
 def test_checkpoints_that_pool(stated: dict[str, Any], normalized: bool, tmp_path: Path) -> None:
-    """As the module does it in Sentence Transformers, vectors and scores; also after vectors of any length."""
+    """Vectors and scores equal those of Sentence Transformers' module, also without normalization."""
     write_baked(tmp_path, stated, normalized=normalized)
     theirs = MultiVectorEncoder(str(tmp_path), device="cpu")
     queries = theirs.encode_query(QUERIES, convert_to_numpy=True)
@@ -255,7 +255,7 @@ def test_what_a_checkpoint_cannot_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["stanford", "m3"])
 @pytest.mark.parametrize("input_type", ["query", "document"])
 def test_one_vector_for_each_text(case: str, input_type: InputType, engine: Callable[[str], Engine]) -> None:
-    """That of the parameters, of the vectors that the other verb gives."""
+    """The vector is the encoding of the vectors of `multi_vector`."""
     model = engine(case)
     rows = model.multi_vector(DOCUMENTS, input_type=input_type)
     width = rows.rows_XD.shape[1]
@@ -477,7 +477,7 @@ def test_what_takes_too_much_memory_is_refused_at_the_door(
 
 
 class Failing:
-    """In place of pool_tokens: fails for one text by its number of vectors, or waits there."""
+    """Stand-in for pool_tokens that fails or waits for one text, known by its number of vectors."""
 
     def __init__(self, length: int, error: Exception | None = None) -> None:
         self._length, self._error = length, error
@@ -519,7 +519,7 @@ def test_a_failure_is_that_of_its_request(
 
 
 def test_nobody_else_waits_for_it(engine: Callable[[str], Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the threads of an engine nor the event loop of a worker."""
+    """Neither the threads of an engine nor the event loop of a worker wait."""
     model = engine("min")
     length = len(model.multi_vector(LONG, input_type="document")[0])
     pooling = TokenPooling(2)
@@ -566,7 +566,7 @@ def test_means_that_are_not_finite_are_an_error(engine: Callable[[str], Engine],
 
 @pytest.mark.extended
 def test_a_real_server(tmp_path: Path, engine: Callable[[str], Engine]) -> None:
-    """Answers that pass between processes have the bits of those of an engine in this one; so have those of many texts."""
+    """Answers from other processes have the same bits as those of an engine in this one, also for many texts."""
     shutil.copytree(engine("min").folder, tmp_path, dirs_exist_ok=True)
     edit_json(tmp_path / POOL_FILE, pool_factor=2.0)
     many = DOCUMENTS + [f"text {i} of birds that fly far away" for i in range(200)]

@@ -1,4 +1,4 @@
-"""The arguments of the verbs: what is taken, and what is refused by the name and the place that the caller knows."""
+"""Arguments of the verbs: accepted values, and errors with the name and the index that the caller knows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_llm_rerankers import qwen, write
 
 from classifiers import write_classifier
 from whimbrel import AsyncEngine, Engine
-from whimbrel.errors import InvalidRequest, NonFinite, TooLarge, TooLong
+from whimbrel.errors import InvalidRequest, Location, NonFinite, TooLarge, TooLong
 from whimbrel.tokenizer.truncation import MAX_CHARACTERS
 from whimbrel.types.request import Request
 
@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of one of the models, of texts; `name` is what errors call these."""
+    """Verb of one of the models; `name` is the argument for texts, as errors name it."""
 
     model: str
     ask: Callable[[Any, Any], Any]
@@ -63,7 +63,7 @@ BAD_ITEMS = (None, 3, np.nan, b"b", ["b"], np.array(["b"]), "\ud800")
 
 
 def both(models: Models, verb: Verb, texts: Callable[[], Any], check: Callable[[Callable[[], Any]], None]) -> None:
-    """Ask Engine and AsyncEngine."""
+    """Check a verb of Engine and of AsyncEngine."""
     engine = getattr(models, verb.model)
 
     async def ask() -> Any:
@@ -152,7 +152,7 @@ def test_what_is_no_output_is_refused(outputs: Any, models: Models) -> None:
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_a_misspelt_option_is_refused(verb: Verb, models: Models) -> None:
-    """It would not count, and nobody would know."""
+    """A misspelt option would have no effect, silently."""
     name = {"m3": "dimension", "ranker": "activation", "tagger": "prompts"}[verb.model]
     method = "score" if verb.name in ("queries", "documents") else next(key for key, each in VERBS.items() if each is verb)
     arguments = ("a", ["b"]) if verb.model == "ranker" and method != "classify" else (["b"],)
@@ -198,7 +198,7 @@ HUGE = "x" * (MAX_CHARACTERS + 1)
     ids=lambda value: repr(value)[:30],
 )
 def test_score_names_what_it_was_given(queries: Any, documents: Any, param: str, models: Models) -> None:
-    """Not the pairs that it made of them. Of a pair that is too long the document is named."""
+    """Errors name the arguments, not the pairs made of them. For a pair above the limit, the document is named."""
     for ask in (
         models.ranker.score,
         lambda *given, **options: asyncio.run(AsyncEngine(models.ranker).score(*given, **options)),
@@ -240,12 +240,15 @@ def test_rerankers_with_a_template_name_it_too(tmp_path_factory: pytest.TempPath
         assert engine.score(np.str_("a"), np.array(["b"])).shape == (1,)
 
 
-@pytest.mark.parametrize(("path", "named"), [("input[1]", "documents[1]"), ("input", "documents"), ("prompt", "prompt")])
+@pytest.mark.parametrize(
+    ("location", "named"),
+    [(Location("input", 1), "documents[1]"), (Location("input"), "documents"), (Location("prompt"), "prompt")],
+)
 def test_errors_of_the_computation_are_named_too(
-    path: str, named: str, monkeypatch: pytest.MonkeyPatch, models: Models
+    location: Location, named: str, monkeypatch: pytest.MonkeyPatch, models: Models
 ) -> None:
     def broken(_: Request) -> Any:
-        raise NonFinite("the model gives NaN.", param=path)
+        raise NonFinite("the model gives NaN.", location=location)
 
     monkeypatch.setattr(models.ranker, "run", broken)
     with pytest.raises(NonFinite) as caught:
