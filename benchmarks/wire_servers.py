@@ -70,7 +70,7 @@ def serve_whimbrel(listener: socket.socket) -> None:
 
     async def serve() -> None:
         embedder: Any = ReadyEmbedder()
-        await Server(create_app(ModelRegistry(embedder)), listener.fileno(), DEFAULTS).serve()
+        await Server(create_app(ModelRegistry(embedder)), listener.fileno(), DEFAULTS, partial(render_error, "")).serve()
 
     uvloop.run(serve())
 

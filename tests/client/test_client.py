@@ -258,7 +258,7 @@ def test_a_long_list_goes_in_several_requests(server: Scripted) -> None:
             running += 1
             most = max(most, running)
             sizes.append(len(json.loads(body)["input"]))
-        time.sleep(0.02)
+        time.sleep(0.1)
         with lock:
             running -= 1
         return numbered(path, body)

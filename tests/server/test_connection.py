@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 import uvloop
 
 from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.routing import render_error
 from whimbrel.server.http.connection import Connection
 from whimbrel.server.http.exchange import ClientDisconnected, RequestResponseCycle
 from whimbrel.server.http.listener import Server
@@ -44,7 +46,7 @@ def run(request: pytest.FixtureRequest) -> Any:
 async def serving(app: App, **limits: Any) -> AsyncIterator[tuple[Server, Callable[[], Awaitable[Streams]]]]:
     """A server, and how to connect to it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Server(app, listener.fileno(), replace(ServerLimits(), **limits))
+        server = Server(app, listener.fileno(), replace(ServerLimits(), **limits), partial(render_error, ""))
         task = asyncio.ensure_future(server.serve())
         writers: list[asyncio.StreamWriter] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.routing import render_error
 from whimbrel.server.http.connection import Connection
 
 HEAD = b"Host: here\r\n"
@@ -91,7 +93,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 async def ask(pieces: list[bytes]) -> bytes:
     """What is answered to bytes that come in these pieces, without what may differ."""
     connections: set[Connection] = set()
-    connection, wire = Connection(echo, ServerLimits(), connections, lambda: None), Wire()
+    connection, wire = Connection(echo, ServerLimits(), connections, lambda: None, partial(render_error, "")), Wire()
     connection.connection_made(wire)
     for piece in pieces:
         await asyncio.wait_for(wire.reading.wait(), 5)

@@ -49,7 +49,7 @@ UNREACHED: Final = "unreachable"
 LOST: Final = "connection_lost"
 """Error code of a connection that ended before the response did. Servers close idle connections."""
 TIMEOUT: Final = "timeout"
-_TOO_MANY: Final = "maximum allowed batch size"
+_BATCH_TOO_LARGE: Final = "maximum allowed batch size"
 """Words of TEI's message, which has no status of its own."""
 _PREFIX: Final = re.compile(r"((?:inputs?|texts|queries|query|documents)(?:\[\d+\])*): ")
 """Location at the start of a message."""
@@ -67,8 +67,8 @@ def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) 
         error = Unavailable(message, retry_after=_seconds(headers.get("retry-after"), 0.0))
     else:
         fallback = _BY_STATUS.get(status) or (InvalidRequest if status < 500 else WhimbrelError)
-        error = (TooLarge if _TOO_MANY in message else _BY_CODE.get(code, fallback))(message)
-    # the message has the path of the fault in it already
+        error = (TooLarge if _BATCH_TOO_LARGE in message else _BY_CODE.get(code, fallback))(message)
+    # the message begins with the location already
     error.status, error.location, error.code = status, _location(param) if param else None, code or error.code
     error.message = message.removeprefix(f"{param}: ") if param else message
     should_retry = headers.get("x-should-retry")
@@ -143,12 +143,12 @@ def _parse_error(content: bytes) -> tuple[str, str | None, str | None]:
 
 
 def _location(param: str) -> Location:
-    """Return a place as servers write it; one that has another form is a field of that name."""
-    match = _PLACE.fullmatch(param)
+    """Parse a location such as input[3]. Any other text counts as the name of a field."""
+    match = _LOCATION.fullmatch(param)
     return Location(match[1], int(match[2]) if match[2] else None, path=match[3]) if match else Location(param)
 
 
-_PLACE: Final = re.compile(r"(\w+)(?:\[(\d{1,9})\])?((?:[\[.].*)?)", re.DOTALL)
+_LOCATION: Final = re.compile(r"(\w+)(?:\[(\d{1,9})\])?((?:[\[.].*)?)", re.DOTALL)
 
 
 def _seconds(header: str | None, default: float) -> float:

@@ -17,22 +17,22 @@ from whimbrel.wire import to_json
 Json: TypeAlias = dict[str, Any]
 
 
-def input_body(fields: Json, items: Sequence[Any]) -> bytes:
-    """Return a body with the items as `input`. Raises InvalidRequest."""
-    return body_of(fields, {"input": items})
+def encode_items(fields: Json, name: str, items: Sequence[Any]) -> bytes:
+    """Return an encoded body with the items as the field `name`. Raises InvalidRequest."""
+    return encode_body(fields, {name: items})
 
 
-def body_of(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_json) -> bytes:
+def encode_body(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_json) -> bytes:
     """Return an encoded body. Raises InvalidRequest, which names the input that cannot be encoded."""
     try:
         return write(fields | inputs)
     except (TypeError, ValueError) as error:
-        for name, given in inputs.items():
-            for index, item in enumerate([given] if isinstance(given, str) else given):
+        for name, value in inputs.items():
+            for index, item in enumerate([value] if isinstance(value, str) else value):
                 if not _is_unicode(item):
-                    place = Location(name, None if isinstance(given, str) else index)
-                    raise InvalidRequest("holds a lone surrogate, which is no Unicode text.", location=place) from None
-        raise InvalidRequest(f"this cannot be sent: {error}.") from None
+                    location = Location(name, None if isinstance(value, str) else index)
+                    raise InvalidRequest("holds a lone surrogate, which is no Unicode text.", location=location) from None
+        raise InvalidRequest(f"the request cannot be encoded: {error}.") from None
 
 
 def check_count(value: object, param: str) -> None:
@@ -47,18 +47,18 @@ def require_string(value: object, param: str) -> None:
         raise InvalidRequest(f"must be a string, is {type(value).__name__}.", param=param)
 
 
-def named(model: str | None) -> Json:
+def model_field(model: str | None) -> Json:
     """Return the field that names the model, if any. Servers of a single model do not need it."""
     return {} if model is None else {"model": model}
 
 
 def locate_input(location: Location) -> Location:
-    """Return what errors call a text, whatever a server calls it."""
+    """Return the caller's location of a text from that of a server."""
     return Location("input", location.item)
 
 
 locate_document: Final = locate_pairs("query", "documents", single=(True, False))
-"""What errors call the query and the documents of a rerank."""
+"""Function from a server's location to the caller's query or document of a rerank."""
 
 
 def _is_unicode(item: object) -> bool:
@@ -132,11 +132,11 @@ def size_of(item: Any) -> int:
     return sum(map(size_of, cast(Sequence[Any], item))) if isinstance(item, tuple | list) else 4
 
 
-def pairs_of(first: Any, second: Any, names: tuple[str, str], options: ScoreOptions) -> tuple[list[tuple[Any, Any]], Locate]:
-    """Pairs as they are sent, and what errors call their parts. Raises InvalidRequest."""
+def build_pairs(first: Any, second: Any, names: tuple[str, str], options: ScoreOptions) -> tuple[list[tuple[Any, Any]], Locate]:
+    """Return pairs that can be encoded, and the function that locates their parts in errors. Raises InvalidRequest."""
     output = options.get("score_by") or "dense"
     (queries, is_one), (documents, is_one_document) = (
-        _side(given, name, output) for given, name in zip((first, second), names, strict=True)
+        _side(texts, name, output) for texts, name in zip((first, second), names, strict=True)
     )
     if is_one:
         queries = queries * len(documents)
@@ -148,29 +148,30 @@ def pairs_of(first: Any, second: Any, names: tuple[str, str], options: ScoreOpti
     return list(zip(queries, documents, strict=True)), locate_pairs(*names, single=(is_one, is_one_document))
 
 
-def _side(given: object, name: str, output: OutputName) -> tuple[list[Any], bool]:
+def _side(texts: object, name: str, output: OutputName) -> tuple[list[Any], bool]:
     """Return one side of the pairs as texts or encoded vectors, and whether it is a single item outside a list.
 
     An array of two dimensions holds a vector per text, unless it is the one query or `output` has a vector per token.
     """
-    if isinstance(given, str):
-        return [given], True
-    if name == "query" and isinstance(given, np.ndarray | tuple):
-        return [_vectors(cast(object, given), Location(name))], True
-    vectors = as_vector_list(given, "sparse" if isinstance(given, tuple) else output)
-    alone = vectors is not None and len(vectors) == 1 and vectors[0] is given
-    found = list[Any](as_list(cast(Any, given), name)) if vectors is None else vectors
-    return [each if isinstance(each, str) else _vectors(each, Location(name, i)) for i, each in enumerate(found)], alone
+    if isinstance(texts, str):
+        return [texts], True
+    if name == "query" and isinstance(texts, np.ndarray | tuple):
+        return [_encode_vectors(cast(object, texts), Location(name))], True
+    vectors = as_vector_list(texts, "sparse" if isinstance(texts, tuple) else output)
+    is_single = vectors is not None and len(vectors) == 1 and vectors[0] is texts
+    items = list[Any](as_list(cast(Any, texts), name)) if vectors is None else vectors
+    items = [each if isinstance(each, str) else _encode_vectors(each, Location(name, i)) for i, each in enumerate(items)]
+    return items, is_single
 
 
-def _vectors(given: object, location: Location) -> Json:
-    """As the server takes them in place of a text."""
-    if isinstance(given, tuple) and len(cast(tuple[Any, ...], given)) == 2:
-        ids, weights = cast(tuple[Any, Any], given)
+def _encode_vectors(vectors: object, location: Location) -> Json:
+    """Return vectors in the form that a server takes in place of a text."""
+    if isinstance(vectors, tuple) and len(cast(tuple[Any, ...], vectors)) == 2:
+        ids, weights = cast(tuple[Any, Any], vectors)
         return {"ids": np.ascontiguousarray(ids, "<i4").tobytes(), "weights": np.ascontiguousarray(weights, "<f4").tobytes()}
-    if not isinstance(given, np.ndarray) or isinstance(given, np.ma.MaskedArray):
-        raise InvalidRequest(f"must be a string or an array, is {type(cast(object, given)).__name__}.", location=location)
-    array = cast(NDArray[Any], given)
+    if not isinstance(vectors, np.ndarray) or isinstance(vectors, np.ma.MaskedArray):
+        raise InvalidRequest(f"must be a string or an array, is {type(cast(object, vectors)).__name__}.", location=location)
+    array = cast(NDArray[Any], vectors)
     if array.dtype == np.float64:
         array = array.astype(np.float32)
     if array.dtype.name not in _DTYPES or array.ndim not in (1, 2):

@@ -44,7 +44,7 @@ class Task(Generic[R]):
     """Return the approximate characters of an item."""
     media_type: str = JSON
     locate: Locate | None = None
-    """What the caller calls the inputs, for errors; None: as the server does."""
+    """Map a server's location to that of the caller's argument. None keeps the server's location."""
     whole: bool = False
     """True if all items must be in one request."""
     may_be_empty: bool = False
@@ -76,7 +76,7 @@ class Task(Generic[R]):
     def split(self, error: WhimbrelError, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the halves of a part that was too large for the server. Raise any other error, located in the whole list."""
         if not isinstance(error, TooLarge) or stop - start < 2 or self.whole:
-            raise self._placed(error, start, stop) from error.__cause__
+            raise self._relocate(error, start, stop) from error.__cause__
         middle = (start + stop) // 2
         return [(start, middle), (middle, stop)]
 
@@ -95,8 +95,8 @@ class Task(Generic[R]):
             message = f"the answers to parts of the list do not fit together: {error}. Do all servers serve the same model?"
             raise _invalid_response(message) from None
 
-    def _placed(self, error: WhimbrelError, start: int, stop: int) -> WhimbrelError:
-        """An error over the part from item `start` to `stop`, as one over the whole."""
+    def _relocate(self, error: WhimbrelError, start: int, stop: int) -> WhimbrelError:
+        """Return an error over the items from `start` to `stop` with its location in the whole list."""
         if error.location is None and 1 < stop - start < len(self.items):
             error.add_note(f"The request was over items {start:,} to {stop - 1:,} of the list.")
         location = error.location
@@ -111,7 +111,7 @@ class Task(Generic[R]):
 
 
 _PARTS: Final = {"input": 1, "inputs": 1, "texts": 1, "documents": 1, "query": 0, "queries": 0}
-"""The fields in which servers have the inputs, and which part of a pair each holds."""
+"""Part of a pair by the field in which a server has it: 0 is the query."""
 
 
 def _invalid_response(message: str) -> WhimbrelError:

@@ -9,11 +9,11 @@ from typing import Any, Final
 import msgspec
 
 from whimbrel.client.request_bodies import (
-    body_of,
     check_count,
+    encode_items,
     locate_document,
     locate_input,
-    named,
+    model_field,
     reject_options,
     reject_score_options,
     require_string,
@@ -68,7 +68,7 @@ def encode(
     fields: dict[str, Any] = {
         "input_type": _INPUT_TYPES[options.get("input_type")],
         "embedding_types": ["base64"],
-        **named(model),
+        **model_field(model),
     }
     optional = {
         "output_dimension": options.get("dimensions"),
@@ -80,7 +80,7 @@ def encode(
     return Task(
         "/v2/embed",
         items,
-        partial(_body, fields, "texts"),
+        partial(encode_items, fields, "texts"),
         _read,
         join_outputs,
         size_of,
@@ -93,7 +93,7 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     """Return the task that scores documents for a query."""
     reject_score_options("Cohere", options, ("max_document_tokens",))
     require_string(query, "query")
-    fields = {"query": query, **named(model)}
+    fields = {"query": query, **model_field(model)}
     check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
     if limit is not None:
         fields["max_tokens_per_doc"] = limit
@@ -101,17 +101,13 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     return Task(
         "/v2/rerank",
         texts,
-        partial(_body, fields, "documents"),
+        partial(encode_items, fields, "documents"),
         _read_ranked,
         join_scores,
         size_of,
         locate=locate_document,
         may_be_empty=True,
     )
-
-
-def _body(fields: dict[str, Any], name: str, items: Sequence[Any]) -> bytes:
-    return body_of(fields, {name: items})
 
 
 def _read(reply: Reply, count: int) -> Outputs:

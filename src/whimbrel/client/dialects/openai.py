@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from whimbrel.client.request_bodies import input_body, named, reject_options, size_of, text_list
+from whimbrel.client.request_bodies import encode_items, model_field, reject_options, size_of, text_list
 from whimbrel.client.responses import check_outputs, float_array, join_outputs, sort_by_index
 from whimbrel.client.task import Reply, Task
 from whimbrel.types.options import TextOptions
@@ -33,10 +33,10 @@ def encode(
 ) -> Task[Outputs]:
     """Return the task that embeds texts."""
     reject_options("openai", outputs, ("dense",), options, _OPTIONS)
-    fields: dict[str, Any] = {"encoding_format": "base64", **named(model)}
+    fields: dict[str, Any] = {"encoding_format": "base64", **model_field(model)}
     if options.get("dimensions") is not None:
         fields["dimensions"] = options.get("dimensions")
-    return Task("/v1/embeddings", text_list(texts), partial(input_body, fields), _read, join_outputs, size_of)
+    return Task("/v1/embeddings", text_list(texts), partial(encode_items, fields, "input"), _read, join_outputs, size_of)
 
 
 def _read(reply: Reply, count: int) -> Outputs:

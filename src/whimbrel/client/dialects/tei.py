@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from whimbrel.client.request_bodies import (
-    body_of,
     choose_output,
+    encode_items,
     locate_document,
     locate_input,
-    named,
+    model_field,
     reject_options,
     reject_score_options,
     require_string,
@@ -65,13 +65,13 @@ def encode(
     """Return the task that computes one output of texts: dense or sparse vectors, or a vector per token."""
     output = choose_output(outputs)
     reject_options("tei", outputs, tuple(_PATHS), options, _OPTIONS if output == "dense" else _TOKEN_OPTIONS)
-    fields: dict[str, Any] = named(model) | _truncation(options.get("truncate"))
+    fields: dict[str, Any] = model_field(model) | _truncation(options.get("truncate"))
     if (prompt := options.get("prompt")) is not None:
         fields["prompt_name"] = prompt
     for name in ("dimensions", "normalize"):
         if options.get(name) is not None:
             fields[name] = options.get(name)
-    write, read = partial(_body, fields, "inputs"), partial(_read, output)
+    write, read = partial(encode_items, fields, "inputs"), partial(_read, output)
     return Task(_PATHS[output], text_list(texts), write, read, join_outputs, size_of, locate=locate_input, max_items=MAX_TEXTS)
 
 
@@ -80,9 +80,9 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     reject_score_options("TEI", options, ("activate", "truncate"))
     require_string(query, "query")
     raw = {"query": query, "raw_scores": options.get("activate") is False}
-    fields = named(model) | raw | _truncation(options.get("truncate"))
+    fields = model_field(model) | raw | _truncation(options.get("truncate"))
     texts = as_strings(documents, "documents")
-    write = partial(_body, fields, "texts")
+    write = partial(encode_items, fields, "texts")
     return Task(
         "/rerank",
         texts,
@@ -100,10 +100,6 @@ def _truncation(truncate: str | bool | None) -> dict[str, Any]:
     if truncate in ("right", "left"):
         return {"truncate": True, "truncation_direction": str(truncate).capitalize()}
     return {} if truncate is None else {"truncate": truncate is True}
-
-
-def _body(fields: dict[str, Any], name: str, items: Sequence[Any]) -> bytes:
-    return body_of(fields, {name: items})
 
 
 def _read(output: str, reply: Reply, count: int) -> Outputs:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from whimbrel.client.request_bodies import Json, body_of, check_count, input_body, pairs_of, size_of, text_list
+from whimbrel.client.request_bodies import Json, build_pairs, check_count, encode_body, encode_items, size_of, text_list
 from whimbrel.client.responses import (
     flatten,
     join_classes,
@@ -52,12 +52,14 @@ def encode(
         requested = tuple("muvera" if name == "multi_vector" else name for name in requested)
     read = partial(read_outputs, requested)
     items = text_list(texts)
-    return Task("/v1/embed", items, partial(input_body, fields), read, join_outputs, size_of, whole="late_chunking" in fields)
+    return Task(
+        "/v1/embed", items, partial(encode_items, fields, "input"), read, join_outputs, size_of, whole="late_chunking" in fields
+    )
 
 
 def score(model: str | None, queries: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
-    """The scores of pairs."""
-    pairs, locate = pairs_of(queries, documents, ("queries", "documents"), options)
+    """Return the task that scores pairs."""
+    pairs, locate = build_pairs(queries, documents, ("queries", "documents"), options)
     return _pair_task(model, pairs, options, locate, read=read_scores, join=join_scores)
 
 
@@ -65,13 +67,13 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     """Return the task that scores documents for a query. The caller ranks them."""
     if not isinstance(query, str | np.ndarray | tuple):
         raise InvalidRequest(f"must be a string or its vectors, is {type(query).__name__}.", param="query")
-    pairs, locate = pairs_of(query, documents, ("query", "documents"), options)
+    pairs, locate = build_pairs(query, documents, ("query", "documents"), options)
     return _pair_task(model, pairs, options, locate, read=read_scores, join=join_scores)
 
 
 def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[list[Explanation]]:
-    """What each token of a query found in documents."""
-    pairs, locate = pairs_of(query, documents, ("query", "documents"), options)
+    """Return the task that finds the best match of each query token in documents."""
+    pairs, locate = build_pairs(query, documents, ("query", "documents"), options)
     return _pair_task(model, pairs, options, locate, read=read_explanations, join=flatten, explain=True)
 
 
@@ -79,7 +81,7 @@ def classify(model: str | None, texts: str | Iterable[Any], options: ScoreOption
     """Return the task that classifies texts or pairs."""
     items = text_list(texts)
     fields = _class_fields(model, options)
-    return Task("/v1/classify", items, partial(input_body, fields), read_classes, join_classes, size_of)
+    return Task("/v1/classify", items, partial(encode_items, fields, "input"), read_classes, join_classes, size_of)
 
 
 def token_classify(
@@ -87,7 +89,14 @@ def token_classify(
 ) -> Task[list[list[Entity]]]:
     """Return the task that finds entities in texts."""
     fields = _class_fields(model, options) | {"aggregation": aggregation}
-    return Task("/v1/token_classify", as_strings(texts, "input"), partial(input_body, fields), read_entities, flatten, size_of)
+    return Task(
+        "/v1/token_classify",
+        as_strings(texts, "input"),
+        partial(encode_items, fields, "input"),
+        read_entities,
+        flatten,
+        size_of,
+    )
 
 
 def _set_fields(fields: Mapping[str, Any]) -> Json:
@@ -150,4 +159,4 @@ def _pair_task(
 def _pair_body(fields: Json, write: Callable[[Json], bytes], pairs: Sequence[tuple[Any, Any]]) -> bytes:
     queries, documents = [query for query, _ in pairs], [document for _, document in pairs]
     same = all(query is queries[0] for query in queries)
-    return body_of(fields, {"queries": queries[0] if same and queries else queries, "documents": documents}, write)
+    return encode_body(fields, {"queries": queries[0] if same and queries else queries, "documents": documents}, write)

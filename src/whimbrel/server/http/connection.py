@@ -1,7 +1,7 @@
 """HTTP/1.1 for an ASGI app: httptools reads, and what the app sends goes to the socket without a copy.
 
 A connection works at one request at a time; others that came on it wait their turn, and meanwhile no more is read. Here are
-those limits of GuardOptions that only a socket can keep: the size and time of a head, the pace of bodies and answers (in
+the limits of HttpLimits, which only a socket can keep: the size and time of a head, the pace of bodies and answers (in
 exchange.py), and what is read of a body that nobody wants any more. What breaks HTTP is answered with 400 and ends the
 connection.
 """
@@ -15,16 +15,15 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 from urllib.parse import unquote
 
 import httptools
 from starlette.types import ASGIApp, Scope
 
 from whimbrel.errors import HeadersTooLarge, InvalidRequest, Overloaded, WhimbrelError
-from whimbrel.server.app.limits import ServerLimits
-from whimbrel.server.app.routing import render_error
 from whimbrel.server.http.exchange import Headers, RequestResponseCycle, head_of
+from whimbrel.server.http.limits import HttpLimits
 
 _MAX_OVERHEAD: Final = 2**17
 """Bytes in a row that are no body: a head, or what frames chunks. (What a head may really have is the app's to say.)"""
@@ -36,11 +35,24 @@ _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
+RenderError: TypeAlias = Callable[[WhimbrelError], tuple[int, bytes]]
+"""Return the status and the JSON body of an error over a request that could not be read."""
+
+
 class Connection(asyncio.Protocol):
     """One client. It enters itself into `connections`, and calls `on_lost` when it has left them."""
 
-    def __init__(self, app: ASGIApp, options: ServerLimits, connections: set[Connection], on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: HttpLimits,
+        connections: set[Connection],
+        on_lost: Callable[[], None],
+        render_error: RenderError,
+    ) -> None:
+        """`render_error` makes the answer to a request that is not HTTP."""
         self._app = app
+        self._render_error = render_error
         self.options = options
         self._connections = connections
         self._on_lost = on_lost
@@ -147,7 +159,7 @@ class Connection(asyncio.Protocol):
             self._exchanges[-1].abort()
 
     def _answer_error(self, error: WhimbrelError) -> None:
-        status, body = render_error("", error)
+        status, body = self._render_error(error)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         self.transport.writelines([head_of(status, headers), body])
         self._linger()
@@ -255,7 +267,7 @@ class Connection(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Nothing more is said here. What the client still sends is read for a while, so that it gets to read the answer."""
-        self._discard_budget = self.options.drain_bytes
+        self._discard_budget = self.options.lingering_bytes
         self._set_timer(self.options.drain_timeout)
         self._exchanges.clear()
         self.resume()

@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeAlias
 from starlette.types import ASGIApp, Message, Scope
 
 from whimbrel.errors import BodyTimeout
-from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.http.limits import HttpLimits
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -39,7 +39,7 @@ class ClientDisconnected(OSError):
 class Transport(Protocol):
     """The operations of a connection that an exchange may use."""
 
-    options: ServerLimits
+    options: HttpLimits
     transport: asyncio.Transport
     is_full: bool
     """Whether the kernel's send buffer and ours are full."""
@@ -170,13 +170,13 @@ class RequestResponseCycle:
         return {"type": "http.disconnect"}
 
     async def _wait_for_more(self) -> None:
-        """No pause is longer than `body_pause`, then `min_body_rate` is kept, and all is there in `body_timeout`."""
+        """No pause is longer than `body_idle_timeout`, then `min_body_rate` is kept, and all is there in `body_timeout`."""
         options, clock = self._connection.options, self._loop.time
         now = clock()
         asked = self._asked = now if self._asked is None else self._asked
-        longest = min(max(options.body_pause, self._num_fed / options.min_body_rate), options.body_timeout)
+        longest = min(max(options.body_idle_timeout, self._num_fed / options.min_body_rate), options.body_timeout)
         try:
-            async with asyncio.timeout_at(min(now + options.body_pause, asked + longest)):
+            async with asyncio.timeout_at(min(now + options.body_idle_timeout, asked + longest)):
                 await self._change.wait()
         except TimeoutError:
             seconds = clock() - asked
