@@ -79,7 +79,7 @@ def test_a_padding_token_inside_a_text_keeps_roberta_s_positions(text: str, tmp_
      ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")],
     ids="+".join,
 )  # fmt: skip
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 def test_poolings(modes: tuple[str, ...], include_prompt: bool, new: bool, tmp_path: Path) -> None:
     write_bert(tmp_path)
     prompts = {"query": "query: ", "document": "the "}

@@ -67,6 +67,7 @@ def assert_same_ids(folder: Path) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample(8)
 def test_ids_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     write(tmp_path, family)
     found = assert_same_ids(tmp_path)
@@ -98,6 +99,7 @@ def write_vocabulary(folder: Path, family: str, config: JSON | None) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "roberta", "gpt2", "qwen2"])
+@pytest.mark.sample(4)
 def test_files_of_the_vocabulary_alone(family: str, tmp_path: Path) -> None:
     write_vocabulary(tmp_path, family, FAMILIES[family][1][1])
     assert_same_ids(tmp_path)

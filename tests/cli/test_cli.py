@@ -113,6 +113,7 @@ def test_help_and_version() -> None:
     assert b"No such option" in run("serve", "--prot", "1", code=2).stderr
 
 
+@pytest.mark.extended
 def test_embed_an_argument(engine: Engine) -> None:
     rows = jsonl(run("embed", "some text", "another").stdout)
     assert [row["text"] for row in rows] == ["some text", "another"]

@@ -131,6 +131,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
         yield small
 
 
+@pytest.mark.extended
 def test_a_server(small: Small) -> None:
     exchanges = Exchanges()
     with httpx2.Client(base_url=small.url, timeout=60) as client:

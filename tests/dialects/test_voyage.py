@@ -153,6 +153,7 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchanges]:
         yield said
 
 
+@pytest.mark.extended
 def test_the_sdk(small: Small, exchanges: Exchanges) -> None:
     client = voyageai.Client("any", base_url=f"{small.url}/v1")
     engine = small.engines["dense"]

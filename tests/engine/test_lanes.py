@@ -469,6 +469,7 @@ def test_expired_work_does_not_run(runner: StepRunner, start: Start) -> None:
 
 
 @pytest.mark.parametrize("num_texts", [2, 3])
+@pytest.mark.sample(1)
 def test_what_is_left_of_a_request_at_its_deadline_does_not_run(num_texts: int, runner: StepRunner, start: Start) -> None:
     lanes = start()
     late = bulk(*range(1000, 1000 + num_texts), deadline=1.5)

@@ -551,6 +551,7 @@ def test_E9_a_reader_below_the_least_rate_is_cut() -> None:
         assert wait_for(lambda: open_sockets(server.process.pid) <= files)
 
 
+@pytest.mark.extended
 def test_E9_a_small_answer_that_nobody_reads_is_forgotten(server: Server) -> None:
     files = open_sockets(worker(server))
     with Connection(server.port, receive_buffer=2048) as connection:

@@ -92,6 +92,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("poison", ["@@abort", pytest.param("@@segv", marks=SLOW), pytest.param("@@exit", marks=SLOW)])
+@pytest.mark.extended
 def test_D3_a_text_that_kills_the_engine_is_found_and_refused(poison: str, server: Server, expected: Float32Array) -> None:
     before = server.children("engine")
     good, bad = together(server, f"{poison} now")
@@ -107,7 +108,6 @@ def test_D3_a_text_that_kills_the_engine_is_found_and_refused(poison: str, serve
     assert server.children("engine") == after
 
 
-@pytest.mark.extended
 def test_D3_copies_of_a_text_that_kills_are_refused_together(server: Server, expected: Float32Array) -> None:
     def restarts(client: httpx2.Client) -> float:
         lines = client.get("/metrics").text.splitlines()

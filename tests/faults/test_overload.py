@@ -73,6 +73,7 @@ def _refused(future: Future[httpx2.Response]) -> bool:
         return False
 
 
+@pytest.mark.extended
 def test_E3_a_greedy_key_does_not_starve_another() -> None:
     with Server(
         "--api-key", "greedy", "--api-key", "polite", "--max-queue-seconds", "1000", **fault_injection.ENVIRONMENT

@@ -65,6 +65,7 @@ def test_F1_engine_killed_while_idle(server: Server, expected: Float32Array) -> 
     golden(server, expected)
 
 
+@pytest.mark.extended
 def test_F2_engine_killed_in_mid_batch_under_load(server: Server, expected: Float32Array) -> None:
     with Load(server.url, SOME, expected, sizes=(1, 10)) as load:
         for _ in range(4):
@@ -113,6 +114,7 @@ def test_G9_supervisor_killed_leaves_nothing(expected: Float32Array) -> None:
         assert wait_for(lambda: not any(map(lives, children)), 10)
 
 
+@pytest.mark.extended
 def test_G9_a_supervisor_that_is_killed_while_it_loads_leaves_nothing() -> None:
     with Server(wait=False) as server:
         assert wait_for(lambda: len(server.children()) == 2)
@@ -121,6 +123,7 @@ def test_G9_a_supervisor_that_is_killed_while_it_loads_leaves_nothing() -> None:
         assert wait_for(lambda: not any(map(lives, children)), 1)
 
 
+@pytest.mark.extended
 def test_G1_sigterm_under_load(expected: Float32Array) -> None:
     with Server(*PATIENT) as server:
         with Load(server.url, SOME, expected, sizes=(30, 60)) as load, httpx2.Client(base_url=server.url) as probe:
@@ -220,6 +223,7 @@ def test_F12_only_monotonic_clocks_measure() -> None:
     }
 
 
+@pytest.mark.extended
 def test_F4_crash_loop(expected: Float32Array) -> None:
     """An engine that never comes up: the server says so, answers 503 with Retry-After, and recovers."""
     with Server() as server, httpx2.Client(base_url=server.url, timeout=100) as client:

@@ -518,6 +518,7 @@ def test_H16_the_check_finds_what_it_looks_for(code: str) -> None:
     assert offences(code)
 
 
+@pytest.mark.extended
 def test_H16_the_checks_of_a_server_do_not_vanish_under_python_O(engine: Engine) -> None:
     """CVE-2026-41523: a check that was an `assert`. Its processes are optimised too, and every guard stands."""
     with Server("--api-key", FIRST, "--max-request-tokens", "1000", PYTHONOPTIMIZE="1") as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,22 @@ def test_the_page_answers_every_line_of_the_catalogue_once() -> None:
     assert sorted(lines_of(PAGE.read_text(encoding="utf-8"))) == sorted(everything)
 
 
+LONGEST = {"D4", "E8", "F2", "K4", "K5"}
+"""Rows whose tests all take ten seconds or more, and run in `make test-all` only."""
+
+
+def test_make_test_covers_every_other_row() -> None:
+    left_out = {
+        node.name
+        for file in sorted(ROOT.glob("tests/**/test_*.py"))
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if any(re.search(r"mark\.(extended|slow)$", ast.unparse(each)) for each in node.decorator_list)
+    }
+    rows = {row[1]: set(named(row[4])) for row in ROW.finditer(PAGE.read_text(encoding="utf-8"))}
+    assert {number for number, tests in rows.items() if tests and tests <= left_out} == LONGEST
+
+
 def test_names_that_are_missing_or_gone_are_found() -> None:
     page = "| A1 | fault | promise | `test_A1_gone`, `test_by_hand` |\n| A2 | fault | promise |  |\n"
     assert filled(page, ["test_A1_new", "test_A1_A2_both", "test_B1_other"]) == (
@@ -64,6 +81,13 @@ def test_the_words_of_the_fault_backend_are_those_that_it_obeys() -> None:
 
 
 PAGES = [path for pattern in ("*.md", "docs/**/*.md") for path in sorted(ROOT.glob(pattern))]
+
+
+def test_decisions_are_numbered_once_and_without_gaps() -> None:
+    pages = sorted((ROOT / "docs/adr").glob("*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    for page in pages:
+        assert page.read_text(encoding="utf-8").startswith(f"# {int(page.name[:4])}. "), page.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -567,6 +567,7 @@ def expect(case: str, config: Config, weights: W) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(11)
 def test_hidden_states(case: str, tmp_path: Path) -> None:
     """Hidden states are equal bit for bit in a batch and alone, and close to the formula."""
     config, weights = save(tmp_path, case)

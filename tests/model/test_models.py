@@ -178,6 +178,7 @@ def assert_close(found: list[Any], expected: list[NDArray[np.float32]], toleranc
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(16)
 def test_hidden_states(case: str, tmp_path: Path) -> None:
     """Hidden states are equal bit for bit in a batch and alone, and close to transformers'."""
     model = write(tmp_path, *CASES[case])

@@ -179,6 +179,7 @@ def test_requests_whose_clients_leave_at_any_moment_end_once(loop: str) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("ends", ["result", "error", "bug"])
 @pytest.mark.parametrize("turns", range(4))
+@pytest.mark.sample(8)
 def test_a_client_that_leaves_as_its_result_comes(loop: str, ends: str, turns: int) -> None:
     """Before it, with it or after it: there is one outcome, and no task is left cancelled."""
 
