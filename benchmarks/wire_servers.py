@@ -63,6 +63,7 @@ def serve_whimbrel(listener: socket.socket) -> None:
     from whimbrel.engine.malloc import tune_glibc_malloc
     from whimbrel.server.app.app import create_app
     from whimbrel.server.app.limits import DEFAULTS
+    from whimbrel.server.app.routing import render_error
     from whimbrel.server.app.served_models import ModelRegistry
     from whimbrel.server.http.listener import Server
 
@@ -70,7 +71,7 @@ def serve_whimbrel(listener: socket.socket) -> None:
 
     async def serve() -> None:
         embedder: Any = ReadyEmbedder()
-        await Server(create_app(ModelRegistry(embedder)), listener.fileno(), DEFAULTS).serve()
+        await Server(create_app(ModelRegistry(embedder)), listener.fileno(), DEFAULTS, render_error).serve()
 
     uvloop.run(serve())
 

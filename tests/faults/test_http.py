@@ -30,7 +30,7 @@ from waiting import wait_for
 from whimbrel import Engine
 
 GOLDEN = "A whimbrel is a wader."
-LIMITS = {"header_timeout": 3, "body_pause": 4, "write_pause": 3, "drain_timeout": 20, "min_write_rate": 50_000}
+LIMITS = {"header_timeout": 3, "body_idle_timeout": 4, "write_pause": 3, "drain_timeout": 20, "min_write_rate": 50_000}
 MIB = 2**20
 
 
@@ -584,7 +584,7 @@ def test_A18_4000_requests_by_a_grammar(engine: Engine) -> None:
         for _ in range(80):
             statuses.update(fuzz(server.port, grammar.request()))
 
-    with Server(WHIMBREL_GUARDS='{"header_timeout": 1, "body_pause": 1, "drain_timeout": 1}') as server:
+    with Server(WHIMBREL_GUARDS='{"header_timeout": 1, "body_idle_timeout": 1, "drain_timeout": 1}') as server:
         with ThreadPoolExecutor(50) as pool:
             list(pool.map(work, range(50)))
         assert not [status for status in statuses if status >= 500], statuses

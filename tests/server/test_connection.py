@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 import uvloop
 
-from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.routing import render_error
 from whimbrel.server.http.connection import Connection
 from whimbrel.server.http.exchange import ClientDisconnected, RequestResponseCycle
+from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.http.listener import Server
 
 MIB = 2**20
@@ -44,7 +45,7 @@ def run(request: pytest.FixtureRequest) -> Any:
 async def serving(app: App, **limits: Any) -> AsyncIterator[tuple[Server, Callable[[], Awaitable[Streams]]]]:
     """A server, and how to connect to it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Server(app, listener.fileno(), replace(ServerLimits(), **limits))
+        server = Server(app, listener.fileno(), replace(HttpLimits(), **limits), render_error)
         task = asyncio.ensure_future(server.serve())
         writers: list[asyncio.StreamWriter] = []
 

@@ -20,6 +20,7 @@ from raw import post
 from whimbrel.errors import Overloaded
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.routing import render_error
 from whimbrel.server.app.served_models import ModelRegistry
 from whimbrel.server.http.listener import Server
 from whimbrel.telemetry import trace
@@ -50,7 +51,7 @@ class World:
         self.embedder: Any = Embedder()
         self.served = ModelRegistry(self.embedder)
         self.app: Any = create_app(self.served, guards=options)
-        self.server: Any = Server(self.app, listener.fileno(), options)
+        self.server: Any = Server(self.app, listener.fileno(), options, render_error)
         self.finished: list[RequestFinished] = []
 
     @property
@@ -187,7 +188,7 @@ def test_a_client_that_leaves_as_its_result_comes(loop: str, ends: str, turns: i
             await world.until(lambda: not world.served._idle.is_set())
             await asyncio.sleep(0.005)
             (connection,) = world.server._connections
-            connection.cut()
+            connection.reset()
             for _ in range(turns):
                 await asyncio.sleep(0)
             if not coming.done():
@@ -248,7 +249,7 @@ def test_nothing_of_a_reader_that_is_cut_is_left(loop: str, form: str) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_body_that_stops_while_the_server_drains_ends_the_connection_once(loop: str) -> None:
     async def main() -> None:
-        async with serving(body_pause=0.2) as world:
+        async with serving(body_idle_timeout=0.2) as world:
             client = await world.connect()
             await asyncio.get_running_loop().sock_sendall(client, post({"input": "a"})[:-1])
             await world.until(lambda: not world.served._idle.is_set())

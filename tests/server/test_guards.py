@@ -140,14 +140,14 @@ def test_wrong_origins(origin: str) -> None:
 
 
 def test_limits_come_from_the_environment() -> None:
-    options = read(environ={"WHIMBREL_GUARDS": '{"max_body_bytes": 1000, "body_pause": 2}'}, api_keys=["k"])
-    assert (options.max_body_bytes, options.body_pause, options.api_keys) == (1000, 2, ("k",))
+    options = read(environ={"WHIMBREL_GUARDS": '{"max_body_bytes": 1000, "body_idle_timeout": 2}'}, api_keys=["k"])
+    assert (options.max_body_bytes, options.body_idle_timeout, options.api_keys) == (1000, 2, ("k",))
 
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"nope": 1}', '{"api_keys": ["x"]}', '{"hosts": null}', '{"max_body_bytes": "1"}', '{"max_body_bytes": 0}', '{"body_pause": -1}',
-     '{"max_body_bytes": 1.5}', '{"max_held_bytes": 1000}',
+    ["{", "[]", '{"nope": 1}', '{"api_keys": ["x"]}', '{"hosts": null}', '{"max_body_bytes": "1"}', '{"max_body_bytes": 0}', '{"body_idle_timeout": -1}',
+     '{"max_body_bytes": 1.5}', '{"max_inflight_bytes": 1000}',
      '{"write_pause": 1e9}', '{"header_timeout": 1e300}', '{"max_connections": 100000000000000000000}', '{"max_headers": 2e12}'],
 )  # fmt: skip
 def test_wrong_limits(text: str) -> None:
@@ -301,7 +301,7 @@ def test_a_body_in_any_pieces_is_the_same() -> None:
 
 def test_bodies_in_memory_are_limited() -> None:
     """Over the limit a body is refused unread, until an answer frees what it held."""
-    options = ServerLimits(max_body_bytes=1000, max_held_bytes=2500)
+    options = ServerLimits(max_body_bytes=1000, max_inflight_bytes=2500)
     body = b'{"input": "a", "user": "%b"}' % (b"x" * 900)
 
     async def main() -> None:
@@ -326,7 +326,7 @@ def test_bodies_in_memory_are_limited() -> None:
 @pytest.mark.parametrize("body", [b"{", b'{"input": 3}', b'{"input": "a"}' + b" " * 2000])
 def test_a_body_that_was_refused_holds_nothing(body: bytes) -> None:
     async def main() -> None:
-        app = create_app(ModelRegistry(FakeEmbedder()), guards=ServerLimits(max_body_bytes=1000, max_held_bytes=1000))
+        app = create_app(ModelRegistry(FakeEmbedder()), guards=ServerLimits(max_body_bytes=1000, max_inflight_bytes=1000))
         for _ in range(200):
             assert (await call(app, "POST", PATH, body=[body], headers=JSON)).status in (400, 413)
         assert (await call(app, "POST", PATH, body=b'{"input": "a"}', headers=JSON)).status == 200

@@ -14,6 +14,7 @@ import msgspec
 
 from whimbrel.errors import SetupError
 from whimbrel.server.app.access import host_name, origin_name
+from whimbrel.server.http.limits import HttpLimits
 
 KEY_VARIABLE: Final = "WHIMBREL_API_KEY"
 """Holds one key, as it is: commas and spaces belong to it. Options go before it."""
@@ -22,44 +23,24 @@ LIMITS_VARIABLE: Final = "WHIMBREL_GUARDS"
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """What a server process asks of clients, and grants them. Times are in seconds, rates in bytes per second."""
+class ServerLimits(HttpLimits):
+    """Limits and access rules of a server process. Those of a connection come from HttpLimits."""
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Any of them opens every route; without one, no route asks."""
+    """Keys, each of which opens every route. Without any, no route needs a key."""
     hosts: tuple[str, ...] | None = ()
-    """Names that a Host header may give besides those of the loopback interface and the address that was called; None: any."""
+    """Names allowed in a Host header besides loopback names and the address that was called. None allows any."""
     origins: tuple[str, ...] = ()
-    """Web pages that may call from a browser (CORS), as `https://host:port`; `*`: any."""
+    """Origins of web pages that may call from a browser (CORS), as `https://host:port`. `*` allows any."""
     public_metrics: bool = False
-    """/metrics asks for no key."""
+    """Whether /metrics needs no key."""
 
     max_headers: int = 100
-    max_header_bytes: int = 64 * 2**10
-    """Path, query and headers together."""
-    header_timeout: float = 10.0
-    """A connection that has not sent a whole head by then, also one that is kept alive, is closed."""
-
+    """Number of headers of a request."""
     max_body_bytes: int = 32 * 2**20
-    max_held_bytes: int = 256 * 2**20
-    """Bodies in memory, of all requests together: over it, 429."""
-    body_pause: float = 15.0
-    """A body may stand still for so long."""
-    min_body_rate: int = 1000
-    """What a body must come to on average, once it takes longer than `body_pause`."""
-    body_timeout: float = 600.0
-    """A body must be there by then."""
-
-    write_pause: float = 60.0
-    """An answer may stand still for so long; the same holds for what the kernel has not got rid of."""
-    min_write_rate: int = 10_000
-    """What the reading of an answer must come to on average, once it takes longer than `write_pause`."""
-
-    drain_bytes: int = 64 * 2**20
-    """So much of a body that nobody wants is read after the answer, so that a client that writes first gets to read it."""
-    drain_timeout: float = 5.0
-    max_connections: int = 1024
-    """Of this process; further ones wait to be accepted."""
+    """Size of one body."""
+    max_inflight_bytes: int = 256 * 2**20
+    """Size of the bodies and large answers of all requests in memory. Above it, requests get status 429."""
 
 
 DEFAULTS: Final = ServerLimits()
@@ -157,8 +138,8 @@ def _limits(text: str) -> ServerLimits:
         large = [name for name in given if getattr(limits, name) > (_MAX_SECONDS if name in _TIMES else _MAX_NUMBER)]
         if large:
             raise ValueError(f"{large[0]} is too large")
-        if limits.max_held_bytes < limits.max_body_bytes:
-            raise ValueError("max_held_bytes is less than max_body_bytes")
+        if limits.max_inflight_bytes < limits.max_body_bytes:
+            raise ValueError("max_inflight_bytes is less than max_body_bytes")
     except ValueError as error:
         raise SetupError(
             f"{LIMITS_VARIABLE}: {error}.", hint="e.g. " + LIMITS_VARIABLE + """='{"max_body_bytes": 1000000}'"""

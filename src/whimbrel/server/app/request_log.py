@@ -48,7 +48,7 @@ class RequestLogMiddleware:
     def __init__(self, app: ASGIApp, routes: Sequence[Route], options: ServerLimits = DEFAULTS) -> None:
         self._app = app
         self._options = options
-        self._held = MemoryBudget(options.max_held_bytes)
+        self._held = MemoryBudget(options.max_inflight_bytes)
         self._exact = frozenset(route.path for route in routes if not route.param_convertors)
         self._others = [route for route in routes if route.param_convertors]
 
@@ -108,7 +108,7 @@ class RequestLogMiddleware:
         if transfer.status:
             return  # the server breaks off an answer that has begun
         answer = WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug.")
-        status, body = render_error(scope["path"], answer)
+        status, body = render_error(answer, scope["path"])
         with suppress(OSError):
             await transfer.send(
                 {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]}

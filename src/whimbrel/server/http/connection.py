@@ -15,16 +15,18 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 from urllib.parse import unquote
 
 import httptools
 from starlette.types import ASGIApp, Scope
 
 from whimbrel.errors import HeadersTooLarge, InvalidRequest, Overloaded, WhimbrelError
-from whimbrel.server.app.limits import ServerLimits
-from whimbrel.server.app.routing import render_error
 from whimbrel.server.http.exchange import Headers, RequestResponseCycle, head_of
+from whimbrel.server.http.limits import HttpLimits
+
+RenderError: TypeAlias = Callable[[WhimbrelError], tuple[int, bytes]]
+"""Return the status and the JSON body of an answer to bytes that are not HTTP."""
 
 _MAX_OVERHEAD: Final = 2**17
 """Bytes in a row that are no body: a head, or what frames chunks. (What a head may really have is the app's to say.)"""
@@ -39,9 +41,17 @@ _RESET: Final = struct.pack("ii", 1, 0)
 class Connection(asyncio.Protocol):
     """One client. It enters itself into `connections`, and calls `on_lost` when it has left them."""
 
-    def __init__(self, app: ASGIApp, options: ServerLimits, connections: set[Connection], on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: HttpLimits,
+        render_error: RenderError,
+        connections: set[Connection],
+        on_lost: Callable[[], None],
+    ) -> None:
         self._app = app
-        self.options = options
+        self.limits = limits
+        self._render_error = render_error
         self._connections = connections
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
@@ -73,7 +83,7 @@ class Connection(asyncio.Protocol):
         self._client = _address(transport, "peername")
         self._server = _address(transport, "sockname")
         self._connections.add(self)
-        self._set_timer(self.options.header_timeout)
+        self._set_timer(self.limits.header_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell those who read and write."""
@@ -147,7 +157,7 @@ class Connection(asyncio.Protocol):
             self._exchanges[-1].abort()
 
     def _answer_error(self, error: WhimbrelError) -> None:
-        status, body = render_error("", error)
+        status, body = self._render_error(error)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         self.transport.writelines([head_of(status, headers), body])
         self._linger()
@@ -195,8 +205,8 @@ class Connection(asyncio.Protocol):
 
     def _scope(self) -> Scope:
         version, headers = self._parser.get_http_version(), self._headers
-        if len(self._url) > self.options.max_header_bytes:
-            raise HeadersTooLarge(f"the target has {len(self._url):,} bytes; the limit is {self.options.max_header_bytes:,}.")
+        if len(self._url) > self.limits.max_header_bytes:
+            raise HeadersTooLarge(f"the target has {len(self._url):,} bytes; the limit is {self.limits.max_header_bytes:,}.")
         try:
             url = httptools.parse_url(self._url)
             raw_path = url.path or b"/"
@@ -250,13 +260,13 @@ class Connection(asyncio.Protocol):
         elif self._error is not None:
             self._answer_error(self._error)
         else:
-            self._set_timer(self.options.header_timeout)
+            self._set_timer(self.limits.header_timeout)
         self.resume()
 
     def _linger(self) -> None:
         """Nothing more is said here. What the client still sends is read for a while, so that it gets to read the answer."""
-        self._discard_budget = self.options.drain_bytes
-        self._set_timer(self.options.drain_timeout)
+        self._discard_budget = self.limits.lingering_bytes
+        self._set_timer(self.limits.drain_timeout)
         self._exchanges.clear()
         self.resume()
         with suppress(OSError):  # the client has left, and we hear of it next

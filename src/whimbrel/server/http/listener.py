@@ -9,8 +9,8 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from whimbrel.server.app.limits import ServerLimits
-from whimbrel.server.http.connection import Connection
+from whimbrel.server.http.connection import Connection, RenderError
+from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.http.sockets import connection_limit
 
 _PAUSE: Final = 0.1
@@ -20,13 +20,14 @@ _PAUSE: Final = 0.1
 class Server:
     """`serve()` until `stop()`, in one event loop."""
 
-    def __init__(self, app: ASGIApp, listener: int, guards: ServerLimits) -> None:
+    def __init__(self, app: ASGIApp, listener: int, limits: HttpLimits, render_error: RenderError) -> None:
         """`listener` is the socket's descriptor; it is left open."""
         self._app = app
         self._listener = listener
-        self._guards = guards
+        self._limits = limits
+        self._render_error = render_error
         self._connections: set[Connection] = set()
-        self._room = asyncio.Semaphore(connection_limit(guards.max_connections))
+        self._room = asyncio.Semaphore(connection_limit(limits.max_connections))
         self._stop = asyncio.Event()
         self._closed = asyncio.Event()
 
@@ -77,7 +78,7 @@ class Server:
             raise
 
     def _connect(self) -> Connection:
-        return Connection(self._app, self._guards, self._connections, self._forget)
+        return Connection(self._app, self._limits, self._render_error, self._connections, self._forget)
 
     def _forget(self) -> None:
         self._room.release()

@@ -16,6 +16,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.errors import Unavailable
 from whimbrel.server.app.app import create_app
+from whimbrel.server.app.routing import render_error
 from whimbrel.server.app.served_models import ModelRegistry
 from whimbrel.server.http.listener import Server
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
@@ -67,7 +68,7 @@ class Worker:
             model, _ = await self._told.get()
             assert isinstance(model, ModelConfig)
             await self._add(model)
-        self._server = Server(create_app(self._served, guards=work.guards), fds[0], work.guards)
+        self._server = Server(create_app(self._served, guards=work.guards), fds[0], work.guards, render_error)
         self._keep(self._beat())
         self._keep(self._obey())
         serving = asyncio.ensure_future(self._server.serve())
