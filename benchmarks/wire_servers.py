@@ -1,4 +1,4 @@
-"""Servers for `wire.py`. Each is a process that serves ready arrays on a free port and prints the port.
+"""The servers of wire.py, each a process of its own that serves ready arrays on a free port and prints it.
 
     python benchmarks/wire_servers.py whimbrel|whimbrel-2|fastapi|fastapi-plain|tcp
 
@@ -35,13 +35,13 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @cache
 def vectors(count: int) -> Float32Array:
-    """Return unit vectors, made once."""
+    """Unit vectors, made once."""
     array = np.random.default_rng(0).standard_normal((count, DIMENSION), np.float32)
     return array / np.linalg.norm(array, axis=1, keepdims=True)
 
 
 class ReadyEmbedder:
-    """Embedder that answers at once with ready vectors."""
+    """Answers at once with what it has."""
 
     def __init__(self) -> None:
         self.card: Any = {}
@@ -51,13 +51,13 @@ class ReadyEmbedder:
         self.queued_tokens = 0
 
     async def run(self, request: Request) -> Result:
-        """Return the vectors."""
+        """The vectors."""
         array = vectors(len(request.texts))
         return Result(Outputs(array), num_tokens=len(array), num_truncated=0, timings=Timings())
 
 
 def serve_whimbrel(listener: socket.socket) -> None:
-    """Serve with one worker of Whimbrel."""
+    """Ours."""
     import uvloop
 
     from whimbrel.engine.malloc import tune_glibc_malloc
@@ -71,20 +71,20 @@ def serve_whimbrel(listener: socket.socket) -> None:
 
     async def serve() -> None:
         embedder: Any = ReadyEmbedder()
-        await Server(create_app(ModelRegistry(embedder)), listener.fileno(), DEFAULTS, partial(render_error, "")).serve()
+        await Server(create_app(ModelRegistry(embedder)), listener.fileno(), DEFAULTS, render_error).serve()
 
     uvloop.run(serve())
 
 
 def serve_two(listener: socket.socket) -> None:
-    """Serve with two workers, as `whimbrel serve --workers 2`. The second dies with the first (Linux)."""
+    """Two of ours, as `whimbrel serve --workers 2` has them. The other dies with this one (Linux)."""
     if os.fork() == 0:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     serve_whimbrel(listener)
 
 
 def serve_fastapi(listener: socket.socket, http: Any = "httptools", loop: Any = "uvloop") -> None:
-    """Serve with the article's FastAPI app."""
+    """The article's."""
     import uvicorn
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse, Response
@@ -116,7 +116,7 @@ def serve_fastapi(listener: socket.socket, http: Any = "httptools", loop: Any = 
 
 
 def serve_tcp(listener: socket.socket) -> None:
-    """Serve a bare TCP stream."""
+    """A bare stream."""
     data = vectors(ROWS).tobytes()
 
     def stream(connection: socket.socket) -> None:

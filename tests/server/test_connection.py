@@ -11,17 +11,16 @@ import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import uvloop
 
-from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import render_error
 from whimbrel.server.http.connection import Connection
 from whimbrel.server.http.exchange import ClientDisconnected, RequestResponseCycle
+from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.http.listener import Server
 
 MIB = 2**20
@@ -46,7 +45,7 @@ def run(request: pytest.FixtureRequest) -> Any:
 async def serving(app: App, **limits: Any) -> AsyncIterator[tuple[Server, Callable[[], Awaitable[Streams]]]]:
     """A server, and how to connect to it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Server(app, listener.fileno(), replace(ServerLimits(), **limits), partial(render_error, ""))
+        server = Server(app, listener.fileno(), replace(HttpLimits(), **limits), render_error)
         task = asyncio.ensure_future(server.serve())
         writers: list[asyncio.StreamWriter] = []
 
@@ -460,7 +459,6 @@ def test_a_connection_leaves_no_garbage() -> None:
 @pytest.mark.parametrize(
     ("size", "pause", "end"), [(0, 0.1, "cut"), (2**16, 0.1, "cut"), (2**22, 0.01, "all")], ids=["still", "slow", "steady"]
 )
-@pytest.mark.sample(2)
 def test_the_pace_at_which_an_answer_is_taken(size: int, pause: float, end: str, run: Any) -> None:
     ends: list[str] = []
 

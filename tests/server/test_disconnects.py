@@ -10,7 +10,6 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -52,7 +51,7 @@ class World:
         self.embedder: Any = Embedder()
         self.served = ModelRegistry(self.embedder)
         self.app: Any = create_app(self.served, guards=options)
-        self.server: Any = Server(self.app, listener.fileno(), options, partial(render_error, ""))
+        self.server: Any = Server(self.app, listener.fileno(), options, render_error)
         self.finished: list[RequestFinished] = []
 
     @property
@@ -157,7 +156,6 @@ async def come_and_go(world: World, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.sample(1)
 def test_requests_whose_clients_leave_at_any_moment_end_once(loop: str) -> None:
     chance = random.Random(0)
 
@@ -179,7 +177,6 @@ def test_requests_whose_clients_leave_at_any_moment_end_once(loop: str) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("ends", ["result", "error", "bug"])
 @pytest.mark.parametrize("turns", range(4))
-@pytest.mark.sample(8)
 def test_a_client_that_leaves_as_its_result_comes(loop: str, ends: str, turns: int) -> None:
     """Before it, with it or after it: there is one outcome, and no task is left cancelled."""
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import render_error
 from whimbrel.server.http.connection import Connection
+from whimbrel.server.http.limits import HttpLimits
 
 HEAD = b"Host: here\r\n"
 OFFER = HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
@@ -93,7 +92,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 async def ask(pieces: list[bytes]) -> bytes:
     """What is answered to bytes that come in these pieces, without what may differ."""
     connections: set[Connection] = set()
-    connection, wire = Connection(echo, ServerLimits(), connections, lambda: None, partial(render_error, "")), Wire()
+    connection, wire = Connection(echo, HttpLimits(), render_error, connections, lambda: None), Wire()
     connection.connection_made(wire)
     for piece in pieces:
         await asyncio.wait_for(wire.reading.wait(), 5)

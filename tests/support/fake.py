@@ -145,6 +145,7 @@ def main() -> None:
     from whimbrel.cli.serve import limit_silence, listen
     from whimbrel.server.app.app import create_app
     from whimbrel.server.app.limits import ServerLimits
+    from whimbrel.server.app.routing import render_error
     from whimbrel.server.app.served_models import ModelRegistry
     from whimbrel.server.http.listener import Server
 
@@ -154,7 +155,7 @@ def main() -> None:
 
         async def serve() -> None:
             served = ModelRegistry(cast(AsyncEmbedder, FakeEmbedder()))
-            server = Server(create_app(served, guards=guards), listener.fileno(), guards)
+            server = Server(create_app(served, guards=guards), listener.fileno(), guards, render_error)
             print(listener.getsockname()[1], flush=True)  # noqa: T201
             await server.serve()
 

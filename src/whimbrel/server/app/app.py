@@ -285,7 +285,7 @@ def _error_response(error: WhimbrelError, status: int, content: bytes) -> HTTPRe
 async def _whimbrel_error(http: HTTPRequest, error: Exception) -> HTTPResponse:
     assert isinstance(error, WhimbrelError)
     context_of(http.scope).error = error.code
-    return _error_response(error, *render_error(http.scope["path"], error))
+    return _error_response(error, *render_error(error, http.scope["path"]))
 
 
 async def _http_error(http: HTTPRequest, error: Exception) -> HTTPResponse:

@@ -159,7 +159,7 @@ def _own_address(scope: Scope) -> str | None:
 async def _refuse(error: WhimbrelError, scope: Scope, send: Send, sent: bytes = b"") -> None:
     """Answer without the app, in the shape of the dialect, as far as it is known."""
     context_of(scope).error = error.code
-    status, body = render_error(scope["path"], error, sent)
+    status, body = render_error(error, scope["path"], sent)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))

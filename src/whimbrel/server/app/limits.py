@@ -24,23 +24,23 @@ LIMITS_VARIABLE: Final = "WHIMBREL_GUARDS"
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits(HttpLimits):
-    """The keys that a server process asks for, and the limits of its clients."""
+    """Limits and access rules of a server process. Those of a connection come from HttpLimits."""
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Any of these keys opens every route; without keys every route is open."""
+    """Keys, each of which opens every route. Without any, no route needs a key."""
     hosts: tuple[str, ...] | None = ()
-    """Names that a Host header may give besides those of the loopback interface and the address that was called; None for any."""
+    """Names allowed in a Host header besides loopback names and the address that was called. None allows any."""
     origins: tuple[str, ...] = ()
-    """Origins of web pages that may call from a browser (CORS), as `https://host:port`; `*` for any."""
+    """Origins of web pages that may call from a browser (CORS), as `https://host:port`. `*` allows any."""
     public_metrics: bool = False
-    """Whether /metrics is open without a key."""
+    """Whether /metrics needs no key."""
 
     max_headers: int = 100
-    """Limit of the number of headers."""
+    """Number of headers of a request."""
     max_body_bytes: int = 32 * 2**20
-    """Limit of one body."""
+    """Size of one body."""
     max_inflight_bytes: int = 256 * 2**20
-    """Limit of all bodies in memory together; a request over it gets 429."""
+    """Size of the bodies and large answers of all requests in memory. Above it, requests get status 429."""
 
 
 DEFAULTS: Final = ServerLimits()

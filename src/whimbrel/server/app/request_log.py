@@ -108,7 +108,7 @@ class RequestLogMiddleware:
         if transfer.status:
             return  # the server breaks off an answer that has begun
         answer = WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug.")
-        status, body = render_error(scope["path"], answer)
+        status, body = render_error(answer, scope["path"])
         with suppress(OSError):
             await transfer.send(
                 {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]}

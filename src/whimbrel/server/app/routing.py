@@ -73,7 +73,7 @@ ROUTES_BY_PATH: Final = _by_path(ROUTES)
 _GET_ROUTES: Final[dict[str, GetRoute]] = {page.path: page for page in GET_ROUTES}
 
 
-def render_error(path: str, error: WhimbrelError, body: bytes = b"") -> tuple[int, bytes]:
+def render_error(error: WhimbrelError, path: str = "", body: bytes = b"") -> tuple[int, bytes]:
     """The status and the body of an error over a request of which the path is known, and perhaps what was sent there."""
     if path in ROUTES_BY_PATH:
         route = ROUTES_BY_PATH[path].choose(body)

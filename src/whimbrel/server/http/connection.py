@@ -1,7 +1,7 @@
 """HTTP/1.1 for an ASGI app: httptools reads, and what the app sends goes to the socket without a copy.
 
 A connection works at one request at a time; others that came on it wait their turn, and meanwhile no more is read. Here are
-the limits of HttpLimits, which only a socket can keep: the size and time of a head, the pace of bodies and answers (in
+those limits of GuardOptions that only a socket can keep: the size and time of a head, the pace of bodies and answers (in
 exchange.py), and what is read of a body that nobody wants any more. What breaks HTTP is answered with 400 and ends the
 connection.
 """
@@ -25,6 +25,9 @@ from whimbrel.errors import HeadersTooLarge, InvalidRequest, Overloaded, Whimbre
 from whimbrel.server.http.exchange import Headers, RequestResponseCycle, head_of
 from whimbrel.server.http.limits import HttpLimits
 
+RenderError: TypeAlias = Callable[[WhimbrelError], tuple[int, bytes]]
+"""Return the status and the JSON body of an answer to bytes that are not HTTP."""
+
 _MAX_OVERHEAD: Final = 2**17
 """Bytes in a row that are no body: a head, or what frames chunks. (What a head may really have is the app's to say.)"""
 _MAX_WAITING: Final = 256
@@ -35,25 +38,20 @@ _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
-RenderError: TypeAlias = Callable[[WhimbrelError], tuple[int, bytes]]
-"""Return the status and the JSON body of an error over a request that could not be read."""
-
-
 class Connection(asyncio.Protocol):
     """One client. It enters itself into `connections`, and calls `on_lost` when it has left them."""
 
     def __init__(
         self,
         app: ASGIApp,
-        options: HttpLimits,
+        limits: HttpLimits,
+        render_error: RenderError,
         connections: set[Connection],
         on_lost: Callable[[], None],
-        render_error: RenderError,
     ) -> None:
-        """`render_error` makes the answer to a request that is not HTTP."""
         self._app = app
+        self.limits = limits
         self._render_error = render_error
-        self.options = options
         self._connections = connections
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
@@ -85,7 +83,7 @@ class Connection(asyncio.Protocol):
         self._client = _address(transport, "peername")
         self._server = _address(transport, "sockname")
         self._connections.add(self)
-        self._set_timer(self.options.header_timeout)
+        self._set_timer(self.limits.header_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell those who read and write."""
@@ -207,8 +205,8 @@ class Connection(asyncio.Protocol):
 
     def _scope(self) -> Scope:
         version, headers = self._parser.get_http_version(), self._headers
-        if len(self._url) > self.options.max_header_bytes:
-            raise HeadersTooLarge(f"the target has {len(self._url):,} bytes; the limit is {self.options.max_header_bytes:,}.")
+        if len(self._url) > self.limits.max_header_bytes:
+            raise HeadersTooLarge(f"the target has {len(self._url):,} bytes; the limit is {self.limits.max_header_bytes:,}.")
         try:
             url = httptools.parse_url(self._url)
             raw_path = url.path or b"/"
@@ -262,13 +260,13 @@ class Connection(asyncio.Protocol):
         elif self._error is not None:
             self._answer_error(self._error)
         else:
-            self._set_timer(self.options.header_timeout)
+            self._set_timer(self.limits.header_timeout)
         self.resume()
 
     def _linger(self) -> None:
         """Nothing more is said here. What the client still sends is read for a while, so that it gets to read the answer."""
-        self._discard_budget = self.options.lingering_bytes
-        self._set_timer(self.options.drain_timeout)
+        self._discard_budget = self.limits.lingering_bytes
+        self._set_timer(self.limits.drain_timeout)
         self._exchanges.clear()
         self.resume()
         with suppress(OSError):  # the client has left, and we hear of it next

@@ -39,7 +39,7 @@ class ClientDisconnected(OSError):
 class Transport(Protocol):
     """The operations of a connection that an exchange may use."""
 
-    options: HttpLimits
+    limits: HttpLimits
     transport: asyncio.Transport
     is_full: bool
     """Whether the kernel's send buffer and ours are full."""
@@ -171,12 +171,12 @@ class RequestResponseCycle:
 
     async def _wait_for_more(self) -> None:
         """No pause is longer than `body_idle_timeout`, then `min_body_rate` is kept, and all is there in `body_timeout`."""
-        options, clock = self._connection.options, self._loop.time
+        limits, clock = self._connection.limits, self._loop.time
         now = clock()
         asked = self._asked = now if self._asked is None else self._asked
-        longest = min(max(options.body_idle_timeout, self._num_fed / options.min_body_rate), options.body_timeout)
+        longest = min(max(limits.body_idle_timeout, self._num_fed / limits.min_body_rate), limits.body_timeout)
         try:
-            async with asyncio.timeout_at(min(now + options.body_idle_timeout, asked + longest)):
+            async with asyncio.timeout_at(min(now + limits.body_idle_timeout, asked + longest)):
                 await self._change.wait()
         except TimeoutError:
             seconds = clock() - asked
@@ -246,7 +246,7 @@ class RequestResponseCycle:
             self._began = now
         self._moved, self._left = now, connection.transport.get_write_buffer_size()
         connection.room = self._loop.create_future()
-        self._timer = self._loop.call_later(connection.options.write_pause / _CHECKS, self._check_pace)
+        self._timer = self._loop.call_later(connection.limits.write_pause / _CHECKS, self._check_pace)
         try:
             await connection.room
         finally:
@@ -256,17 +256,17 @@ class RequestResponseCycle:
 
     def _check_pace(self) -> None:
         """Whether the client takes its answer. If not, it is cut off, which ends the waiting."""
-        connection, options, now = self._connection, self._connection.options, self._loop.time()
+        connection, limits, now = self._connection, self._connection.limits, self._loop.time()
         left = connection.transport.get_write_buffer_size()
         if left < self._left:
             self._moved, self._left = now, left
         seconds = now - (self._began or now)
-        too_slow = seconds > options.write_pause and self._handed - left < seconds * options.min_write_rate
-        if too_slow or now - self._moved > options.write_pause:
+        too_slow = seconds > limits.write_pause and self._handed - left < seconds * limits.min_write_rate
+        if too_slow or now - self._moved > limits.write_pause:
             _log.info("cut off a client that took its answer too slowly")
             connection.reset()
         else:
-            self._timer = self._loop.call_later(options.write_pause / _CHECKS, self._check_pace)
+            self._timer = self._loop.call_later(limits.write_pause / _CHECKS, self._check_pace)
 
 
 def head_of(status: int, headers: Headers) -> bytes:

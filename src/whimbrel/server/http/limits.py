@@ -1,4 +1,7 @@
-"""HTTP limits: the sizes, times and rates that a socket keeps. Times are in seconds, rates in bytes per second."""
+"""Limits of an HTTP connection.
+
+Times are in seconds, sizes in bytes, rates in bytes per second. Only the side that holds the socket can keep these limits.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """The limits of connections, heads, bodies and answers."""
+    """Sizes, times and rates that clients must keep to on a connection, and the number of connections."""
 
     max_header_bytes: int = 64 * 2**10
-    """Limit of path, query and headers together."""
+    """Size of path, query and headers together."""
     header_timeout: float = 10.0
-    """Time for a whole head; then the connection is closed, also one that is kept alive."""
+    """Time for a whole head, from the start of the connection or the end of the last answer. Then the connection is closed."""
 
     body_idle_timeout: float = 15.0
-    """Time that a body may stand still."""
+    """Longest pause within a body."""
     min_body_rate: int = 1000
-    """Least average rate of a body, once it takes longer than `body_idle_timeout`."""
+    """Lowest average rate of a body that takes longer than `body_idle_timeout`."""
     body_timeout: float = 600.0
     """Time for a whole body."""
 
     write_pause: float = 60.0
-    """Time that an answer may stand still; also for bytes that the kernel has not sent."""
+    """Longest time in which a client takes nothing of an answer. The kernel keeps the same limit."""
     min_write_rate: int = 10_000
-    """Least average rate at which an answer is read, once that takes longer than `write_pause`."""
+    """Lowest average rate of an answer that takes longer than `write_pause`."""
 
     lingering_bytes: int = 64 * 2**20
-    """Bytes of an unwanted body that are read after the answer, so that a client that writes first gets to read it."""
+    """Unwanted bytes that are read after the last answer, so that a client that writes first can read the answer."""
     drain_timeout: float = 5.0
-    """Time for reading such a body."""
+    """Time in which these bytes are read."""
     max_connections: int = 1024
-    """Connections of this process; further ones wait to be accepted."""
+    """Open connections of one process. Further ones wait to be accepted."""

@@ -78,7 +78,7 @@ class Server:
             raise
 
     def _connect(self) -> Connection:
-        return Connection(self._app, self._limits, self._connections, self._forget, self._render_error)
+        return Connection(self._app, self._limits, self._render_error, self._connections, self._forget)
 
     def _forget(self) -> None:
         self._room.release()

@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 from collections.abc import Coroutine
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,8 +68,7 @@ class Worker:
             model, _ = await self._told.get()
             assert isinstance(model, ModelConfig)
             await self._add(model)
-        app = create_app(self._served, guards=work.guards)
-        self._server = Server(app, fds[0], work.guards, partial(render_error, ""))
+        self._server = Server(create_app(self._served, guards=work.guards), fds[0], work.guards, render_error)
         self._keep(self._beat())
         self._keep(self._obey())
         serving = asyncio.ensure_future(self._server.serve())
