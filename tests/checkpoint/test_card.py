@@ -158,7 +158,7 @@ def test_module_types_come_from_a_list(kind: str | None, folder: Path) -> None:
 def test_a_pipe_is_refused_and_not_waited_for(folder: Path) -> None:
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
-    with pytest.raises(CheckpointError, match=r"config\.json: is no regular file"):
+    with pytest.raises(CheckpointError, match=r"config\.json: is not a regular file"):
         read_card(folder, "m")
 
 

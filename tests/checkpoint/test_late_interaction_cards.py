@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 ST, BERT = "config_sentence_transformers.json", "sentence_bert_config.json"
 MASK_FILE, POOL_FILE = "2_MultiVectorMask/config.json", "4_HierarchicalTokenPooling/config.json"
 WRONG: list[tuple[str, str, dict[str, Any], str]] = [
-    ("stanford", "artifact.metadata", {"query_token_id": "[unused9]"}, "query_token_id: '.unused9.' is no token"),
+    ("stanford", "artifact.metadata", {"query_token_id": "[unused9]"}, "query_token_id: '.unused9.' is not a token"),
     ("stanford", "artifact.metadata", {"interaction": "flipr"}, "interaction"),
     ("stanford", "artifact.metadata", {"similarity": "l2"}, "similarity"),
     ("stanford", "artifact.metadata", {"pool_factor": 2}, "pool_factor"),
@@ -53,7 +53,7 @@ WRONG: list[tuple[str, str, dict[str, Any], str]] = [
     ("stanford", "config.json", {"dim": 128}, "config.json: dim"),
     ("stanford", "config.json", {"model_type": "deberta-v2"}, "config.json: model_type"),
     ("pylate", ST, {"do_query_expansion": True}, "attend_to_expansion_tokens: .* window"),
-    ("pylate", ST, {"query_prefix": "[X] "}, "query_prefix: '.X. ' is no token"),
+    ("pylate", ST, {"query_prefix": "[X] "}, "query_prefix: '.X. ' is not a token"),
     ("pylate", ST, {"query_prefix": None, "document_prefix": None, "skiplist_words": [1]}, "skiplist_words"),
     ("pylate", ST, {"query_expansion": {}}, "query_expansion: this key"),
     ("pylate", ST, {"similarity_fn_name": "xtr"}, "similarity_fn_name"),

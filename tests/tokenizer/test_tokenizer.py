@@ -168,7 +168,7 @@ def test_tokens_around_a_text_must_not_depend_on_it(tokenizer: Tokenizer, monkey
     from whimbrel.tokenizer import special_tokens as module
 
     answers = iter([((1,), (), frozenset({0})), ((2, 3), (), frozenset({0}))])
-    monkeypatch.setattr(module, "_around", lambda *_: next(answers))
+    monkeypatch.setattr(module, "_split_text", lambda *_: next(answers))
     with pytest.raises(CheckpointError, match="same tokens around every text"):
         module.find_special_tokens(tokenizer.backend.raw, tokenizer.card)
 

@@ -1,4 +1,7 @@
-"""A JSON file of a checkpoint, read key by key; every fault is a CheckpointError with file and key."""
+"""Strict reading of JSON files.
+
+Each fault is a CheckpointError with file and key. Links must not lead out of the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,29 @@ T = TypeVar("T")
 
 _REQUIRED: Final[Any] = object()
 _MAX_NAMES: Final = 800
-"""Characters of what might stand in a value's place, for an error to name it."""
+"""Characters of an error's list of supported values."""
 
 
 def find_file(folder: Path, file: str) -> Path:
-    """Where a checkpoint's file is. Links may lead within the folder, or, in the hub's cache, to its blobs.
+    """Return the path of a checkpoint's file. Links may lead within the folder or to the blobs of the hub's cache.
 
-    Raises CheckpointError if they lead elsewhere: a folder from a stranger must not make another file of this machine a model.
+    Raises CheckpointError if they lead elsewhere: an untrusted folder must not expose other files of this machine.
     """
     try:
         home, path = Path(os.path.realpath(folder)), Path(os.path.realpath(folder / file))
     except ValueError:  # NUL in the name
-        raise CheckpointError("is no name of a file.", file=repr(file)) from None
+        raise CheckpointError("is not a valid file name.", file=repr(file)) from None
     repositories = [parent.parent for parent in home.parents if parent.name == "snapshots"]
     blobs = [place / "blobs" for repository in repositories for place in (repository, repository.parent)]
     if not any(path.is_relative_to(place) for place in (home, *blobs)):
         raise CheckpointError("is a link that leads out of the checkpoint's folder; put the file itself there.", file=file)
-    if path.exists() and not (path.is_file() or path.is_dir()):  # whoever opens a pipe waits for ever
-        raise CheckpointError("is no regular file.", file=file)
+    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
+        raise CheckpointError("is not a regular file.", file=file)
     return path
 
 
 def read_json(folder: Path, file: str) -> object:
-    """The value in a JSON file. Raises CheckpointError if it is missing or no JSON."""
+    """Return the value in a JSON file. Raises CheckpointError if it is missing or not valid JSON."""
     try:
         return json.loads(find_file(folder, file).read_bytes())
     except FileNotFoundError:
@@ -49,7 +52,7 @@ def read_json(folder: Path, file: str) -> object:
 
 
 class JsonFile:
-    """One JSON object and the name of the file that it came from."""
+    """One JSON object and the name of its file."""
 
     def __init__(self, name: str, data: object) -> None:
         if not isinstance(data, dict):
@@ -64,14 +67,14 @@ class JsonFile:
 
     @classmethod
     def read_optional(cls, folder: Path, name: str) -> JsonFile:
-        """As `read`; a file that is not there is an empty object."""
+        """Read a file, or return an empty object if it does not exist."""
         return cls.read(folder, name) if (folder / name).exists() else cls(name, {})
 
     def error(self, message: str, key: str) -> CheckpointError:
         return CheckpointError(message, file=self.name, key=key)
 
     def get(self, key: str, kind: type[T], default: T = _REQUIRED) -> T:
-        """The value of `key`, which must be a `kind`; a missing key or null gives `default`, if there is one."""
+        """Return the value of `key`, which must be a `kind`. A missing key or null gives `default`, if there is one."""
         value: Any = self.data.get(key)
         self._read.add(key)
         if value is None:
@@ -85,11 +88,11 @@ class JsonFile:
         return cast(T, value)
 
     def ignore(self, *keys: str) -> None:
-        """Count `keys` as read: they do not matter here."""
+        """Mark `keys` as read, because they do not matter."""
         self._read.update(keys)
 
     def was_read(self, key: str) -> bool:
-        """Whether somebody has asked for `key`, or ignored it."""
+        """Return whether `key` was read or ignored."""
         return key in self._read
 
     def positive(self, key: str, default: int = _REQUIRED) -> int:
@@ -99,38 +102,38 @@ class JsonFile:
         return value
 
     def choice(self, key: str, table: Mapping[str, T], default: str | None = None) -> T:
-        """What `table` says of the value of `key`."""
+        """Return the entry of `table` for the value of `key`."""
         self._read.add(key)
         return self.lookup(key, self.data.get(key, default), table)
 
     def lookup(self, key: str, value: object, table: Mapping[str, T]) -> T:
-        """What `table` says of `value`, which stands under `key`."""
+        """Return the entry of `table` for `value`, the value of `key`."""
         if isinstance(value, str) and value in table:
             return table[value]
         supported = shorten(", ".join(table), 800, placeholder=", ...")
         raise self.error(f"{_short(value)} is not supported; supported: {supported}.", key)
 
     def reject_unknown_keys(self, *known: Collection[str]) -> None:
-        """Refuse keys that are in none of `known`."""
+        """Raise CheckpointError if a key is in none of `known`."""
         for key, value in self.data.items():
             if not any(key in keys for keys in known):
                 raise self.error(f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors.", key)
 
     def reject_unread_keys(self, *known: Collection[str]) -> None:
-        """Refuse keys that nobody has read and that are in none of `known`."""
+        """Raise CheckpointError if a key is unread and in none of `known`."""
         self.reject_unknown_keys(self._read, *known)
 
     def require_values(self, fixed: Mapping[str, tuple[object, ...]]) -> None:
-        """Refuse values other than those in `fixed`, of the keys in it."""
+        """Raise CheckpointError if a key of `fixed` has another value than those listed there."""
         self.ignore(*fixed)
         for key, allowed in fixed.items():
             if key in self.data and not any(_same(self.data[key], value) for value in allowed):
-                wanted = " or ".join(repr(value) for value in allowed if value is not None) or "absent"
-                raise self.error(f"{_short(self.data[key])} is not supported; must be {wanted}.", key)
+                supported = " or ".join(repr(value) for value in allowed if value is not None) or "absent"
+                raise self.error(f"{_short(self.data[key])} is not supported; must be {supported}.", key)
 
 
 def _same(value: object, allowed: object) -> bool:
-    """Equal, and not by 0 being False."""
+    """Return whether the values are equal and both or neither are booleans."""
     return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
 
 

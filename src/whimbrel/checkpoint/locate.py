@@ -1,4 +1,7 @@
-"""A model's name -> the folder its checkpoint lies in: a local folder, the packaged model, or the hub's cache."""
+"""Checkpoint lookup and download.
+
+A model name is a local folder, a hub id, or None for the packaged model. Reads no checkpoint file.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,18 @@ _WEIGHT_FILES: Final = ["*.safetensors", "*/*.safetensors", "*/pytorch_model.bin
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder with a checkpoint, and what it is called."""
+    """A checkpoint's folder and the model's name."""
 
     folder: Path
     name: str
     sha256: str | None = None
-    """What model.safetensors must hash to, where that is known."""
+    """Expected SHA-256 of model.safetensors, or None if unknown."""
 
 
 def resolve_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint:
-    """Find `model`: a folder, a hub id ("owner/name"), or None for the packaged all-MiniLM-L6-v2.
+    """Return the checkpoint of a folder, a hub id ("owner/name"), or None for the packaged all-MiniLM-L6-v2.
 
-    Downloads from the hub what is not in its cache yet; without `weights`, only the small files that make the card.
+    Downloads files that are not in the hub's cache. Without `weights`, downloads only the small files that make the card.
     Raises SetupError with a hint.
     """
     if model is None or model == DEFAULT_MODEL:

@@ -1,10 +1,11 @@
-"""Checkpoint files -> Card: which layout a checkpoint has, and which reader makes its card.
+"""Checkpoint layout detection.
 
-Every key of the files must be known: it is used, or it is known not to change a vector, or it must have the one value that is
-supported. Anything else raises `CheckpointError` with file and key (ADR 4). Knows nothing of devices, options or weights.
+Chooses the reader of a checkpoint's layout, which makes the `Card`. Every key of the files must be used, be known not to change
+a vector, or have its one supported value. Anything else raises `CheckpointError` with file and key (ADR 4). Knows nothing of
+devices, options or weights.
 
-The layouts: Sentence Transformers' (up to 5.3, and since 5.4), transformers' alone, and those of late interaction and of
-rerankers, which are known by other marks. The reader of each names the code that it comes from.
+The layouts are those of Sentence Transformers (up to 5.3, and since 5.4), transformers alone, late interaction and rerankers.
+The reader of each names its source code.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from whimbrel.checkpoint.config.decoders import with_pooling_option
+from whimbrel.checkpoint.config.decoders import read_stated_pooling
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder, names_classes
@@ -33,10 +34,10 @@ _FIRST: Final = (["Transformer"], ["StaticEmbedding"])
 
 
 def read_card(folder: Path, name: str, *, pooling: PoolingOption | None = None, reranker: RerankerName | None = None) -> Card:
-    """Read the card of the checkpoint in `folder`. `name` is what the model is called.
+    """Read the card of the checkpoint in `folder`. `name` is the model's name.
 
-    `pooling` is what the user says of a checkpoint without modules.json, whose pooling is not written anywhere; `reranker`, by
-    which convention it judges pairs. Raises CheckpointError for anything missing, malformed or not supported.
+    `pooling` is the user's choice for a checkpoint without modules.json, whose files do not state it. `reranker` is the
+    convention by which it scores pairs. Raises CheckpointError for anything missing, malformed or not supported.
     """
     if not has_modules(folder) and not (folder / "config.json").exists():
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
@@ -57,9 +58,9 @@ def read_card(folder: Path, name: str, *, pooling: PoolingOption | None = None, 
 
 
 def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | None:
-    """What config.json says of the pooling, else what the user says. None: there is none to be said."""
+    """Return the pooling of config.json, else the user's. None if the model needs none."""
     config = JsonFile.read(folder, "config.json")
-    stated = with_pooling_option(config)
+    stated = read_stated_pooling(config)
     if stated is not None and pooling is not None:
         raise config.error("says how tokens are pooled; leave out --pooling.", "pooling")
     pooling = stated or pooling
@@ -72,7 +73,7 @@ def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | Non
 
 
 def _read_modules(folder: Path, name: str) -> Card:
-    """The card of what modules.json lists: modules one after another, or with a Router among them, a tower for each route."""
+    """Read the card of the modules in modules.json. A Router makes a tower for each route."""
     rows = read_modules(folder, KINDS)
     router = next((i for i, (kind, _) in enumerate(rows) if kind == "Router"), None)
     if router is None:
@@ -82,12 +83,12 @@ def _read_modules(folder: Path, name: str) -> Card:
     routes = read_router(folder, rows[router][1])
     towers = [_read_tower(folder, name, [*rows[:router], *route, *rows[router + 1 :]]) for route in routes.rows.values()]
     number = {route: i for i, route in enumerate(routes.rows)}
-    tower_of = {way: number[route] for way, route in routes.route_of.items()}
+    tower_of = {input_type: number[route] for input_type, route in routes.route_of.items()}
     return replace(towers[tower_of.get(None, 0)], towers=tuple(towers), tower_of=tower_of)
 
 
 def _read_tower(folder: Path, name: str, rows: Rows) -> Card:
-    """The card of modules that come one after another."""
+    """Read the card of modules that run in sequence."""
     rows = [row for row in rows if row[0] != "Dropout"]
     _check_order(folder, rows)
     if rows[0][0] in _TABLES:

@@ -1,7 +1,7 @@
-"""The shapes of the tensors in a .pt file, without torch and without running what a pickle may ask for.
+"""Tensor shapes in .pt files.
 
-torch.save writes a zip: the pickle of a state dict in data.pkl, and each tensor's bytes in a file of their own. Source:
-torch/serialization.py (2.x). Knows nothing of the bytes.
+Needs no torch, and runs no code of the pickle. torch.save writes a zip: data.pkl holds the pickle of a state dict, and each
+tensor's bytes are a file. Source: torch/serialization.py (2.x). Does not read the bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KNOWN: Final[Mapping[tuple[str, str], Callable[..., object]]] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows tensors and nothing else."""
+    """Unpickles tensors and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name.endswith("Storage"):
@@ -54,7 +54,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def tensor_shapes(path: Path, name: str) -> dict[str, tuple[int, ...]]:
-    """Name -> shape. `name` is what the file is called in errors. Raises CheckpointError."""
+    """Return the shape of each tensor by name. Errors call the file `name`. Raises CheckpointError."""
     try:
         with zipfile.ZipFile(path) as file:
             inner = next(each for each in file.infolist() if each.filename.endswith("/data.pkl"))

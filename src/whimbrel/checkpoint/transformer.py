@@ -1,7 +1,8 @@
-"""A Transformer and what comes after it -> Card: modules that pool its tokens, the pooling that the user states, or classes.
+"""Cards of models with a Transformer.
 
-Reads what lies in the Transformer's folder: config.json, sentence_bert_config.json, the tokenizer's files, and the extra files
-of BGE-M3 and of adapters. Whose formats these are is said in `card_modules`, `card_heads`, `card_sparse` and `card_classes`.
+Reads the Transformer's folder: config.json, sentence_bert_config.json, the tokenizer's files, and the extra files of BGE-M3 and
+of adapters. Its outputs come from the modules after it, the pooling that the user states, or classes. The readers in `config`,
+`sentence_transformers` and `scores` name the sources of the formats.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ _GRITLM: Final = Instruction("<|user|>\n", "<|embed|>\n")
 
 
 def read_transformer_card(folder: Path, name: str, rows: Rows, pooling: PoolingOption | None) -> Card:
-    """The card of `rows`, of which the first is a Transformer. Alone, and without a `pooling`, it gives classes; in a
-    CrossEncoder, what comes after it does."""
+    """Read the card of `rows`, whose first is a Transformer.
+
+    A Transformer alone and without `pooling` gives classes. In a CrossEncoder the modules after it give them.
+    """
     kind, path = rows[0]
     root = folder / path
     is_chain, has_tasks = is_chain_of_scores(folder, rows), kind == WITH_TASKS
@@ -69,7 +72,7 @@ def read_transformer_card(folder: Path, name: str, rows: Rows, pooling: PoolingO
     elif has_classes:
         outputs, labels = read_classes(root, config, encoder, sentence)
     else:
-        outputs = _pooled(folder, rows, config, encoder, pooling=pooling, max_entries=read_max_entries(sentence))
+        outputs = _read_outputs(folder, rows, config, encoder, pooling=pooling, max_entries=read_max_entries(sentence))
         labels = STEP_LABELS if "token_scores" in outputs else ()
         if (dense := outputs.get("dense")) is not None:
             outputs |= read_m3(root, encoder, tokenizer)
@@ -98,7 +101,7 @@ def read_transformer_card(folder: Path, name: str, rows: Rows, pooling: PoolingO
 
 
 def _settings(root: Path, rows: Rows, *, cross_encoder: bool) -> JsonFile:
-    """What is said of the Transformer, which depends on what comes after it."""
+    """Read the Transformer's settings, which depend on the module after it."""
     fills_masks = rows[-1][0] == "SpladePooling"
     stated = FIXED_TRANSFORMER if cross_encoder else FILL_MASK if fills_masks else None
     settings = read_transformer(root, used=("model_args",) if rows[0][0] == WITH_TASKS else (), stated=stated)
@@ -107,10 +110,10 @@ def _settings(root: Path, rows: Rows, *, cross_encoder: bool) -> JsonFile:
     return settings
 
 
-def _pooled(
+def _read_outputs(
     folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, *, pooling: PoolingOption | None, max_entries: int
 ) -> dict[OutputName, Output]:
-    """What comes after the Transformer. `max_entries` of a sparse vector; 0: not stated."""
+    """Read the outputs of the modules after the Transformer. `max_entries`: entries of a sparse vector, or 0 if not stated."""
     if pooling == "splade":
         return {"sparse": read_splade(config, encoder, JsonFile("", {}), max_entries)}
     if pooling == "math-shepherd":

@@ -28,7 +28,7 @@ from whimbrel.outputs.token_mask import token_mask
 from whimbrel.telemetry.trace import Timer
 from whimbrel.tokenizer.chunking import encode_document, encode_split
 from whimbrel.tokenizer.offsets import encode_with_offsets
-from whimbrel.tokenizer.pair_truncation import truncate_sides
+from whimbrel.tokenizer.pairs import truncate_sides
 from whimbrel.tokenizer.template import TemplateTokenizer
 from whimbrel.tokenizer.tokenizer import Tokenizer
 from whimbrel.tokenizer.validation import check_ids, check_texts

@@ -1,1 +1,6 @@
-"""Request -> [Seq]: texts, pairs, templates and parts as ids. `tokenizer.Tokenizer` is the way in."""
+"""Tokenization of requests.
+
+Turns a `Request` into a list of `Seq`: texts (`tokenizer.py`), pairs (`pairs.py`), chat templates of rerankers (`template.py`),
+chunks of long texts and late chunking (`chunking.py`). Checks and truncates its input on the way. `tokenizer.Tokenizer` is the
+entry point. Knows nothing of batches, queues or the model's weights.
+"""

@@ -1,6 +1,7 @@
-"""Hugging Face's `tokenizers`: loaded without what its file says of padding and truncation, and given many texts at a time.
+"""Hugging Face `tokenizers` backend.
 
-Its errors over a text, which may be panics, become errors that say which text of the request it is.
+Loads the tokenizer without the padding and truncation of its file, and encodes many texts at a time. Errors and panics of the
+library become errors that name the text of the request. Knows nothing of special tokens or limits per text.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from whimbrel.types.seq import TokenInfo
 _FILE: Final = "tokenizer.json"
 
 _RARE: Final = "\U00012000\U0001f9ff"
-"""Two characters that few vocabularies have: a tokenizer must have a token for what it does not know."""
+"""Two characters that few vocabularies have. A tokenizer must have a token for unknown characters."""
 
 
 def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
-    """The checkpoint's tokenizer, as its class reads tokenizer.json. Raises CheckpointError."""
+    """Load the checkpoint's tokenizer as its tokenizer class reads tokenizer.json. Raises CheckpointError."""
     file = read_tokenizer_file(folder / card.path).data
     try:
         as_stored = card.tokenizer.static is not None and card.tokenizer.static.as_stored
@@ -41,7 +42,7 @@ def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
     except CheckpointError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and not _is_of_the_binding(error):
+        if not isinstance(error, Exception) and not _is_backend_error(error):
             raise
         raise CheckpointError(f"cannot be read by tokenizers {tokenizers.__version__}: {error}.", file=_FILE) from None
     tokenizer.no_padding()
@@ -54,23 +55,23 @@ def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
 
 
 _UNIGRAM: Final = ("AlbertTokenizer", "CamembertTokenizer", "XLMRobertaTokenizer")
-"""Classes that give tokenizers the scores of pieces as numbers."""
+"""Tokenizer classes that pass the scores of pieces to the backend as numbers."""
 
 
 def _exact_unigram(model: dict[str, Any]) -> tokenizers.models.Model:
-    """The model with its scores to the last bit, as such a class has them.
+    """Return the model with exact scores, as such a class has them.
 
-    tokenizers' own reading of JSON gets one score in forty wrong in the last bit, which then decides between 0|00 and 00|0.
+    The backend's JSON parser gets one score in forty wrong in the last bit, which then decides between 0|00 and 00|0.
     """
     vocab = [(token, score) for token, score in model["vocab"]]
     return tokenizers.models.Unigram(vocab, model["unk_id"], model["byte_fallback"])
 
 
 class BackendTokenizer:
-    """Texts -> ids. Safe to use from many threads, since nothing reconfigures it."""
+    """Encodes texts as ids. Thread-safe, because nothing reconfigures it."""
 
     def __init__(self, raw: tokenizers.Tokenizer, *, special: bool, max_characters: int) -> None:
-        """`special`: whether special tokens are put around texts. `max_characters`: of all texts of a request."""
+        """`special`: whether special tokens surround texts. `max_characters`: the limit for all texts of a request together."""
         self.raw = raw
         self._special = special
         self._max_characters = max_characters
@@ -78,8 +79,8 @@ class BackendTokenizer:
     def ids(
         self, texts: Sequence[str], prompt: str = "", *, indices: Sequence[Index] | None = None, special: bool = True
     ) -> list[Int32Array]:
-        """The ids of prompt + text, for each text. `indices`: what the texts are to the request, for errors;
-        None: item 0 and so on.
+        """Return the ids of prompt + text for each text. Errors locate the texts by `indices`, or as item 0 and so on.
+
 
         Raises InvalidRequest and TooLarge.
         """
@@ -87,7 +88,7 @@ class BackendTokenizer:
         return [row for encodings in slices for row in _flat([encoding.ids for encoding in encodings])]
 
     def encode_unique(self, rows: Iterable[Iterable[str]]) -> dict[str, Int32Array]:
-        """The ids of each text in rows of texts, without special tokens. What occurs in many is tokenised once."""
+        """Return the ids of each distinct text in rows of texts, without special tokens. Each text is tokenised once."""
         first: dict[str, Index] = {}
         for index, row in enumerate(rows):
             for part, text in enumerate(row):
@@ -102,34 +103,34 @@ class BackendTokenizer:
         *,
         indices: Sequence[Index] | None = None,
         special: bool = True,
-        located: bool = False,
+        with_offsets: bool = False,
     ) -> Iterator[list[tokenizers.Encoding]]:
-        """As `ids`, slice by slice; only if they are to be `located` do they know which characters their tokens are of."""
+        """Yield the encodings of prompt + text in slices. They have character offsets only if `with_offsets`."""
         sizes = [len(prompt) + len(text) for text in texts]
         self.check_sizes(sizes, indices)
-        encode = self.raw.encode_batch if located else self.raw.encode_batch_fast
+        encode = self.raw.encode_batch if with_offsets else self.raw.encode_batch_fast
         for part in _slices(sizes):
             prompted = [prompt + text for text in texts[part]] if prompt else texts[part]
             try:
                 encodings = encode(prompted, add_special_tokens=special and self._special)
             except BaseException as error:
-                if not _is_of_the_binding(error):
+                if not _is_backend_error(error):
                     raise
-                found = find_surrogate(texts, indices, prompt=prompt)
-                raise found or InvalidRequest(f"cannot be tokenised: {error}.", param="input") from None
+                surrogate = find_surrogate(texts, indices, prompt=prompt)
+                raise surrogate or InvalidRequest(f"cannot be tokenised: {error}.", param="input") from None
             yield encodings
 
     def tokens(self, texts: Sequence[str], prompt: str = "", *, special: bool = True) -> list[TokenInfo]:
-        """All there is to say of the tokens of prompt + text, for each text. Raises InvalidRequest and TooLarge."""
-        found = self.encode_batches(texts, prompt, special=special, located=True)
-        return [_tokens(encoding) for encodings in found for encoding in encodings]
+        """Return ids, strings, offsets and special-token masks of prompt + text. Raises InvalidRequest and TooLarge."""
+        slices = self.encode_batches(texts, prompt, special=special, with_offsets=True)
+        return [_tokens(encoding) for encodings in slices for encoding in encodings]
 
     def texts(self, rows: Sequence[Int32Array], *, special: bool = True) -> list[str]:
-        """What ids stand for, row by row."""
+        """Decode ids, row by row."""
         return self.raw.decode_batch([row.tolist() for row in rows], skip_special_tokens=not special)
 
     def check_sizes(self, sizes: Sequence[int], indices: Sequence[Index] | None = None) -> None:
-        """Refuse texts of so many characters if that is too much. Raises TooLarge."""
+        """Raise TooLarge if texts of these sizes, in characters, exceed the limit."""
         check_characters(sizes, self._max_characters, indices)
 
 
@@ -144,7 +145,7 @@ def find_surrogate(texts: Sequence[str], indices: Sequence[Index] | None = None,
     return None
 
 
-_SURROGATE: Final = "holds a lone surrogate, which is no Unicode text."
+_SURROGATE: Final = "holds a lone surrogate, which is not valid Unicode."
 
 
 def _is_unicode(text: str) -> bool:
@@ -155,13 +156,13 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _is_of_the_binding(error: BaseException) -> bool:
-    """tokenizers also raises bare Exception, and its panics, whose class it does not export, are no Exception at all."""
+def _is_backend_error(error: BaseException) -> bool:
+    """Return whether the backend raised `error`: also bare Exception, and panics that do not derive from Exception."""
     return isinstance(error, TypeError | ValueError) or type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def _slices(sizes: Sequence[int]) -> Iterator[slice]:
-    """Neighbouring texts of together at most MAX_CHARACTERS."""
+    """Yield slices of neighbouring texts that have at most MAX_CHARACTERS together."""
     start = total = 0
     for index, size in enumerate(sizes):
         if total + size > MAX_CHARACTERS and index > start:
@@ -178,7 +179,7 @@ def _tokens(encoding: tokenizers.Encoding) -> TokenInfo:
 
 
 def _flat(lists: list[list[int]]) -> list[Int32Array]:
-    """Lists of ids -> views of one flat array."""
+    """Return lists of ids as views of one flat array."""
     sizes = np.fromiter(map(len, lists), np.int64, len(lists))
     flat = np.fromiter(chain.from_iterable(lists), np.int32, int(sizes.sum()))
     ends: list[int] = np.cumsum(sizes).tolist()

@@ -1,11 +1,11 @@
-"""Request -> [Seq] where texts are pooled, or run, in parts: as `tokenizer`, whose steps it takes.
+"""Chunking of long texts and late chunking.
 
-Late chunking: the texts of a request are parts of one document, which runs in one pass; each part's vector is the mean of its
-own tokens, so that it knows what stands around it. A token belongs to the part in which it ends: what leads a token, a space
-mostly, may be the last of the part before. Special tokens and a prompt belong to none.
+Late chunking: the texts of a request are chunks of one document, which runs in one pass. Each chunk's vector is the mean of its
+own tokens, so it depends on the text around it. A token belongs to the chunk in which it ends, because the space that leads a
+token may be the last character of the chunk before. Special tokens and the prompt belong to no chunk.
 
-Long texts: what is too long for the model runs in parts of its own, each with the special tokens and the prompt; `parts` says
-what becomes of their vectors.
+Long texts: a text that exceeds the model's limit runs as several chunks, each with the special tokens and the prompt.
+`ChunkMerge` combines their vectors. Builds on the steps of `Tokenizer.encode`.
 
 Sources: jina-ai/late-chunking, chunked_pooling/__init__.py (the mean over a span of token vectors); vLLM's chunked processing
 of long embeddings, entrypoints/pooling/embed (0.33).
@@ -28,15 +28,15 @@ from whimbrel.types.arrays import Int32Array
 from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq
 
-_MAX_PARTS: Final = 2**14
-"""Of all texts of a request that are split."""
+_MAX_CHUNKS: Final = 2**14
+"""Chunks of all texts of a request together."""
 
 
 def encode_split(tokenizer: Tokenizer, request: Request, *, normalized: bool) -> tuple[list[Seq], ChunkMerge | None]:
-    """The seqs of texts that may be too long for the model, and how their vectors become those of the texts.
+    """Return the seqs of texts that may exceed the model's limit, and how to merge their vectors.
 
-    Each part has the special tokens and what the text begins with: its prompt, or its instruction. `normalized`: whether
-    vectors are. Raises as Tokenizer.encode does.
+    Each chunk has the special tokens and the prompt or instruction of its text. `normalized`: whether vectors are normalised.
+    Raises as Tokenizer.encode does.
     """
     if len(request.texts) == 0:
         return [], None
@@ -49,19 +49,19 @@ def encode_split(tokenizer: Tokenizer, request: Request, *, normalized: bool) ->
         pieces = _pieces(tokenizer, ids[tokenizer.known(ids)], prompt, terms.limit.max_length)
         counts.append(len(pieces))
         parts += pieces
-    if len(parts) > _MAX_PARTS:
-        raise TooLarge(f"the texts have {len(parts):,} parts; the limit is {_MAX_PARTS:,}. Send fewer.", param="input")
+    if len(parts) > _MAX_CHUNKS:
+        raise TooLarge(f"the texts have {len(parts):,} parts; the limit is {_MAX_CHUNKS:,}. Send fewer.", param="input")
     seqs = [tokenizer.seq(ids, index, terms) for index, (ids, _) in enumerate(parts)]
     weights_S = np.array([max(1, size) for _, size in parts], np.float32)
     return seqs, ChunkMerge(np.cumsum([0, *counts], dtype=np.int64), weights_S, normalized)
 
 
 def encode_document(tokenizer: Tokenizer, request: Request) -> list[Seq]:
-    """The texts of a request as parts of one document: one seq, with a span for each. Raises as Tokenizer.encode does."""
+    """Return the texts of a request as one seq with a span for each text. Raises as Tokenizer.encode does."""
     if len(request.texts) == 0:
         return []
     terms, texts = tokenizer.encode_params(request), check_texts(request.texts)
-    ids, offsets_T2 = _located(tokenizer, texts, terms.prompt)
+    ids, offsets_T2 = _encode_with_offsets(tokenizer, texts, terms.prompt)
     if ids.size > terms.limit.max_length:
         raise TooLong(
             f"the texts have {ids.size:,} tokens together; the limit is {terms.limit.max_length:,}, and late chunking runs "
@@ -80,17 +80,17 @@ def encode_document(tokenizer: Tokenizer, request: Request) -> list[Seq]:
     return [replace(tokenizer.seq(ids, 0, terms), prompt_tokens=0, spans_S2=spans_S2)]  # spans leave the prompt out themselves
 
 
-def _located(tokenizer: Tokenizer, texts: list[str], prompt: str) -> tuple[Int32Array, NDArray[np.int64]]:
-    """The ids of one document, and of which characters they are, (T, 2)."""
+def _encode_with_offsets(tokenizer: Tokenizer, texts: list[str], prompt: str) -> tuple[Int32Array, NDArray[np.int64]]:
+    """Return the ids of one document and their character offsets, (T, 2)."""
     try:
-        ((encoding,),) = tokenizer.backend.encode_batches([prompt + "".join(texts)], located=True)
+        ((encoding,),) = tokenizer.backend.encode_batches([prompt + "".join(texts)], with_offsets=True)
     except InvalidRequest as error:
         raise find_surrogate(texts, prompt=prompt) or error from None
     return np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int64).reshape(-1, 2)
 
 
 def _pieces(tokenizer: Tokenizer, ids: Int32Array, prompt: Int32Array, max_length: int) -> list[tuple[Int32Array, int]]:
-    """As `split`: each part has what stands around the text, and the prompt or instruction before it."""
+    """Split a text as `split` does. Each chunk keeps the special tokens and the prompt or instruction."""
     special, before, after = tokenizer.special, 0, 0
     if special.surround(ids):
         before = special.before.size + common_prefix(ids[special.before.size :], prompt)
@@ -101,9 +101,9 @@ def _pieces(tokenizer: Tokenizer, ids: Int32Array, prompt: Int32Array, max_lengt
 
 
 def spans(ends_N1: NDArray[np.integer], offsets_T2: NDArray[np.integer]) -> Int32Array:
-    """The tokens of each part, (N, 2); those of a part without any are an empty range.
+    """Return the token range of each chunk, (N, 2), which is empty for a chunk without tokens.
 
-    `ends_N1` says where in the characters the prompt ends, and then each part; `offsets_T2` where each token begins and ends.
+    `ends_N1` holds the character offsets at which the prompt ends and each chunk ends. `offsets_T2` holds those of each token.
     """
     last_T = np.maximum(offsets_T2[:, 1] - 1, 0)  # a space whose offsets were trimmed has none left
     part_T = np.maximum.accumulate(np.searchsorted(ends_N1, last_T, side="right"))
@@ -113,9 +113,9 @@ def spans(ends_N1: NDArray[np.integer], offsets_T2: NDArray[np.integer]) -> Int3
 
 
 def split(ids: Int32Array, before: int, after: int, max_length: int) -> list[tuple[Int32Array, int]]:
-    """Parts of at most `max_length` tokens, and how many tokens of each are its own.
+    """Return chunks of at most `max_length` tokens, each with the number of tokens that are its own.
 
-    Each has the first `before` and the last `after` tokens. A text that is not too long is one part.
+    Each chunk has the first `before` and the last `after` tokens of the text. A text within the limit is one chunk.
     """
     own = ids[before : ids.size - after]
     if ids.size <= max_length:
@@ -126,7 +126,7 @@ def split(ids: Int32Array, before: int, after: int, max_length: int) -> list[tup
 
 
 def common_prefix(first: Int32Array, second: Int32Array) -> int:
-    """How many leading ids are equal."""
+    """Return the number of leading ids that are equal."""
     size = min(first.size, second.size)
     differs = np.flatnonzero(first[:size] != second[:size])
     return int(differs[0]) if differs.size else size

@@ -1,4 +1,6 @@
-"""The form that late-interaction models give to queries and documents: a marker, and tokens that fill up a query. numpy only.
+"""Query and document markers and query expansion of late-interaction models.
+
+Uses numpy only.
 
 Source: lightonai/pylate, models/colbert.py, `ColBERT.tokenize`; Stanford's query_tokenization.py and doc_tokenization.py agree.
 """
@@ -15,7 +17,7 @@ from whimbrel.types.seq import Seq
 
 
 def length_bounds(form: TextFormat | None, least: int, most: int) -> LengthBounds:
-    """Tokens that texts of a form may have, where those without one may have `least` to `most`."""
+    """Return the length bounds of texts in a format. Texts without a format have `least` to `most` tokens."""
     if form is None:
         return LengthBounds(least, most, most)
     expansion = form.expansion
@@ -25,12 +27,12 @@ def length_bounds(form: TextFormat | None, least: int, most: int) -> LengthBound
 
 
 def remaining_limit(form: TextFormat | None, limit: TruncationLimit) -> TruncationLimit:
-    """What the form leaves of a limit."""
+    """Return the limit less the marker of the format."""
     return limit if form is None else replace(limit, max_length=limit.max_length - _marker(form))
 
 
 def add_markers_and_expansion(seq: Seq, form: TextFormat | None, *, is_query: bool) -> Seq:
-    """Put in what the form wants, into a seq that leaves room for it; None: nothing."""
+    """Insert the format's marker and expansion tokens into a seq that leaves room for them. None inserts nothing."""
     ids, num_keys = seq.ids, 0
     if form is not None and form.marker_id is not None:
         ids = np.insert(ids, 1, form.marker_id)

@@ -1,8 +1,8 @@
-"""Instructions within texts, found in the host's copy of the ids. numpy only.
+"""Instruction boundaries in GritLM's texts.
 
-Some models take an instruction as part of the text and pool only what comes after it: GritLM's texts are "<|user|>\\n...\\n
-<|embed|>\\n..." or "<|embed|>\\n...". Where a caller sends ids, nothing but these marks tells where the instruction ends; and
-the ids are here, so they are looked for here, and only a number goes to the device.
+Some models take an instruction as part of the text and pool only the tokens after it: GritLM's texts are "<|user|>\\n...\\n
+<|embed|>\\n..." or "<|embed|>\\n...". If a caller sends ids, only these marks tell where the instruction ends. This module
+searches for them in the host's ids with numpy, so only a number goes to the device.
 
 Source: gritlm/gritlm.py (1.0.2) leaves out the tokens of the instruction that it is given; the search for marks in ids is that
 of vllm/model_executor/models/gritlm.py (0.22.1). Where they differ, GritLM's own code is followed: a text without marks has no
@@ -20,27 +20,27 @@ from whimbrel.types.card import Instruction
 
 
 class InstructionFinder:
-    """Tells where an instruction ends."""
+    """Counts the tokens of an instruction."""
 
     def __init__(self, instruction: Instruction, tokenizer: tokenizers.Tokenizer, prefix: Int32Array) -> None:
-        """`prefix` are the special tokens before any text."""
+        """`prefix` holds the special tokens before any text."""
         opening, closing = _ids(tokenizer, instruction.opening), _ids(tokenizer, instruction.closing)
         both = _ids(tokenizer, f"{instruction.opening}\n{instruction.closing}")
         if not opening.size or not closing.size or not np.array_equal(both[: opening.size], opening):
             raise CheckpointError(
-                f"does not keep {instruction.opening!r} and {instruction.closing!r} apart from what is around them.",
+                f"does not keep {instruction.opening!r} and {instruction.closing!r} apart from the text around them.",
                 file="tokenizer.json",
                 key="model",
             )
         self._prefix = prefix
         self._opening = opening
         self._first = closing
-        """The closing mark as it is at the beginning of a text,"""
+        """Tokens of the closing mark at the beginning of a text."""
         self._later = both[opening.size :]
-        """and at the beginning of a later line."""
+        """Tokens of the closing mark at the beginning of a later line."""
 
     def count(self, ids: Int32Array) -> int:
-        """Leading tokens that belong to the instruction, special tokens before it included; 0 if there is none."""
+        """Return the number of leading tokens up to the end of the instruction, or 0 without one. Includes special tokens."""
         start = self._prefix.size
         if not np.array_equal(ids[:start], self._prefix):
             return 0
@@ -55,7 +55,7 @@ def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> Int32Array:
 
 
 def _find(ids: Int32Array, mark: Int32Array) -> int:
-    """Where `mark` begins first; -1 if nowhere."""
+    """Return the index at which `mark` first begins, or -1."""
     data, wanted = ids.tobytes(), mark.tobytes()
     place = data.find(wanted)
     while place > 0 and place % ids.itemsize:  # found across the bytes of two ids

@@ -1,6 +1,6 @@
-"""Which characters of a text its tokens are of, and which tokens go on with a word.
+"""Character offsets of tokens and word continuation.
 
-Source of the latter: transformers/pipelines/token_classification.py (5.23), gather_pre_entities.
+Source of the continuation rule: transformers/pipelines/token_classification.py (5.23), gather_pre_entities.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from whimbrel.types.seq import Seq, TokenOffsets
 
 
 def encode_with_offsets(tokenizer: Tokenizer, request: Request) -> tuple[list[Seq], list[TokenOffsets]]:
-    """As `Tokenizer.encode`, of texts; and which characters their tokens are of, those of a prompt not counted."""
+    """Encode texts as `Tokenizer.encode` does, with the character offsets of their tokens. Offsets do not count the prompt."""
     terms, texts = tokenizer.encode_params(request), check_texts(request.texts)
     seqs: list[Seq] = []
     spans: list[TokenOffsets] = []
-    for encodings in tokenizer.backend.encode_batches(texts, terms.prompt, located=True):
+    for encodings in tokenizer.backend.encode_batches(texts, terms.prompt, with_offsets=True):
         for encoding in encodings:
             ids = np.array(encoding.ids, np.int32)
             kept = tokenizer.special.truncate_indices(ids, terms.limit)
@@ -30,7 +30,7 @@ def encode_with_offsets(tokenizer: Tokenizer, request: Request) -> tuple[list[Se
 
 
 def _find_offsets(tokenizer: Tokenizer, encoding: tokenizers.Encoding, text: str, prompt: str) -> TokenOffsets:
-    """Of the encoding of prompt + text. Characters are counted from where the text begins."""
+    """Return the offsets in the encoding of prompt + text, relative to the start of the text."""
     chars_T2 = np.array(encoding.offsets, np.int32).reshape(-1, 2) - len(prompt)
     special_T = np.array(encoding.special_tokens_mask, np.bool_)
     if prompt:
@@ -40,7 +40,7 @@ def _find_offsets(tokenizer: Tokenizer, encoding: tokenizers.Encoding, text: str
     if getattr(tokenizer.backend.raw.model, "continuing_subword_prefix", None):
         lengths = np.fromiter(map(len, encoding.tokens), np.int32, len(encoding.tokens))
         inner_T = lengths != ends - starts
-    else:  # a space on either side of where a token begins
+    else:  # a token begins a word if a space is its first character or precedes it
         is_space = np.array([True, *(character == " " for character in text), False])
         inner_T = (starts > 0) & ~(is_space[starts] | is_space[starts + 1])
     unknown = unknown_token(tokenizer.card.tokenizer)

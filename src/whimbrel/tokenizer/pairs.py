@@ -1,22 +1,27 @@
-"""Two texts -> one seq, as the checkpoint's post-processor puts them together.
+"""Encoding and truncation of text pairs.
 
-A post-processor puts the same tokens before, between and after any two texts; what they are is found at load from a few pairs,
-and a tokenizer that does otherwise takes no pairs. So each text is tokenised once, however many pairs it is in, and a pair that
-is too long is cut here. Source of the cut: TruncationStrategy::LongestFirst in tokenizers/src/utils/truncation.rs (0.22).
+A post-processor puts the same tokens before, between and after any two texts. A few probe pairs at load time show which, and a
+tokenizer that does otherwise takes no pairs. So each text is tokenised once, however many pairs it is in. A pair that exceeds
+the limit is truncated here. Source: TruncationStrategy::LongestFirst in tokenizers/src/utils/truncation.rs (0.22).
+
+The limits per side, `max_query_tokens` and `max_document_tokens`, apply before anything surrounds the texts (vLLM, Cohere).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import tokenizers
 
 from whimbrel.errors import InvalidRequest
-from whimbrel.tokenizer.truncation import TruncationLimit
+from whimbrel.tokenizer.backend import BackendTokenizer
+from whimbrel.tokenizer.truncation import Index, TruncationLimit
 from whimbrel.types.arrays import Int32Array
+from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq
 
 _PROBES: Final = (("a", "b"), ("the quick brown fox", "jumps over 2 dogs"), ("b", "a a a"))
@@ -24,21 +29,21 @@ _PROBES: Final = (("a", "b"), ("the quick brown fox", "jumps over 2 dogs"), ("b"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairTemplate:
-    """What stands around two texts."""
+    """The tokens around two texts."""
 
     before: Int32Array
     between: Int32Array
     after: Int32Array
     type_id: int
     shift: int | None
-    """Where tokens get the next type: so many tokens after the end of the first text; None: nowhere."""
+    """Tokens from the end of the first text to the first token of the next type, or None without one."""
 
     @property
     def num_special(self) -> int:
         return self.before.size + self.between.size + self.after.size
 
     def seq(self, first: Int32Array, second: Int32Array, index: int, limit: TruncationLimit) -> Seq:
-        """The seq of two texts, cut to the limit. Raises TooLong, and InvalidRequest if it would be empty."""
+        """Return the seq of two texts, truncated to the limit. Raises TooLong, and InvalidRequest if it would be empty."""
         num_tokens = self.num_special + first.size + second.size
         if num_tokens == 0:
             raise InvalidRequest("the pair has no tokens.", item=index)
@@ -51,11 +56,11 @@ class PairTemplate:
 
 
 def find_template(tokenizer: tokenizers.Tokenizer, num_types: int) -> PairTemplate | None:
-    """How the tokenizer puts pairs together; None if not the same way for all. `num_types`: of tokens that the model knows."""
-    found = [_around(tokenizer, *probe) for probe in _PROBES]
-    if found[0] is None or any(each != found[0] for each in found):
+    """Return the tokens around a pair, or None if they depend on the texts. The model has `num_types` token types."""
+    templates = [_split_pair(tokenizer, *probe) for probe in _PROBES]
+    if templates[0] is None or any(template != templates[0] for template in templates):
         return None
-    before, between, after, type_id, shift = found[0]
+    before, between, after, type_id, shift = templates[0]
     if num_types <= 1:
         type_id, shift = 0, None
     elif type_id + (shift is not None) >= num_types:
@@ -70,14 +75,14 @@ def _array(ids: Sequence[int]) -> Int32Array:
 _Ids: TypeAlias = tuple[int, ...]
 
 
-def _around(tokenizer: tokenizers.Tokenizer, first: str, second: str) -> tuple[_Ids, _Ids, _Ids, int, int | None] | None:
-    """(before, between, after, type of the first, shift) of one pair."""
+def _split_pair(tokenizer: tokenizers.Tokenizer, first: str, second: str) -> tuple[_Ids, _Ids, _Ids, int, int | None] | None:
+    """Return (before, between, after, type of the first, shift) of one pair, or None if its texts are not kept whole."""
     bodies = [tokenizer.encode(text, add_special_tokens=False).ids for text in (first, second)]
     encoding = tokenizer.encode(first, second)
-    ids, whose = encoding.ids, encoding.sequence_ids
-    if 0 not in whose or 1 not in whose:
+    ids, sides = encoding.ids, encoding.sequence_ids
+    if 0 not in sides or 1 not in sides:
         return None
-    starts = [whose.index(number) for number in (0, 1)]
+    starts = [sides.index(number) for number in (0, 1)]
     ends = [start + len(body) for start, body in zip(starts, bodies, strict=True)]
     if any(ids[start:end] != body for start, end, body in zip(starts, ends, bodies, strict=True)) or starts[1] < ends[0]:
         return None
@@ -90,9 +95,9 @@ def _around(tokenizer: tokenizers.Tokenizer, first: str, second: str) -> tuple[_
 
 
 def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens two texts keep, so that together they have at most `room`: the longer one gives way first.
+    """Return the number of tokens that each text keeps, at most `room` together. The longer text is cut first.
 
-    Texts that are both longer than half of it share it; an odd token goes to the longer one, of equal ones to the second.
+    Two texts that exceed half of `room` share it. An odd token goes to the longer one, or to the second of equal ones.
     """
     if first + second <= room:
         return first, second
@@ -101,3 +106,36 @@ def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:
     if short + long > room:
         short, long = room // 2, room - room // 2
     return (long, short) if first > second else (short, long)
+
+
+def truncate_sides(request: Request, *backends: BackendTokenizer) -> Request:
+    """Return the request with its queries and documents cut to `max_query_tokens` and `max_document_tokens`.
+
+    `backends` are those of queries and documents. Vectors that stand for a text are kept. Raises InvalidRequest and TooLarge.
+    """
+    limits = {"max_query_tokens": request.max_query_tokens, "max_document_tokens": request.max_document_tokens}
+    params = [name for name, limit in limits.items() if limit is not None]
+    pairs = cast("Sequence[object]", request.texts)
+    if not all(isinstance(pair, tuple) and len(cast("tuple[Any, ...]", pair)) == 2 for pair in pairs):
+        raise InvalidRequest("is for pairs of a query and a document.", param=params[0])
+    sides: list[list[Any]] = [[cast("tuple[Any, Any]", pair)[part] for pair in pairs] for part in (0, 1)]
+    for part, (limit, backend) in enumerate(zip(limits.values(), backends, strict=True)):
+        if limit is not None:
+            sides[part] = _truncate_side(sides[part], limit, part, backend)
+    return replace(request, texts=list(zip(*sides, strict=True)))
+
+
+def _truncate_side(side: Sequence[object], limit: int, part: int, backend: BackendTokenizer) -> list[object]:
+    """Cut each text where its first `limit` tokens end."""
+    indices: dict[str, Index] = {}
+    for index, text in enumerate(side):
+        if isinstance(text, str):
+            indices.setdefault(text, (index, part))
+    slices = backend.encode_batches(list(indices), indices=list(indices.values()), special=False, with_offsets=True)
+    shortened: dict[object, str] = {}
+    for text, encoding in zip(indices, chain.from_iterable(slices), strict=True):
+        shortened[text] = text
+        if len(encoding) > limit:
+            encoding.truncate(limit)
+            shortened[text] = text[: encoding.offsets[-1][1]]
+    return [shortened[text] if isinstance(text, str) else text for text in side]

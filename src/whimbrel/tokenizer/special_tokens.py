@@ -1,4 +1,8 @@
-"""What the checkpoint's post-processor puts around a text: the same tokens around every one, or the tokenizer is refused."""
+"""Special tokens around a text.
+
+Probes at load time show which tokens the checkpoint's post-processor adds. A tokenizer that does not add the same tokens to
+every text is refused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ _PROBES: Final = ("a", "the quick brown fox")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpecialTokens:
-    """The tokens before and after a text, and the type of all its tokens."""
+    """The tokens before and after a text, and the token type of the whole."""
 
     before: Int32Array
     after: Int32Array
@@ -30,12 +34,12 @@ class SpecialTokens:
         return self.before.size + self.after.size
 
     def surround(self, ids: Int32Array) -> bool:
-        """Whether they stand around these."""
+        """Return whether `ids` begin and end with these tokens."""
         first, last = ids[: self.before.size], ids[ids.size - self.after.size :]
         return np.array_equal(first, self.before) and np.array_equal(last, self.after)
 
     def truncate_indices(self, ids: Int32Array, limit: TruncationLimit) -> slice | Int32Array:
-        """Which tokens are left of a text, these among them; ids that came without are cut as they are."""
+        """Return which tokens of a text the limit keeps. Special tokens are kept, unless `ids` came without them."""
         if ids.size <= limit.max_length:
             return slice(None)
         places = np.arange(ids.size, dtype=np.int32)
@@ -46,13 +50,13 @@ class SpecialTokens:
 
 
 def find_special_tokens(tokenizer: tokenizers.Tokenizer, card: Card) -> SpecialTokens:
-    """Raises CheckpointError if they depend on the text, or have a type that the model does not know."""
+    """Return the special tokens. Raises CheckpointError if they depend on the text or have an unknown token type."""
     if card.tokenizer.static is not None:
         return SpecialTokens(np.empty(0, np.int32), np.empty(0, np.int32))
-    found = {_around(tokenizer, probe) for probe in _PROBES}
-    if len(found) != 1:
+    results = {_split_text(tokenizer, probe) for probe in _PROBES}
+    if len(results) != 1:
         raise CheckpointError("does not put the same tokens around every text.", file=_FILE, key="post_processor")
-    before, after, type_ids = found.pop()
+    before, after, type_ids = results.pop()
     num_types = card.encoder.type_vocab_size
     type_id = max(type_ids) if num_types > 1 else 0
     if num_types > 1 and (len(type_ids) != 1 or type_id >= num_types):
@@ -60,8 +64,8 @@ def find_special_tokens(tokenizer: tokenizers.Tokenizer, card: Card) -> SpecialT
     return SpecialTokens(np.array(before, np.int32), np.array(after, np.int32), type_id)
 
 
-def _around(tokenizer: tokenizers.Tokenizer, text: str) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[int]]:
-    """(before, after, token types) of one text."""
+def _split_text(tokenizer: tokenizers.Tokenizer, text: str) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[int]]:
+    """Return (before, after, token types) of one text."""
     own = tokenizer.encode(text, add_special_tokens=False).ids
     encoding = tokenizer.encode(text)
     ids = encoding.ids

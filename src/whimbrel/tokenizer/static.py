@@ -1,4 +1,6 @@
-"""What models that are mere tables of vectors make of a text's tokens, with nothing put around them. numpy only.
+"""Tokenization rules of static embedding models.
+
+These models are tables of vectors. They add no special tokens, and may drop unknown tokens. Uses numpy only.
 
 Source: model2vec/model.py, `StaticModel.tokenize` and `encode` (0.10).
 """
@@ -18,37 +20,37 @@ from whimbrel.types.card import StaticTokenizer
 
 @dataclass(frozen=True, slots=True)
 class StaticRules:
-    """BareTokens of the card, for one tokenizer."""
+    """The card's `StaticTokenizer` resolved for one vocabulary."""
 
     empty_id: int
     unknown_id: int | None
-    """This token is left out; None: none is."""
+    """Id of the token that is dropped, or None."""
     token_size: int
-    """Characters that a token of the limit stands for; 0: characters do not count."""
+    """Characters per token of the limit, or 0 without a limit in characters."""
 
     def shortens(self, limit: TruncationLimit) -> bool:
-        """Whether texts are cut before they are tokenised."""
+        """Return whether texts are truncated before they are tokenised."""
         return self.token_size > 0 and limit.truncate != "never"
 
     def shorten(self, text: str, limit: TruncationLimit) -> str:
-        """A text without the characters that lie beyond the limit."""
+        """Return the text without the characters beyond the limit."""
         most = self.token_size * limit.max_length
         return text[-most:] if limit.truncate == "left" else text[:most]
 
-    def filled(self, ids: Int32Array) -> Int32Array:
-        """With a token that stands for none, if there is none."""
+    def fill_empty(self, ids: Int32Array) -> Int32Array:
+        """Return `ids`, or the token for an empty text."""
         return ids if ids.size else np.array([self.empty_id], np.int32)
 
 
-def find_static_rules(tokenizer: tokenizers.Tokenizer, bare: StaticTokenizer) -> StaticRules:
-    """What the card says of bare tokens, with this vocabulary."""
-    unknown_id = _unknown_id(tokenizer) if bare.drop_unknown else None
-    token_size = int(np.median([len(token) for token in tokenizer.get_vocab()])) if bare.cut_characters else 0
-    return StaticRules(bare.empty_id, unknown_id, token_size)
+def find_static_rules(tokenizer: tokenizers.Tokenizer, card: StaticTokenizer) -> StaticRules:
+    """Resolve the card's rules for this vocabulary."""
+    unknown_id = _unknown_id(tokenizer) if card.drop_unknown else None
+    token_size = int(np.median([len(token) for token in tokenizer.get_vocab()])) if card.cut_characters else 0
+    return StaticRules(card.empty_id, unknown_id, token_size)
 
 
 def _unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
-    """The token for what the vocabulary does not have, if the tokenizer's model names one."""
+    """Return the id of the unknown token, if the tokenizer's model names one."""
     model: dict[str, object] = json.loads(tokenizer.to_str())["model"]
     name, number = model.get("unk_token"), model.get("unk_id")
     return tokenizer.token_to_id(name) if isinstance(name, str) else number if isinstance(number, int) else None

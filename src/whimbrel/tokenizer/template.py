@@ -1,8 +1,8 @@
-"""Request of pairs -> [Seq], for models with a template. As `tokenizer`, whose limits and errors it shares.
+"""Tokenization of pairs with a prompt template.
 
-The template's own tokens are made once, when it is loaded. What a request brings is tokenised by a second tokenizer that knows
-no control tokens: written into a query, a document or an instruction they are plain text (docs/adr/0011-rerankers.md). Of a
-pair that is too long the end is cut, before what the template puts there.
+The template's own tokens are encoded once, at load time. Text of a request goes through a second backend without control
+tokens, so a control token in a query, document or instruction is plain text (docs/adr/0011-rerankers.md). A pair that exceeds
+the limit loses its end, but not the template's last tokens. Shares limits and errors with `tokenizer.py`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from whimbrel.types.template import Template, common_end, fields, fill, split
 
 _FILE: Final = "tokenizer.json"
 _DIFFERENT: Final = (("0", "0"), ("1 2 3 4", "1 2 3 4"))
-"""Pairs whose last tokens differ, and so what follows is the template's (as in sentence_transformers' transformer.py)."""
+"""Pairs whose last tokens differ, so a common end belongs to the template (as in sentence_transformers' transformer.py)."""
 _EXAMPLE: Final = ("How far do birds fly?", "Some fly 10,000 km.\nThat is far", "Find facts. ")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TokenizedTemplate:
-    """A template, its own tokens made."""
+    """A template whose own text is encoded."""
 
     pieces: tuple[Int32Array | str, ...]
-    """Tokens, and format strings for what is tokenised at once."""
+    """Token ids, and format strings that are tokenised per pair."""
 
     @property
     def runs(self) -> list[str]:
@@ -51,26 +51,26 @@ class _TokenizedTemplate:
 
     @property
     def lead(self) -> int:
-        """How many tokens come before anything else."""
+        """Tokens before the first format string."""
         sizes = [0 if isinstance(piece, str) else piece.size for piece in self.pieces]
         return sum(sizes[: next(i for i, piece in enumerate(self.pieces) if isinstance(piece, str))])
 
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """In tokens, for the pairs of one request."""
+    """Limits for the pairs of one request, in tokens."""
 
     total: int
     query: int
     head: int
-    """Of the first so many none is cut away,"""
+    """Leading tokens that are never cut."""
     tail: int
-    """nor of the last."""
+    """Trailing tokens that are never cut."""
     truncate: Truncate
 
 
 class TemplateTokenizer:
-    """The tokenizer of a checkpoint whose card has a template. Safe to use from many threads."""
+    """The tokenizer of a checkpoint whose card has a template. Thread-safe."""
 
     def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
         assert card.template is not None
@@ -79,8 +79,8 @@ class TemplateTokenizer:
         self._tokenizer = Tokenizer(folder, card, plan)
         self.backend = self._tokenizer.backend
         self._full = self.backend.raw
-        controls = _controls(self._full, card.template)
-        self._plain = BackendTokenizer(_without(self._full, controls), special=False, max_characters=maxsize)
+        controls = _control_tokens(self._full, card.template)
+        self._plain = BackendTokenizer(_escape_control_tokens(self._full, controls), special=False, max_characters=maxsize)
         none = np.empty(0, np.int32)
         self._around = self._tokenizer.special if card.template.add_special_tokens else SpecialTokens(none, none)
         if card.template.add_special_tokens and self._around.num_tokens == 0:
@@ -94,7 +94,7 @@ class TemplateTokenizer:
         self._lengths = LengthBounds(least, plan.max_length, plan.max_length)
 
     def encode(self, request: Request) -> list[Seq]:
-        """Tokenise all pairs of a request, or take ids as they are. Raises as Tokenizer.encode does."""
+        """Tokenise all pairs of a request, or use its ids unchanged. Raises as Tokenizer.encode does."""
         if len(request.texts) == 0 or has_ids(request):
             if len(request.texts) and request.instruction is not None:
                 raise InvalidRequest("an instruction cannot be put around token ids; send pairs.", param="instruction")
@@ -119,9 +119,9 @@ class TemplateTokenizer:
         ]
 
     def _instruction(self, request: Request) -> str | None:
-        """An instruction may come as a prompt too, by name or as text, as in Sentence Transformers."""
-        stated = [request.instruction, request.prompt, request.prompt_name]
-        if sum(given is not None for given in stated) > 1:
+        """Return the instruction, which may also be a prompt, by name or as text, as in Sentence Transformers."""
+        values = [request.instruction, request.prompt, request.prompt_name]
+        if sum(value is not None for value in values) > 1:
             raise InvalidRequest("an instruction and a prompt are the same to this model; send one.", param="instruction")
         if request.instruction is not None:
             return request.instruction
@@ -131,7 +131,7 @@ class TemplateTokenizer:
         return None if name is None else self._card.prompt_text(name) or None
 
     def _rows(self, parts: Sequence[Pair], form: _TokenizedTemplate, instruction: str) -> list[list[Int32Array]]:
-        """The tokens of each piece of each pair. What occurs more than once is tokenised once."""
+        """Return the ids of each piece of each pair. Each distinct text is tokenised once."""
         runs = [
             [fill(run, query=query, document=document, instruction=instruction) for run in form.runs]
             for query, document in parts
@@ -140,7 +140,7 @@ class TemplateTokenizer:
         return [[ids[next(texts)] if isinstance(piece, str) else piece for piece in form.pieces] for texts in map(iter, runs)]
 
     def _least_size(self, form: _TokenizedTemplate) -> int:
-        """Tokens of a pair in which nothing is said."""
+        """Return the number of tokens of an empty pair."""
         return self._around.num_tokens + sum(piece.size for piece in self._rows([("", "")], form, "")[0])
 
     def _limits(self, different: Sequence[list[Int32Array]], form: _TokenizedTemplate, limit: TruncationLimit) -> _Limits:
@@ -181,9 +181,9 @@ class TemplateTokenizer:
     def _form(self, texts: Sequence[str], controls: Collection[str]) -> _TokenizedTemplate:
         pieces = list[Int32Array | str]()
         for text in texts:
-            of_text = self._pieces(text, controls)
-            self._check(text, of_text)
-            pieces += of_text
+            text_pieces = self._pieces(text, controls)
+            self._check(text, text_pieces)
+            pieces += text_pieces
         return _TokenizedTemplate(tuple(pieces))
 
     def _pieces(self, text: str, controls: Collection[str]) -> list[Int32Array | str]:
@@ -195,7 +195,7 @@ class TemplateTokenizer:
         ]
 
     def _check(self, text: str, pieces: Sequence[Int32Array | str]) -> None:
-        """The pieces must come to the same tokens as the text at once."""
+        """Raise CheckpointError unless the pieces have the same tokens as the whole text."""
         query, document, instruction = _EXAMPLE
         row = self._rows([(query, document)], _TokenizedTemplate(tuple(pieces)), instruction)[0]
         whole = self._full.encode(fill(text, query=query, document=document, instruction=instruction), add_special_tokens=False)
@@ -203,8 +203,8 @@ class TemplateTokenizer:
             raise CheckpointError("cannot tokenise the parts of the model's template on their own.", file=_FILE)
 
 
-def _controls(tokenizer: tokenizers.Tokenizer, template: Template) -> frozenset[str]:
-    """Special tokens, and what else the template has of the added tokens, line breaks aside."""
+def _control_tokens(tokenizer: tokenizers.Tokenizer, template: Template) -> frozenset[str]:
+    """Return the special tokens, and other added tokens in the template except line breaks."""
     own = "".join(map(fill, (*template.texts, *(template.texts_with_instruction or ()))))
     added = tokenizer.get_added_tokens_decoder().values()
     return frozenset(
@@ -212,8 +212,8 @@ def _controls(tokenizer: tokenizers.Tokenizer, template: Template) -> frozenset[
     )
 
 
-def _without(tokenizer: tokenizers.Tokenizer, controls: Collection[str]) -> tokenizers.Tokenizer:
-    """The same tokenizer, to which `controls` are plain text."""
+def _escape_control_tokens(tokenizer: tokenizers.Tokenizer, controls: Collection[str]) -> tokenizers.Tokenizer:
+    """Return a copy of the tokenizer that reads `controls` as plain text."""
     file = json.loads(tokenizer.to_str())
     for token in file["added_tokens"]:
         token["special"] = token["special"] or token["content"] in controls

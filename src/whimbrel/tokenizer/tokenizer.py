@@ -1,7 +1,7 @@
-"""Request -> [Seq]. Knows prompts, special tokens, pairs and truncation; knows nothing of batches.
+"""Tokenizer of one checkpoint.
 
-Texts go through the tokenizer many at a time, whole; what is too long is cut here, between the special tokens that stand
-around it, so one tokenizer, never reconfigured, serves all threads.
+Applies prompts, special tokens and truncation to texts and pairs. Texts that exceed the limit are truncated here, inside the
+special tokens. So one backend, which nothing reconfigures, serves all threads. Knows nothing of batches.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ _FILE: Final = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class EncodeParams:
-    """What holds for all texts of a request."""
+    """The parameters that apply to all texts of a request."""
 
     prompt: str
     prompt_tokens: int
-    """Leading tokens that pooling leaves out."""
+    """Leading tokens that pooling skips."""
     limit: TruncationLimit
     adapter: int
 
 
 class Tokenizer:
-    """The tokenizer of one checkpoint. Safe to use from many threads."""
+    """The tokenizer of one checkpoint. Thread-safe."""
 
     def __init__(self, folder: Path, card: Card, plan: Plan, *, tower: int = 0) -> None:
-        """`tower` is which of a card's towers `card` is that of."""
+        """`tower` is the index of the tower that `card` describes."""
         raw = load_tokenizer(folder, card)
-        bare = card.tokenizer.static
+        static = card.tokenizer.static
         self.card = card
         self.backend = BackendTokenizer(
-            raw, special=bare is None, max_characters=MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
+            raw, special=static is None, max_characters=MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
         )
         self.special = find_special_tokens(raw, card)
         self.instruction = card.instruction and InstructionFinder(card.instruction, raw, self.special.before)
-        self.static = bare and find_static_rules(raw, bare)
+        self.static = static and find_static_rules(raw, static)
         self._tower = tower
         self._max_length = plan.max_length
         self._includes_prompt = all(output.include_prompt for output in card.outputs.values())
@@ -82,14 +82,14 @@ class Tokenizer:
         return [add_markers_and_expansion(seq, None if has_ids(request) else form, is_query=is_query) for seq in seqs]
 
     def tokens(self, ids: Int32Array) -> tuple[str, ...]:
-        """How tokens stand in the vocabulary."""
-        found = map(self.backend.raw.id_to_token, ids.tolist())
-        return tuple(token or f"<{id_}>" for token, id_ in zip(found, ids.tolist(), strict=True))
+        """Return tokens as the vocabulary spells them."""
+        names = map(self.backend.raw.id_to_token, ids.tolist())
+        return tuple(token or f"<{id_}>" for token, id_ in zip(names, ids.tolist(), strict=True))
 
-    # The steps of `encode`, which `part_tokenizer` and `token_spans` take in other ways
+    # The steps of `encode`, which `chunking.py` and `offsets.py` combine in other ways
 
     def encode_params(self, request: Request, form: TextFormat | None = None) -> EncodeParams:
-        """What a request says of all its texts. Raises InvalidRequest."""
+        """Resolve the request's prompt, limit and adapter. Raises InvalidRequest."""
         prompt = self._prompt(request)
         limit = self._lengths(form).limit(request, self.card.tokenizer.truncate)
         return EncodeParams(
@@ -100,7 +100,7 @@ class Tokenizer:
         )
 
     def rows(self, request: Request, terms: EncodeParams) -> tuple[list[Int32Array], frozenset[int]]:
-        """The ids of each text, prompt and special tokens included; and which texts were cut before they were tokenised."""
+        """Return the ids of each text with prompt and special tokens, and the indices of texts truncated by characters."""
         if has_ids(request):
             return check_ids(request.texts, self.card.encoder.vocab_size), frozenset()
         texts = check_texts(request.texts)
@@ -111,28 +111,28 @@ class Tokenizer:
         return self.backend.ids(short), frozenset(i for i, text in enumerate(whole) if len(text) > len(short[i]))
 
     def seq(self, ids: Int32Array, index: int, terms: EncodeParams, *, shortened: bool = False) -> Seq:
-        """Cut `ids` to the limit, keeping the special tokens around them; token ids that came without are cut as they are."""
+        """Truncate `ids` to the limit. Special tokens are kept, unless the ids came without them."""
         if ids.size == 0 and self.static is None:
             raise InvalidRequest("the text has no tokens.", item=index)
         truncated = terms.limit.exceeded(ids.size, "text", index) or shortened
         ids = ids[self.special.truncate_indices(ids, terms.limit)]
         prompt_tokens = max(terms.prompt_tokens, self.count_instruction(ids))
         if 0 < ids.size <= prompt_tokens:
-            raise InvalidRequest("the text has no tokens but its prompt's, of which no vector is made.", item=index)
+            raise InvalidRequest("the text has no tokens but its prompt's, which are not pooled.", item=index)
         ids = ids[self.known(ids)]
         if self.static is not None:
-            ids = self.static.filled(ids)
+            ids = self.static.fill_empty(ids)
         return Seq(
             ids, index, prompt_tokens, self.special.type_id, truncated=truncated, adapter=terms.adapter, tower=self._tower
         )
 
     def known(self, ids: Int32Array) -> slice | NDArray[np.bool_]:
-        """Which tokens are not left out for being unknown."""
+        """Return which tokens remain after unknown ones are dropped."""
         unknown_id = None if self.static is None else self.static.unknown_id
         return slice(None) if unknown_id is None else ids != unknown_id
 
     def count_instruction(self, ids: Int32Array) -> int:
-        """Leading tokens that belong to an instruction within the text."""
+        """Return the number of leading tokens that belong to an instruction within the text."""
         return 0 if self.instruction is None else self.instruction.count(ids)
 
     def _encode_pairs(self, request: Request) -> list[Seq]:
@@ -154,7 +154,7 @@ class Tokenizer:
         return None if request.input_type is None else forms.get(request.input_type)
 
     def _prompt(self, request: Request) -> str:
-        """The text put before each text."""
+        """Return the prompt of the request."""
         if has_ids(request):
             if request.prompt is not None or request.prompt_name is not None:
                 raise InvalidRequest("a prompt cannot be put before token ids; send text.", param="prompt")
@@ -165,21 +165,21 @@ class Tokenizer:
         return "" if name is None else self.card.prompt_text(name)
 
     def _count_prompt_tokens(self, prompt: str) -> int:
-        """Sentence Transformers' count: the prompt alone, cut to the model's length, except a special token that closes it."""
+        """Count as Sentence Transformers does: the prompt alone, truncated to the limit, without a closing special token."""
         (ids,) = self.backend.ids([""], prompt)
         return min(ids.size, self._max_length) - min(1, self.special.after.size)
 
     def _lengths(self, form: TextFormat | None = None, *, least: int = 0) -> LengthBounds:
-        """Tokens that a text of a form may have, or a pair, which has `least`."""
+        """Return the length bounds of a text in a format, or of a pair with at least `least` tokens."""
         return length_bounds(form, max(least, self.special.num_tokens + 1), self._max_length)
 
     def _check_text_formats(self) -> None:
-        """Refuse a checkpoint whose texts cannot be of its own length, or have no place for their marker."""
+        """Raise CheckpointError if a text cannot have the default length, or has no place for its marker."""
         forms = self.card.text_formats.values()
-        for found in map(self._lengths, (None, *forms)):
-            if found.default < found.minimum:
+        for bounds in map(self._lengths, (None, *forms)):
+            if bounds.default < bounds.minimum:
                 raise CheckpointError(
-                    f"max length {found.default} leaves no room: every text has {found.minimum} tokens or more.", file=_FILE
+                    f"max length {bounds.default} leaves no room: every text has {bounds.minimum} tokens or more.", file=_FILE
                 )
         if self.special.before.size != 1 and any(form.marker_id is not None for form in forms):
             raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)

@@ -1,4 +1,4 @@
-"""How long a text may be, in characters and in tokens, and which end of a longer one is cut. numpy only."""
+"""Length limits and truncation of texts, in characters and in tokens."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from whimbrel.types.arrays import Int32Array
 from whimbrel.types.request import Request, Truncate
 
 MAX_CHARACTERS: Final = 2**20
-"""Of one text, prompt included. While it is tokenised a text takes up to some 400 bytes per character; texts are handed over
-in slices of as many characters, so this bounds the memory of any request."""
+"""Characters of one text, prompt included. Tokenization takes up to some 400 bytes per character. Texts go to the backend in
+slices of at most this size, so it bounds the memory of any request."""
 MAX_CHARACTERS_PER_TOKEN: Final = 32
-"""A request may have so many times the characters that it may have tokens."""
+"""Characters that a request may have for each token that it may have."""
 
 
 Index: TypeAlias = "tuple[int, int | None]"
-"""The item of a request, and the part of it, that a text is."""
+"""The item of a request that a text is, and its part."""
 
 
 def location_of(text: int, indices: Sequence[Index] | None) -> Location:
-    """Return the place of a text in the request; without `indices` it is the item of the same number."""
+    """Return the location of a text in the request. Without `indices` it is the item of the same number."""
     return Location("input", text) if indices is None else Location("input", *indices[text])
 
 
-def check_characters(sizes: Sequence[int], most: int, indices: Sequence[Index] | None = None) -> None:
-    """Raise TooLarge if one text has too many characters, or all together more than `most`."""
-    if (total := sum(sizes)) > most:
+def check_characters(sizes: Sequence[int], limit: int, indices: Sequence[Index] | None = None) -> None:
+    """Raise TooLarge if texts of these sizes exceed the limit, in characters. Errors locate them by `indices`."""
+    if (total := sum(sizes)) > limit:
         raise TooLarge(
-            f"the texts have {total:,} characters, prompts included; the limit is {most:,}. Send fewer texts at once.",
+            f"the texts have {total:,} characters, prompts included; the limit is {limit:,}. Send fewer texts at once.",
             param="input",
         )
     for index, size in enumerate(sizes):
@@ -43,39 +43,39 @@ def check_characters(sizes: Sequence[int], most: int, indices: Sequence[Index] |
 
 @dataclass(frozen=True, slots=True)
 class TruncationLimit:
-    """What the texts of a request are held to."""
+    """The length limit of a request's texts and the side that is truncated."""
 
     max_length: int
-    """In tokens, special tokens included."""
+    """Tokens per text, special tokens included."""
     truncate: Truncate
 
-    def exceeded(self, num_tokens: int, what: str, index: int) -> bool:
-        """Whether a text, or a pair, is to be cut. Raises TooLong if it may not be."""
+    def exceeded(self, num_tokens: int, kind: str, index: int) -> bool:
+        """Return whether a text or a pair must be truncated. Raises TooLong if the request forbids that."""
         if num_tokens > self.max_length and self.truncate == "never":
             raise TooLong(
-                f"the {what} has {num_tokens:,} tokens; the limit is {self.max_length:,}.", item=index, hint=Hint.TRUNCATE
+                f"the {kind} has {num_tokens:,} tokens; the limit is {self.max_length:,}.", item=index, hint=Hint.TRUNCATE
             )
         return num_tokens > self.max_length
 
     def cut(self, ids: Int32Array, size: int) -> Int32Array:
-        """The first `size` of them, or the last, if it is the left end that is cut."""
+        """Return the first `size` ids, or the last if the left side is truncated."""
         return ids[ids.size - size :] if self.truncate == "left" else ids[:size]
 
 
 @dataclass(frozen=True, slots=True)
 class LengthBounds:
-    """Which limits may be asked for, in tokens."""
+    """The range of limits that a request may set, in tokens."""
 
     minimum: int
     default: int
-    """That of a request that asks for none."""
+    """Limit of a request that sets none."""
     maximum: int
 
     def limit(self, request: Request, truncate: Truncate) -> TruncationLimit:
-        """That of a request; `truncate` is the checkpoint's. Raises InvalidRequest."""
-        wanted = self.default if request.max_tokens is None else request.max_tokens
-        if not self.minimum <= wanted <= self.maximum:
+        """Return the limit of a request. `truncate` is the checkpoint's default. Raises InvalidRequest."""
+        max_tokens = self.default if request.max_tokens is None else request.max_tokens
+        if not self.minimum <= max_tokens <= self.maximum:
             raise InvalidRequest(
-                f"{wanted:,} tokens per text; this model takes {self.minimum} to {self.maximum:,}.", param="max_tokens"
+                f"{max_tokens:,} tokens per text; this model takes {self.minimum} to {self.maximum:,}.", param="max_tokens"
             )
-        return TruncationLimit(wanted, request.truncate or truncate)
+        return TruncationLimit(max_tokens, request.truncate or truncate)

@@ -1,4 +1,7 @@
-"""What the texts of a request may be: strings, pairs of strings or arrays of token ids, not mixed. Pure."""
+"""Validation of a request's texts.
+
+The texts are strings, pairs of strings or arrays of token ids, and must not be mixed. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from whimbrel.types.request import Pair, Request
 
 
 def has_ids(request: Request) -> bool:
-    """Whether the texts of a request came as token ids."""
+    """Return whether the request's texts are token ids."""
     return len(request.texts) > 0 and isinstance(request.texts[0], np.ndarray)
 
 
 def check_texts(texts: Sequence[object]) -> list[str]:
-    """Strings, and nothing else. Raises InvalidRequest."""
+    """Return the texts. Raises InvalidRequest unless all are strings."""
     if set(map(type, texts)) != {str}:
         for index, text in enumerate(texts):
             if not isinstance(text, str):
@@ -27,11 +30,11 @@ def check_texts(texts: Sequence[object]) -> list[str]:
 
 
 def check_pairs(texts: Sequence[object]) -> list[Pair]:
-    """Pairs of strings, and nothing else. Raises InvalidRequest."""
+    """Return the pairs. Raises InvalidRequest unless all are pairs of strings."""
     for index, pair in enumerate(texts):
         if not isinstance(pair, tuple):
-            said = "pairs and what is no pair cannot be mixed in one list." if index else "must be a pair of strings."
-            raise InvalidRequest(said, item=index)
+            message = "pairs and other inputs cannot be mixed in one list." if index else "must be a pair of strings."
+            raise InvalidRequest(message, item=index)
         parts = cast(tuple[object, ...], pair)
         if len(parts) != 2:
             raise InvalidRequest(f"must be a pair of strings, has {len(parts)} parts.", item=index)
@@ -43,7 +46,7 @@ def check_pairs(texts: Sequence[object]) -> list[Pair]:
 
 
 def check_ids(texts: Sequence[object], vocab_size: int) -> list[Int32Array]:
-    """Arrays of ids of the vocabulary, and nothing else. Raises InvalidRequest."""
+    """Return the ids as int32. Raises InvalidRequest unless all are arrays of ids of the vocabulary."""
     for index, row in enumerate(texts):
         if not isinstance(row, np.ndarray):
             raise InvalidRequest("texts and token ids cannot be mixed in one list.", item=index)

@@ -1,10 +1,10 @@
-"""Adapters, one for each task, of jina-embeddings-v3: what the checkpoint's files say of them.
+"""Task adapters of jina-embeddings-v3.
 
 Sources: on the hub, modeling_lora.py of jinaai/xlm-roberta-flash-implementation, custom_st.py of jinaai/jina-embeddings-v3 and
 the files of jinaai/jina-embeddings-v3-hf; transformers' tests/models/jina_embeddings_v3; peft/tuners/lora/config.py (0.21).
 
-What a task does there: its adapter is added to all weights, those of the tables too, and `encode(task=...)` puts the task's
-instruction before each text, which is empty but for retrieval. Without a task the weights are as they are.
+A task adds its adapter to all weights, embedding tables included, and `encode(task=...)` puts the task's instruction before
+each text. The instruction is empty except for retrieval. Without a task the weights are unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNUSED_IN_FOLDERS: Final = (
     "load_trained_adapters", "lora_alpha", "lora_dropout_p", "lora_main_params_trainable", "lora_rank", "use_flash_attn",
     "emb_pooler",
 )  # fmt: skip
-"""What config.json still says of stacked adapters, where they lie in folders."""
+"""Keys of stacked adapters that config.json keeps if the adapters are in folders."""
 
 _PEFT_INERT: Final = frozenset(
     """
@@ -49,11 +49,11 @@ _PEFT_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
 }
 _TARGETS: Final = frozenset({"word_embeddings", "token_type_embeddings", "q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"})
 _UNUSED_TARGETS: Final = frozenset({"dense"})
-"""The layer on top, which is for the pre-training task."""
+"""The layer on top, which only pre-training uses."""
 
 
 def read_stacked_adapters(config: JsonFile) -> dict[str, Any]:
-    """Fields of an Encoder: adapters that lie among the weights, or none."""
+    """Return the fields of an Encoder for adapters among the weights. Empty without adapters."""
     names = _read_names(config)
     if not names:
         config.require_values({"load_trained_adapters": (False, None), "task_instructions": (None, {})})
@@ -69,23 +69,23 @@ def read_stacked_adapters(config: JsonFile) -> dict[str, Any]:
 
 
 def name_adapter_folders(config: JsonFile) -> dict[str, Any]:
-    """Fields of an Encoder: adapters in folders that are called after them, or none; `read_adapter_folders` adds the rest."""
+    """Return the fields of an Encoder for adapters in folders of their names. `read_adapter_folders` adds the rest."""
     names = _read_names(config)
     config.ignore(*_UNUSED_IN_FOLDERS)
     return {"adapters": names, "adapter_paths": tuple(re.sub(r"[.-]", "_", name) for name in names)}
 
 
 def read_adapter_folders(root: Path, encoder: Encoder) -> Encoder:
-    """The encoder with what the folders of its adapters say; as it is, if they have none."""
-    found = [_read_peft(JsonFile.read(root, f"{path}/adapter_config.json")) for path in encoder.adapter_paths]
-    for path, each in zip(encoder.adapter_paths, found, strict=True):
-        if each != found[0]:
+    """Return the encoder with the rank and scale of its adapters' folders. Unchanged without folders."""
+    settings = [_read_peft(JsonFile.read(root, f"{path}/adapter_config.json")) for path in encoder.adapter_paths]
+    for path, setting in zip(encoder.adapter_paths, settings, strict=True):
+        if setting != settings[0]:
             raise JsonFile(f"{path}/adapter_config.json", {}).error("differs from that of the first adapter.", "r, lora_alpha")
-    return replace(encoder, adapter_rank=found[0][0], adapter_scale=found[0][1]) if found else encoder
+    return replace(encoder, adapter_rank=settings[0][0], adapter_scale=settings[0][1]) if settings else encoder
 
 
 def read_instructions(config: JsonFile, adapters: tuple[str, ...], prompts: JsonFile) -> dict[str, str]:
-    """The card's prompts: those that are stated, and for each adapter one of its name, its instruction."""
+    """Return the stated prompts, and for each adapter its instruction under its name."""
     stated = cast(dict[str, str], prompts.get("prompts", dict, {}))
     instructions = cast(dict[str, object], config.get("task_instructions", dict, {}))
     for name, text in instructions.items():
@@ -99,7 +99,7 @@ def read_instructions(config: JsonFile, adapters: tuple[str, ...], prompts: Json
 
 
 def read_default_adapter(transformer: JsonFile, adapters: tuple[str, ...]) -> str | None:
-    """The task that custom_st.py is loaded with: its adapter is used for texts without a task, its instruction is not."""
+    """Return the default task of custom_st.py. Texts without a task use its adapter but not its instruction."""
     arguments = JsonFile(transformer.name, transformer.get("model_args", dict, {}))
     arguments.reject_unknown_keys({"default_task", "trust_remote_code"})
     name = arguments.get("default_task", str, "")
@@ -118,7 +118,7 @@ def _read_names(config: JsonFile) -> tuple[str, ...]:
 
 
 def _read_peft(config: JsonFile) -> tuple[int, float]:
-    """(rank, scale) of an adapter."""
+    """Return (rank, scale) of an adapter."""
     config.require_values(_PEFT_FIXED)
     config.get("peft_type", str)
     targets = cast(list[object], config.get("target_modules", list))

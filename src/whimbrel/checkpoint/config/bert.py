@@ -1,7 +1,7 @@
-"""config.json -> Encoder, of BERT and what came of it: each token sees those before it and those after it.
+"""Configs of BERT and its descendants, with bidirectional attention.
 
 Sources: transformers/models/*/configuration_*.py (5.23), and Alibaba-NLP/new-impl on the hub (gte-multilingual-base,
-gte-base-en-v1.5, snowflake-arctic-embed-m-v2.0). What other code on the hub calls otherwise is read in `config_hub`.
+gte-base-en-v1.5, snowflake-arctic-embed-m-v2.0). `hub_code.py` reads the dialects of other code on the hub.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from whimbrel.types.card import Encoder, Layer
 
 
 def read_bert(config: JsonFile, family: str = "bert", *, after_padding: bool = False) -> Encoder:
-    """BERT and what shares its config. `after_padding`: positions begin after the padding id."""
+    """Read BERT and models that share its config. `after_padding`: positions begin after the padding id."""
     config.require_values({"position_embedding_type": ("absolute", None)})
     config.ignore(*_TINYBERT_INERT)
     pad_id = config.get("pad_token_id", int) if after_padding else config.get("pad_token_id", int, 0)
@@ -50,11 +50,11 @@ def read_bert(config: JsonFile, family: str = "bert", *, after_padding: bool = F
 
 
 _TINYBERT_INERT: Final = ("cell", "emb_size", "pre_trained", "structure", "training")
-"""What TinyBERT's training left in config.json, for no code to read."""
+"""Keys that TinyBERT's training left in config.json and that no code reads."""
 
 
 def read_roberta(config: JsonFile) -> Encoder:
-    """RoBERTa, CamemBERT and, by its own code too, XLM-RoBERTa."""
+    """Read RoBERTa, CamemBERT and XLM-RoBERTa."""
     return read_bert(config, "roberta", after_padding=True)
 
 
@@ -96,7 +96,7 @@ def read_xlm_roberta(config: JsonFile) -> Encoder:
 
 
 def _jina_reranker(config: JsonFile) -> Encoder:
-    """XLM-RoBERTa in the code that jina-embeddings-v3 came with too, with learned positions and without adapters."""
+    """Read XLM-RoBERTa in the code of jina-embeddings-v3, with learned positions and without adapters."""
     allow_auto_map(config)
     config.require_values({"lora_adaptations": (None, []), "truncate_dim": (None,)})
     read_stacked_adapters(config)
@@ -112,7 +112,7 @@ def read_nomic(config: JsonFile) -> Encoder:
 
 
 def read_gte(config: JsonFile, theta: float) -> Encoder:
-    """Saved by transformers, or by the code that it has this model from."""
+    """Read GTE, saved by transformers or by the original code."""
     allow_auto_map(config)
     config.require_values(_GTE_FIXED)
     for key in ("unpad_inputs", "use_memory_efficient_attention"):
@@ -130,7 +130,7 @@ _GTE_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
 
 
 def _rotary_bert(config: JsonFile, family: str, *, theta: float, types: int, gated: bool, biases: bool) -> Encoder:
-    """nomic_bert, gte and jina_embeddings_v3 as transformers has them: post-norm, rotary positions."""
+    """Read nomic_bert, gte and jina_embeddings_v3 of transformers: post-norm, rotary positions."""
     sizes = read_sizes(config)
     rotary = read_rotary(config, theta, sizes["head_width"])
     return Encoder(
@@ -151,7 +151,7 @@ def _rotary_bert(config: JsonFile, family: str, *, theta: float, types: int, gat
 
 
 def read_jina_v3(config: JsonFile) -> Encoder:
-    """As transformers has it. It knows nothing of some keys of the code on the hub, which are still there: they must agree."""
+    """Read jina-embeddings-v3 of transformers. Keys of the code on the hub, which transformers ignores, must agree."""
     encoder = _rotary_bert(config, "jina_embeddings_v3", theta=20_000.0, types=1, gated=False, biases=True)
     rotary = encoder.layers[0].rotary
     config.require_values(

@@ -1,4 +1,4 @@
-"""What readers of several dialects of config.json have in common."""
+"""Shared readers of config.json keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_LAYERS: Final = 2**12
 
 
 def read_sizes(config: JsonFile) -> dict[str, Any]:
-    """What nearly all configs call alike."""
+    """Return the sizes that nearly all configs name alike."""
     hidden_size, num_heads = config.positive("hidden_size"), config.positive("num_attention_heads")
     if config.data.get("head_dim") is None and hidden_size % num_heads:
         raise config.error(f"{num_heads} does not divide hidden_size {hidden_size}.", "num_attention_heads")
@@ -41,7 +41,7 @@ def read_sizes(config: JsonFile) -> dict[str, Any]:
 
 
 def read_depth(config: JsonFile, key: str) -> int:
-    """How many layers there are: not so many that a list of them is out of memory before weights are missed."""
+    """Return the number of layers. The limit protects the memory of a list of layers."""
     layers = config.positive(key)
     if layers > _MAX_LAYERS:
         raise config.error(f"{layers:,} layers; the limit is {_MAX_LAYERS:,}.", key)
@@ -49,7 +49,7 @@ def read_depth(config: JsonFile, key: str) -> int:
 
 
 def read_types(config: JsonFile, default: int) -> int:
-    """How many token types there are; there may be none."""
+    """Return the number of token types, which may be 0."""
     types = config.get("type_vocab_size", int, default)
     if types < 0:
         raise config.error(f"must not be negative, is {types}.", "type_vocab_size")
@@ -57,7 +57,7 @@ def read_types(config: JsonFile, default: int) -> int:
 
 
 def read_matryoshka(config: JsonFile, dimension: int) -> tuple[int, ...]:
-    """The widths to which vectors may be cut, as config.json says."""
+    """Return the Matryoshka dimensions of config.json."""
     widths: list[object] = config.get("matryoshka_dimensions", list, [])
     for width in widths:
         if type(width) is not int or not 1 <= width <= dimension:
@@ -66,20 +66,20 @@ def read_matryoshka(config: JsonFile, dimension: int) -> tuple[int, ...]:
 
 
 def allow_auto_map(config: JsonFile) -> None:
-    """Let config.json name code of the checkpoint's own: the caller knows what it computes, and it is never run."""
+    """Accept an auto_map. The caller implements that code, which is never run."""
     for part, name in cast(dict[str, object], config.get("auto_map", dict, {})).items():
         if not isinstance(name, str):
             raise config.error(f"{part} must be the name of a class, is {name!r:.80}.", "auto_map")
 
 
 def reject_auto_map(config: JsonFile) -> None:
-    """Refuse a config.json that names code of the checkpoint's own, unless that has been accepted."""
+    """Raise CheckpointError if config.json has an auto_map that no reader accepted."""
     if "auto_map" in config.data and not config.was_read("auto_map"):
         raise config.error("this checkpoint needs code of its own; custom code is not run.", "auto_map")
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""Kinds of layers: without a window, and with one."""
+"""Kinds of attention layers: without a window and with one."""
 
 _SCALINGS: Final[Mapping[str, frozenset[str]]] = {
     "linear": frozenset({"factor"}),
@@ -87,12 +87,12 @@ _SCALINGS: Final[Mapping[str, frozenset[str]]] = {
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": frozenset({"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"}),
 }
-"""Parameters of each kind of rotary scaling; those with a default are `_OPTIONAL`."""
+"""Parameters of each kind of rotary scaling. Those in `_OPTIONAL` have a default."""
 _OPTIONAL: Final = frozenset({"attention_factor", "beta_fast", "beta_slow", "truncate"})
 
 
 def read_layer_types(config: JsonFile, num_layers: int, default: list[str]) -> list[str]:
-    """FULL or SLIDING for each layer."""
+    """Return FULL or SLIDING for each layer."""
     kinds = cast(list[object], config.get("layer_types", list, default))
     if len(kinds) != num_layers or any(kind not in (FULL, SLIDING) for kind in kinds):
         raise config.error(f"must name full_attention or sliding_attention for each of {num_layers} layers.", "layer_types")
@@ -102,13 +102,16 @@ def read_layer_types(config: JsonFile, num_layers: int, default: list[str]) -> l
 def read_layers(
     config: JsonFile, kinds: list[str], thetas: Mapping[str, float], head_width: int, *, window: int
 ) -> tuple[Layer, ...]:
-    """Layers of kinds that differ in window and rotary positions. `thetas` are the defaults."""
+    """Return layers whose kinds differ in window and rotary positions. `thetas` holds the defaults."""
     rotary = {kind: read_rotary(config, theta, head_width, kind) for kind, theta in thetas.items()}
     return tuple(Layer(window if kind == SLIDING else None, rotary[kind]) for kind in kinds)
 
 
 def _rope_parameters(config: JsonFile, theta: float, kind: str | None) -> dict[str, Any]:
-    """Of the layers of a kind. Old configs have rope_theta and rope_scaling, new ones rope_parameters for both."""
+    """Return the rotary parameters of a kind of layers.
+
+    Old configs have rope_theta and rope_scaling, new ones rope_parameters for both.
+    """
     theta = theta if kind else config.get("rope_theta", float, theta)
     old = cast(dict[str, Any], config.get("rope_scaling", dict, {})) if kind != SLIDING else {}
     new = cast(dict[str, Any], config.get("rope_parameters", dict, {}))
@@ -117,17 +120,17 @@ def _rope_parameters(config: JsonFile, theta: float, kind: str | None) -> dict[s
         if not isinstance(own, dict):
             raise config.error(f"{kind} must be an object, is {own!r:.80}.", "rope_parameters")
         new = cast(dict[str, Any], own)
-    given: dict[str, Any] = {"rope_theta": theta, **old, **new}
-    given["rope_type"] = given.get("rope_type", given.pop("type", "default"))
-    given.pop("type", None)
-    return given
+    parameters: dict[str, Any] = {"rope_theta": theta, **old, **new}
+    parameters["rope_type"] = parameters.get("rope_type", parameters.pop("type", "default"))
+    parameters.pop("type", None)
+    return parameters
 
 
 def read_rotary(config: JsonFile, theta: float, head_width: int, kind: str | None = None) -> Rotary:
-    """Rotary positions: of all layers, or of those of a kind. `theta` is the default."""
-    given = _rope_parameters(config, theta, kind)
-    fraction = given.pop("partial_rotary_factor", None) or 1.0
-    base, scaling = given.pop("rope_theta"), given["rope_type"]
+    """Return the rotary positions of all layers, or of one kind. `theta` is the default."""
+    parameters = _rope_parameters(config, theta, kind)
+    fraction = parameters.pop("partial_rotary_factor", None) or 1.0
+    base, scaling = parameters.pop("rope_theta"), parameters["rope_type"]
     width = int(head_width * fraction) if _is_number(fraction) else 0
     if width <= 0 or width % 2 or width > head_width or not _is_number(base):
         raise config.error(
@@ -137,20 +140,21 @@ def read_rotary(config: JsonFile, theta: float, head_width: int, kind: str | Non
         return Rotary(float(base), width)
     if not isinstance(scaling, str) or scaling not in _SCALINGS:
         raise config.error(f"{scaling!r} is not supported; supported: default, {', '.join(_SCALINGS)}.", "rope_scaling")
-    unknown = given.keys() - _SCALINGS[scaling] - {"rope_type"}
-    wrong = [key for key in _SCALINGS[scaling] - _OPTIONAL if not _is_number(given.get(key))]
-    wrong += [key for key in _OPTIONAL & given.keys() if not isinstance(given[key], bool | None) and not _is_number(given[key])]
+    unknown = parameters.keys() - _SCALINGS[scaling] - {"rope_type"}
+    wrong = [key for key in _SCALINGS[scaling] - _OPTIONAL if not _is_number(parameters.get(key))]
+    optional = {key: parameters[key] for key in _OPTIONAL & parameters.keys()}
+    wrong += [key for key, value in optional.items() if not isinstance(value, bool | None) and not _is_number(value)]
     if unknown or wrong:
         raise config.error(
             f"{scaling} with {', '.join(sorted({*unknown, *wrong}))} unknown, missing or no positive number.", "rope_scaling"
         )
-    if scaling == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
+    if scaling == "llama3" and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
         raise config.error("high_freq_factor must be greater than low_freq_factor.", "rope_scaling")
-    return Rotary(float(base), width, scaling=given)
+    return Rotary(float(base), width, scaling=parameters)
 
 
 def read_positive(config: JsonFile, key: str, default: float) -> float:
-    """A number above 0."""
+    """Return a number above 0."""
     value = config.get(key, float, default)
     if not _is_number(value):
         raise config.error(f"must be positive, is {value}.", key)

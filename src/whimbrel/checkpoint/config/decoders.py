@@ -1,4 +1,6 @@
-"""config.json -> Encoder, of Llama and its kin and of Gemma: causal, or made to see both ways.
+"""Configs of decoders: Llama, its descendants and Gemma.
+
+Attention is causal, or bidirectional in models that were adapted.
 
 Sources: transformers/models/*/configuration_*.py (5.23), and code on the hub that checkpoints came with:
 llama_bidirectional_model.py of nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2, modeling_gritlm7b.py of
@@ -28,15 +30,15 @@ from whimbrel.types.card import Encoder, Layer, PoolingMode
 _POOLINGS: Final[Mapping[str, PoolingMode]] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 
 
-def with_pooling_option(config: JsonFile) -> PoolingMode | None:
-    """How config.json says that tokens are pooled: llama_bidirec says it there, and GritLM is known to."""
+def read_stated_pooling(config: JsonFile) -> PoolingMode | None:
+    """Return the pooling that config.json states, or that of GritLM."""
     if is_gritlm(config):
         return "mean"
     return config.choice("pooling", _POOLINGS, "avg") if config.data.get("model_type") == "llama_bidirec" else None
 
 
 def is_gritlm(config: JsonFile) -> bool:
-    """Whether this is GritLM: by the code that it names on the hub, or as it was saved for vLLM."""
+    """Return whether this is GritLM, by the code that it names on the hub or as saved for vLLM."""
     code: object = config.data.get("auto_map")
     names = list(cast(dict[str, object], code).values()) if isinstance(code, dict) else []
     return config.data.get("architectures") == ["GritLM"] or any(
@@ -54,13 +56,13 @@ def read_qwen3(config: JsonFile) -> Encoder:
 
 def read_llama_bidirec(config: JsonFile) -> Encoder:
     allow_auto_map(config)
-    with_pooling_option(config)
+    read_stated_pooling(config)
     config.require_values({"is_causal": (False, None), "use_bidirectional_attention": (True, None)})
     return replace(read_llama(config), causal=False)
 
 
 def read_qwen2(config: JsonFile) -> Encoder:
-    """The code that gte-Qwen2 came with differs in what `is_causal` says, that of reward models in the layers of the head."""
+    """Read Qwen2. The code of gte-Qwen2 differs in `is_causal`, and that of reward models in the head's layers."""
     names = cast(list[str], config.get("architectures", list))
     code: object = config.data.get("auto_map")
     model: object = cast(dict[str, object], code).get("AutoModel") if isinstance(code, dict) else None
@@ -76,7 +78,7 @@ def read_qwen2(config: JsonFile) -> Encoder:
 
 
 def read_mistral(config: JsonFile) -> Encoder:
-    """Mistral, and GritLM: for vectors every token sees every other, whatever the window."""
+    """Read Mistral and GritLM. In GritLM every token attends to every other, whatever the window."""
     encoder = read_llama(config)
     if not is_gritlm(config):
         return encoder
@@ -85,7 +87,7 @@ def read_mistral(config: JsonFile) -> Encoder:
 
 
 def _decoder(config: JsonFile, family: str, *, qkv_bias: bool | None = None) -> Encoder:
-    """Llama and its kin. `qkv_bias`: whether there is one, where the config does not say."""
+    """Read Llama and its descendants. `qkv_bias` is the default if the config does not state one."""
     sizes = read_sizes(config)
     rotary = read_rotary(config, 10_000.0, sizes["head_width"])
     causal = config.get("is_causal", bool, True)
@@ -113,7 +115,7 @@ def _decoder(config: JsonFile, family: str, *, qkv_bias: bool | None = None) -> 
 
 
 def _windows(config: JsonFile, num_layers: int, *, causal: bool) -> list[int | None]:
-    """How far each layer sees, itself not counted. Qwen has a flag and a first layer for windows; others name kinds.
+    """Return the attention window of each layer. Qwen has a flag and a first layer for windows; others name kinds.
 
     transformers counts the token itself in a causal window, and not in one that goes both ways (masking_utils.py).
     """
@@ -130,7 +132,7 @@ def _windows(config: JsonFile, num_layers: int, *, causal: bool) -> list[int | N
 
 
 def read_gemma(config: JsonFile) -> Encoder:
-    """A `hidden_act` of "gelu" stands for the tanh form."""
+    """Read Gemma, whose `hidden_act` "gelu" means the tanh form."""
     config.positive("head_dim")
     config.require_values({"hidden_activation": ("gelu_pytorch_tanh", None)})
     decoder = _decoder(config, "gemma")

@@ -1,7 +1,7 @@
-"""config.json -> Encoder, of an architecture that Whimbrel does not run itself: transformers does, where it is installed.
+"""Configs of architectures that transformers runs.
 
-Only what the rest of the program needs to know is read here. What transformers makes of the file is checked at load, by
-`models.hf`, and so is whether the model can be packed; what is known not to be is refused here, with the reason.
+Reads only the fields that the rest of the program needs. `model/hf.py` checks at load how transformers reads the file, and
+whether the model can be packed. Architectures that are known not to be packable are refused here, with the reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder
 
 FALLBACK: Final = "hf"
-"""The family of such an Encoder."""
+"""Family of such an Encoder."""
 
 _ENDINGS: Final = ("Model", "ForCausalLM", "ForMaskedLM", "ForPreTraining")
 _AFTER_PADDING: Final = frozenset({"data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"})
@@ -39,7 +39,7 @@ _UNPACKABLE: Final[Mapping[str, str]] = {
     "umt5": _BIAS,
     "xlnet": _RELATIVE,
 }
-"""Model type -> why texts that lie one after another would not get their own vectors."""
+"""Model type -> reason why packed texts would not get their own vectors."""
 _CHANGING: Final = ("dynamic", "longrope")
 """Kinds of rotary scaling whose frequencies depend on the longest text of the batch."""
 _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
@@ -64,19 +64,21 @@ _UNDECLARED: Final[Mapping[str, str]] = {
     "phi3": "attention_bias",  # if there were biases, their weights would be unknown
     "smollm3": "max_window_layers pretraining_tp",
 }
-"""Keys of the hub's configs that transformers' classes do not declare, in all models and by model type: they are old names
-that transformers translates, or nobody reads them."""
+"""Keys in configs on the hub that transformers' classes do not declare, for all models and by model type. They are old names
+that transformers translates, or unused."""
 
 _HIDDEN: Final = ("hidden_size", "n_embd")
 _POSITIONS: Final = ("max_position_embeddings", "n_positions")
-"""What configs call the same thing."""
+"""Names that configs give to the same setting."""
 
 JSON: TypeAlias = dict[str, Any]
 
 
 def is_offered(config: JsonFile, names: list[object]) -> bool:
-    """Whether transformers has classes of these names that turn tokens into hidden states. Raises CheckpointError where it
-    might, and is not installed."""
+    """Return whether transformers has classes of these names that compute hidden states.
+
+    Raises CheckpointError if transformers might, but is not installed.
+    """
     if config.get("model_type", str, "") in _UNPACKABLE:
         return True  # to be refused with the reason
     if not names or not all(isinstance(name, str) and name.endswith(_ENDINGS) for name in names):
@@ -92,7 +94,7 @@ def is_offered(config: JsonFile, names: list[object]) -> bool:
 
 
 def read_fallback(config: JsonFile) -> Encoder:
-    """The Encoder of an architecture that is `offered`. Raises CheckpointError."""
+    """Return the Encoder of an architecture for which `is_offered` is true. Raises CheckpointError."""
     model_type = config.get("model_type", str)
     if model_type in _UNPACKABLE:
         raise config.error(f"{model_type} cannot be run in a ragged batch: {_UNPACKABLE[model_type]}.", "model_type")
@@ -101,7 +103,7 @@ def read_fallback(config: JsonFile) -> Encoder:
         raise config.error(f"must name one architecture, is {names!r:.80}.", "architectures")
     config.require_values(_FIXED)
     for key in ("rope_scaling", "rope_parameters"):
-        _refuse_changing(config, key, config.get(key, dict, {}))
+        _refuse_dynamic_scaling(config, key, config.get(key, dict, {}))
     pad_id = config.get("pad_token_id", int) if model_type in _AFTER_PADDING else config.get("pad_token_id", int, 0)
     offset = pad_id + 1 if model_type in _AFTER_PADDING else 0
     positions = _key(config, _POSITIONS)
@@ -125,7 +127,7 @@ def read_fallback(config: JsonFile) -> Encoder:
 
 
 def undeclared_keys(config: JsonFile) -> frozenset[str]:
-    """Keys that may stand in a config beside those that transformers' class declares."""
+    """Return the keys that a config may have besides those that transformers' class declares."""
     more = _UNDECLARED.get(config.get("model_type", str), "")
     if "position_embedding_type" not in more:
         config.require_values({"position_embedding_type": ("absolute", None)})
@@ -136,9 +138,9 @@ def _key(config: JsonFile, names: tuple[str, ...]) -> str:
     return next((name for name in names if config.data.get(name) is not None), names[0])
 
 
-def _refuse_changing(config: JsonFile, key: str, given: JSON) -> None:
-    """Of all layers, or of each kind of layers."""
-    for each in (given, *(cast(JSON, value) for value in given.values() if isinstance(value, dict))):
+def _refuse_dynamic_scaling(config: JsonFile, key: str, parameters: JSON) -> None:
+    """Raise CheckpointError if the scaling of all layers, or of a kind of layers, depends on the batch."""
+    for each in (parameters, *(cast(JSON, value) for value in parameters.values() if isinstance(value, dict))):
         kind = each.get("rope_type", each.get("type"))
         if kind in _CHANGING:
             raise config.error(f"{kind} is not supported: a text's vector would depend on the longest text of its batch.", key)

@@ -1,6 +1,6 @@
-"""config.json -> Encoder, for checkpoints whose repository on the hub has modelling code of its own, in that code's dialect.
+"""Configs of models with custom code on the hub.
 
-What the code computes is done natively; the code itself is never run. Sources, all on the hub:
+Whimbrel implements that code natively and never runs it. Sources, all on the hub:
 
 - nomic-ai/nomic-bert-2048, modeling_hf_nomic_bert.py (nomic-embed-text-v1, v1.5 and v2-moe, snowflake-arctic-embed-m-long);
 - jinaai/jina-bert-implementation and jinaai/jina-bert-v2-qk-post-norm, modeling_bert.py (jina-embeddings-v2);
@@ -47,7 +47,7 @@ _GATES: Final[Mapping[str, Activation]] = {"swiglu": "silu", "geglu": "gelu", "g
 
 
 def read_hub_nomic(config: JsonFile) -> Encoder:
-    """Nomic's BERT: post-norm, rotary positions, gated MLPs, or others and in some layers a mixture of experts."""
+    """Read Nomic's BERT: post-norm, rotary positions, MLPs that are gated or not, and experts in some layers."""
     allow_auto_map(config)
     config.ignore(*_NOMIC_INERT)
     config.require_values(_NOMIC_FIXED)
@@ -62,9 +62,9 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
     every, experts = _nomic_experts(config, gated=gated)
     encoder = Encoder(
         family="nomic_bert" if gated else "nomic_bert_ungated",
-        vocab_size=_rounded(config.positive("vocab_size"), multiple),
+        vocab_size=_round_up(config.positive("vocab_size"), multiple),
         hidden_size=width,
-        intermediate_size=_rounded(config.positive("n_inner", 8 * width // 3), 256) if gated else config.positive("n_inner"),
+        intermediate_size=_round_up(config.positive("n_inner", 8 * width // 3), 256) if gated else config.positive("n_inner"),
         layers=tuple(
             replace(layer, num_experts=experts) if every and i % every == 1 else layer
             for i in range(read_depth(config, "n_layer"))
@@ -88,7 +88,7 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
 
 
 def _nomic_experts(config: JsonFile, *, gated: bool) -> tuple[int, int]:
-    """(n, experts): the second of every n layers has so many; 0, 0: none has."""
+    """Return (n, experts): the second of every n layers has that many experts. (0, 0) without experts."""
     every, experts = config.get("moe_every_n_layers", int, 0), config.get("num_experts", int, 0)
     top = config.get("moe_top_k", int, 1)
     if every == 0 and experts == 0:
@@ -111,15 +111,18 @@ def _nomic_rotary(config: JsonFile, head_width: int) -> Rotary:
 
 
 def _nomic_positions(config: JsonFile) -> int:
-    """Tokens per text. A scaling factor, which is the default, changes the frequencies of texts longer than those trained with,
-    each by its length: such texts are not taken."""
+    """Return the maximum tokens per text.
+
+    A scaling factor, which is the default, changes the frequencies of texts longer than those of training, by their length.
+    Such texts are refused.
+    """
     positions, trained = config.positive("n_positions"), config.positive("max_trained_positions", 2048)
     default = 0.0 if "rotary_scaling_factor" in config.data else 1.0
     return min(positions, trained) if config.get("rotary_scaling_factor", float, default) else positions
 
 
 def _refuse_contradictions(config: JsonFile, encoder: Encoder, rotary: Rotary) -> None:
-    """Newer files of these checkpoints say most things twice, in transformers' own words too."""
+    """Raise CheckpointError if transformers' names for the same settings, in newer files, disagree."""
     twice: dict[str, object] = {
         "hidden_size": encoder.hidden_size,
         "num_hidden_layers": len(encoder.layers),
@@ -134,7 +137,7 @@ def _refuse_contradictions(config: JsonFile, encoder: Encoder, rotary: Rotary) -
     config.require_values({key: (value, None) for key, value in twice.items()})
 
 
-def _rounded(value: int, multiple: int) -> int:
+def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
@@ -142,7 +145,7 @@ def _rounded(value: int, multiple: int) -> int:
 
 
 def read_jina_bert(config: JsonFile) -> Encoder:
-    """BERT with a bias for distance instead of positions, and mostly with a gated MLP."""
+    """Read Jina's BERT, with ALiBi instead of positions and mostly with a gated MLP."""
     allow_auto_map(config)
     config.require_values({"position_embedding_type": ("alibi",)})
     config.ignore("emb_pooler", "model_max_length")
@@ -171,7 +174,7 @@ _GELUS: Final[Mapping[str, Activation]] = {name: value for name, value in ACTIVA
 
 
 def read_jina_roberta(config: JsonFile, family: str = "jina_embeddings_v3") -> Encoder:
-    """XLM-RoBERTa with rotary positions, and with adapters or without."""
+    """Read XLM-RoBERTa with rotary positions, with adapters or without."""
     allow_auto_map(config)
     config.require_values(_JINA_FIXED)
     adapters = read_stacked_adapters(config)

@@ -1,7 +1,7 @@
-"""config.json -> Encoder: which reader has the architecture, and what no architecture may say.
+"""Dispatch of config.json to architecture readers.
 
-The readers are in `config_bert`, `config_decoders`, `config_hub` and `config_fallback`. Every key is read by one of them, known
-not to matter, or refused. Sources: transformers/configuration_utils.py and models/*/configuration_*.py (5.23).
+The readers are in `bert.py`, `decoders.py`, `hub_code.py` and `fallback.py`. Every key is read by one of them, known not to
+matter, or refused. Sources: transformers/configuration_utils.py and models/*/configuration_*.py (5.23).
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
 
 
 def read_encoder(config: JsonFile) -> Encoder:
-    """The transformer that config.json describes. Raises CheckpointError."""
+    """Return the transformer that config.json describes. Raises CheckpointError."""
     names = cast(list[object], config.get("architectures", list))
     if names == ["HF_ColBERT"]:
-        names = list[object]([_wrapped(config)])
+        names = list[object]([_colbert_architecture(config)])
     if not _is_native(config, names) and is_offered(config, names):
         config.require_values(_FIXED)
-        return _checked(config, read_fallback(config))
+        return _check_encoder(config, read_fallback(config))
     if not all(isinstance(name, str) and name in _ARCHITECTURES for name in names):
         reject_auto_map(config)
-    rows = [_form(config, name) for name in names]
+    rows = [_architecture(config, name) for name in names]
     if len(set(rows)) != 1:
         raise config.error(f"must name one architecture, is {names!r:.80}.", "architectures")
     model_type, reader = rows[0]
@@ -96,21 +96,21 @@ def read_encoder(config: JsonFile) -> Encoder:
     reject_auto_map(config)
     config.require_values(_FIXED)
     config.reject_unread_keys(_INERT)
-    return _checked(config, encoder)
+    return _check_encoder(config, encoder)
 
 
 def refuse_undeclared(config: JsonFile, declared: Collection[str]) -> None:
-    """Refuse keys of a fallback's config that transformers' class does not declare, and of which nothing else is known."""
+    """Raise CheckpointError if a fallback's config has a key that is neither known nor declared by transformers' class."""
     config.reject_unknown_keys(_INERT, _FIXED, undeclared_keys(config), declared)
 
 
 def _is_native(config: JsonFile, names: list[object]) -> bool:
-    """Whether Whimbrel has the family, though perhaps not with these heads."""
+    """Return whether Whimbrel runs the family, though perhaps not with these heads."""
     model_type = config.get("model_type", str, "")
     return model_type in _MODEL_TYPES or any(isinstance(name, str) and name in _ARCHITECTURES for name in names)
 
 
-def _checked(config: JsonFile, encoder: Encoder) -> Encoder:
+def _check_encoder(config: JsonFile, encoder: Encoder) -> Encoder:
     if not 0 <= encoder.pad_id < encoder.vocab_size:
         raise config.error(f"{encoder.pad_id} is outside the vocabulary of {encoder.vocab_size}.", "pad_token_id")
     if encoder.num_heads % encoder.num_kv_heads:
@@ -118,16 +118,16 @@ def _checked(config: JsonFile, encoder: Encoder) -> Encoder:
     return encoder
 
 
-def _wrapped(config: JsonFile) -> str:
-    """The architecture that Stanford's ColBERT wraps."""
+def _colbert_architecture(config: JsonFile) -> str:
+    """Return the architecture that Stanford's ColBERT wraps."""
     jina = {"rotary": "ColBERTJinaRobertaModel", "alibi": "JinaBertModel"}
     if (positions := config.data.get("position_embedding_type")) in jina:
         return jina[positions]
     return config.choice("model_type", {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"})
 
 
-def _form(config: JsonFile, name: object) -> tuple[str, _Reader]:
-    """The model type and the reader of an architecture. An error names what there is of its family, or the families."""
+def _architecture(config: JsonFile, name: object) -> tuple[str, _Reader]:
+    """Return the model type and the reader of an architecture. An error names those of its family, or the families."""
     if isinstance(name, str) and name in _ARCHITECTURES:
         return _ARCHITECTURES[name]
     stems = [stem for stem in _FORMS if isinstance(name, str) and name.startswith(f"{stem}For")]
@@ -165,7 +165,7 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Gemma2": ("gemma2", _CAUSAL, read_gemma2),
     "Gemma3": ("gemma3_text", ("TextModel", "ForCausalLM", "TextForSequenceClassification"), read_gemma3),
 }
-"""Beginning of an architecture's name -> (its model_type, endings of the name, the reader)."""
+"""Prefix of an architecture's name -> (its model_type, suffixes of the name, the reader)."""
 _ARCHITECTURES: Final[Mapping[str, tuple[str, _Reader]]] = {
     stem + ending: (model_type, reader) for stem, (model_type, endings, reader) in _FORMS.items() for ending in endings
 }

@@ -1,7 +1,7 @@
-"""What each of three codes writes of its late-interaction models, beside config.json and the tokenizer's files.
+"""Settings files of late-interaction models.
 
 Stanford's ColBERT has artifact.metadata, PyLate config_sentence_transformers.json, and MultiVectorEncoder of Sentence
-Transformers that, sentence_bert_config.json and modules of its own. `card_multi_vector` tells them apart, and has the sources.
+Transformers that, sentence_bert_config.json and modules of its own. `layouts.py` tells them apart, and names the sources.
 """
 
 from __future__ import annotations
@@ -59,8 +59,11 @@ DIMENSIONS: Final = ("dim", "colbert_dim", "projection_dim")
 
 
 def read_stanford(base: Base) -> ParsedLayout:
-    """Defaults are those of ColBERTConfig. A padding token in a text is padding to that code: it becomes one that fills up a
-    query, and has no vector in a document."""
+    """Read Stanford's layout, with the defaults of ColBERTConfig.
+
+    That code treats a padding token in a text as padding: it becomes an expansion token in a query, and has no vector in a
+    document.
+    """
     file = JsonFile.read(base.folder, METADATA)
     file.require_values(_FIXED_METADATA)
     width = file.positive("dim", 128)
@@ -91,7 +94,7 @@ def read_stanford(base: Base) -> ParsedLayout:
 
 
 def _first_pieces(base: Base, words: Iterable[str]) -> list[str]:
-    """The first token of each word's encoding. SentencePiece puts a space before: a token with it, if that is the likelier."""
+    """Return the first token of each word's encoding. SentencePiece puts a space before, in one token if likelier."""
     model = cast(dict[str, Any], read_tokenizer_file(base.folder / base.path).get("model", dict))
     if model.get("type") != "Unigram":
         return list(words)
@@ -110,7 +113,7 @@ def _first_pieces(base: Base, words: Iterable[str]) -> list[str]:
 
 
 def read_pylate(base: Base) -> ParsedLayout:
-    """Defaults are those of ColBERT.__init__."""
+    """Read PyLate's layout, with the defaults of ColBERT.__init__."""
     if not base.modules or any(kind != "Dense" for kind, _ in base.modules):
         raise CheckpointError(f"must be a Transformer and Dense layers, is {[kind for kind, _ in base.modules]}.", file=MODULES)
     file = JsonFile.read(base.folder, SENTENCE)
@@ -192,7 +195,7 @@ def _stated_expansion(base: Base) -> QueryExpansion | None:
 
 
 def _query_length(transformer: JsonFile, expansion: QueryExpansion | None, usual: int) -> int:
-    """Longer queries are cut to the length of the expansion if that is "fixed", and not if it is "min"."""
+    """Return the limit of queries, which a "fixed" expansion sets and a "min" expansion does not."""
     length = transformer.positive("query_length", usual)
     if expansion is None:
         return length
@@ -203,19 +206,19 @@ def _query_length(transformer: JsonFile, expansion: QueryExpansion | None, usual
 
 
 def _mask(base: Base, path: str) -> tuple[tuple[int, ...], bool]:
-    """(tokens without a vector, in queries too) of a MultiVectorMask."""
+    """Return (ids without a vector, whether also in queries) of a MultiVectorMask."""
     file = JsonFile.read(base.folder, f"{path}/config.json")
     file.reject_unknown_keys({"skiplist_words", "skiplist_tasks", "keep_only_token_ids"})
     file.require_values({"keep_only_token_ids": (None, [])})
-    given: object = file.data.get("skiplist_tasks")
-    tasks = [given] if isinstance(given, str) else file.get("skiplist_tasks", list, ["document"])
+    value: object = file.data.get("skiplist_tasks")
+    tasks = [value] if isinstance(value, str) else file.get("skiplist_tasks", list, ["document"])
     if any(task not in ("query", "document") for task in tasks) or (tasks and "document" not in tasks):
-        raise file.error(f"{given!r:.80} is not supported; must be document, with or without query, or none.", "skiplist_tasks")
+        raise file.error(f"{value!r:.80} is not supported; must be document, with or without query, or none.", "skiplist_tasks")
     return base.known(read_words(file, default=[])) if tasks else (), "query" in tasks
 
 
 def _token_pooling(base: Base, *, finished: bool) -> TokenPooling | None:
-    """What HierarchicalTokenPooling does, if anything. It may stand anywhere if it joins none and all are normalised."""
+    """Return the token pooling of the document vectors, if any. A module without effect may stand anywhere."""
     kept: list[tuple[int, TokenPooling]] = []
     for place, (kind, path) in enumerate(base.modules, start=1):
         pooling = _stated_pooling(base, path) if kind == "HierarchicalTokenPooling" else None
@@ -229,7 +232,7 @@ def _token_pooling(base: Base, *, finished: bool) -> TokenPooling | None:
 
 
 def _stated_pooling(base: Base, path: str) -> TokenPooling | None:
-    """What a module does, if anything. Its first versions said nothing of normalising, and did not (its load_config)."""
+    """Return a module's token pooling, if any. Its first versions had no option to normalise, and did not (load_config)."""
     file = JsonFile.read(base.folder, f"{path}/config.json")
     file.reject_unknown_keys({"pool_factor", "num_protected_tokens", "normalize_embeddings", "tasks"})
     normalizes = file.get("normalize_embeddings", bool, False)
@@ -239,10 +242,10 @@ def _stated_pooling(base: Base, path: str) -> TokenPooling | None:
         )
     except InvalidRequest as error:
         raise file.error(error.message, error.param or "pool_factor") from None
-    given: object = file.data.get("tasks")
-    tasks = [given] if isinstance(given, str) else file.get("tasks", list, ["document"])
+    value: object = file.data.get("tasks")
+    tasks = [value] if isinstance(value, str) else file.get("tasks", list, ["document"])
     if not tasks or (pooling.pool_factor == 1 and not normalizes):
         return None
     if tasks != ["document"]:
-        raise file.error(f"{given!r:.80} is not supported; only documents are pooled.", "tasks")
+        raise file.error(f"{value!r:.80} is not supported; only documents are pooled.", "tasks")
     return pooling

@@ -1,6 +1,6 @@
-"""What the layouts of late-interaction models have in common: what is read alike, and what each says.
+"""Shared types and readers of late-interaction layouts.
 
-See `card_multi_vector`.
+`layouts.py` describes the layouts.
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ _SIMILARITIES: Final[Mapping[str, str]] = {
     "cosine": "maxsim",  # of the base class; none of the codes uses it
 }
 _MAX_EXPANSION: Final = 1024
-"""Tokens that every query may be filled up to, however short: beyond, a query of two words costs as much as a long document."""
+"""Limit of query expansion, in tokens. Beyond it, a query of two words would cost as much as a long document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What is read alike of all layouts."""
+    """The files and settings that all layouts share."""
 
     folder: Path
     path: str
     modules: Rows
-    """What comes after the Transformer."""
+    """Modules after the Transformer."""
     config: JsonFile
     encoder: Encoder
     transformer: JsonFile
     tokenizer: JsonFile
     tokenizer_card: TokenizerCard
     ids: Mapping[str, int]
-    """Of all tokens."""
+    """Token -> id."""
     roles: Mapping[str, str]
     """Role -> special token."""
 
     def token_id(self, token: object, file: JsonFile, key: str) -> int:
-        """The id of a token that `file` names. Raises CheckpointError."""
+        """Return the id of a token that `file` names. Raises CheckpointError."""
         if not isinstance(token, str) or token not in self.ids:
-            raise file.error(f"{token!r:.80} is no token of this vocabulary that the model embeds.", key)
+            raise file.error(f"{token!r:.80} is not a token of this vocabulary that the model embeds.", key)
         return self.ids[token]
 
     def form(self, max_length: int, marker_id: int | None = None, expansion: QueryExpansion | None = None) -> TextFormat:
         return TextFormat(min(max_length, self.encoder.max_positions), marker_id, expansion)
 
     def heads(self) -> tuple[tuple[Head, ...], bool]:
-        """(what changes each token's vector, whether these are normalised at last)."""
+        """Return (heads of each token's vector, whether the vectors are normalised at last)."""
         rows = [row for row in self.modules if row[0] in CHAINED]
-        given = tokens(self.encoder.hidden_size)
+        features = tokens(self.encoder.hidden_size)
         return without_norm(
-            resolve_features(self.folder, rows, given, "token_embeddings", of_dense="token_embeddings").token_head
+            resolve_features(self.folder, rows, features, "token_embeddings", of_dense="token_embeddings").token_head
         )
 
     def known(self, words: Iterable[str]) -> tuple[int, ...]:
-        """Ids of those words that are tokens."""
+        """Return the ids of the words that are tokens."""
         return tuple(sorted({self.ids[word] for word in words if word in self.ids}))
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedLayout:
-    """What a layout says."""
+    """The settings of a layout."""
 
     forms: Mapping[InputType, TextFormat]
     head: tuple[Head, ...]
@@ -88,7 +88,7 @@ class ParsedLayout:
 def read_expansion(
     base: Base, file: JsonFile, keys: tuple[str, str], length: int, *, token_id: int, attended: bool
 ) -> QueryExpansion:
-    """Refuses what would not work. `keys` are where the length and `attended` stand."""
+    """Return the expansion. Raises CheckpointError if it is not supported. `keys` name the length and `attended`."""
     if length > min(_MAX_EXPANSION, base.encoder.max_positions):
         limit = min(_MAX_EXPANSION, base.encoder.max_positions)
         raise file.error(f"every query would be filled up to {length:,} tokens; the limit is {limit:,}.", keys[0])
@@ -105,7 +105,7 @@ def read_expansion(
 
 
 def fill_token(base: Base, file: JsonFile, key: str) -> int:
-    """What queries are filled up with if nothing else is said: the mask, or the end of a text."""
+    """Return the id of the default expansion token: the mask, or the end of a text."""
     token = base.roles.get("mask", base.roles.get("eos"))
     if token is None:
         raise file.error("queries are filled up, but the tokenizer has neither a mask nor an end of text.", key)

@@ -1,12 +1,12 @@
-"""Checkpoints of late-interaction models -> Card: a vector for each token, and queries and documents in forms of their own.
+"""Layouts of late-interaction checkpoints.
 
-Three layouts, whose own files `card_colbert` reads: Stanford's (HF_ColBERT, with artifact.metadata), PyLate's, and that of
-Sentence Transformers 6. As in `card_reader`, every key is used, known not to matter, or refused.
+These models give a vector for each token, and have separate formats for queries and documents. `colbert.py` reads the files of
+the three layouts: Stanford's (HF_ColBERT, with artifact.metadata), PyLate's and that of Sentence Transformers 6. Every key is
+used, known not to matter, or refused.
 
-Where the codes differ, the code that a layout comes from is followed. So a marker is a token that is put in, in Stanford's and
-PyLate's layouts, and the text of a prompt in that of Sentence Transformers; and of a punctuation mark, Stanford's skips the
-first token of its own encoding. Words for which a vocabulary has no token are not skipped, as Sentence Transformers has it:
-otherwise every unknown word of a document would be.
+Each layout follows its own code. A marker is an inserted token in Stanford's and PyLate's layouts, and the text of a prompt in
+Sentence Transformers'. For a punctuation mark, Stanford's layout skips the first token of its encoding. Words without a token
+are not skipped, as in Sentence Transformers. Otherwise every unknown word of a document would be skipped.
 
 Sources: stanford-futuredata/ColBERT, colbert/modeling and colbert/infra/config; lightonai/pylate, models/colbert.py and
 Dense.py; sentence_transformers/multi_vector_encoder and base/modules/transformer.py (6.2).
@@ -53,14 +53,15 @@ _LENGTHS: Final = ("query_length", "document_length", "query_expansion")
 
 
 def find_layout(folder: Path) -> Layout | None:
-    """Which of the layouts a checkpoint has, if any."""
+    """Return the layout of a checkpoint, if it has one of these."""
     sentence = JsonFile.read_optional(folder, SENTENCE).data
     if (kind := sentence.get("model_type")) in ("ColBERT", "MultiVectorEncoder"):
         return "pylate" if kind == "ColBERT" else "sentence_transformers"
     names: object = JsonFile.read_optional(folder, "config.json").data.get("architectures")
-    listed = cast(list[object], names) if isinstance(names, list) else []
-    wrapped = "HF_ColBERT" in listed or ("ColBERTJinaRobertaModel" in listed and (folder / METADATA).exists())
-    if wrapped and not _has_dense(folder):  # a modules.json of the model that it was made from may lie about
+    architectures = cast(list[object], names) if isinstance(names, list) else []
+    jina = "ColBERTJinaRobertaModel" in architectures
+    is_stanford = "HF_ColBERT" in architectures or (jina and (folder / METADATA).exists())
+    if is_stanford and not _has_dense(folder):  # a modules.json of the base model may remain
         return "stanford"
     return "pylate" if PYLATE_KEYS & sentence.keys() else None
 
@@ -73,22 +74,22 @@ def _has_dense(folder: Path) -> bool:
 
 
 def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: PoolingOption | None) -> Card:
-    """The card of a checkpoint that has this layout. `pooling` is what the user says, out of place here."""
+    """Read the card of a checkpoint with this layout. Raises CheckpointError if the user chose a `pooling`."""
     if pooling is not None:
         raise CheckpointError("says that each token gives a vector; leave out --pooling.", file="config.json")
     base = _read_base(folder, layout)
-    said = _READERS[layout](base)
-    width = next((head.out_features for head in reversed(said.head) if isinstance(head, Dense)), base.encoder.hidden_size)
+    parsed = _READERS[layout](base)
+    width = next((head.out_features for head in reversed(parsed.head) if isinstance(head, Dense)), base.encoder.hidden_size)
     widths = read_matryoshka(base.config, width)
     output = Output(
         width,
         rows="token",
-        head=said.head,
+        head=parsed.head,
         activation="normalize",
-        activated=said.finished,
-        skip_ids=said.skip_ids,
-        skip_in_queries=said.skip_in_queries,
-        token_pooling=said.token_pooling,
+        activated=parsed.finished,
+        skip_ids=parsed.skip_ids,
+        skip_in_queries=parsed.skip_in_queries,
+        token_pooling=parsed.token_pooling,
     )
     return Card(
         name=name,
@@ -97,12 +98,12 @@ def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: Pooli
         outputs={"multi_vector": output},
         max_length=base.encoder.max_positions,
         tokenizer=base.tokenizer_card,
-        prompts=said.prompts,
-        default_prompt_name=said.default_prompt_name,
+        prompts=parsed.prompts,
+        default_prompt_name=parsed.default_prompt_name,
         matryoshka=base.config.get("is_matryoshka", bool, False) or bool(widths),
         matryoshka_dimensions=widths,
-        similarity=said.similarity,
-        text_formats=said.forms,
+        similarity=parsed.similarity,
+        text_formats=parsed.forms,
     )
 
 

@@ -1,7 +1,8 @@
-"""A checkpoint's chat template (Jinja) -> Template, for checkpoints whose template has roles `query` and `document`.
+"""Chat templates of rerankers.
 
-The template is run once, when the card is read, in Jinja's sandbox and over marks; what comes out is plain text with places. If
-it does more with query and document than to put them somewhere, it is refused. No request is ever near Jinja.
+Reads a Jinja template with the roles `query` and `document` into a `Template`. It runs once, in Jinja's sandbox and with marks
+in place of the texts, when the card is read. A template that does more than insert query and document is refused. No request
+reaches Jinja.
 
 Sources: sentence_transformers/base/modality.py (`pair_to_messages`, `prepend_prompt_to_messages`; 6.2), and
 transformers/utils/chat_template_utils.py (5.23).
@@ -20,7 +21,7 @@ from whimbrel.types.template import Template, fields, fill, from_examples
 _FILE: Final = "chat_template.jinja"
 _MAX_CHARACTERS: Final = 2**16
 _MARKS: Final = {"query": "\ue000query\ue001", "document": "\ue000document\ue001", "instruction": "\ue000instruction\ue001"}
-"""Of characters for private use."""
+"""Placeholders made of private-use characters."""
 _ASCII: Final = "".join(map(chr, range(1, 128)))
 _PROBES: Final = (
     ("a b", "c d"),
@@ -32,12 +33,14 @@ _PROBES: Final = (
 )
 
 _Render: TypeAlias = Callable[[str, str, str | None], str]
-"""(query, document, instruction or none) -> text"""
+"""(query, document, instruction or None) -> text."""
 
 
 def read_chat_template(root: Path, tokenizer: JsonFile, *, structured: bool, variables: Mapping[str, Any]) -> Template:
-    """The template of the checkpoint in `root`. `structured`: a message holds a list of parts; `variables`: what else the
-    template may see. Raises CheckpointError."""
+    """Return the template of the checkpoint in `root`.
+
+    `structured`: whether a message holds a list of parts. `variables`: other variables of the template. Raises CheckpointError.
+    """
     file, source = _source(root, tokenizer)
     render = _renderer(file, source, structured, {**_special_tokens(tokenizer), **variables})
     strips = [strips for strips in (False, True) if _holds(render, _text(file, render, None), None, strips=strips)]
@@ -47,7 +50,7 @@ def read_chat_template(root: Path, tokenizer: JsonFile, *, structured: bool, var
     try:
         text = _text(file, render, _MARKS["instruction"])
     except CheckpointError:
-        return template  # it knows of a query and a document alone
+        return template  # it has no place for an instruction
     if "instruction" not in fields(text):
         return template
     if not all(_holds(render, text, instruction, strips=strips[0]) for instruction in ("i", _ASCII)):
@@ -56,7 +59,7 @@ def read_chat_template(root: Path, tokenizer: JsonFile, *, structured: bool, var
 
 
 def _source(root: Path, tokenizer: JsonFile) -> tuple[str, str]:
-    """File and text; a file of its own overrules tokenizer_config.json."""
+    """Return (file, template). A template file overrides tokenizer_config.json."""
     if (root / _FILE).exists():
         file, source = _FILE, find_file(root, _FILE).read_text(encoding="utf-8")
     else:
@@ -85,28 +88,28 @@ def _renderer(file: str, source: str, structured: bool, variables: Mapping[str, 
         try:
             return compiled.render(messages=system + pair, tools=None, documents=None, **variables)
         except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise _refused(file, error) from None
+            raise _render_error(file, error) from None
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     try:
         compiled = environment.from_string(source)
     except TemplateError as error:
-        raise _refused(file, error) from None
+        raise _render_error(file, error) from None
     return render
 
 
-def _refused(file: str, error: Exception) -> CheckpointError:
+def _render_error(file: str, error: Exception) -> CheckpointError:
     return CheckpointError(f"does not render a query and a document ({error}).", file=file, key="chat_template")
 
 
 def _special_tokens(tokenizer: JsonFile) -> dict[str, str]:
-    """bos_token and the like, which templates may use."""
-    found = dict[str, str]()
+    """Return bos_token and the like, which templates may use."""
+    tokens = dict[str, str]()
     for key, value in tokenizer.data.items():
         content: object = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value
         if key.endswith("_token") and isinstance(content, str):
-            found[key] = content
-    return found
+            tokens[key] = content
+    return tokens
 
 
 def _text(file: str, render: _Render, instruction: str | None) -> str:
@@ -117,7 +120,7 @@ def _text(file: str, render: _Render, instruction: str | None) -> str:
 
 
 def _holds(render: _Render, text: str, instruction: str | None, *, strips: bool) -> bool:
-    """Whether the format string gives what the template does."""
+    """Return whether the format string renders the same text as the template."""
     template = Template((text,), strip_inputs=strips)
     return all(
         fill(text, query=parts[0], document=parts[1], instruction=instruction or "") == render(query, document, instruction)

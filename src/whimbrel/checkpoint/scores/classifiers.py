@@ -1,7 +1,8 @@
-"""Checkpoints with classes -> their outputs: cross-encoders, classifiers of texts and of tokens, reward models.
+"""Classification heads.
 
-The heads of each family are rows of tables. What is done to their numbers at last is what Sentence Transformers' CrossEncoder
-would do, if the checkpoint says that it is one; else what transformers' pipelines would: see docs/adr/0010-activations.md.
+Reads the outputs of cross-encoders, text and token classifiers, and reward models. The heads of each family are rows of tables.
+The final activation is that of Sentence Transformers' CrossEncoder if the checkpoint is one, else that of transformers'
+pipelines (docs/adr/0010-activations.md).
 
 Sources: transformers/models/*/modeling_*.py (ForSequenceClassification, ForTokenClassification) and configuration_utils.py
 (5.23); sentence_transformers/cross_encoder/model.py (6.2); modeling_qwen2_rm.py of Qwen2.5-Math-RM-72B and -PRM-7B.
@@ -30,10 +31,10 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "ForRewardModel": "reward",
     "ForProcessRewardModel": "step",
 }
-"""How the names of such architectures end."""
+"""Suffix of an architecture's name -> kind of head."""
 
 _STEP_TAG: Final = "<extra_0>"
-"""What Qwen's process reward models have at the end of each step."""
+"""The token at the end of each step in Qwen's process reward models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,12 @@ class _Layers:
     """The layers between the hidden states and the classes."""
 
     last: str
-    """The one that gives the classes."""
+    """Name of the layer that gives the classes."""
     before: tuple[tuple[str, Activation], ...] = ()
-    """Those before it, as wide as the model."""
+    """Names and activations of the layers before it, as wide as the model."""
     mode: PoolingMode = "cls"
     bias: bool = True
-    """Of the last one."""
+    """Whether the last layer has a bias."""
 
 
 _POOLER: Final = _Layers("classifier", (("pooler.dense", "tanh"),))
@@ -73,10 +74,10 @@ _OF_TEXTS: Final[Mapping[str, _Layers]] = {
     "gemma2": _SCORE,
     "gemma3": _SCORE,
 }
-"""By family."""
+"""Family -> layers of a text classifier."""
 _DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3")
 _PADDING: Final = {"gemma": 0, "gemma2": 0, "gemma3": 0}
-"""Padding ids that a config need not state."""
+"""Default padding ids of families."""
 
 _ACTIVATION: Final[Mapping[str, OutputActivation]] = {
     "torch.nn.modules.linear.Identity": "identity",
@@ -97,7 +98,7 @@ FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
     "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}}, None),
     "module_output_name": ("scores", None),
 }
-"""What sentence_bert_config.json says in a CrossEncoder's folder."""
+"""Required values of sentence_bert_config.json in a CrossEncoder."""
 
 
 OWN_KEYS: Final = ("activation_fn", "keep_in_fp32_modules")
@@ -105,23 +106,23 @@ OWN_KEYS: Final = ("activation_fn", "keep_in_fp32_modules")
 
 
 def names_classes(config: JsonFile) -> bool:
-    """Whether config.json names an architecture with classes."""
+    """Return whether config.json names an architecture with classes."""
     return _kind(config) is not None
 
 
 def is_cross_encoder(root: Path) -> bool:
-    """Whether the Transformer module in the folder `root` gives scores by itself."""
-    said = JsonFile.read_optional(root, "sentence_bert_config.json").data.get("transformer_task")
-    return said == FIXED_TRANSFORMER["transformer_task"][0]
+    """Return whether the Transformer module in the folder `root` gives scores by itself."""
+    task = JsonFile.read_optional(root, "sentence_bert_config.json").data.get("transformer_task")
+    return task == FIXED_TRANSFORMER["transformer_task"][0]
 
 
 def is_chain_of_scores(folder: Path, rows: Rows) -> bool:
-    """Whether modules behind the Transformer give the scores of a CrossEncoder."""
+    """Return whether modules after the Transformer give the scores of a CrossEncoder."""
     return len(rows) > 1 and JsonFile.read_optional(folder, SENTENCE).data.get("model_type") == "CrossEncoder"
 
 
 def note_keys(config: JsonFile) -> None:
-    """Let config.json have what `read_classes` will read. Raises CheckpointError if it would not be enough."""
+    """Accept the keys of config.json that `read_classes` reads. Raises CheckpointError if they are not enough."""
     if config.data.get("model_type") == "llama_bidirec":
         raise config.error("does not say how a pair is put to it; say --reranker nemotron.", "architectures")
     config.ignore("sentence_transformers", _OLD_ACTIVATION, "token_classification_bias")
@@ -130,7 +131,7 @@ def note_keys(config: JsonFile) -> None:
 def read_classes(
     root: Path, config: JsonFile, encoder: Encoder, sentence: JsonFile
 ) -> tuple[Mapping[OutputName, Output], tuple[str, ...]]:
-    """(outputs, names of the classes) of the checkpoint in `root`, whose config_sentence_transformers.json is `sentence`.
+    """Return (outputs, labels) of the checkpoint in `root`. `sentence` is its config_sentence_transformers.json.
 
     Raises CheckpointError.
     """
@@ -158,15 +159,15 @@ def read_classes(
 def read_chained_classes(
     folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, sentence: JsonFile
 ) -> tuple[dict[OutputName, Output], tuple[str, ...]]:
-    """The same of modules behind the Transformer of which one gives the scores.
+    """Return (outputs, labels) if a module after the Transformer gives the scores.
 
-    config.json, which is that of the transformer alone, names the classes if it names as many. Raises CheckpointError.
+    The labels come from config.json if it has as many. Raises CheckpointError.
     """
     root = folder / rows[0][1]
-    given: Features = tokens(encoder.hidden_size)
+    features: Features = tokens(encoder.hidden_size)
     if is_cross_encoder(root):
-        given = {"scores": read_classes(root, config, encoder, sentence)[0]["scores"]}
-    output = resolve_features(folder, rows[1:], given, "scores")
+        features = {"scores": read_classes(root, config, encoder, sentence)[0]["scores"]}
+    output = resolve_features(folder, rows[1:], features, "scores")
     if not output.include_prompt:
         raise CheckpointError("a pair whose prompt is not pooled is not supported.", file=MODULES)
     labels = _labels(config, 2)
@@ -182,7 +183,7 @@ def _kind(config: JsonFile) -> _Kind | None:
 
 
 def _labels(config: JsonFile, default: int) -> tuple[str, ...]:
-    """As transformers has them: named, or counted, or two. Files of jina-reranker-v1 say neither; its card asks for one."""
+    """Return the labels as transformers does: named, counted, or two. jina-reranker-v1 states neither, and has one."""
     stated = cast(dict[str, Any], config.get("id2label", dict, {}))
     if not stated:
         count = config.positive("num_labels", default)
@@ -223,7 +224,7 @@ def _mode(config: JsonFile, encoder: Encoder, layers: _Layers) -> PoolingMode:
 
 
 def _finish(config: JsonFile, sentence: JsonFile, encoder: Encoder, num_labels: int) -> tuple[OutputActivation, bool]:
-    """(what is done to scores, whether that is done where a request does not say)."""
+    """Return (activation of scores, whether it is applied by default)."""
     stated = config.get("sentence_transformers", dict, {})
     inner = JsonFile(f"{config.name}: sentence_transformers", stated)
     inner.reject_unknown_keys({"activation_fn", "version"})

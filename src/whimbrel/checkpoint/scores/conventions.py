@@ -1,4 +1,6 @@
-"""Kinds of rerankers whose files do not say how they are asked: what to give them to read, and which logits are the score.
+"""Conventions of LLM rerankers.
+
+The files of these rerankers state neither the prompt template nor the logits of the score. This table does.
 
 Sources, all of them the code of the models' cards: README.md of Qwen/Qwen3-Reranker-0.6B, BAAI/bge-reranker-v2-gemma and
 nvidia/llama-nemotron-rerank-1b-v2; mxbai_rerank/mxbai_rerank_v2.py (0.1.6); modeling_zeranker.py of zeroentropy/zerank-1-small.
@@ -38,19 +40,19 @@ _ZERANK: Final = "<|im_start|>system\n{query}<|im_end|>\n<|im_start|>user\n{docu
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """What the files of a kind of checkpoint do not say."""
+    """The settings that a kind of checkpoint does not state."""
 
     template: Template
     stems: tuple[str, ...]
     """Architectures, without ForCausalLM or ForSequenceClassification."""
     tokens: tuple[str, str | None] | None = None
-    """A causal model's score: the logit of the first as the next token, less that of the second."""
+    """Tokens of a causal model's score: the next-token logit of the first, less that of the second."""
     divisor: float = 1.0
     finished: bool = True
-    """Whether scores are probabilities if a request does not say otherwise: the sigmoid of what the model gives."""
+    """Whether the sigmoid is applied to scores by default."""
     max_length: int | None = None
     ids: tuple[str, ...] = ()
-    """On the hub."""
+    """Hub ids of the models."""
 
 
 CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {
@@ -109,5 +111,5 @@ CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {
 
 
 def convention_of(name: str) -> RerankerName | None:
-    """Of a model with that id on the hub."""
+    """Return the convention of a hub id, if known."""
     return next((kind for kind, convention in CONVENTIONS.items() if name in convention.ids), None)

@@ -1,8 +1,8 @@
-"""Checkpoint files -> what a reranker that is a language model does with a pair: its template, and its score.
+"""LLM rerankers.
 
-Either the checkpoint says it, in the layout of Sentence Transformers (since 5.4: a Transformer with the modality "message",
-maybe a LogitScore), or it follows one of the CONVENTIONS, which its files do not name: then the user says which,
-or the checkpoint has one of the ids on the hub that a convention is known of. Nothing is concluded from architecture or folder.
+Reads the template and the score of a language model that scores pairs. A checkpoint states both in the layout of Sentence
+Transformers (since 5.4: a Transformer with the modality "message", maybe a LogitScore). Otherwise it follows one of the
+CONVENTIONS, which the user names or the hub id implies. Architecture and folder imply nothing.
 
 Sources: sentence_transformers/cross_encoder/{model,modules/logit_score}.py and base/modules/transformer.py (6.2), and
 llama_bidirectional_model.py of nvidia/llama-nemotron-rerank-1b-v2.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from whimbrel.checkpoint.config.common import allow_auto_map
-from whimbrel.checkpoint.config.decoders import with_pooling_option
+from whimbrel.checkpoint.config.decoders import read_stated_pooling
 from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.scores.chat_template import read_chat_template
@@ -55,14 +55,14 @@ _SCORE_ACTIVATIONS: Final[Mapping[str, OutputActivation]] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
 _UNCAPPED: Final = ("gemma", "gemma3", "llama", "qwen3")
-"""Families whose logits are but products of hidden states and output embeddings."""
+"""Families whose logits are products of hidden states and output embeddings, with no cap."""
 _TIED: Final = ("gemma", "gemma3_text")
-"""Types of models whose output embeddings are those of the input where config.json does not say."""
+"""Model types that tie the output embeddings to the input by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ParsedReranker:
-    """What is said of a reranker, but for its tokenizer."""
+    """The settings of a reranker without its tokenizer."""
 
     encoder: Encoder
     output: Output
@@ -73,8 +73,7 @@ class _ParsedReranker:
 
 
 def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
-    """Whether the checkpoint called `name` is a language model that judges pairs by a template: its files say so, or its id on
-    the hub, or the user."""
+    """Return whether the checkpoint scores pairs by a template, as its files, its hub id `name` or the user state."""
     if has_modules(folder):
         if stated is not None:
             raise CheckpointError("says what the model does; leave out --reranker.", file=MODULES)
@@ -89,22 +88,22 @@ def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
 
 
 def read_reranker(folder: Path, name: str, stated: RerankerName | None) -> Card:
-    """The card of a checkpoint of which `is_reranker` holds. Raises CheckpointError."""
+    """Read the card of a checkpoint for which `is_reranker` is true. Raises CheckpointError."""
     config = JsonFile.read(folder, "config.json")
     tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
     tokenizer.require_values({"truncation_side": ("right", None)})
-    said = _read_modules(folder, config, tokenizer) if has_modules(folder) else _read_convention(folder, name, config, stated)
-    max_length = read_max_length(said.encoder, JsonFile.read_optional(folder, _FILE), tokenizer)
+    parsed = _read_modules(folder, config, tokenizer) if has_modules(folder) else _read_convention(folder, name, config, stated)
+    max_length = read_max_length(parsed.encoder, JsonFile.read_optional(folder, _FILE), tokenizer)
     return Card(
         name=name,
         path="",
-        encoder=said.encoder,
-        outputs={"scores": said.output},
-        max_length=min(max_length, said.max_length or max_length),
+        encoder=parsed.encoder,
+        outputs={"scores": parsed.output},
+        max_length=min(max_length, parsed.max_length or max_length),
         tokenizer=read_tokenizer(folder, config, tokenizer, lowercase=False),
-        prompts=said.prompts,
-        default_prompt_name=said.default_prompt_name,
-        template=said.template,
+        prompts=parsed.prompts,
+        default_prompt_name=parsed.default_prompt_name,
+        template=parsed.template,
     )
 
 
@@ -131,14 +130,14 @@ def _read_convention(folder: Path, name: str, config: JsonFile, stated: Reranker
     finished = convention.finished if finish is None else finish == "sigmoid"
     return _ParsedReranker(
         encoder,
-        Output(1, modes=(with_pooling_option(config) or "lasttoken",), head=heads, activation="sigmoid", activated=finished),
+        Output(1, modes=(read_stated_pooling(config) or "lasttoken",), head=heads, activation="sigmoid", activated=finished),
         convention.template,
         convention.max_length or _most_tokens(convention.template),
     )
 
 
 def _architecture(config: JsonFile) -> tuple[str, bool]:
-    """What comes before ForCausalLM or ForSequenceClassification, and whether it is the former."""
+    """Return the architecture's name before ForCausalLM or ForSequenceClassification, and whether it is causal."""
     name = cast(list[str], config.get("architectures", list))[0]
     for ending in ("ForCausalLM", "ForSequenceClassification"):
         if name.endswith(ending):
@@ -147,7 +146,7 @@ def _architecture(config: JsonFile) -> tuple[str, bool]:
 
 
 def token_id(folder: Path, token: str) -> int:
-    """The id of a token of the vocabulary. Raises CheckpointError."""
+    """Return the id of a token of the vocabulary. Raises CheckpointError."""
     file = JsonFile.read(folder, "tokenizer.json")
     number: object = cast(dict[str, Any], file.get("model", dict)).get("vocab", {}).get(token)
     if type(number) is not int:
@@ -156,7 +155,7 @@ def token_id(folder: Path, token: str) -> int:
 
 
 def read_token_logits(config: JsonFile, encoder: Encoder, true_id: int, false_id: int | None) -> LogitScore:
-    """The logit of a token as the next one, less that of another. Raises CheckpointError for models that do more to logits."""
+    """Return the head of one next-token logit less another. Raises CheckpointError for models that change logits further."""
     if encoder.family not in _UNCAPPED or config.data.get("final_logit_softcapping") is not None:
         raise config.error("logits of this model are not supported.", "architectures")
     tied = config.get("tie_word_embeddings", bool, config.data.get("model_type") in _TIED)
@@ -165,8 +164,10 @@ def read_token_logits(config: JsonFile, encoder: Encoder, true_id: int, false_id
 
 
 def _score(config: JsonFile, encoder: Encoder) -> tuple[Head, ...]:
-    """The classifier of transformers' decoders, of one class. llama_bidirec has a temperature too; elsewhere that key is about
-    generation."""
+    """Return the one-class head of transformers' decoders.
+
+    llama_bidirec divides by a temperature. In other models that key is for generation.
+    """
     labels = cast(dict[str, object], config.get("id2label", dict, {}))
     num_labels = len(labels) or config.get("num_labels", int, 2)
     if num_labels != 1:
@@ -179,7 +180,7 @@ def _score(config: JsonFile, encoder: Encoder) -> tuple[Head, ...]:
 
 
 def _most_tokens(template: Template) -> int | None:
-    """What a template can come to: a token has at least one byte."""
+    """Return the maximum tokens of a template, as a token has at least one byte."""
     if template.body_length is None:
         return None
     return template.body_length + sum(len(fill(text).encode()) for text in template.texts)
@@ -213,7 +214,7 @@ def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> _Parse
 
 
 def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder: Encoder) -> Output:
-    """The score: of the logits of tokens, of transformers' own classifier, or of modules behind a model with neither."""
+    """Return the score: of token logits, of transformers' own classifier, or of modules after a model with neither."""
     kinds = [kind for kind, _ in rows[1:]]
     if task == "feature-extraction" and "LogitScore" not in kinds:
         output = resolve_features(folder, rows[1:], tokens(encoder.hidden_size), "scores")
@@ -225,7 +226,7 @@ def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder:
     if kinds != (["LogitScore"] if is_causal else []) or is_causal != (task == "text-generation"):
         raise CheckpointError("must have a LogitScore if and only if the model is causal.", file=MODULES)
     head = (_read_logit_score(folder, rows[1][1], config, encoder),) if is_causal else _score(config, encoder)
-    return Output(1, modes=(with_pooling_option(config) or "lasttoken",), head=head)
+    return Output(1, modes=(read_stated_pooling(config) or "lasttoken",), head=head)
 
 
 def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encoder) -> LogitScore:
@@ -245,19 +246,19 @@ _TASKS: Final = {
     "sequence-classification": ("logits", "scores"),
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
 }
-"""What the Transformer takes from the model, and what it calls that."""
+"""Task -> (the model's output, its name as a feature)."""
 
 
 def _read_transformer(folder: Path) -> tuple[str, Mapping[str, Any], bool]:
-    """The task, what the chat template may see besides, and whether messages hold lists of parts."""
-    said = JsonFile.read(folder, _FILE)
-    task = said.get("transformer_task", str)
-    taken, feature = said.lookup("transformer_task", task, _TASKS)
-    way = {"method": "forward", "method_output_name": taken}
-    flat, structured = ({**way, "format": kind} for kind in ("flat", "structured"))
+    """Return (task, other variables of the chat template, whether messages hold lists of parts)."""
+    settings = JsonFile.read(folder, _FILE)
+    task = settings.get("transformer_task", str)
+    model_output, feature = settings.lookup("transformer_task", task, _TASKS)
+    method = {"method": "forward", "method_output_name": model_output}
+    flat, structured = ({**method, "format": kind} for kind in ("flat", "structured"))
     stated: dict[str, tuple[object, ...]] = {
         "transformer_task": (task,),
-        "modality_config": tuple({**more, "message": form} for form in (flat, structured) for more in ({"text": way}, {})),
+        "modality_config": tuple({**more, "message": form} for form in (flat, structured) for more in ({"text": method}, {})),
         "module_output_name": (feature,),
         "do_lower_case": (False, None),
     }
@@ -278,7 +279,7 @@ _NO_VARIABLES: Final = frozenset(
 
 
 def _activation_in(config: JsonFile) -> OutputActivation | None:
-    """The activation that config.json names, where older versions of Sentence Transformers put it."""
+    """Return the activation in config.json, in which older versions of Sentence Transformers store it."""
     new, old = _ACTIVATION_KEYS
     section: dict[str, Any] = config.get(new, dict, {})
     stated: object = section.get("activation_fn", config.data.get(old))

@@ -1,9 +1,9 @@
-"""Sentence Transformers' modules behind the first one: Pooling, Dense, LayerNorm, Normalize, SparseAutoEncoder.
+"""Chained modules: Pooling, Dense, LayerNorm, Normalize and SparseAutoEncoder.
 
 Each reads one named feature and writes one. A Transformer gives "token_embeddings", or "scores" if it has classes; a Pooling
 makes "sentence_embedding" of "token_embeddings"; a LayerNorm changes that; Dense and Normalize say what they read and write.
-So a Dense may stand before the Pooling or behind it, and give the "scores" of a CrossEncoder. Here the names are followed;
-what nobody reads is never run.
+So a Dense may stand before or after the Pooling, and give the "scores" of a CrossEncoder. This module follows the names.
+Features that no module reads are never computed.
 
 Sources: sentence_transformers/sentence_transformer/modules/{pooling,layer_norm}.py, base/modules/{dense,normalize}.py and
 sparse_encoder/modules/sparse_auto_encoder.py (6.2); of Pooling also what it said before 5.4.
@@ -50,9 +50,9 @@ _ACTIVATIONS: Final[Mapping[str, Activation]] = {
 
 
 def finish_output(folder: Path, features: Features, rows: Rows, max_entries: int) -> dict[OutputName, Output]:
-    """What `features` become by the modules after them: dense vectors, or sparse ones if a SparseAutoEncoder comes last.
+    """Return the dense output after the modules, or the sparse one if a SparseAutoEncoder comes last.
 
-    `max_entries` of a sparse vector; 0: not stated.
+    `max_entries`: entries of a sparse vector, or 0 if not stated.
     """
     code = rows[-1][1] if rows and rows[-1][0] == "SparseAutoEncoder" else None
     dense = resolve_features(folder, rows if code is None else rows[:-1], features, "sentence_embedding")
@@ -62,7 +62,7 @@ def finish_output(folder: Path, features: Features, rows: Rows, max_entries: int
 
 
 def cut_output(dense: Output, sentence: JsonFile) -> Output:
-    """Dense vectors cut as config_sentence_transformers.json says: after all modules, and not normalised again."""
+    """Truncate dense vectors to `truncate_dim`, after all modules and without normalising again."""
     if sentence.data.get("truncate_dim") is None:
         return dense
     head = (*dense.head, Normalize()) if dense.activated else dense.head
@@ -70,27 +70,27 @@ def cut_output(dense: Output, sentence: JsonFile) -> Output:
 
 
 def resolve_features(
-    folder: Path, rows: Rows, given: Features, wanted: Feature, *, of_dense: Feature = "sentence_embedding"
+    folder: Path, rows: Rows, inputs: Features, target: Feature, *, of_dense: Feature = "sentence_embedding"
 ) -> Output:
-    """The feature `wanted` after the modules `rows`, of which the first finds the features `given`.
+    """Return the feature `target` after the modules `rows`, whose first reads `inputs`.
 
-    `of_dense` is what a Dense works on that does not say it. Raises CheckpointError.
+    `of_dense` is the default input of a Dense. Raises CheckpointError.
     """
-    features = dict(given)
+    features = dict(inputs)
     for kind, path in rows:
         features |= CHAINED[kind](folder, path, features, of_dense)
-    if wanted not in features:
-        raise CheckpointError(f"has no module that gives {wanted!r}, only {_listed(features)}.", file=MODULES)
-    return features[wanted]
+    if target not in features:
+        raise CheckpointError(f"has no module that gives {target!r}, only {_names(features)}.", file=MODULES)
+    return features[target]
 
 
 def tokens(width: int) -> Features:
-    """What a Transformer gives whose hidden states are `width` wide."""
+    """Return the features of a Transformer whose hidden states have `width` columns."""
     return {"token_embeddings": Output(width, rows="token", activation="normalize")}
 
 
 def without_norm(heads: tuple[Head, ...]) -> tuple[tuple[Head, ...], bool]:
-    """(heads, whether rows are normalised at last): that is no head, as a request may have it otherwise."""
+    """Return (heads without final Normalize, whether there was one). A request may change the final normalisation."""
     kept = list(heads)
     while kept and isinstance(kept[-1], Normalize):
         kept.pop()
@@ -120,9 +120,9 @@ def _read_pooling(folder: Path, path: str, features: Features, _: Feature) -> Fe
 
 def _read_modes(config: JsonFile) -> tuple[PoolingMode, ...]:
     if "pooling_mode" in config.data:
-        given = config.data["pooling_mode"]
+        value = config.data["pooling_mode"]
         table: Mapping[str, PoolingMode] = {mode: mode for mode in POOLING_MODES}
-        names = cast(list[object], given) if isinstance(given, list) else [given]
+        names = cast(list[object], value) if isinstance(value, list) else [value]
         modes: tuple[PoolingMode, ...] = tuple(config.lookup("pooling_mode", name, table) for name in names)
     else:
         modes = tuple(mode for key, mode in _OLD_POOLING.items() if config.get(key, bool, False))
@@ -172,11 +172,11 @@ CHAINED: Final[Mapping[str, Callable[[Path, str, Features, Feature], Features]]]
     "LayerNorm": _read_layer_norm,
     "Normalize": _read_normalize,
 }
-"""Kind of module -> what reads it: (folder, path, features before it, what it works on if it is a Dense and does not say)."""
+"""Kind of module -> its reader: (folder, path, features before it, default input of a Dense) -> features."""
 
 
 def _ends(config: JsonFile, path: str, features: Features, default: Feature) -> tuple[Output, Feature]:
-    """What a module reads, and the name of what it writes. Both must have rows of the same things: of tokens, or of texts."""
+    """Return a module's input and the name of its output. Both must have rows of tokens, or both of texts."""
     source = config.choice("module_input_name", _FEATURES, default)
     before = _input(path, features, source, config)
     target = config.choice("module_output_name", _FEATURES) if config.data.get("module_output_name") is not None else source
@@ -186,21 +186,21 @@ def _ends(config: JsonFile, path: str, features: Features, default: Feature) -> 
 
 
 def _input(path: str, features: Features, name: Feature, config: JsonFile | None = None) -> Output:
-    """The feature that the module in `path` works on, as its `config` says, if that may say it."""
+    """Return the input feature of the module in `path`. An error names `config` if it may state the input."""
     if name in features:
         return features[name]
-    message = f"{path!r} works on {name!r}, but what comes before gives only {_listed(features)}."
+    message = f"{path!r} works on {name!r}, but what comes before gives only {_names(features)}."
     if config is not None:
         raise config.error(message, "module_input_name")
     raise CheckpointError(message, file=MODULES)
 
 
-def _listed(features: Features) -> str:
+def _names(features: Features) -> str:
     return ", ".join(map(repr, features))
 
 
 def _read_sparse_code(folder: Path, path: str, dense: Output, max_entries: int) -> Output:
-    """A SparseAutoEncoder after what would have given dense vectors. `max_entries` stands in place of k, unless it is 0."""
+    """Return the output of a SparseAutoEncoder after a dense output. `max_entries` replaces k unless it is 0."""
     config = JsonFile.read(folder, f"{path}/config.json")
     config.reject_unknown_keys({"input_dim", "hidden_dim", "k", "k_aux", "normalize", "dead_threshold"})
     if (in_features := config.positive("input_dim")) != dense.width:

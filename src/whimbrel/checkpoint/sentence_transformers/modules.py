@@ -1,7 +1,7 @@
-"""The files in which Sentence Transformers says what a model is made of, whatever kind it is.
+"""Settings files of Sentence Transformers.
 
-modules.json lists its modules, config_sentence_transformers.json says what holds of the whole, sentence_bert_config.json what
-holds of its Transformer. What the other modules say is read in `card_heads`, `card_sparse` and `card_static`.
+modules.json lists the modules, config_sentence_transformers.json has the settings of the whole model, and
+sentence_bert_config.json those of its Transformer. `heads.py`, `sparse.py` and `static.py` read the other modules.
 
 Sources: sentence_transformers/base/model.py and base/modules/transformer.py (6.2); both layouts, up to 5.3 and since 5.4.
 """
@@ -23,12 +23,12 @@ Rows: TypeAlias = list[tuple[str, str]]
 
 
 def kinds_of(classes: str) -> dict[str, str]:
-    """Class -> kind of module, which is the name of the class."""
+    """Return the kind of module for each class: the class's own name."""
     return {name: name.rpartition(".")[2] for name in classes.split()}
 
 
 WITH_TASKS: Final = "custom_st.Transformer"
-"""The Transformer of jina-embeddings-v3, which chooses an adapter by the task. What it does is done natively."""
+"""The Transformer of jina-embeddings-v3, which chooses an adapter by the task. Whimbrel implements it natively."""
 KINDS: Final[Mapping[str, str]] = {
     "sentence_transformers.models.Asym": "Router",
     **kinds_of("""
@@ -61,16 +61,16 @@ KINDS: Final[Mapping[str, str]] = {
     """),
     WITH_TASKS: WITH_TASKS,
 }
-"""Of the modules that texts become vectors by, but for those of late interaction."""
+"""Class -> kind of module, without those of late interaction."""
 
 
 def has_modules(folder: Path) -> bool:
-    """Whether Sentence Transformers has saved what lies in this folder."""
+    """Return whether Sentence Transformers saved this folder."""
     return (folder / MODULES).exists()
 
 
 def read_modules(folder: Path, kinds: Mapping[str, str]) -> Rows:
-    """What modules.json lists. `kinds` are those of the classes that it may name."""
+    """Return the modules of modules.json. `kinds` has the classes that it may name."""
     values = read_json(folder, MODULES)
     if not isinstance(values, list):
         raise CheckpointError("must be a list of objects.", file=MODULES)
@@ -86,14 +86,14 @@ def _read_row(folder: Path, row: JsonFile, kinds: Mapping[str, str]) -> tuple[st
 
 
 def module_kind(file: JsonFile, key: str, value: object, kinds: Mapping[str, str]) -> str:
-    """The kind of a module whose class is `value`. Raises CheckpointError, which names kinds, not all classes."""
+    """Return the kind of a module whose class is `value`. Raises CheckpointError, which names kinds, not all classes."""
     if isinstance(value, str) and value in kinds:
         return kinds[value]
     raise file.error(f"{value!r:.120} is not supported; supported: {', '.join(dict.fromkeys(kinds.values()))}.", key)
 
 
 def module_path(folder: Path, parent: str, file: JsonFile, key: str, name: str) -> str:
-    """Where in the checkpoint's `folder` a module lies that `file` calls `name`. Raises CheckpointError if it leads out."""
+    """Return the path of the module `name` in `folder`. Raises CheckpointError if it leads out of the folder."""
     if name.startswith(("/", "\\")) or ".." in Path(name).parts:
         raise file.error(f"{name!r} leads out of the checkpoint's folder.", key)
     path = f"{parent}/{name}" if parent else name
@@ -117,19 +117,19 @@ _FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
     "document_length": (None,),
     "query_expansion": (None,),
 }
-"""What a Transformer says that gives hidden states."""
+"""Supported settings of a Transformer that gives hidden states."""
 _ARGUMENTS: Final = ("model_args", "config_args", "tokenizer_args", "model_kwargs", "config_kwargs", "processor_kwargs")
-"""What transformers is to load the parts of a model with,"""
+"""Keys with arguments for loading a model's parts in transformers."""
 _INERT_ARGUMENTS: Final = frozenset({"attn_implementation", "dtype", "torch_dtype", "trust_remote_code"})
-"""and of that what is nothing to Whimbrel: it runs no code of a checkpoint's, and the user chooses dtype and kernels."""
+"""Arguments that do not matter, since Whimbrel runs no custom code and the user chooses dtype and kernels."""
 
 
 def read_transformer(
     folder: Path, *, used: Collection[str] = (), stated: Mapping[str, tuple[object, ...]] | None = None
 ) -> JsonFile:
-    """What is said of the Transformer in `folder`, checked but for the keys that the caller has `used`.
+    """Read and check the settings of the Transformer in `folder`, except the keys `used` by the caller.
 
-    `stated` is what another Transformer says than one that gives hidden states.
+    `stated` has the supported values of a Transformer that does not give hidden states.
     """
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
@@ -142,7 +142,7 @@ def read_transformer(
 
 
 def read_max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile) -> int:
-    """Sentence Transformers' rule, and never more than there are positions for."""
+    """Return the maximum tokens per text by Sentence Transformers' rule, capped at the model's positions."""
     if transformer.data.get("max_seq_length") is not None:
         stated = transformer.positive("max_seq_length")
     else:
@@ -158,11 +158,11 @@ def read_max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile
 KNOWN_SENTENCE: Final = frozenset(
     "__version__ default_prompt_name model_type prompts requirements similarity_fn_name truncate_dim".split()
 )
-"""Keys that it has for models of all kinds."""
+"""Keys for all kinds of models."""
 
 
 def read_sentence(folder: Path, kind: str, own: Collection[str] = ()) -> JsonFile:
-    """What is said of the model as a whole, which is of this kind. `own` are the keys that only this kind has."""
+    """Read and check the settings of a whole model of this kind. `own` has the keys that only this kind has."""
     config = JsonFile.read_optional(folder, SENTENCE)
     config.reject_unknown_keys(KNOWN_SENTENCE, {"max_active_dims"}, own)
     config.require_values({"model_type": (kind, None)})
@@ -176,13 +176,13 @@ def read_sentence(folder: Path, kind: str, own: Collection[str] = ()) -> JsonFil
 
 
 def model_kind(rows: Rows) -> str:
-    """What Sentence Transformers calls a model of these modules, if it gives vectors."""
+    """Return Sentence Transformers' name for a model of these modules that gives vectors."""
     is_sparse = rows[-1][0] in ("SpladePooling", "SparseAutoEncoder", "SparseStaticEmbedding")
     return "SparseEncoder" if is_sparse else "SentenceTransformer"
 
 
 def read_prompts(config: JsonFile) -> tuple[dict[str, str], str | None]:
-    """(prompts by name, the default's name) of config_sentence_transformers.json."""
+    """Return (prompts by name, name of the default) of config_sentence_transformers.json."""
     prompts: dict[str, str] = {}
     for name, text in cast(dict[str, object], config.get("prompts", dict, {})).items():
         if not isinstance(text, str):
@@ -195,5 +195,5 @@ def read_prompts(config: JsonFile) -> tuple[dict[str, str], str | None]:
 
 
 def read_max_entries(config: JsonFile) -> int:
-    """Of a sparse vector, as config_sentence_transformers.json says; 0: it does not."""
+    """Return the maximum entries of a sparse vector, or 0 if config_sentence_transformers.json states none."""
     return config.positive("max_active_dims") if config.data.get("max_active_dims") is not None else 0

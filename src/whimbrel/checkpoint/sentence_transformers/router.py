@@ -1,7 +1,9 @@
-"""Sentence Transformers' Router: modules that queries go through, and others for documents. Reads which, and when.
+"""Router modules.
+
+A Router sends queries and documents through different modules.
 
 A Router may stand first, each route with a model of its own, or after a model that the routes share. Either way a route is a
-list of modules like any other, which `card_reader` reads as such.
+list of modules, which `checkpoint/reader.py` reads like any other.
 
 Source: sentence_transformers/base/modules/router.py (6.2), where Asym is its old name.
 """
@@ -24,12 +26,12 @@ _TASKS: Final[tuple[InputType | None, ...]] = (None, "query", "document")
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """What a Router says."""
+    """The routes of a Router."""
 
     rows: Mapping[str, Rows]
-    """The modules of each route, by its name."""
+    """Route -> its modules."""
     route_of: Mapping[InputType | None, str]
-    """Which route texts take; none if they are refused. None: texts of which nothing is said."""
+    """Input type -> route. Types without a route are refused. None stands for texts without a type."""
 
 
 def read_router(folder: Path, path: str) -> Routes:
@@ -53,7 +55,7 @@ def read_router(folder: Path, path: str) -> Routes:
 
 
 def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None, str]:
-    """The Router's own order: what is mapped, the route that is called as the task or as the modality, the default."""
+    """Return the route of each input type, in the Router's order: mapping, name of task or modality, default."""
     parameters.reject_unknown_keys({"allow_empty_key", "default_route", "route_mappings"})
     mapped = _mappings(parameters, routes)
     default = parameters.data.get("default_route")
@@ -61,7 +63,7 @@ def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None,
         default = routes[0]
     if default is not None and default not in routes:
         raise parameters.error(f"{default!r} is no route; routes: {', '.join(routes)}.", "default_route")
-    found = dict[InputType | None, str]()
+    route_of = dict[InputType | None, str]()
     for task in _TASKS:
         named = [route for route in (task, "text") if route in routes]
         keys = ((task, "text"), (task, None), (None, "text"), (None, None))
@@ -69,14 +71,14 @@ def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None,
         if task is None and isinstance(default, str):
             choices.append(default)
         if choices:
-            found[task] = choices[0]
-    return found
+            route_of[task] = choices[0]
+    return route_of
 
 
 def _mappings(parameters: JsonFile, routes: list[str]) -> dict[tuple[object, object], str]:
-    """(task, modality) -> route; a key is a tuple as Python prints it."""
+    """Return the mapping of (task, modality) to route. A key is a tuple as Python prints it."""
     key = "route_mappings"
-    found = dict[tuple[object, object], str]()
+    routes_by_pair = dict[tuple[object, object], str]()
     for text, route in cast(dict[str, object], parameters.get(key, dict, {})).items():
         try:
             pair: object = ast.literal_eval(text)
@@ -86,5 +88,5 @@ def _mappings(parameters: JsonFile, routes: list[str]) -> dict[tuple[object, obj
             raise parameters.error(f"{text!r:.80} is no pair of a task and a modality.", key)
         if not isinstance(route, str) or route not in routes:
             raise parameters.error(f"{route!r:.80} is no route; routes: {', '.join(routes)}.", key)
-        found[cast(tuple[object, object], pair)] = route
-    return found
+        routes_by_pair[cast(tuple[object, object], pair)] = route
+    return routes_by_pair

@@ -1,4 +1,4 @@
-"""What checkpoints say of sparse vectors: SPLADE's heads, and the extra files of BGE-M3.
+"""Sparse heads of SPLADE and BGE-M3.
 
 Which tokens of a text count for SPLADE: all of them, [CLS] and [SEP] too. So it is in the code that the models were trained and
 published with (naver/splade and the models' cards: scores times the attention mask), in Sentence Transformers and in Text
@@ -28,7 +28,7 @@ FILL_MASK: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("fill-mask",),
     "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}}, None),
 }
-"""What the configuration of a Transformer says before SpladePooling."""
+"""Supported settings of a Transformer before SpladePooling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _LanguageHead:
     biases: tuple[str, ...]
     table: str = "embeddings.word_embeddings.weight"
     activation: Activation | None = "gelu"
-    """None: the transformer's own."""
+    """Activation, or None for the transformer's own."""
 
 
 _LM_HEAD: Final = _LanguageHead(
@@ -74,7 +74,7 @@ _STRATEGIES: Final[Mapping[str, Literal["max", "sum"]]] = {"max": "max", "sum": 
 
 
 def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entries: int) -> Output:
-    """SPLADE: config.json says which head, `pooling` is SpladePooling's config; an empty one has its defaults."""
+    """Return SPLADE's output. config.json decides the head. `pooling` is SpladePooling's config, which may be empty."""
     sizes = {"word_embedding_dimension", "embedding_dimension"}
     pooling.reject_unknown_keys(sizes, {"pooling_strategy", "activation_function", "chunk_size"})
     for key in sizes:
@@ -99,7 +99,7 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
 
 
 def _transform(config: JsonFile, encoder: Encoder, names: _LanguageHead) -> tuple[Dense, LayerNorm]:
-    """What stands before the decoder."""
+    """Return the layers before the decoder."""
     if encoder.family == "modernbert":
         config.require_values({"classifier_activation": ("gelu", None)})
     return (
@@ -116,7 +116,7 @@ def _transform(config: JsonFile, encoder: Encoder, names: _LanguageHead) -> tupl
 
 
 def _has_bias(config: JsonFile, key: str, *, default: bool) -> bool:
-    """ModernBERT's config says it; elsewhere there is one."""
+    """Return whether a layer has a bias. Only ModernBERT's config states it; other models have one."""
     if config.data.get("model_type") != "modernbert":
         return True
     return config.get(key, bool, default)
@@ -124,11 +124,11 @@ def _has_bias(config: JsonFile, key: str, *, default: bool) -> bool:
 
 _SPARSE, _COLBERT = "sparse_linear.pt", "colbert_linear.pt"
 _NOT_LEXICAL: Final = ("cls", "eos", "pad", "unk")
-"""Tokens without a weight, by their roles."""
+"""Roles of tokens without a weight."""
 
 
 def read_m3(root: Path, encoder: Encoder, tokenizer: TokenizerCard) -> dict[Literal["sparse", "multi_vector"], Output]:
-    """The outputs that BGE-M3 has in files of their own, beside those of the transformer."""
+    """Return the outputs of BGE-M3 whose weights are in separate files."""
     outputs: dict[Literal["sparse", "multi_vector"], Output] = {}
     if (root / _SPARSE).exists():
         head = Dense(_SPARSE, "", encoder.hidden_size, _rows(root, _SPARSE), bias=True, activation="relu")
@@ -146,7 +146,7 @@ def read_m3(root: Path, encoder: Encoder, tokenizer: TokenizerCard) -> dict[Lite
 
 
 def _rows(root: Path, file: str) -> int:
-    """Of the weight in a .pt file: its config is nowhere else."""
+    """Return the rows of the weight in a .pt file, which no config states."""
     shape = tensor_shapes(find_file(root, file), file).get("weight", ())
     if len(shape) != 2 or shape[0] < 1:
         raise CheckpointError("has no weight of two dimensions.", file=file, key="weight")

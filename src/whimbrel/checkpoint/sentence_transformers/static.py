@@ -1,4 +1,6 @@
-"""Checkpoints that are nothing but a table of vectors, one per token: Sentence Transformers' StaticEmbedding, and model2vec.
+"""Static embedding models.
+
+These checkpoints are a table with one vector per token: Sentence Transformers' StaticEmbedding, and model2vec.
 
 Both say little: a tokenizer.json, which is used as it is, and the tensors. What a table holds is in the header of
 model.safetensors, which is read here without any library. model2vec's checkpoints have a config.json, and treat texts in
@@ -48,12 +50,12 @@ _INERT: Final = frozenset(
 
 
 def is_model2vec(root: Path) -> bool:
-    """Whether model2vec has saved what lies in this folder."""
+    """Return whether model2vec saved this folder."""
     return JsonFile.read_optional(root, "config.json").data.get("model_type") == "model2vec"
 
 
 def read_static_card(folder: Path, name: str, rows: Rows) -> Card:
-    """The card of a table of vectors, and of what comes after it. Raises CheckpointError."""
+    """Read the card of a table of vectors and the modules after it. Raises CheckpointError."""
     kind, path = rows[0]
     path = Path(path).as_posix() if Path(path).parts else ""
     sentence = read_sentence(folder, model_kind(rows))
@@ -83,7 +85,7 @@ def read_static_card(folder: Path, name: str, rows: Rows) -> Card:
 
 
 def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
-    """What lies in a table's folder: (encoder, tokenizer, tokens per text, whether vectors are normalised, if that is said)."""
+    """Return (encoder, tokenizer, tokens per text, whether vectors are normalised, or None if not stated)."""
     shapes = _shapes(root)
     name = next((name for name in _TABLES if name in shapes), _TABLES[0])
     if len(shape := shapes.get(name, [])) != 2 or min(shape) < 1:
@@ -104,7 +106,7 @@ def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
 
 
 def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard, int, Output]:
-    """What lies in the folder of a SparseStaticEmbedding: (encoder, tokenizer, tokens per text, sparse vectors)."""
+    """Return (encoder, tokenizer, tokens per text, sparse output) of a SparseStaticEmbedding."""
     root = folder / path
     config = JsonFile.read_optional(root, "config.json")
     config.reject_unknown_keys({"frozen", "path"})

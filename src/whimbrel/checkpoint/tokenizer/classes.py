@@ -1,4 +1,6 @@
-"""tokenizer.json as transformers' tokenizer classes read it. Pure: JSON in, JSON out.
+"""Tokenizer classes of transformers.
+
+Rebuilds tokenizer.json as these classes read it. Pure: JSON in, JSON out.
 
 Most classes take the vocabulary from tokenizer.json and build everything else themselves, from tokenizer_config.json and their
 own defaults; where the files disagree, the ids are those of the class. Decoders' classes take the post-processor too. Other
@@ -58,7 +60,7 @@ _QWEN2_WORDS: Final = (
 
 
 def read_as_class(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
-    """tokenizer.json's content with what the checkpoint's tokenizer class makes of it. Raises CheckpointError.
+    """Return tokenizer.json as the checkpoint's tokenizer class reads it. Raises CheckpointError.
 
     The model embeds `vocab_size` tokens; an added token that is not in the vocabulary gets an id if there is room below.
     """
@@ -86,12 +88,12 @@ def read_vocabulary(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[M
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """What a class needs to know of its special tokens."""
+    """The special tokens and ids that a class needs."""
 
     names: Mapping[str, str]
     """Role -> token."""
     ids: Mapping[str, int]
-    """Of all tokens."""
+    """Token -> id."""
 
     def name(self, role: str) -> str:
         if role not in self.names:
@@ -218,7 +220,7 @@ _BUILDERS: Final[Mapping[TokenizerClass, _Builder]] = {
     "RobertaTokenizer": _roberta,
     "XLMRobertaTokenizer": _xlm_roberta,
 }
-"""What a class builds itself; the rest of the file stays."""
+"""Tokenizer class -> builder of the parts that the class overrides."""
 
 _BPE: Final = {
     "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
@@ -296,7 +298,7 @@ def _vocabulary(file: JSON) -> Mapping[str, int]:
 
 
 def unknown_token(card: TokenizerCard) -> str | None:
-    """What stands for what the vocabulary does not have."""
+    """Return the unknown token, if any."""
     stated = card.special_tokens.get("unk", {"content": _DEFAULT_TOKENS[card.tokenizer_class].get("unk")})
     return None if stated is None else stated["content"]
 

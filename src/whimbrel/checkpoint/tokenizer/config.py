@@ -1,4 +1,6 @@
-"""tokenizer_config.json and what lies beside it -> TokenizerCard. Every key must be known, as in `card_reader`.
+"""Tokenizer configuration.
+
+Reads tokenizer_config.json and the files beside it into a `TokenizerCard`. Every key must be known.
 
 Source: transformers/tokenization_utils_base.py, `_from_pretrained`, and models/auto/tokenization_auto.py (5.23).
 """
@@ -90,7 +92,7 @@ _IMPLIED: Final[Mapping[str, TokenizerClass]] = {
     "xlm-roberta": "XLMRobertaTokenizer",
     "xmod": "XLMRobertaTokenizer",
 }
-"""The class of a model type, where none is stated."""
+"""Model type -> tokenizer class if none is stated."""
 _FILE_ALONE: Final = """
     ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoeshared hyperclovax internlm3
     iquestcoder mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert modernbert-decoder nemotron
@@ -100,10 +102,10 @@ _FORCED: Final[Mapping[str, TokenizerClass]] = {
     "qwen2": "Qwen2Tokenizer",
     **dict.fromkeys(_FILE_ALONE, "tokenizer.json"),
 }
-"""The class of a model type, whatever is stated."""
+"""Model type -> tokenizer class, whatever is stated."""
 _ENDING: Final = ("tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast")
-"""Code of gte-Qwen2 and stella: Qwen2's class, but that a text ends with the eos token if add_eos_token says so. Their
-tokenizer.json does not say it."""
+"""Code of gte-Qwen2 and stella: Qwen2's class, with the eos token after a text if add_eos_token is true. Their tokenizer.json
+does not state it."""
 _NEED_A_SPACE_FLAG: Final = (
     "AlbertTokenizer",
     "CamembertTokenizer",
@@ -113,11 +115,11 @@ _NEED_A_SPACE_FLAG: Final = (
 )
 """Classes that do not take a null for add_prefix_space as their default."""
 _INPUTS: Final[Mapping[TokenizerClass, list[str]]] = {"BertTokenizer": ["token_type_ids"]}
-"""What a class gives the model beside ids, where it is not stated. (transformers 4 had types here for nearly all classes.)"""
+"""Tokenizer class -> default model inputs besides ids. (transformers 4 had types here for nearly all classes.)"""
 
 
 def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowercase: bool) -> TokenizerCard:
-    """The tokenizer's part of the card, from config.json and tokenizer_config.json. Raises CheckpointError.
+    """Read the tokenizer's part of the card from config.json and tokenizer_config.json. Raises CheckpointError.
 
     `lowercase` is the do_lower_case of Sentence Transformers.
     """
@@ -152,7 +154,7 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
 
 
 def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> TokenizerClass:
-    """The class that AutoTokenizer takes."""
+    """Return the class that AutoTokenizer chooses."""
     model_type = config.get("model_type", str, "")
     if model_type == "mistral" and (root / "tekken.json").exists():
         raise CheckpointError("is not read by Whimbrel; if tokenizer.json says the same, remove it.", file="tekken.json")
@@ -170,7 +172,7 @@ def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> Token
 
 
 def _ends(tokenizer: JsonFile) -> bool:
-    """Whether code of the checkpoint's own, whose work is done here, puts the eos token after a text."""
+    """Return whether custom code, which Whimbrel implements, puts the eos token after a text."""
     code = cast(JSON, tokenizer.get("auto_map", dict, {}))
     if not code:
         return False
@@ -193,8 +195,11 @@ def _add_prefix_space(tokenizer: JsonFile, kind: TokenizerClass) -> bool | None:
 def _named_tokens(
     root: Path, tokenizer: JsonFile, *, legacy: bool
 ) -> tuple[Mapping[str, AddedToken | None], tuple[AddedToken, ...] | None]:
-    """Special tokens with a role and without: tokenizer_config.json's, overruled by special_tokens_map.json in checkpoints that
-    do not list their added tokens. Roles of the model's own come last."""
+    """Return the special tokens by role, and those without a role.
+
+    special_tokens_map.json overrides tokenizer_config.json in checkpoints that do not list their added tokens. Roles of the
+    model's own come last.
+    """
     old_key, key = _EXTRA
     stated = dict(tokenizer.data)
     if old_key in stated and not stated.get(key):
@@ -217,12 +222,12 @@ def _named_tokens(
 
 
 def _own_roles(tokenizer: JsonFile) -> set[str]:
-    """Keys that give tokens roles of the model's own, as image_token."""
+    """Return the keys of roles of the model's own, such as image_token."""
     return {key for key, value in tokenizer.data.items() if key.endswith("_token") and isinstance(value, str)} - _ROLES.keys()
 
 
 def _pop_roles(stated: JSON, key: str) -> JSON:
-    """Extra tokens that are given with names, which makes these their roles."""
+    """Remove and return the extra tokens with names, which become their roles."""
     return cast(JSON, stated.pop(key)) if isinstance(stated.get(key), dict) else {}
 
 
@@ -238,7 +243,7 @@ def _special_tokens_map(root: Path, stated: JSON) -> JSON:
 
 
 def _token(tokenizer: JsonFile, key: str, value: Any) -> AddedToken | None:
-    """A special token, given by its content, or with its flags too."""
+    """Return a special token, stated as its content or with flags."""
     if value is None or isinstance(value, str):
         return None if value is None else {"content": value, "special": True}
     if not isinstance(value, dict) or not isinstance(cast(JSON, value).get("content"), str):

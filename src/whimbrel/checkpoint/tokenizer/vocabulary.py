@@ -1,6 +1,7 @@
-"""tokenizer.json, or what older checkpoints have in its place: files of the vocabulary alone.
+"""Vocabulary files.
 
-Of those only the model is known then: the checkpoint's tokenizer class builds the rest, see `tokenizer_file`. Source:
+Reads tokenizer.json, or the vocabulary files of older checkpoints. Those have the model only; `classes.py` builds the rest as
+the checkpoint's tokenizer class does. Source:
 transformers/tokenization_utils_tokenizers.py and models/*/tokenization_*.py (5.23).
 """
 
@@ -16,7 +17,7 @@ _FILE, _WORDS, _PAIRS, _MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "m
 
 
 def read_tokenizer_file(root: Path) -> JsonFile:
-    """The content of tokenizer.json, or the same of vocab.txt (WordPiece), or of vocab.json and merges.txt (byte pairs).
+    """Return tokenizer.json, or its equivalent from vocab.txt (WordPiece) or vocab.json and merges.txt (byte pairs).
 
     Raises CheckpointError.
     """
