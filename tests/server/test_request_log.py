@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 from asgi import Answer, ask
 from whimbrel.dialects import Response as Made
+from whimbrel.server.app.request_context import context_of
 from whimbrel.server.app.request_log import RequestLogMiddleware
-from whimbrel.server.app.request_record import context_of
 from whimbrel.server.app.transfer import send_answer
 from whimbrel.telemetry import trace
 from whimbrel.telemetry.trace import RequestFinished, RequestStarted

@@ -119,11 +119,6 @@ class Request:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def enter(self, *, tenant: str, deadline: float) -> None:
-        """Say whose it is, and until when it is wanted; of a request that nobody else has seen yet."""
-        object.__setattr__(self, "tenant", tenant)
-        object.__setattr__(self, "deadline", deadline)
-
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:

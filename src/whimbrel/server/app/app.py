@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from math import ceil, inf, nan
 from typing import Any, TypeAlias, TypeVar
 
@@ -30,8 +31,8 @@ from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Overload
 from whimbrel.server.app.guards import guards as guards_of
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import docs_page, openapi_document
+from whimbrel.server.app.request_context import context_of
 from whimbrel.server.app.request_log import RequestLogMiddleware, sanitize
-from whimbrel.server.app.request_record import context_of
 from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes, render_error
 from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
 from whimbrel.server.app.transfer import check_type, read_body, read_small_body, send_answer
@@ -115,11 +116,11 @@ class _PostEndpoint:
         try:
             if self._served.draining:
                 raise Unavailable("the server is about to stop.", retry_after=5.0)
-            notes = context_of(scope)
-            deadline = _deadline(notes.request_headers)
-            check_type(notes.request_headers, self._media_types)
+            context = context_of(scope)
+            deadline = _deadline(context.request_headers)
+            check_type(context.request_headers, self._media_types)
             route = self._ways.default  # until all of the body is there
-            with Timer("receive", into=notes.stages):
+            with Timer("receive", into=context.stages):
                 body = await read_body(receive)
             route = self._ways.choose(body)
             answer = await self._answer(route, body, scope, receive, deadline)
@@ -132,22 +133,22 @@ class _PostEndpoint:
             await send_answer(answer, scope, send)
 
     async def _answer(self, route: Route, body: bytes, scope: Scope, receive: Receive, deadline: float) -> Response:
-        notes = context_of(scope)
-        with Timer("read", into=notes.stages):
-            sent, asked = _reader(route, notes.request_headers)(body)
-            notes.model = "other"
+        context = context_of(scope)
+        with Timer("read", into=context.stages):
+            sent, asked = _reader(route, context.request_headers)(body)
+            context.model = "other"
             embedder = self._served.find(sent.model)
-            notes.model = embedder.plan.served_name
+            context.model = embedder.plan.served_name
             request = asked(embedder) if callable(asked) else asked
         result: Any = None
         if request is not None:
             if isinstance(request, Request):
-                notes.num_texts = len(request.texts)
-                request.enter(tenant=scope["state"]["tenant"], deadline=deadline)
+                context.num_texts = len(request.texts)
+                request = replace(request, tenant=scope["state"]["tenant"], deadline=deadline)
             result = await _run_while_connected(_run(embedder, request), scope, receive)
         if isinstance(result, Result):
-            notes.note_result(result)
-        with Timer("write", into=notes.stages):
+            context.note_result(result)
+        with Timer("write", into=context.stages):
             answer = route.render_response(sent, result, embedder)
         return Response([answer], size=len(answer)) if isinstance(answer, bytes) else answer
 

@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthorized, WhimbrelError
 from whimbrel.server.app.access import Keys, host_name, is_loopback, is_same_origin, origin_name
 from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.request_context import context_of
 from whimbrel.server.app.request_log import sanitize
-from whimbrel.server.app.request_record import context_of
 from whimbrel.server.app.routing import render_error
 from whimbrel.server.app.transfer import read_small_body
 

@@ -1,7 +1,8 @@
-"""The outermost middleware: every HTTP request is entered when it comes and struck out once when it ends, whatever happens.
+"""Outermost middleware: request ids, bugs and the request log.
 
-It gives a request its id, answers bugs, writes the headers that every answer has, and tells trace of Received and Finished.
-Handlers and other middleware leave what they learn in the request's Notes. Knows ASGI; nothing of models or metrics.
+It emits one RequestStarted and exactly one RequestFinished event per request, on every code path. It gives each request its id
+and answers bugs with status 500. Handlers and other middleware leave what they learn in the request's `RequestContext`.
+It knows ASGI, and nothing of models or metrics.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whimbrel.errors import WhimbrelError
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
-from whimbrel.server.app.request_record import RequestContext
+from whimbrel.server.app.request_context import MemoryBudget, RequestContext
 from whimbrel.server.app.routing import render_error
-from whimbrel.server.app.transfer import MemoryBudget, MeteredTransfer
 from whimbrel.telemetry import trace
 from whimbrel.telemetry.trace import RequestFinished
 
@@ -56,64 +56,63 @@ class RequestLogMiddleware:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
-        notes = RequestContext(request_id, time.perf_counter(), headers)
-        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "notes": notes}
+        context = RequestContext(request_id, headers, receive=receive, send=send, limits=self._options, budget=self._held)
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "context": context}
         route, received = self._route(scope["path"]), time.time()
-        transfer = MeteredTransfer(receive, send, notes, self._options, self._held)
         trace.request_started(route)
         lost = True  # unless _run comes back: it lets nothing through but the end of this process
         try:
-            await self._run(scope, transfer, notes)
+            await self._run(scope, context)
             lost = False
         finally:
-            status, outcome = transfer.end(lost=lost)
+            status, outcome = context.end(lost=lost)
             trace.request_finished(
                 RequestFinished(
-                    request_id=notes.request_id,
+                    request_id=context.request_id,
                     method=scope["method"] if scope["method"] in _METHODS else _OTHER,
                     route=route,
                     path=scope["path"][:_MAX_PATH],
                     client=(scope.get("client") or ("",))[0],
                     status=status,
                     outcome=outcome,
-                    error=notes.error or ("" if outcome == "ok" else outcome),
-                    model=notes.model,
-                    num_texts=notes.num_texts,
-                    num_tokens=notes.num_tokens,
-                    num_truncated=notes.num_truncated,
+                    error=context.error or ("" if outcome == "ok" else outcome),
+                    model=context.model,
+                    num_texts=context.num_texts,
+                    num_tokens=context.num_tokens,
+                    num_truncated=context.num_truncated,
                     received=received,
-                    seconds=(transfer.ended or time.perf_counter()) - notes.started,
-                    stages=notes.stages,
+                    seconds=(context.ended or time.perf_counter()) - context.started,
+                    stages=context.stages,
                     traceparent=_valid_traceparent(headers.get(b"traceparent", b"")),
                 )
             )
 
-    async def _run(self, scope: Scope, transfer: MeteredTransfer, notes: RequestContext) -> None:
+    async def _run(self, scope: Scope, context: RequestContext) -> None:
         """Run the app; what it raises is ours, not the caller's, and is logged and answered as such."""
         try:
-            await self._app(scope, transfer.receive, transfer.send)
-            if not transfer.status and not transfer.left:
+            await self._app(scope, context.receive, context.send)
+            if not context.status and not context.left:
                 raise RuntimeError("nothing was answered")
         except ClientDisconnect:
-            transfer.left = True
+            context.left = True
         except Exception as error:
-            if not transfer.left:
-                await self._answer_bug(error, scope, transfer, notes)
+            if not context.left:
+                await self._answer_bug(error, scope, context)
 
-    async def _answer_bug(self, error: Exception, scope: Scope, transfer: MeteredTransfer, notes: RequestContext) -> None:
+    async def _answer_bug(self, error: Exception, scope: Scope, context: RequestContext) -> None:
         """The log has the traceback, the answer only its kind."""
-        fields = {"request_id": notes.request_id}
+        fields = {"request_id": context.request_id}
         _log.error("%s %s failed", sanitize(scope["method"]), sanitize(scope["path"]), exc_info=error, extra={"fields": fields})
-        notes.error = WhimbrelError.code
-        if transfer.status:
+        context.error = WhimbrelError.code
+        if context.status:
             return  # the server breaks off an answer that has begun
         answer = WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug.")
         status, body = render_error(answer, scope["path"])
         with suppress(OSError):
-            await transfer.send(
+            await context.send(
                 {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]}
             )
-            await transfer.send({"type": "http.response.body", "body": body})
+            await context.send({"type": "http.response.body", "body": body})
 
     def _route(self, path: str) -> str:
         """The template that a path belongs to, whether or not the request gets that far."""
