@@ -41,7 +41,7 @@ class _Collector:
 
 
 def test_every_row_s_test_exists_and_compares(pytestconfig: pytest.Config) -> None:
-    """Whether it declares just these rows is checked whenever it runs."""
+    """True if it declares just these rows is checked whenever it runs."""
     collector = _Collector()
     files = sorted({f"{pytestconfig.rootpath}/tests/{proof.test.partition('::')[0]}" for proof in PROOFS})
     options = ["--collect-only", "-qq", "-s", "-p", "no:cacheprovider", f"--rootdir={pytestconfig.rootpath}"]

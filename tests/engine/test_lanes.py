@@ -93,7 +93,7 @@ class StepRunner:
         return launch
 
     def is_quiet(self, seconds: float = 0.2) -> bool:
-        """Whether nothing is launched for a while."""
+        """True if nothing is launched for a while."""
         try:
             return not self._launched.get(timeout=seconds).words
         except Empty:

@@ -110,7 +110,7 @@ def reuse_memory(job: Job, future: Future[Result]) -> None:
 
 
 def check(job: Job) -> str:
-    """Whether the answer of a job is one that it may have."""
+    """True if the answer of a job is one that it may have."""
     if job.future.cancelled():
         return "cancelled"
     error = job.future.exception(120)

@@ -100,7 +100,7 @@ def value(client: httpx2.Client, name: str) -> float:
 
 
 def settled(client: httpx2.Client) -> bool:
-    """Whether nothing but the question itself is in flight."""
+    """True if nothing but the question itself is in flight."""
     return +requests_of(client)[1] == {"/metrics": 1}
 
 

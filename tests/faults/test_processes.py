@@ -41,7 +41,7 @@ def server() -> Iterator[Server]:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process is there, and is more than an entry that nobody has cleared away yet."""
+    """True if a process is there, and is more than an entry that nobody has cleared away yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -29,7 +29,7 @@ def told(answer: bytes | Response) -> Any:
 
 
 def same_bits(found: Any, expected: np.ndarray) -> bool:
-    """Whether the numbers read back are these, -0.0 told from 0."""
+    """True if the numbers read back are these, -0.0 told from 0."""
     array = np.array(found, np.float32).reshape(expected.shape)
     return np.array_equal(array.view(np.uint32), np.ascontiguousarray(expected).view(np.uint32))
 
@@ -44,5 +44,5 @@ def codes_of(kind: str, rows: np.ndarray) -> np.ndarray:
 
 
 def is_read_back(kind: str, numbers: Any, rows: np.ndarray) -> bool:
-    """Whether these are the rows in a type as Cohere, Voyage and Jina name it: floats bit for bit."""
+    """True if these are the rows in a type as Cohere, Voyage and Jina name it: floats bit for bit."""
     return same_bits(numbers, rows) if kind in ("float", "base64") else np.array_equal(numbers, codes_of(kind, rows))

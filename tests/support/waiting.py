@@ -10,7 +10,7 @@ import httpx2
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60) -> bool:
-    """Whether `condition` comes true in time. Its HTTP errors count as not yet."""
+    """True if `condition` comes true in time. Its HTTP errors count as not yet."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

@@ -69,52 +69,52 @@ class AsyncEngine:
         return self._engine.queued_tokens
 
     async def embed(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
-        """As Engine.embed."""
+        """Async form of `Engine.embed`."""
         vectors = (await self.run(text_request(self.card, texts, ("dense",), **options))).dense
         return vectors[0] if isinstance(texts, str) else vectors
 
     async def sparse(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Sparse:
-        """As Engine.sparse."""
+        """Async form of `Engine.sparse`."""
         return require((await self.encode(texts, ("sparse",), **options)).sparse)
 
     async def multi_vector(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Ragged:
-        """As Engine.multi_vector."""
+        """Async form of `Engine.multi_vector`."""
         reject_muvera(options)
         return require((await self.encode(texts, ("multi_vector",), **options)).multi_vector)
 
     async def muvera(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
-        """As Engine.muvera."""
+        """Async form of `Engine.muvera`."""
         vectors = require((await self.encode(texts, ("multi_vector",), **require_muvera(options))).muvera)
         return vectors[0] if isinstance(texts, str) else vectors
 
     async def encode(
         self, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName] = (), **options: Unpack[TextOptions]
     ) -> Outputs:
-        """As Engine.encode."""
+        """Async form of `Engine.encode`."""
         return (await self.run(text_request(self.card, texts, outputs, **options))).outputs
 
     async def score(self, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Float32Array:
-        """As Engine.score."""
+        """Async form of `Engine.score`."""
         return await self._answer(scoring.score(self.card, queries, documents, **options))
 
     async def rerank(
         self, query: str | VectorInput, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
     ) -> list[Ranked]:
-        """As Engine.rerank."""
+        """Async form of `Engine.rerank`."""
         return await self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))
 
     async def explain(self, query: str | VectorInput, documents: Texts, **options: Unpack[ScoreOptions]) -> list[Explanation]:
-        """As Engine.explain."""
+        """Async form of `Engine.explain`."""
         return await self._answer(scoring.explain(self.card, query, documents, **options))
 
     async def classify(self, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Classes:
-        """As Engine.classify."""
+        """Async form of `Engine.classify`."""
         return await self._answer(scoring.classify(self.card, texts, **options))
 
     async def token_classify(
         self, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
     ) -> list[list[Entity]]:
-        """As Engine.token_classify."""
+        """Async form of `Engine.token_classify`."""
         return await self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
 
     async def _answer(self, operation: Operation[T]) -> T:

@@ -141,10 +141,11 @@ class Engine:
         return self.run(text_request(self.card, texts, outputs, **options)).outputs
 
     def score(self, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Float32Array:
-        """How well documents answer queries: float32, (N,), or (N, C) of a model with C classes.
+        """Return the scores of query-document pairs: float32, (N,), or (N, C) of a model with C classes.
 
-        One query goes with each document; else there are as many queries as documents. Of models that compare vectors, those
-        may stand for any text, as the other verbs give them or in fewer bits (`given`). The options are those of ScoreOptions.
+        A single query is paired with every document; else there are as many queries as documents. For models that compare
+        vectors, any text may be replaced by its stored vectors, as the other verbs give them or in fewer bits
+        (`outputs/stored_vectors.py`). The options are those of ScoreOptions.
         """
         return self._answer(scoring.score(self.card, queries, documents, **options))
 
@@ -155,7 +156,7 @@ class Engine:
         return self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))
 
     def explain(self, query: str | VectorInput, documents: Texts, **options: Unpack[ScoreOptions]) -> list[Explanation]:
-        """Of late-interaction models: what each token of the query found in each document, in their order."""
+        """Return the best match of each query token in each document, of late-interaction models, in the order of documents."""
         return self._answer(scoring.explain(self.card, query, documents, **options))
 
     def classify(self, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Classes:
@@ -239,7 +240,7 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are answered: the engine is neither closed nor broken."""
+        """True if requests are answered: the engine is neither closed nor broken."""
         return self._dispatcher.is_open
 
     @property

@@ -15,7 +15,7 @@ from whimbrel.types.seq import Seq
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """When and beside which others a request runs."""
+    """The time at which a request runs, and the seqs beside which it may run."""
 
     priority: int = 0
     """Lower numbers run first."""
@@ -35,7 +35,7 @@ class EngineRequest:
     layout: ResultLayout
     """The layout of the rows that the model gives."""
     received: float
-    """When the request came (perf_counter)."""
+    """The time at which the request came (perf_counter)."""
     tokenize: float = 0.0
     """Seconds that tokenization took."""
     finish: Finish = field(default_factory=ReturnRows)
@@ -52,7 +52,7 @@ class EngineRequest:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute: no seq and no pair."""
+        """True if there is nothing to compute: no seq and no pair."""
         return not self.seqs and not isinstance(self.finish, PairScoring)
 
     def result(self, outputs: Outputs, timings: Timings) -> Result:

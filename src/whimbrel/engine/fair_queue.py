@@ -32,7 +32,7 @@ class _JobQueue(Generic[K]):
     seqs: deque[Seq]
     tokens: int
     is_virtual_active: bool = True
-    """Whether the job would still be active under even sharing."""
+    """True if the job would still be active under even sharing."""
 
 
 @dataclass(slots=True, eq=False)

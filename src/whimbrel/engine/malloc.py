@@ -1,4 +1,4 @@
-"""glibc malloc tuning: freed buffers are reused instead of being returned to the kernel.
+"""Tuning of glibc malloc: freed buffers are reused instead of being returned to the kernel.
 
 Activations and responses are some MB, freed and allocated anew for each batch. By default glibc unmaps or trims freed memory,
 so that every allocation touches fresh pages: with MiniLM on two Zen 4 cores, 320,000 page faults for 35,000 tokens took a tenth

@@ -257,7 +257,7 @@ class AsyncPreprocessor:
         self._waiting = 0
 
     async def preprocess(self, request: Request) -> EngineRequest:
-        """As `Preprocessor.preprocess`, for a request that comes now. Raises Overloaded and Unavailable too."""
+        """Async form of `Preprocessor.preprocess`, for a request that comes now. Raises Overloaded and Unavailable too."""
         received = perf_counter()
         if _is_small(request):
             return self._preprocessor.preprocess(request, received=received)
@@ -277,11 +277,11 @@ class AsyncPreprocessor:
             self._waiting -= 1
 
     async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
-        """As `Preprocessor.tokenize`."""
+        """Async form of `Preprocessor.tokenize`."""
         return await self._in_thread(self._preprocessor.tokenize, request)
 
     async def decode(self, request: DetokenizeRequest) -> list[str]:
-        """As `Preprocessor.decode`."""
+        """Async form of `Preprocessor.decode`."""
         return await self._in_thread(self._preprocessor.decode, request)
 
     def close(self) -> None:

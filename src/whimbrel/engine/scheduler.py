@@ -133,7 +133,7 @@ class Scheduler(Generic[K]):
 
     @property
     def suspects_are_next(self) -> bool:
-        """Whether `take` would return suspects, which must be alone on the device."""
+        """True if `take` would return suspects, which must be alone on the device."""
         return bool(self._priorities) and self._levels[self._priorities[0]].queues["suspect"].tokens > 0
 
     def take(self, now: float, idle_lanes: int = 1) -> ScheduledBatch[K] | None:

@@ -57,7 +57,7 @@ LocalFinish: TypeAlias = ReturnRows | ChunkMerge | Deduplication | TokenReductio
 """A finish that needs nothing but the response: it is carried out in the process that tokenized the request."""
 
 Finish: TypeAlias = LocalFinish | PairScoring
-"""What becomes of the rows of a request."""
+"""The finish of a request: the use of its rows."""
 
 
 def response_layout(rows: ResultLayout, finish: Finish) -> ResultLayout:
@@ -86,9 +86,9 @@ class Finisher(Protocol):
     """Collects the rows of one request and makes its outputs of them."""
 
     adds_slowly: bool
-    """Whether `add` may take long, so that it runs in the finish pool. If not, it may write into the response."""
+    """True if `add` may take long, so that it runs in the finish pool. If not, it may write into the response."""
     finishes_slowly: bool
-    """Whether `result` may take long, so that it runs in the finish pool."""
+    """True if `result` may take long, so that it runs in the finish pool."""
     num_bytes: int
     """Memory that it holds besides the response, in bytes."""
     skipped_seqs: Collection[int]

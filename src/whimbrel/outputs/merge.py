@@ -26,7 +26,7 @@ class ChunkMerge:
     weights_S: Float32Array
     """Tokens of each chunk."""
     normalized: bool
-    """Whether the vectors have norm 1."""
+    """True if the vectors have norm 1."""
 
     def apply(self, outputs: Outputs) -> Outputs:
         """Return the outputs with a dense vector per text."""

@@ -37,7 +37,7 @@ class PairScoring:
     documents_P: Int32Array
     stored: tuple[StoredVectors, ...] = ()
     explain: bool = False
-    """Whether the response says which document token each query token matches best."""
+    """True if the response says which document token each query token matches best."""
     pooling: TokenPooling | None = None
     """Token pooling of the documents that are computed, or None."""
     pair_tokens: Sequence[PairTokens] | None = None

@@ -41,7 +41,7 @@ class RowSelection:
     tokens_X: Int32Array | None = None
     """The tokens of rows over the vocabulary, one row after another."""
     keep_on_device: bool = False
-    """Whether all requests only score these rows, so that they need not be copied to the host."""
+    """True if all requests only score these rows, so that they need not be copied to the host."""
 
 
 def select_rows(card: Card, batch: Batch, layouts: Sequence[ResultLayout]) -> dict[OutputName, RowSelection]:
@@ -122,7 +122,7 @@ class DeviceRows:
     rows_PD: Any
     """A tensor."""
     finite_P: NDArray[np.bool_]
-    """Whether all numbers of each row are finite."""
+    """True if all numbers of each row are finite."""
 
 
 OutputRows: TypeAlias = Float32Array | Sparse | DeviceRows

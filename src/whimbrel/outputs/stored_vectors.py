@@ -28,7 +28,7 @@ class StoredVectors:
     """Stored vectors of several texts, of one dtype: text i has rows offsets_N1[i] to offsets_N1[i + 1]."""
 
     rows_XD: NDArray[Any]
-    """float32, float16, int8 or uint8 (bits); for sparse vectors the weights (X, 1)."""
+    """Rows of float32, float16, int8 or uint8 (bits); for sparse vectors the weights (X, 1)."""
     offsets_N1: Int64Array
     ids_X: Int32Array | None = None
     """Entries of sparse vectors, ascending within a text; None: not sparse."""

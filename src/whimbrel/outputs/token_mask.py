@@ -28,5 +28,5 @@ def token_mask(
 
 
 def entry_keys(seq_X: NDArray[np.integer], ids_X: Int32Array) -> Int64Array:
-    """Return sort keys of (seq, token id): ordered by seq, then by id. (X,)"""
+    """Return sort keys of (seq, token id): ordered by seq, then by id: (X,)."""
     return (seq_X.astype(np.int64) << 32) | ids_X

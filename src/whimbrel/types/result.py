@@ -61,11 +61,11 @@ class Outputs:
     """Requested outputs in the order of the texts, float32 and finite. None for outputs that were not requested."""
 
     dense: Float32Array | None = None
-    """(N, D)"""
+    """Dense vectors: (N, D)."""
     sparse: Sparse | None = None
     multi_vector: Ragged | None = None
     scores: Float32Array | None = None
-    """(N, C)"""
+    """Scores of texts or pairs: (N, C)."""
     token_scores: Ragged | None = None
     token_matches: Ragged | None = None
     """(Q, 2) for each explained pair: the greatest similarity of each query token to a document token, and that token's index.

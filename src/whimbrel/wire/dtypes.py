@@ -61,7 +61,7 @@ class EncodedArray:
     """
 
     array: NDArray[Any]
-    """float32, or integers where `dtype` is int32 or int64."""
+    """Numbers: float32, or integers where `dtype` is int32 or int64."""
     dtype: DType = "float32"
     order: ByteOrder = "little"
     name: str = "this"

@@ -2,7 +2,7 @@
 
 Reads the outputs of cross-encoders, text and token classifiers, and reward models. The heads of each family are rows of tables.
 The final activation is that of Sentence Transformers' CrossEncoder if the checkpoint is one, else that of transformers'
-pipelines (docs/adr/0010-activations.md).
+pipelines (docs/adr/0012-activations.md).
 
 Sources: transformers/models/*/modeling_*.py (ForSequenceClassification, ForTokenClassification) and configuration_utils.py
 (5.23); sentence_transformers/cross_encoder/model.py (6.2); modeling_qwen2_rm.py of Qwen2.5-Math-RM-72B and -PRM-7B.
@@ -47,7 +47,7 @@ class _Layers:
     """Names and activations of the layers before it, as wide as the model."""
     mode: PoolingMode = "cls"
     bias: bool = True
-    """Whether the last layer has a bias."""
+    """True if the last layer has a bias."""
 
 
 _POOLER: Final = _Layers("classifier", (("pooler.dense", "tanh"),))

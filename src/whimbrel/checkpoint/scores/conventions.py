@@ -49,7 +49,7 @@ class Convention:
     """Tokens of a causal model's score: the next-token logit of the first, less that of the second."""
     divisor: float = 1.0
     finished: bool = True
-    """Whether the sigmoid is applied to scores by default."""
+    """True if the sigmoid is applied to scores by default."""
     max_length: int | None = None
     ids: tuple[str, ...] = ()
     """Hub ids of the models."""

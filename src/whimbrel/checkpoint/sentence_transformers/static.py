@@ -131,7 +131,7 @@ def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard,
 
 
 def _beside(config: JsonFile, path: str) -> list[str]:
-    """Where the file of weights may be: in the module's folder or in the checkpoint's."""
+    """Folders that may hold the file of weights: in the module's folder or in the checkpoint's."""
     name = config.get("path", str)
     if Path(name).name != name or not name.endswith(".json"):
         raise config.error(f"{name!r:.80} is no JSON file of this folder.", "path")
@@ -153,7 +153,7 @@ def _table_encoder(vocab_size: int, width: int) -> Encoder:
 
 
 def _tokenizer(side: Literal["right", "left"], bare: StaticTokenizer) -> TokenizerCard:
-    """tokenizer.json as it is: no other file counts."""
+    """Read tokenizer.json as it is: no other file counts."""
     return TokenizerCard(
         tokenizer_class="tokenizer.json",
         truncate=side,
@@ -174,7 +174,7 @@ def _tokenizer(side: Literal["right", "left"], bare: StaticTokenizer) -> Tokeniz
 
 
 def _truncation(tokenizer: JsonFile) -> tuple[int, Literal["right", "left"]]:
-    """What is saved in tokenizer.json, which Sentence Transformers leaves as it is."""
+    """Return the truncation that is saved in tokenizer.json, which Sentence Transformers leaves as it is."""
     truncation = JsonFile(tokenizer.name, tokenizer.get("truncation", dict, {}))
     if not truncation.data:
         return UNLIMITED, "right"
@@ -184,7 +184,7 @@ def _truncation(tokenizer: JsonFile) -> tuple[int, Literal["right", "left"]]:
 
 
 def _shapes(root: Path) -> dict[str, list[int]]:
-    """Of the tensors in model.safetensors: the length of a header, then the header, which is JSON."""
+    """Return the shapes of the tensors in model.safetensors: the length of a header, then the header, which is JSON."""
     try:
         with find_file(root, _WEIGHTS).open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))

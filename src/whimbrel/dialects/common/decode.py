@@ -34,7 +34,7 @@ def _decoder(kind: Any, packed: bool) -> msgspec.json.Decoder[Any] | msgspec.msg
 
 
 def is_packed(body: bytes) -> bool:
-    """Whether a body is an object in MessagePack: no JSON begins with these bytes."""
+    """True if a body is an object in MessagePack: no JSON begins with these bytes."""
     return body[:1] in _MAPS
 
 

@@ -253,7 +253,7 @@ def parse_truncation(body: TruncationFields, *, usual: bool) -> tuple[Truncate |
 
 
 def parse_normalize(body: VLLMTextFields) -> bool | None:
-    """Whether vectors are normalised, by either name. Raises InvalidRequest."""
+    """True if vectors are normalised, by either name. Raises InvalidRequest."""
     if body.normalize is not None and body.use_activation not in (None, body.normalize):
         raise InvalidRequest("contradicts normalize, which is the same for vectors; give one of them.", param="use_activation")
     return body.use_activation if body.normalize is None else body.normalize

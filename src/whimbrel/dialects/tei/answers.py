@@ -87,7 +87,7 @@ TEI: Final = Dialect(render_error, TERMS, status)
 
 
 def is_wrong_model_type(error: WhimbrelError) -> bool:
-    """Whether an error is over the type of the model, not over the body."""
+    """True if an error is over the type of the model, not over the body."""
     return type(error) is InvalidRequest and error.location == _WRONG_MODEL_TYPE
 
 

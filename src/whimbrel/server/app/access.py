@@ -30,7 +30,7 @@ def host_name(value: str) -> str | None:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a host's name, as `host_name` gives it, stands for this machine and nothing else."""
+    """True if a host's name, as `host_name` gives it, stands for this machine and nothing else."""
     if name in ("localhost", "127.0.0.1", "::1"):
         return True
     try:
@@ -48,7 +48,7 @@ def origin_name(value: str) -> str | None:
 
 
 def is_same_origin(origin: str, host: str) -> bool:
-    """Whether a page of `origin` was served by the `host` that it now calls. A proxy may have taken TLS off."""
+    """True if a page of `origin` was served by the `host` that it now calls. A proxy may have taken TLS off."""
     scheme, _, place = origin.lower().partition("://")
     return scheme in ("http", "https") and place == host.lower()
 

@@ -33,7 +33,7 @@ class ServerLimits(HttpLimits):
     origins: tuple[str, ...] = ()
     """Origins of web pages that may call from a browser (CORS), as `https://host:port`. `*` allows any."""
     public_metrics: bool = False
-    """Whether /metrics needs no key."""
+    """True if /metrics needs no key."""
 
     max_headers: int = 100
     """Number of headers of a request."""

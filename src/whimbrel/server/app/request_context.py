@@ -75,7 +75,7 @@ class RequestContext:
         """Served name of the model; "other" if the client asks for a model that is not served."""
         self.num_texts = 0
         self.answered = False
-        """Whether the engine gave a result. Without one, the token counts are unknown."""
+        """True if the engine gave a result. Without one, the token counts are unknown."""
         self.num_tokens = 0
         self.num_truncated = 0
         self.error = ""
@@ -83,14 +83,14 @@ class RequestContext:
         self.answer_bytes = 0
         """Memory of an answer that is sent in pieces."""
         self.closes = False
-        """Whether the connection ends with the answer."""
+        """True if the connection ends with the answer."""
         self.stages: dict[Stage, float] = {}
         """Seconds per stage."""
         self.status = 0
         self.complete = False
-        """Whether the whole answer was handed to the server."""
+        """True if the whole answer was handed to the server."""
         self.left = False
-        """Whether the client left, or its body broke off, before that."""
+        """True if the client left, or its body broke off, before that."""
         self.ended = 0.0
         """Time at which the answer was complete (time.perf_counter). The app may still have to clear up after it."""
         self._receive = receive

@@ -71,7 +71,7 @@ class ModelRegistry:
 
     @property
     def ready(self) -> bool:
-        """Whether every model answers and new requests are taken."""
+        """True if every model answers and new requests are taken."""
         known = len(self._embedders) == self._num_models
         return known and not self.draining and all(embedder.ready for embedder in self)
 

@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
         self.is_full = False
-        """Whether the transport holds enough."""
+        """True if the transport holds enough."""
         self.room: asyncio.Future[None] | None = None
         """Of who waits for it to have room again."""
         self.lost = False

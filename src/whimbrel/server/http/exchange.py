@@ -42,11 +42,11 @@ class Transport(Protocol):
     limits: HttpLimits
     transport: asyncio.Transport
     is_full: bool
-    """Whether the kernel's send buffer and ours are full."""
+    """True if the kernel's send buffer and ours are full."""
     room: asyncio.Future[None] | None
     """Set by an exchange that waits for room in the buffers; done when there is room again or the connection is lost."""
     lost: bool
-    """Whether the connection is closed."""
+    """True if the connection is closed."""
 
     def pause(self) -> None:
         """Stop reading from the socket."""
@@ -75,11 +75,11 @@ class RequestResponseCycle:
         self.keep_alive = keep_alive
         headers: dict[bytes, bytes] = dict(scope["headers"])
         self.expects_continue = scope["http_version"] == "1.1" and headers.get(b"expect", b"").lower() == b"100-continue"
-        """Whether the client sends its body only if told to."""
+        """True if the client sends its body only if told to."""
         self.complete = False
-        """Whether all of the request has come."""
+        """True if all of the request has come."""
         self.answered = False
-        """Whether all of the answer is with the transport."""
+        """True if all of the answer is with the transport."""
         self.task: asyncio.Task[None] | None = None
         self._broken = False
         self._change = asyncio.Event()
@@ -89,7 +89,7 @@ class RequestResponseCycle:
         self._asked: float | None = None
         """Since when the app waits for the body."""
         self._read = False
-        """Whether the app has had all of the request."""
+        """True if the app has had all of the request."""
         self._on_gone: Callable[[], None] | None = None
         scope["extensions"] = {DISCONNECT_EXTENSION: self.on_disconnect}
         self._start: Message | None = None
@@ -255,7 +255,7 @@ class RequestResponseCycle:
             raise ClientDisconnected
 
     def _check_pace(self) -> None:
-        """Whether the client takes its answer. If not, it is cut off, which ends the waiting."""
+        """True if the client takes its answer. If not, it is cut off, which ends the waiting."""
         connection, limits, now = self._connection, self._connection.limits, self._loop.time()
         left = connection.transport.get_write_buffer_size()
         if left < self._left:

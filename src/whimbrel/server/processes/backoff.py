@@ -27,7 +27,7 @@ class Backoff:
 
     @property
     def failing(self) -> bool:
-        """Whether it has died so often that nobody should wait for it."""
+        """True if it has died so often that nobody should wait for it."""
         return self._deaths >= _FAILING_DEATHS or self._failed_loads >= _FAILING_LOADS
 
     def ready(self) -> None:

@@ -34,7 +34,7 @@ class Submit(_Message):
     arrays: memoryview
     header: RequestHeader
     admitted: bool
-    """Whether an engine had admitted it before, so that it must not be refused for overload."""
+    """True if an engine had admitted it before, so that it must not be refused for overload."""
 
 
 class Cancel(_Message):
@@ -179,7 +179,7 @@ class EngineDown(_Message):
     """The weight of its death as evidence against the seqs that it ran: 1 for a crash or a hang, less for a kill from outside.
     """
     failing: bool
-    """Whether it keeps dying, so that no request should wait for it."""
+    """True if it keeps dying, so that no request should wait for it."""
     retry_after: float
 
 

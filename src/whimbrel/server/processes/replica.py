@@ -38,7 +38,7 @@ class Pending:
     response_start: int = 0
     """Offset of the response in the segment, in bytes."""
     admitted: bool = False
-    """Whether an engine had admitted it."""
+    """True if an engine had admitted it."""
     home: int | None = None
     """The replica that keeps the documents that it needs; None for any."""
 

@@ -88,7 +88,7 @@ class ServeOptions:
     """A batch that takes longer, and ten times longer than the measured rate says, hangs."""
     logs: LogOptions = field(default_factory=LogOptions)
     otel: bool = False
-    """Whether workers make OpenTelemetry spans."""
+    """True if workers make OpenTelemetry spans."""
 
 
 class Supervisor:
