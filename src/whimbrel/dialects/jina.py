@@ -31,7 +31,7 @@ JinaType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubi
 
 _TASKS: Final = ("retrieval", "text-matching", "classification", "separation", "clustering")
 _PARTS: Final[dict[str, InputType]] = {"query": "query", "passage": "document"}
-"""What the texts of a task are that ends in a dot and one of these."""
+"""The input type of a task, by the word after its dot."""
 
 
 class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):

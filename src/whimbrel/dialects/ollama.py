@@ -33,7 +33,7 @@ _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What both routes that encode texts take."""
+    """Fields of both routes that encode texts."""
 
     model: Annotated[str | None, Meta(description="The served model's name, with or without `:latest`.")] = None
     options: Annotated[
@@ -169,7 +169,9 @@ def parse_embeddings(raw: bytes) -> tuple[OllamaEmbeddingsRequest, Callable[[Ser
 
 
 def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[ServedModel], Request] | None:
-    """What is asked; None: nothing. It takes the model, since a longer context than it has means all of that."""
+    """Return the request, or None if there is nothing to encode. It takes the model, since a longer context than it has means
+    all of that.
+    """
     options = body.options or {}
     for name in _CHANGES_NUMBERS:
         if name in options:
@@ -209,7 +211,7 @@ def render_embeddings(body: OllamaEmbeddingsRequest, result: Result | None, mode
 
 
 def render_show(body: ShowRequest, result: None, model: ServedModel) -> bytes:
-    """What kind of model it is, how long texts may be and how wide its vectors are."""
+    """Render the kind of model, its limit of tokens and the width of its vectors."""
     card, family = model.card, model.card.encoder.family
     said: dict[str, str | int] = {"general.architecture": family, "general.basename": model.plan.served_name}
     said |= {f"{family}.context_length": model.plan.max_length, f"{family}.block_count": len(card.encoder.layers)}
@@ -233,7 +235,7 @@ def render_running(models: Sequence[ServedModel]) -> bytes:
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:
-    """As Ollama says which version it is."""
+    """Render the version as Ollama does."""
     return msgspec.json.encode(VersionResponse(VERSION))
 
 

@@ -43,9 +43,9 @@ from whimbrel.types.result import Result
 from whimbrel.wire import EncodedArray, base64_list, to_json
 
 _BEFORE: Final = b'{"object":"embedding","index":%d,"embedding":"'
-"""What stands before the letters of a vector."""
+"""The JSON before the letters of a vector."""
 _MAX_BLOCKS: Final = 512
-"""Of about 100 bytes each, in a header: clients read headers of less than 64 KiB."""
+"""Limit of blocks of about 100 bytes each in a header: clients read headers of less than 64 KiB."""
 
 EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only", "npy", "arrow"]
 
@@ -118,7 +118,7 @@ class ModelsResponse(msgspec.Struct):
 
 
 class ErrorDetail(msgspec.Struct):
-    """What went wrong; `param` is the path of the fault, e.g. `input[3]`."""
+    """The error; `param` is the path of the fault, e.g. `input[3]`."""
 
     message: str
     type: str

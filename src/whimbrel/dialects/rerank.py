@@ -40,7 +40,7 @@ class TextDocument(msgspec.Struct, frozen=True):
 
 
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What both routes take."""
+    """Fields of both routes."""
 
     model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
     truncate: Annotated[
@@ -193,7 +193,7 @@ def request_of(body: RerankRequest) -> Request:
 
 
 _FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
-"""How pairs are given; the first form that is whole counts."""
+"""Field names of pairs; the first complete form counts."""
 
 
 def parse_score(raw: bytes) -> tuple[ScoreRequest, Request]:

@@ -117,7 +117,7 @@ def parse_embeddings(raw: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[Ser
 
 
 def _cuts(body: VoyageEmbeddingsRequest | VoyageRerankRequest) -> Any:
-    """What the body says of truncation; Voyage's word for it comes first."""
+    """Return the truncation of a body; Voyage's own field comes first."""
     return body.truncation is not False if body.truncation is not None or body.truncate is None else body.truncate
 
 

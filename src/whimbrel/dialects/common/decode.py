@@ -71,7 +71,7 @@ def reject_many(body: bytes) -> None:
 
 
 def _count(body: bytes, letter: bytes) -> int:
-    """As bytes.count does, which is slow where there are many."""
+    """Count a letter, faster than `bytes.count` where there are many."""
     return int(np.count_nonzero(np.frombuffer(body, np.uint8) == letter[0]))
 
 
@@ -81,7 +81,7 @@ def _without_strings(body: bytes) -> bytes:
 
 
 def _choices(kind: type, path: str) -> str:
-    """What a field takes, where it takes one of a few words."""
+    """Return the words that a field takes, if it takes one of a few."""
     found = list(_inside(msgspec.inspect.type_info(kind)))
     for name in path.split("."):
         structs = [info for info in found if isinstance(info, msgspec.inspect.StructType)]
@@ -92,7 +92,7 @@ def _choices(kind: type, path: str) -> str:
 
 
 def _inside(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
-    """What a value, or an item of a list, may be."""
+    """Return the types that a value, or an item of a list, may have."""
     if isinstance(info, msgspec.inspect.Metadata):
         yield from _inside(info.type)
     elif isinstance(info, msgspec.inspect.UnionType):

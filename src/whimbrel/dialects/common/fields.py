@@ -1,4 +1,4 @@
-"""What bodies of all dialects that encode texts may say, and the Request that it stands for."""
+"""Body fields of all dialects that encode texts, and the Request that they stand for."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def prompt_for_task(card: Card, word: str | None, input_type: InputType | None) 
 
 
 class VLLMTextFields(TextFields, frozen=True, kw_only=True):
-    """What its routes that encode texts take."""
+    """Fields of the routes that encode texts."""
 
     embed_dtype: Annotated[
         FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")
@@ -232,7 +232,7 @@ def reject_unsupported(body: bytes, names: Sequence[str] = (), *, text: Literal[
 
 
 class TruncationFields(Protocol):
-    """What fields of truncation a body has."""
+    """Truncation fields of a body."""
 
     @property
     def truncate(self) -> bool | Literal["right", "left", "never"] | None: ...

@@ -1,4 +1,4 @@
-"""What bodies and errors of hosted embedding services have in common (Voyage's and Jina's). Pure functions over bytes."""
+"""Hosted services: the body fields and errors that Voyage's and Jina's APIs have in common. Pure functions over bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whimbrel.wire import DType, EncodedArray
 
 
 class ServiceFields(TextFields, frozen=True, kw_only=True):
-    """What both take, beside the fields of /v1/embed that are ours."""
+    """Fields that both take, besides our own fields of /v1/embed."""
 
     input: Annotated[
         str | list[str | int | list[int] | TextObject],
@@ -49,7 +49,7 @@ def service_request(body: ServiceFields, output: OutputName = "dense") -> Reques
 
 
 _STATUSES: Final = {404: 400, 413: 400}
-"""Of a model that is not known, and of too much at once: their clients know one class of errors, of 400."""
+"""Statuses of an unknown model and of a request that is too large: their clients know one class of errors, of 400."""
 
 
 def status(error: WhimbrelError) -> int:

@@ -1,4 +1,4 @@
-"""What is compared in a body: a text, also as an object, or vectors that stand for it. Pure functions."""
+"""Pair inputs: texts, also as objects, or vectors in place of texts. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.request import VectorInput
 
 _MAX_SIZE: Final = 2**31 - 1
-"""Of a dimension: numpy takes no shape of larger ones, not even of no numbers."""
+"""Largest dimension of an array: numpy takes no larger shape, not even an empty one."""
 
 
 class ContentPart(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What an answer may be: JSON, raw bytes, npy or an Arrow stream, of numbers in several types; and how a client chooses."""
+"""Responses: JSON, raw bytes, npy or an Arrow stream, of numbers in several types; and how a client chooses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def created() -> int:
 
 
 def usage(result: Result) -> dict[str, int]:
-    """As OpenAI's API tells it."""
+    """Return the usage in the form of OpenAI's API."""
     return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
 
 

@@ -1,4 +1,4 @@
-"""What a dialect is to the server: a row for each of its routes."""
+"""Routes: the table rows by which the server knows a dialect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANY: Final = ()
 
 
 class ServedModel(Protocol):
-    """What a dialect may know of the model that is asked."""
+    """The facts about a served model that a dialect may use."""
 
     @property
     def card(self) -> Card: ...
@@ -31,8 +31,9 @@ class ServedModel(Protocol):
 
 EngineCall: TypeAlias = Request | TokenizeRequest | DetokenizeRequest
 ParseRequest: TypeAlias = "Callable[[bytes], tuple[Any, EngineCall | Callable[[ServedModel], EngineCall] | None]]"
-"""bytes -> (body, request), or what makes a request of it once the model is known; both raise InvalidRequest. None: the
-model has nothing to do, and the result is None too."""
+"""Parser of bytes to (body, request), or to a function that makes the request once the model is known; both raise
+InvalidRequest. None: the model has nothing to do, and the result is None too.
+"""
 
 
 def _none() -> dict[str, str]:
@@ -41,7 +42,7 @@ def _none() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """What goes back."""
+    """The response to a request."""
 
     chunks: Iterable[bytes | memoryview]
     """Sent one after another. Making one may take a millisecond; others have their turn before the next is made."""
@@ -70,19 +71,20 @@ class Route:
     response_type: Any
     example: str
     media_types: tuple[str, ...]
-    """What a body may be declared as."""
+    """The media types that a body may be declared as."""
     discriminators: frozenset[str]
-    """Of several routes of one path the first is taken of whose fields the body has one; that without any is the last, and
-    takes what is left."""
+    """Fields that select this route among those of one path: the first route wins of whose fields the body has one; that
+    without any is the last, and takes what is left.
+    """
     accepts: Mapping[str, ParseRequest]
-    """What a client may accept in place of JSON, and how a body that does not say another format is read then."""
+    """Media types that a client may accept in place of JSON, and how a body that does not say another format is read then."""
     status: Callable[[WhimbrelError], int]
     """The status of an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetRoute:
-    """What is told of the models that are served, at a GET."""
+    """A GET route that describes the served models."""
 
     path: str
     summary: str
@@ -97,7 +99,7 @@ def _status(error: WhimbrelError) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What the routes of an API have in common."""
+    """The common parts of the routes of one API."""
 
     render_error: Callable[[WhimbrelError, ErrorTerms], bytes]
     terms: ErrorTerms = PYTHON_TERMS

@@ -25,7 +25,7 @@ from whimbrel.wire import to_json
 
 
 class ClassFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both routes take."""
+    """Fields of both routes."""
 
     model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
     activate: Annotated[

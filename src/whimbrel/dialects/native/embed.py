@@ -207,7 +207,7 @@ def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[s
 
 
 def _texts(array: EncodedArray, offsets_N1: Int64Array, as_text: bool) -> list[Any]:
-    """What stands in JSON for each text's part of an array."""
+    """Return the JSON form of each text's part of an array."""
     places: list[int] = offsets_N1.tolist()
     parts = [array[start:end] for start, end in pairwise(places)]
     return [Base64(each) for each in parts] if as_text else [_numbers(each) for each in parts]

@@ -1,4 +1,4 @@
-"""What all of TEI's routes answer alike: timings in headers, errors, and their statuses.
+"""Common answers of TEI's routes: timings in headers, errors, and their statuses.
 
 Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.rs, and its 422 for what is wrong (1.9).
 """

@@ -40,7 +40,7 @@ ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model'
 
 
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What all routes that encode texts take; each says itself which inputs."""
+    """Fields of all routes that encode texts; each route adds its inputs."""
 
     inputs: Any
     model: ModelName = None
@@ -70,7 +70,7 @@ class EmbedSparseRequest(TextFields, frozen=True, kw_only=True):
 
 
 class VectorFields(TextFields, frozen=True, kw_only=True):
-    """What dense vectors may be asked to be."""
+    """Fields of dense vectors."""
 
     normalize: Annotated[bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: true.")] = None
     dimensions: Annotated[
@@ -141,12 +141,12 @@ def parse_similarity(raw: bytes) -> tuple[SimilarityRequest, Request]:
 
 
 def dense(body: VectorFields) -> Request:
-    """What /embed asks."""
+    """Return the request of /embed."""
     return text_request(body, "dense", normalize=body.normalize is not False, dimensions=body.dimensions)
 
 
 def text_request(body: TextFields, output: OutputName, **more: Any) -> Request:
-    """What is asked of the texts of a body."""
+    """Return the request for the texts of a body."""
     if not body.inputs and isinstance(body.inputs, list):
         raise Empty("is an empty list; give at least one text.", param="input")
     return Request(
@@ -160,7 +160,7 @@ def text_request(body: TextFields, output: OutputName, **more: Any) -> Request:
 
 
 def similarity(inputs: Sentences, parameters: Parameters) -> Request:
-    """What /similarity asks: the source is read as the sentences are, as TEI does."""
+    """Return the request of /similarity: the source is read as the sentences are, as TEI does."""
     if not inputs.sentences:
         raise Empty("is an empty list; give at least one sentence.", param="inputs.sentences")
     if len(inputs.sentences) > MAX_INPUTS:
@@ -219,7 +219,7 @@ def render_similarity(body: SimilarityRequest, result: Result, model: ServedMode
 
 
 def similarities(inputs: Sentences, result: Result, model: ServedModel) -> Response:
-    """What /similarity answers."""
+    """Return the answer of /similarity."""
     vectors_ND = result.dense
     characters = len(inputs.source_sentence) + sum(map(len, inputs.sentences))
     return timed(to_json((vectors_ND[1:] * vectors_ND[0]).sum(axis=1)), result, model, characters)

@@ -1,4 +1,4 @@
-"""What TEI's GET /info says of a model. Pure."""
+"""Model information: the fields of TEI's GET /info. Pure."""
 
 from __future__ import annotations
 

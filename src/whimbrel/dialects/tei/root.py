@@ -75,7 +75,7 @@ def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel
 
 
 def render_root(body: RootRequest, result: Result, model: ServedModel) -> Response:
-    """What that route answers."""
+    """Render the answer of that route."""
     if isinstance(body.inputs, Sentences):
         return similarities(body.inputs, result, model)
     output = _first(model)

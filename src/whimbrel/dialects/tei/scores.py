@@ -133,7 +133,7 @@ def parse_predict(raw: bytes) -> tuple[PredictRequest, Callable[[ServedModel], R
 
 
 def classes(body: PredictRequest, texts: list[str] | list[Pair], model: ServedModel) -> Request:
-    """What /predict asks."""
+    """Return the request of /predict."""
     model.card.output("scores")
     activate = _activation(body.raw_scores, body.parameters, model) is None
     return Request(texts, ("scores",), activate=activate, truncate=cut(body.truncate, body.truncation_direction))
@@ -179,7 +179,7 @@ def _scores(result: Result) -> Float32Array:
 
 
 def _activation(raw: bool | None, parameters: PredictParameters | None, model: ServedModel) -> Applied | None:
-    """What is done to scores here; None: nothing, since the model does it."""
+    """Return the function applied to scores here; None if the model applies it."""
     output = model.card.outputs.get("scores")
     if output is None:
         return "none"

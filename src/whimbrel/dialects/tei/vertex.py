@@ -83,7 +83,7 @@ def parse_vertex(raw: bytes) -> tuple[Instances, Callable[[ServedModel], Request
 
 
 def render_vertex(body: Instances, result: Result | None, model: ServedModel) -> bytes | Response:
-    """What each instance is answered."""
+    """Render the answer of each instance."""
     answers: list[Response] = []
     if result is not None:
         ends = accumulate((len(request.texts) for request in _requests(body, model)), initial=0)
@@ -132,7 +132,7 @@ def _joined(body: Instances, model: ServedModel) -> Request:
 
 
 def _part(result: Result, start: int, end: int) -> Result:
-    """What a result has of some of its texts."""
+    """Return the part of a result for some of its texts."""
     outputs = {name: _rows(getattr(result.outputs, name), start, end) for name in Outputs.__slots__}
     return replace(result, outputs=Outputs(**outputs))
 

@@ -238,7 +238,7 @@ def render_version(models: Sequence[ServedModel]) -> bytes:
 
 
 class ErrorDetail(msgspec.Struct):
-    """What went wrong; `param` is the path of the fault, `code` the HTTP status."""
+    """The error; `param` is the path of the fault, `code` the HTTP status."""
 
     message: str
     type: str
@@ -253,9 +253,9 @@ class ErrorResponse(msgspec.Struct):
 
 
 _STATUSES: Final = {415: 400, 429: 503, 507: 500}
-"""Where vLLM answers with another status than other servers do."""
+"""Statuses in which vLLM differs from other servers."""
 _TYPES: Final = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
-"""Of other statuses it is their name in HTTP."""
+"""Error types by status; other statuses have their name in HTTP."""
 
 
 def status(error: WhimbrelError) -> int:

@@ -27,7 +27,9 @@ class TokenVectors:
     """Vectors of several texts in one array: text i has rows starts_N[i] to ends_N[i]."""
 
     rows_TD: Tensor
-    """Rows of float32, float16, bfloat16, int8, or uint8. The latter holds bits, 8 columns to a byte, highest bit first; 0 means -1."""
+    """Rows of float32, float16, bfloat16, int8, or uint8. The latter holds bits, 8 columns to a byte, highest bit first; 0
+    means -1.
+    """
     starts_N: Int64Array
     ends_N: Int64Array
     scales_T: Tensor | None = None
