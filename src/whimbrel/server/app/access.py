@@ -1,4 +1,4 @@
-"""Who may ask: hosts, origins and keys. Pure functions of what a request's head says."""
+"""Access checks: hosts, origins and keys. Pure functions of what a request's head says."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Keys:
         return bool(self._digests)
 
     def tenant(self, headers: Headers) -> str | None:
-        """Whose request this is: "" where no key is asked for, else a word for the key, which tells nothing of it.
+        """Return the tenant of a request: "" where no key is asked for, else a word for the key, which tells nothing of it.
 
         None: the key is missing or wrong. `Authorization: Bearer KEY` is what OpenAI's clients send, `api-key` what Azure's do.
         """

@@ -225,7 +225,7 @@ class _Server:
         return _json(b'{"status":"ok"}')
 
     async def info(self, http: HTTPRequest) -> HTTPResponse:
-        """Of one model, with the fields that TEI has there."""
+        """Describe one model, with the fields that TEI has there."""
         models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
         more = tei.describe(*self._served) if len(models) == 1 else {}
         return _json(msgspec.json.encode({"version": __version__, "models": models} | more))
@@ -252,7 +252,7 @@ def _json(content: bytes) -> HTTPResponse:
 
 
 def _deadline(headers: Mapping[bytes, bytes]) -> float:
-    """When X-Request-Timeout, in seconds from now, is over."""
+    """Return the deadline that X-Request-Timeout, in seconds from now, sets."""
     if b"x-request-timeout" not in headers:
         return inf
     given = headers[b"x-request-timeout"].decode("latin-1")
@@ -266,7 +266,7 @@ def _deadline(headers: Mapping[bytes, bytes]) -> float:
 
 
 def _reader(route: Route, headers: Mapping[bytes, bytes]) -> ParseRequest:
-    """How the body is read, by what the client accepts."""
+    """Return the parser of the body, by the media type that the client accepts."""
     given = headers.get(b"accept", b"*/*")
     if given == b"*/*" or not route.accepts:
         return route.parse_request

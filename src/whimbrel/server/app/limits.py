@@ -1,4 +1,4 @@
-"""What the HTTP guards allow: plain values, and how they are read from the command line, a file and the environment."""
+"""Server limits: plain values, and their reading from the command line, a file and the environment."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def read_server_limits(
     environ: Mapping[str, str] = os.environ,
     warn: Callable[[str], None] = lambda text: None,
 ) -> ServerLimits:
-    """What the command line, a file of keys and the environment say. `address` is the IP address that is listened on.
+    """Return the limits that the command line, a file of keys and the environment give. `address` is the IP address that is
+    listened on.
 
     Raises SetupError. Keys given as options are removed from the process' title.
     """

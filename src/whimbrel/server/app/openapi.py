@@ -79,7 +79,7 @@ def _content(kinds: Sequence[Any], *media_types: str) -> JSON:
 
 
 def _post(ways: PathRoutes) -> JSON:
-    """What the routes of a path say."""
+    """Return the description of the routes of a path."""
     routes = ways.routes
     body = _content([route.request_type for route in routes], *(ways.media_types or (JSON_TYPE,)))
     examples = {route.summary: {"value": msgspec.json.decode(route.example)} for route in routes}
@@ -94,7 +94,7 @@ def _post(ways: PathRoutes) -> JSON:
 
 
 def _errors(routes: Sequence[Route]) -> dict[str, JSON]:
-    """By status, what the routes of a path say of errors, in the words of each one's dialect."""
+    """Return the errors of the routes of a path by status, in the words of each one's dialect."""
     found: dict[str, JSON] = {}
     for route in routes:
         for error, text in _ERRORS:

@@ -186,7 +186,7 @@ def _outcome(status: int) -> Outcome:
 
 @lru_cache(maxsize=64)
 def _timing(stages: tuple[Stage, ...]) -> bytes:
-    """What their milliseconds and those of all are put into."""
+    """Key of the total in the timings of stages."""
     return b", ".join([f"{stage};dur=%.2f".encode() for stage in (*stages, "total")])
 
 

@@ -36,7 +36,7 @@ _TRACEPARENT: Final = re.compile(r"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{
 
 
 def sanitize(text: str, limit: int = 100) -> str:
-    """What a client sent, fit for a message or a log: on one line, without control characters, and not long."""
+    """Return text from a client in a form fit for a message or a log: on one line, without control characters, and not long."""
     cut = text if len(text) <= limit else text[:limit] + "..."
     return ascii(cut) if not cut.isprintable() else cut
 

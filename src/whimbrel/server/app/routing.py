@@ -29,12 +29,12 @@ class PathRoutes:
 
     @property
     def default(self) -> Route:
-        """Whose errors are those over bodies that cannot be read, and over what comes before the body."""
+        """The route that renders errors over bodies that cannot be read, and over anything before the body."""
         return self.routes[-1]
 
     @property
     def media_types(self) -> tuple[str, ...]:
-        """What a body may be declared as; none: anything."""
+        """Media types that a body may be declared as; empty for any."""
         each = [route.media_types for route in self.routes]
         return () if () in each else tuple(dict.fromkeys(kind for kinds in each for kind in kinds))
 

@@ -1,4 +1,4 @@
-"""What a server serves at the moment: its models by name, and whether it takes requests."""
+"""Registry of served models by name, and of whether the server takes requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from whimbrel.types.seq import TokenInfo
 
 
 class AsyncEmbedder(Protocol):
-    """What a server serves: an engine in this process, or in others. Cancelling `run` drops what has not run yet."""
+    """A model as a server serves it: an engine in this process, or in others. Cancelling `run` drops what has not run yet."""
 
     @property
     def card(self) -> Card: ...

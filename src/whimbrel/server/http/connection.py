@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
         self._exchanges: deque[RequestResponseCycle] = deque()
         """Those not answered, as they came: the first is at work, and of the last there may be more to come."""
         self._error: WhimbrelError | None = None
-        """What broke HTTP; nothing is parsed any more."""
+        """The error that broke HTTP; nothing more is parsed."""
         self._discard_budget: int | None = None
         """Once the last answer is out: so much more is read of what still comes."""
         self._ended = False
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         self.is_full = False
         """True if the transport holds enough."""
         self.room: asyncio.Future[None] | None = None
-        """Of who waits for it to have room again."""
+        """Future of the exchange that waits for room."""
         self.lost = False
 
     # The socket
@@ -139,7 +139,9 @@ class Connection(asyncio.Protocol):
                 self._reparse_after_upgrade()
 
     def _reparse_after_upgrade(self) -> None:
-        """Who asks for HTTP/2, as Java's client does, sends its body all the same. There the parser stops; another goes on."""
+        """Parse the body that a client sends with a request for HTTP/2, as Java's client does. There the parser stops; another
+        goes on.
+        """
         headers = self._exchanges[-1].scope["headers"]
         framing = b"".join(b"%b: %b\r\n" % pair for pair in headers if pair[0] in _FRAMING)
         self._parser = httptools.HttpRequestParser(self)
@@ -323,7 +325,7 @@ class Connection(asyncio.Protocol):
 
 
 def _address(transport: asyncio.BaseTransport, end: str) -> tuple[str, int] | None:
-    """Of one end of a connection. (IPv6 says more.)"""
+    """Return the host and port of one end of a connection. (IPv6 has more fields.)"""
     try:
         name = transport.get_extra_info(end)
     except OSError:  # the client has left already

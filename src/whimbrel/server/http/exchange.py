@@ -1,4 +1,4 @@
-"""One request and its answer, as ASGI has them, on a connection of http.py."""
+"""One request and its answer, as ASGI has them, on a connection (connection.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("whimbrel")
 _MAX_UNREAD: Final = 2**18
 """Bytes of a body that wait for the app before no more are taken from the socket."""
 _CHECKS: Final = 8
-"""How often it is looked, within the longest pause, whether a client takes its answer."""
+"""Checks, within the longest pause, of whether a client reads its answer."""
 _NO_BODY: Final = frozenset({204, 304})
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -102,9 +102,9 @@ class RequestResponseCycle:
         self._began: float | None = None
         """Since when there is no room, or was none for a while."""
         self._moved = 0.0
-        """When the client last took some,"""
+        """The time at which the client last read something."""
         self._left = 0
-        """and how much was left then."""
+        """Bytes that were left then."""
 
     async def run(self, app: ASGIApp) -> None:
         """Let `app` answer. If it does not, to the end, the connection is cut."""

@@ -1,4 +1,4 @@
-"""How many connections a process holds, and what the kernel is told of them."""
+"""Socket limits: the connections of a process, and the timeouts that the kernel keeps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKLOG: Final = 1024
 
 
 def connection_limit(wanted: int) -> int:
-    """How many connections this process may hold at once: at most half of the files it may open, so that none run out."""
+    """Return the limit of connections of this process: at most half of the files it may open, so that none run out."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
