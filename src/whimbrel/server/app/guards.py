@@ -1,4 +1,4 @@
-"""Guards before the routes: checks of heads, hosts, origins and keys. (Sizes of bodies are transfer.py's, times and
+"""Guards before the routes: checks of heads, hosts, origins and keys. (Sizes of bodies are request_context.py's, times and
 rates exchange.py's.)
 
     Edge    every request: sizes of its head, Host

@@ -186,7 +186,7 @@ def _outcome(status: int) -> Outcome:
 
 @lru_cache(maxsize=64)
 def _timing(stages: tuple[Stage, ...]) -> bytes:
-    """Key of the total in the timings of stages."""
+    """Return the format of the Server-Timing header for these stages and their total."""
     return b", ".join([f"{stage};dur=%.2f".encode() for stage in (*stages, "total")])
 
 

@@ -66,7 +66,7 @@ class Transport(Protocol):
 
 
 class RequestResponseCycle:
-    """`receive` and `send` are ASGI's; `feed`, `end` and `break_off` say what became of the request."""
+    """`receive` and `send` are ASGI's; `feed`, `end` and `abort` say what became of the request."""
 
     def __init__(self, connection: Transport, scope: Scope, *, keep_alive: bool) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""When a process that died is started again. Pure.
+"""Backoff: the delay before a process that died is started again. Pure.
 
 A text that kills engines is found by a number of deaths in quick succession, each after the engine was ready; these cost no
 delay. A process that dies before it is ready, or goes on dying, is waited for longer each time.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 _STABLE_SECONDS: Final = 30.0
-"""Who lived so long has no past."""
+"""After a life of this length earlier deaths are forgotten."""
 _FREE_DEATHS: Final = 10
 _FREE_LOADS: Final = 1
 _FIRST_SECONDS: Final = 0.5

@@ -1,7 +1,9 @@
-"""python -m whimbrel.server.processes.bootstrap KIND SUPERVISOR: what a child does before it imports anything that takes long.
+"""Bootstrap of a child process: the steps before it imports anything that takes long.
+
+Command: python -m whimbrel.server.processes.bootstrap KIND SUPERVISOR.
 
 It leaves signals to the supervisor, which a terminal or a service manager sends to all processes, and ends when that ends: its
-line to the supervisor ends then too, but the kernel's signal also reaches a process that is loading or stuck.
+channel to the supervisor ends then too, but the kernel's signal also reaches a process that is loading or stuck.
 """
 
 from __future__ import annotations

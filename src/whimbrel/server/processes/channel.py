@@ -1,7 +1,7 @@
 """Messages over a Unix stream socket: four bytes of length, then msgpack; descriptors travel beside the bytes.
 
-`Line` is for threads that block, `AsyncLine` for an event loop. What cannot be read raises BrokenLine: the two ends do not
-understand one another, and one of them has to go.
+`Channel` is for threads that block, `AsyncChannel` for an event loop. What cannot be read raises ProtocolError: the two ends do
+not understand one another, and one of them has to go.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Reader(Generic[T]):
         self.fds: deque[int] = deque()
 
     def receive(self, sock: socket.socket) -> bool:
-        """Read what is there. False at the end. Raises BlockingIOError, BrokenLine."""
+        """Read what is there. False at the end. Raises BlockingIOError, ProtocolError."""
         data, fds, flags, _ = socket.recv_fds(sock, _CHUNK, _MAX_FDS)
         self.fds.extend(fds)
         if flags & socket.MSG_CTRUNC:
@@ -106,7 +106,7 @@ class Channel(Generic[T]):
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         sock.setblocking(True)
         self.failure: OSError | None = None
-        """Why a message could not be sent, if the other end was there."""
+        """The error of a message that could not be sent although the other end was there."""
         self._sock = sock
         self._reader = _Reader[T](kind)
         self._out: SimpleQueue[tuple[bytearray, Sequence[int]] | None] = SimpleQueue()
@@ -118,7 +118,7 @@ class Channel(Generic[T]):
         self._out.put((_pack(message), fds))
 
     def __iter__(self) -> Iterator[T]:
-        """The messages until the other end is gone. Raises BrokenLine."""
+        """The messages until the other end is gone. Raises ProtocolError."""
         try:
             while self._reader.receive(self._sock):
                 yield from self._reader.messages()

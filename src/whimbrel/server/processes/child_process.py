@@ -1,4 +1,4 @@
-"""What child processes share: their line to the supervisor, their limits, and their end."""
+"""Child processes: their channel to the supervisor, their limits, and their end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def exit_process(code: int) -> NoReturn:
 
 
 def max_segments(num_lines: int) -> int:
-    """How many pieces of shared memory each of so many lines may have: together a quarter of the files."""
+    """Return the limit of segments of shared memory for each channel: together a quarter of the files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(4, (_WANTED_FILES if soft == resource.RLIM_INFINITY else soft) // 4 // num_lines)
 

@@ -116,7 +116,7 @@ class EngineChild(Child):
     last_down: EngineDown | None = None
     begun: float = 0.0
     load_seconds: float = 5.0
-    """How long it took to load, the last time."""
+    """Seconds that loading took the last time."""
 
     @property
     def served_name(self) -> str:

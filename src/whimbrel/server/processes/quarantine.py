@@ -1,4 +1,4 @@
-"""What is held against texts on which engines died, by a digest of their ids. Pure: it is told the time.
+"""Quarantine of texts that crash engines, by a digest of their token ids. Pure: it is told the time.
 
 Blame outlives the request: a client that gave up and comes back with the same text begins where it left off.
 """

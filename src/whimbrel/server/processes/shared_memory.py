@@ -173,7 +173,7 @@ class InFlightBatch:
 
 
 class StatusBoard:
-    """What an engine tells without being asked: what waits, how fast it works, and what is on the device right now.
+    """Status board of an engine: the queue, the throughput, and the seqs on the device right now.
 
     It writes; the supervisor and the workers read, also after its death. Times are those of time.perf_counter,
     which all processes share.
@@ -235,7 +235,7 @@ class StatusBoard:
         self._flights["started"][slot] = 0.0
 
     def flights(self) -> list[InFlightBatch]:
-        """What is on the device, or was when the engine died."""
+        """Return the batches on the device, or those that were there when the engine died."""
         found: list[InFlightBatch] = []
         for slot in np.flatnonzero(self._flights["started"]).tolist():
             started, count, tokens = self._flights[slot].tolist()

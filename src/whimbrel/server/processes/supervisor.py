@@ -61,7 +61,7 @@ _STOP_SECONDS: Final = 5.0
 _LEAST_DRAIN_SECONDS: Final = 0.5
 """So long it takes to say that nothing is left."""
 _BLAME: Final = dict.fromkeys((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP), 0.25) | {CHANNEL_BROKEN: 0.0}
-"""How an engine ended -> how much the text that was alone on it is blamed; otherwise 1."""
+"""Weight of a death as evidence against the text that ran alone, by how the engine ended; otherwise 1."""
 _MAX_QUARANTINED: Final = 1024
 
 
@@ -77,7 +77,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What `serve` was asked for."""
+    """The options of `serve`."""
 
     models: tuple[ModelOptions, ...]
     limits: ServerLimits
@@ -181,7 +181,7 @@ class Supervisor:
             self._begin_worker(child)
 
     def _died(self, child: EngineChild | WorkerChild, code: int) -> float:
-        """What follows from a death. Returns the seconds to wait before the next life."""
+        """Handle the death of a child. Return the seconds to wait before its next life."""
         was_ready, child.ready = child.ready, False
         metrics.process_ended(child.name)
         how = child.killed_for or (child.error.message if child.error is not None else describe_exit(code))

@@ -15,13 +15,13 @@ from whimbrel.server.processes.children import EngineChild, WorkerChild
 _log = logging.getLogger("whimbrel")
 
 TICK_SECONDS: Final = 0.25
-"""How often to look."""
+"""Seconds between two checks."""
 _SILENCE_SECONDS: Final = 20.0
-"""After so long without a sign of life a process is taken to stand still; an engine sooner, if a batch may not take so long,"""
+"""Seconds without a sign of life after which a process counts as hung; fewer for an engine whose batches are shorter."""
 _LEAST_SILENCE_SECONDS: Final = 5.0
-"""but not sooner than this."""
+"""Least seconds of silence after which an engine counts as hung."""
 _LOAD_SECONDS: Final = 60.0
-"""A worker may start for so long; an engine loads again so long, or ten times as long as the last time."""
+"""Seconds that a worker may take to start, and an engine to load again, unless ten times its last load is more."""
 
 
 class Watchdog:
@@ -42,7 +42,7 @@ class Watchdog:
             self._forgiven_until = self._now + _SILENCE_SECONDS
 
     def hang_reason(self, child: EngineChild | WorkerChild) -> str | None:
-        """Why a child is taken to stand still, if it is."""
+        """Return the reason why a child counts as hung, or None."""
         if self._now < self._forgiven_until or child.process is None or child.process.returncode is not None:
             return None
         if isinstance(child, WorkerChild):

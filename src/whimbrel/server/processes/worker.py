@@ -43,7 +43,7 @@ _log = logging.getLogger("whimbrel")
 
 _BEAT_SECONDS: Final = 1.0
 _NUM_FDS: Final[dict[type, int]] = {WorkerConfig: 1, EngineUp: 2}
-"""How many descriptors come with a message."""
+"""The number of descriptors that come with a message."""
 
 
 class Worker:
