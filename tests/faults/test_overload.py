@@ -66,7 +66,7 @@ def test_E1_E2_a_full_queue_refuses_bulk_and_admits_queries(server: Server, expe
 
 
 def _refused(future: Future[httpx2.Response]) -> bool:
-    """True if it is answered while the lanes are held up: those that are admitted wait."""
+    """A request is answered while the lanes are held up: those that are admitted wait."""
     try:
         return future.result(1).status_code == 429
     except TimeoutError:

@@ -328,7 +328,7 @@ def test_what_is_stated_matters(
 
 def test_a_request_says_what_its_texts_are(checkpoint: Callable[[str], Path]) -> None:
     model = engine(checkpoint("stanford"))
-    with pytest.raises(InvalidRequest, match='pass input_type="query" or "document"'):
+    with pytest.raises(InvalidRequest, match='say input_type="query" or "document"'):
         model.multi_vector(["a"])
     with pytest.raises(InvalidRequest, match="gives no 'dense'"):
         model.embed(["a"], input_type="query")
