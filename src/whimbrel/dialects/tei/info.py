@@ -1,4 +1,4 @@
-"""What TEI's GET /info says of a model. Pure."""
+"""TEI's fields of GET /info. Pure."""
 
 from __future__ import annotations
 
