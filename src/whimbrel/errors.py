@@ -1,4 +1,4 @@
-"""The error tree. Every error a user can cause says what is wrong, where, the limit and the fix.
+"""The error tree. Every error that a user can cause states the fault, its place, the limit and the fix.
 
     WhimbrelError                      500
     +-- InvalidRequest (ValueError)    400   the request is wrong; `location` is the place of the fault
@@ -94,7 +94,7 @@ class WhimbrelError(Exception):
     status: int = 500
     code: str = "internal_error"
     retry: bool | None = None
-    """True if a client should send the same request again, False if not; None: as the status suggests."""
+    """Whether a client should send the same request again; None: as the status suggests."""
 
     def __init__(
         self,
@@ -183,14 +183,14 @@ class ModelNotFound(InvalidRequest):
 
 
 class NotFound(InvalidRequest):
-    """There is no such route."""
+    """The path has no route."""
 
     status = 404
     code = "not_found"
 
 
 class MethodNotAllowed(InvalidRequest):
-    """The route exists, with another method."""
+    """The path has a route for another method."""
 
     status = 405
     code = "method_not_allowed"
@@ -247,7 +247,7 @@ class Unavailable(WhimbrelError):
 
 
 class DeadlineExceeded(WhimbrelError):
-    """The time that the caller gave is over; what had not run did not run."""
+    """The request's deadline has passed; texts that had not run were dropped."""
 
     status = 504
     code = "deadline_exceeded"
@@ -281,7 +281,7 @@ class OutOfMemory(ComputeError):
 
 
 class CheckpointError(WhimbrelError):
-    """The checkpoint cannot be served as it is. `file` and `key` say which statement is in the way."""
+    """The checkpoint cannot be served as it is. `file` and `key` name the setting that prevents it."""
 
     code = "checkpoint_error"
 
@@ -293,7 +293,7 @@ class CheckpointError(WhimbrelError):
 
 
 class SetupError(WhimbrelError):
-    """An option, a missing package or the machine is in the way of starting. `hint` says what to do."""
+    """An option, a missing package or the machine prevents a start. `hint` names the remedy."""
 
     code = "setup_error"
 

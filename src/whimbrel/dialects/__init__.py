@@ -1,4 +1,4 @@
-"""Dialects: other servers' APIs as pure functions over bytes, one module each, joined in the table ROUTES.
+"""Dialects: the APIs of other servers as pure functions over bytes, and the table ROUTES of all their routes.
 
 A dialect knows Request, Result and the error tree; it knows nothing of HTTP servers, engines or tensors.
 """
@@ -23,7 +23,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *jina.ROUTES,
     *vllm.ROUTES,
 )
-"""Every POST route; all are served alike."""
+"""All POST routes."""
 
 GET_ROUTES: Final[tuple[GetRoute, ...]] = (*ollama.GET_ROUTES, *vllm.GET_ROUTES)
-"""Every GET route that belongs to a dialect."""
+"""All GET routes of dialects."""

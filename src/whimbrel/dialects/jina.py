@@ -1,4 +1,4 @@
-"""Jina's embeddings and multi-vector APIs, as far as texts go. Pure functions over bytes.
+"""Jina's embeddings and multi-vector APIs, for texts. Pure functions over bytes.
 
 Source: Jina's API (api.jina.ai/openapi.json) and its clients in LlamaIndex and LangChain. Its `late_chunking` and objects in
 `input` are OpenAI's route's too, and its rerank is /v1/rerank. Texts that are too long are an error unless `truncate` is given,
@@ -31,7 +31,7 @@ JinaType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubi
 
 _TASKS: Final = ("retrieval", "text-matching", "classification", "separation", "clustering")
 _PARTS: Final[dict[str, InputType]] = {"query": "query", "passage": "document"}
-"""The input type of a task, by the word after its dot."""
+"""Input types of tasks that end in a dot and one of these words."""
 
 
 class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
@@ -84,51 +84,51 @@ class JinaEmbeddingsResponse(msgspec.Struct):
 
 
 def parse_embeddings(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
-    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
-    return _read(body, "dense")
+    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
+    return _parse(body, "dense")
 
 
 def parse_multi_vector(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
-    """The same of /v1/multi-vector; texts are documents unless it says queries."""
-    return _read(body, "multi_vector")
+    """Return the body of /v1/multi-vector, and the function from a model to its Request; by default texts are documents."""
+    return _parse(body, "multi_vector")
 
 
-def _read(raw: bytes, usual: OutputName) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+def _parse(raw: bytes, default: OutputName) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
     body = decode(JinaEmbeddingsRequest, raw)
-    output: OutputName = "multi_vector" if body.return_multivector else usual
+    output: OutputName = "multi_vector" if body.return_multivector else default
     body = replace(
         body,
         input_type=body.input_type
-        or _PARTS.get((body.task or "").rpartition(".")[2], None if usual == "dense" else "document"),
+        or _PARTS.get((body.task or "").rpartition(".")[2], None if default == "dense" else "document"),
         normalize=body.normalize if body.normalized is None else body.normalized,
         truncate=False if body.truncate is None else body.truncate,
     )
-    asked = service_request(body, output)
+    request_without_task = service_request(body, output)
 
     def request(model: ServedModel) -> Request:
         check_bits(model.card, output, body.dimensions, _kinds(body), param="embedding_type")
-        return asked if body.task is None else _for_task(body.task, asked, model)
+        return request_without_task if body.task is None else _for_task(body.task, request_without_task, model)
 
     return body, request
 
 
 def _kinds(body: JinaEmbeddingsRequest) -> Sequence[str]:
-    """The types that are asked for, each once."""
-    given = body.embedding_type or body.encoding_type or body.encoding_format or "float"
-    return (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
+    """Return the types that are asked for, each once."""
+    kinds = body.embedding_type or body.encoding_type or body.encoding_format or "float"
+    return (kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds))
 
 
-def _for_task(task: str, asked: Request, model: ServedModel) -> Request:
-    """The request, of a task; a prompt that it names itself comes first. Raises InvalidRequest for a word that is no task."""
-    said = prompt_for_task(model.card, task, asked.input_type)
-    if said["prompt_name"] is None and task not in _TASKS and task.rpartition(".")[2] not in _PARTS:
+def _for_task(task: str, request: Request, model: ServedModel) -> Request:
+    """Return the request for a task; a prompt of its own comes first. Raises InvalidRequest if the task is not known."""
+    purpose = prompt_for_task(model.card, task, request.input_type)
+    if purpose["prompt_name"] is None and task not in _TASKS and task.rpartition(".")[2] not in _PARTS:
         names = ", ".join(dict.fromkeys((*model.card.prompts, "retrieval.query", "retrieval.passage", *_TASKS)))
         raise InvalidRequest(f"{task[:40]!r} is no prompt of this model, and no task; it takes: {names}.", param="task")
-    return asked if asked.prompt is not None or asked.prompt_name is not None else dataclasses.replace(asked, **said)
+    return request if request.prompt is not None or request.prompt_name is not None else dataclasses.replace(request, **purpose)
 
 
 def render_embeddings(body: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer; numbers are printed from arrays' memory."""
+    """Return the answer; its numbers are printed from the arrays' memory."""
     texts_N, kinds = result.outputs.multi_vector, _kinds(body)
     name = "embedding" if texts_N is None else "embeddings"
     columns: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Ollama's API, so far as it is about embeddings. Pure functions over bytes.
+"""Ollama's API for embeddings. Pure functions over bytes.
 
 Source: ollama/ollama, api/types.go and server/routes.go. Options that only generating text knows are ignored, as there.
 Unlike Ollama, more `dimensions` than a vector has are refused, and /api/embeddings refuses a text that is too long.
@@ -25,7 +25,7 @@ from whimbrel.types.result import Result
 from whimbrel.wire import to_json
 
 VERSION: Final = "0.12.0"
-"""The version of Ollama that has all of this: clients compare it with the one that they need."""
+"""The version of Ollama that has all of these routes; clients compare it with the one that they need."""
 
 _TAG: Final = ":latest"
 _CHANGES_NUMBERS: Final = ("rope_frequency_base", "rope_frequency_scale")
@@ -33,7 +33,7 @@ _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of both routes that encode texts."""
+    """The fields of both routes that encode texts."""
 
     model: Annotated[str | None, Meta(description="The served model's name, with or without `:latest`.")] = None
     options: Annotated[
@@ -146,13 +146,13 @@ class VersionResponse(msgspec.Struct):
 
 
 class OllamaError(msgspec.Struct):
-    """Every answer that is not a success."""
+    """The body of every error."""
 
     error: str
 
 
 def parse_embed(raw: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel], Request] | None]:
-    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
+    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(OllamaEmbedRequest, raw)
     texts = [body.input] if isinstance(body.input, str) and body.input else list(body.input or ())
     if len(texts) > MAX_INPUTS:
@@ -163,15 +163,13 @@ def parse_embed(raw: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel],
 
 
 def parse_embeddings(raw: bytes) -> tuple[OllamaEmbeddingsRequest, Callable[[ServedModel], Request] | None]:
-    """The same of /api/embeddings."""
+    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(OllamaEmbeddingsRequest, raw)
     return body, _request(body, [body.prompt] if body.prompt else [], truncate="never", normalize=False)
 
 
 def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[ServedModel], Request] | None:
-    """Return the request, or None if there is nothing to encode. It takes the model, since a longer context than it has means
-    all of that.
-    """
+    """Return the function from a model to its Request; None without texts. A context is at most the model's maximum."""
     options = body.options or {}
     for name in _CHANGES_NUMBERS:
         if name in options:
@@ -188,13 +186,13 @@ def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[Ser
 
 
 def parse_show(raw: bytes) -> tuple[ShowRequest, None]:
-    """The body as it was sent; the model has nothing to do."""
+    """Return the body; the model has nothing to do."""
     body = decode(ShowRequest, raw)
     return ShowRequest(model=body.model or body.name), None
 
 
 def render_embed(body: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes | Response:
-    """The answer; its floats are printed from the array's memory."""
+    """Return the answer; its floats are printed from the array's memory."""
     content: dict[str, Any] = {
         "model": body.model or model.plan.served_name,
         "embeddings": [] if result is None else result.dense,
@@ -206,36 +204,36 @@ def render_embed(body: OllamaEmbedRequest, result: Result | None, model: ServedM
 
 
 def render_embeddings(body: OllamaEmbeddingsRequest, result: Result | None, model: ServedModel) -> bytes:
-    """The same of /api/embeddings."""
+    """Return the answer of /api/embeddings."""
     return to_json({"embedding": [] if result is None else result.dense[0]})
 
 
 def render_show(body: ShowRequest, result: None, model: ServedModel) -> bytes:
-    """Render the kind of model, its limit of tokens and the width of its vectors."""
+    """Return the kind of a model, its maximum length of texts and the width of its vectors."""
     card, family = model.card, model.card.encoder.family
-    said: dict[str, str | int] = {"general.architecture": family, "general.basename": model.plan.served_name}
-    said |= {f"{family}.context_length": model.plan.max_length, f"{family}.block_count": len(card.encoder.layers)}
+    model_info: dict[str, str | int] = {"general.architecture": family, "general.basename": model.plan.served_name}
+    model_info |= {f"{family}.context_length": model.plan.max_length, f"{family}.block_count": len(card.encoder.layers)}
     capabilities: list[str] = []
     if "dense" in card.outputs:
-        said[f"{family}.embedding_length"] = card.dense.default_width or card.dense.width
+        model_info[f"{family}.embedding_length"] = card.dense.default_width or card.dense.width
         capabilities.append("embedding")
-    return msgspec.json.encode(ShowResponse(_details(model), said, capabilities))
+    return msgspec.json.encode(ShowResponse(_details(model), model_info, capabilities))
 
 
 def render_tags(models: Sequence[ServedModel]) -> bytes:
-    """The models that are served."""
+    """Return the models that are served."""
     return msgspec.json.encode(ListResponse([ListedModel(**_listed(model)) for model in models]))
 
 
 def render_running(models: Sequence[ServedModel]) -> bytes:
-    """The same: all are loaded."""
+    """Return the models that are loaded: all that are served."""
     return msgspec.json.encode(
         ProcessResponse([RunningModel(**_listed(model), context_length=model.plan.max_length) for model in models])
     )
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:
-    """Render the version as Ollama does."""
+    """Return the version of Ollama that this API is like."""
     return msgspec.json.encode(VersionResponse(VERSION))
 
 
@@ -271,7 +269,7 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
 
 
 def status(error: WhimbrelError) -> int:
-    """The status of an error, where it is not Whimbrel's."""
+    """Return the HTTP status of an error."""
     return 503 if isinstance(error, Overloaded) else error.status
 
 

@@ -43,9 +43,9 @@ from whimbrel.types.result import Result
 from whimbrel.wire import EncodedArray, base64_list, to_json
 
 _BEFORE: Final = b'{"object":"embedding","index":%d,"embedding":"'
-"""The JSON before the letters of a vector."""
+"""JSON before the base64 letters of a vector."""
 _MAX_BLOCKS: Final = 512
-"""Limit of blocks of about 100 bytes each in a header: clients read headers of less than 64 KiB."""
+"""The limit of entries in a header, of about 100 bytes each: clients read headers of less than 64 KiB."""
 
 EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only", "npy", "arrow"]
 
@@ -118,7 +118,7 @@ class ModelsResponse(msgspec.Struct):
 
 
 class ErrorDetail(msgspec.Struct):
-    """The error; `param` is the path of the fault, e.g. `input[3]`."""
+    """The cause of an error; `param` is the path of the fault, e.g. `input[3]`."""
 
     message: str
     type: str
@@ -127,13 +127,13 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorResponse(msgspec.Struct):
-    """Every answer that is not a success."""
+    """The body of every error."""
 
     error: ErrorDetail
 
 
 def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbeddingsRequest, Request]:
-    """The body as it was sent, but for the format that it does not say, and the Request it stands for.
+    """Return the body, with `default` if it names no format, and the Request that it stands for.
 
     Raises InvalidRequest or TooLarge.
     """
@@ -153,7 +153,7 @@ def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[Embedd
 
 
 def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer, made of the array's memory."""
+    """Return the answer, made of the array's memory."""
     if body.encoding_format in (None, "float"):
         data = [{"object": "embedding", "index": index, "embedding": row_D} for index, row_D in enumerate(result.dense)]
         return json_answer({**_about(body, result, model), "data": data}, result)
@@ -174,7 +174,7 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
 
 
 def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
-    """All but the vectors."""
+    """Return all fields of the answer but the vectors."""
     return {
         "id": new_id("embd", body.request_id),
         "object": "list",
@@ -185,7 +185,7 @@ def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[
 
 
 def _bytes_answer(body: EmbeddingsRequest, vectors_ND: EncodedArray, result: Result, model: ServedModel) -> Response:
-    """vLLM's: its header has an entry for each vector."""
+    """Return vLLM's binary answer, whose header has an entry for each vector."""
     count, width = vectors_ND.shape
     size = width * vectors_ND.storage_dtype.itemsize
     about = {
@@ -209,7 +209,7 @@ def _bytes_answer(body: EmbeddingsRequest, vectors_ND: EncodedArray, result: Res
 
 
 def render_models(models: Sequence[Model]) -> bytes:
-    """The answer of GET /v1/models."""
+    """Return the answer of GET /v1/models."""
     return msgspec.json.encode(ModelsResponse(list(models)))
 
 

@@ -40,7 +40,7 @@ class TextDocument(msgspec.Struct, frozen=True):
 
 
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of both routes."""
+    """The fields that both routes take."""
 
     model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
     truncate: Annotated[
@@ -179,25 +179,25 @@ class ScoreResponse(msgspec.Struct):
 
 
 def parse_rerank(raw: bytes) -> tuple[RerankRequest, Request]:
-    """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
+    """Return the body and the Request that it stands for. Raises InvalidRequest or TooLarge."""
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(RerankRequest, raw, packed=is_packed(raw))
     return body, request_of(body)
 
 
 def request_of(body: RerankRequest) -> Request:
-    """The Request that a body stands for. Raises InvalidRequest or TooLarge."""
+    """Return the Request that a body stands for. Raises InvalidRequest or TooLarge."""
     query = parse_part(body.query, Location("query"))
     pairs = [(query, parse_part(each, Location("documents", index))) for index, each in enumerate(body.documents)]
     return _request(body, pairs, ("query", "documents"))
 
 
 _FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
-"""Field names of pairs; the first complete form counts."""
+"""The pairs of fields that hold queries and documents; the first pair that is complete counts."""
 
 
 def parse_score(raw: bytes) -> tuple[ScoreRequest, Request]:
-    """The same of /v1/score."""
+    """Return the body of /v1/score and its Request. Raises InvalidRequest or TooLarge."""
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(ScoreRequest, raw, packed=is_packed(raw))
     begun = [form for form in _FORMS if any(getattr(body, name) is not None for name in form)] or _FORMS[-1:]
@@ -223,7 +223,7 @@ def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -
     for index, (query, _) in enumerate(pairs):
         if isinstance(query, str) and not query:
             raise InvalidRequest("is empty.", param=names[0], item=None if names[0] == "query" else index)
-    truncate, limit = parse_truncation(body, usual=False)
+    truncate, limit = parse_truncation(body, default=False)
     return Request(
         pairs,
         ("scores",),
@@ -244,7 +244,7 @@ def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -
 
 
 def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer, the best first."""
+    """Return the answer, best first."""
     results = rank(body, result, documents=body.return_documents is not False)
     name = new_id("rerank", body.request_id)
     content = {"id": name, "model": model.plan.served_name, "usage": usage(result), "results": results}
@@ -252,7 +252,7 @@ def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> by
 
 
 def rank(body: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
-    """RankedDocuments, the best first. `documents`: with their texts."""
+    """Return RankedDocuments, best first, with their texts if `documents`."""
     scores_P = _scores(result)
     order = descending(scores_P, body.top_n or None)
     results: list[dict[str, Any]] = [
@@ -267,7 +267,7 @@ def rank(body: RerankRequest, result: Result, *, documents: bool) -> list[dict[s
 
 
 def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer, in the order of the pairs."""
+    """Return the answer, in the order of the pairs."""
     scores_P = _scores(result)
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
     for each in data if body.explain else ():

@@ -1,4 +1,4 @@
-"""Voyage's embeddings and rerank. Pure functions over bytes.
+"""Voyage's embeddings and rerank APIs. Pure functions over bytes.
 
 Source: voyageai-python 0.5 (client.py, api_resources). Texts that are too long are cut unless `truncation` is false, as there.
 The fields of our own that /v1/embeddings and /v1/rerank have are taken too; fields that are not known are ignored.
@@ -102,27 +102,27 @@ class VoyageRerankResponse(msgspec.Struct):
 
 
 def parse_embeddings(raw: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[ServedModel], Request]]:
-    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
+    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(VoyageEmbeddingsRequest, raw)
     if None not in (body.dimensions, body.output_dimension) and body.dimensions != body.output_dimension:
         raise InvalidRequest("differs from dimensions; give one of them.", param="output_dimension")
     width = body.output_dimension if body.dimensions is None else body.dimensions
-    asked = service_request(replace(body, dimensions=width, truncate=_cuts(body)))
+    encode_request = service_request(replace(body, dimensions=width, truncate=_cuts(body)))
 
     def request(model: ServedModel) -> Request:
         check_bits(model.card, "dense", width, (body.output_dtype or "float",), param="output_dtype")
-        return asked
+        return encode_request
 
     return body, request
 
 
 def _cuts(body: VoyageEmbeddingsRequest | VoyageRerankRequest) -> Any:
-    """Return the truncation of a body; Voyage's own field comes first."""
+    """Return the truncation that a body asks for; Voyage's own field comes first."""
     return body.truncation is not False if body.truncation is not None or body.truncate is None else body.truncate
 
 
 def render_embeddings(body: VoyageEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer; numbers are printed from arrays' memory."""
+    """Return the answer; its numbers are printed from the arrays' memory."""
     vectors_ND = quantize(result.dense, body.output_dtype or "float")
     vectors = base64_rows(vectors_ND) if body.encoding_format == "base64" else number_rows(vectors_ND)
     data = [{"object": "embedding", "embedding": vector, "index": index} for index, vector in enumerate(vectors)]
@@ -130,14 +130,14 @@ def render_embeddings(body: VoyageEmbeddingsRequest, result: Result, model: Serv
 
 
 def parse_rerank(raw: bytes) -> tuple[VoyageRerankRequest, Request]:
-    """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
+    """Return the body and the Request that it stands for. Raises InvalidRequest or TooLarge."""
     body = decode(VoyageRerankRequest, raw, packed=is_packed(raw))
     body = replace(body, top_n=body.top_n if body.top_k is None else body.top_k)
     return body, request_of(replace(body, truncate=_cuts(body)))
 
 
 def render_rerank(body: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer, the best first."""
+    """Return the answer, best first."""
     data = rank(body, result, documents=body.return_documents is True)
     for each in data:
         if "document" in each:

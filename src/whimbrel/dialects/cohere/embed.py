@@ -1,4 +1,4 @@
-"""Cohere's embed, versions 2 and 1, as far as texts go. Pure functions over bytes.
+"""Cohere's embed API, versions 2 and 1, for texts. Pure functions over bytes.
 
 Source: cohere-python 7.3 (v2/raw_client.py, raw_base_client.py, types). Texts that are too long are cut at their end, as there,
 unless `truncate` says otherwise. Up to 2,048 texts are taken, not 96. Fields that are not known are ignored.
@@ -113,7 +113,7 @@ class CohereEmbedResponse(msgspec.Struct):
 
 
 class CohereError(msgspec.Struct):
-    """Every answer that is not a success."""
+    """The body of every error."""
 
     message: str
 
@@ -128,7 +128,7 @@ _INPUT_TYPES: Final[dict[str, InputType | None]] = {
 
 
 def parse_embed(raw: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel], Request]]:
-    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
+    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(CohereEmbedRequest, raw)
     texts = parse_texts(_texts(body))
 
@@ -148,11 +148,11 @@ def parse_embed(raw: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel],
 
 
 def _purpose(card: Card, word: str | None) -> dict[str, Any]:
-    found = prompt_for_task(card, word, _INPUT_TYPES.get(word or ""))
-    if word is not None and word not in _INPUT_TYPES and found["prompt_name"] is None:
+    purpose = prompt_for_task(card, word, _INPUT_TYPES.get(word or ""))
+    if word is not None and word not in _INPUT_TYPES and purpose["prompt_name"] is None:
         names = ", ".join(dict.fromkeys((*_INPUT_TYPES, *card.prompts)))
         raise InvalidRequest(f"{word[:40]!r} is no prompt of this model; it takes: {names}.", param="input_type")
-    return found
+    return purpose
 
 
 def _texts(body: CohereEmbedRequest) -> list[str]:
@@ -165,27 +165,27 @@ def _texts(body: CohereEmbedRequest) -> list[str]:
     return [_text(each, Location("inputs", index, path=".content")) for index, each in enumerate(body.inputs)]
 
 
-def _text(given: CohereInput, location: Location) -> str:
-    for index, each in enumerate(given.content):
+def _text(value: CohereInput, location: Location) -> str:
+    for index, each in enumerate(value.content):
         if each.type != "text" or each.text is None:
             raise InvalidRequest(
                 f"is of type {each.type[:40]!r}, where a text is expected; this server takes no images.",
                 location=location.below(f"[{index}]"),
             )
-    if len(given.content) != 1:
+    if len(value.content) != 1:
         raise InvalidRequest(
-            f"has {len(given.content):,} texts; give one, joined as the model is to read them.", location=location
+            f"has {len(value.content):,} texts; give one, joined as the model is to read them.", location=location
         )
-    return given.content[0].text or ""
+    return value.content[0].text or ""
 
 
 def render_embed(body: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer of version 2; its numbers are printed from arrays' memory."""
+    """Return the answer of version 2; its numbers are printed from the arrays' memory."""
     return _write(body, result, "2", "embeddings_by_type", _by_type(body, result))
 
 
 def render_embed_v1(body: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer of version 1."""
+    """Return the answer of version 1."""
     if body.embedding_types:
         return _write(body, result, "1", "embeddings_by_type", _by_type(body, result))
     return _write(body, result, "1", "embeddings_floats", result.dense)
@@ -208,7 +208,7 @@ def _write(body: CohereEmbedRequest, result: Result, version: str, kind: str, em
 
 
 def meta(version: str, **units: int) -> dict[str, Any]:
-    """A CohereMeta."""
+    """Return the fields of a CohereMeta."""
     return {"api_version": {"version": version}, "billed_units": units}
 
 

@@ -1,4 +1,4 @@
-"""Cohere's rerank, versions 2 and 1. Pure functions over bytes.
+"""Cohere's rerank API, versions 2 and 1. Pure functions over bytes.
 
 Source: cohere-python 7.3 (v2/raw_client.py, raw_base_client.py). The fields of /v1/rerank are taken too, so vLLM's bodies of
 /v2/rerank are; fields that are not known are ignored. Chunks, which are another way to run a long document, are refused where
@@ -65,8 +65,7 @@ class CohereRerankResponse(msgspec.Struct):
 
 
 def parse_rerank(raw: bytes) -> tuple[CohereRerankRequest, Request]:
-    """The body as it was sent, and the Request it stands for, whose texts are cut if they are too long. Raises InvalidRequest
-    and TooLarge."""
+    """Return the body and its Request, by default with truncation. Raises InvalidRequest or TooLarge."""
     body = decode(CohereRerankRequest, raw)
     if body.relevant_spans is not None and body.relevant_spans.mode != "disabled":
         raise InvalidRequest("spans are not given here; leave it out.", param="relevant_spans")
@@ -74,7 +73,7 @@ def parse_rerank(raw: bytes) -> tuple[CohereRerankRequest, Request]:
 
 
 def parse_rerank_v1(raw: bytes) -> tuple[CohereRerankRequestV1, Request]:
-    """The same of version 1."""
+    """Return the body of version 1 and its Request. Raises InvalidRequest or TooLarge."""
     body = decode(CohereRerankRequestV1, raw, packed=is_packed(raw))
     if body.rank_fields not in (None, ["text"]):
         raise InvalidRequest('only ["text"] is known here; join the fields to one text.', param="rank_fields")
@@ -83,12 +82,12 @@ def parse_rerank_v1(raw: bytes) -> tuple[CohereRerankRequestV1, Request]:
 
 
 def render_rerank(body: CohereRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer of version 2, the best first."""
+    """Return the answer of version 2, best first."""
     return _write(body, result, model, "2")
 
 
 def render_rerank_v1(body: CohereRerankRequestV1, result: Result, model: ServedModel) -> bytes | Response:
-    """That of version 1."""
+    """Return the answer of version 1, best first."""
     return _write(body, result, model, "1")
 
 

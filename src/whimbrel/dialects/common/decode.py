@@ -1,4 +1,4 @@
-"""JSON or MessagePack -> a typed struct, with every way this can fail turned into an InvalidRequest that says where."""
+"""JSON or MessagePack -> a typed struct. Every failure becomes an InvalidRequest with its location."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from whimbrel.errors import InvalidRequest, Location, TooLarge
 T = TypeVar("T")
 
 MAX_IDS: Final = 2**19
-"""Token ids of a request, all inputs together."""
+"""The limit of token ids in a request, all inputs together."""
 _MAX_STRINGS: Final = 100_000
 
 
 class MalformedBody(InvalidRequest):
-    """The body is empty, or no JSON at all."""
+    """The body is empty or is not valid JSON."""
 
 
 _MAPS: Final = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
@@ -61,7 +61,7 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
 
 
 def reject_many(body: bytes) -> None:
-    """Before JSON is decoded, which holds up everybody for a second per million of lists. Raises TooLarge."""
+    """Raise TooLarge if a body has too many strings or items: decoding a million lists blocks the event loop for a second."""
     if len(body) <= MAX_IDS:
         return
     if _count(body, b'"') > 2 * _MAX_STRINGS and (strings := (_count(body, b'"') - body.count(b'\\"')) // 2) > _MAX_STRINGS:
@@ -71,7 +71,7 @@ def reject_many(body: bytes) -> None:
 
 
 def _count(body: bytes, letter: bytes) -> int:
-    """Count a letter, faster than `bytes.count` where there are many."""
+    """Count a letter; bytes.count is slow where there are many."""
     return int(np.count_nonzero(np.frombuffer(body, np.uint8) == letter[0]))
 
 
@@ -82,17 +82,17 @@ def _without_strings(body: bytes) -> bytes:
 
 def _choices(kind: type, path: str) -> str:
     """Return the words that a field takes, if it takes one of a few."""
-    found = list(_inside(msgspec.inspect.type_info(kind)))
+    types = list(_inside(msgspec.inspect.type_info(kind)))
     for name in path.split("."):
-        structs = [info for info in found if isinstance(info, msgspec.inspect.StructType)]
+        structs = [info for info in types if isinstance(info, msgspec.inspect.StructType)]
         fields = [field for info in structs for field in info.fields if field.encode_name == name.partition("[")[0]]
-        found = [info for field in fields for info in _inside(field.type)]
-    words = [repr(value) for info in found if isinstance(info, msgspec.inspect.LiteralType) for value in info.values]
+        types = [info for field in fields for info in _inside(field.type)]
+    words = [repr(value) for info in types if isinstance(info, msgspec.inspect.LiteralType) for value in info.values]
     return f"; it takes {', '.join(words)}" if words else ""
 
 
 def _inside(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
-    """Return the types that a value, or an item of a list, may have."""
+    """Yield the types that a value, or an item of a list, may have."""
     if isinstance(info, msgspec.inspect.Metadata):
         yield from _inside(info.type)
     elif isinstance(info, msgspec.inspect.UnionType):

@@ -1,4 +1,8 @@
-"""Body fields of all dialects that encode texts, and the Request that they stand for."""
+"""Fields that the bodies of several dialects share, and the Request that they stand for: texts, options, and vLLM's fields.
+
+A field of vLLM that would change numbers and that is not honoured is refused by its name. Source: vLLM 0.33,
+entrypoints/pooling/base/protocol.py.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ class TextObject(msgspec.Struct, frozen=True):
 
 
 def parse_texts(raw: str | Sequence[str | int | Sequence[int | str] | TextObject]) -> Any:
-    """Texts, pairs of texts, or arrays of token ids. A list must be of one kind throughout, but texts may be objects."""
+    """Return texts, pairs of texts, or arrays of token ids. Raises InvalidRequest if kinds are mixed; texts may be objects."""
     if isinstance(raw, str):
         return [raw]
     if not raw:
@@ -53,10 +57,10 @@ def parse_texts(raw: str | Sequence[str | int | Sequence[int | str] | TextObject
     return [_ids(cast(list[int], ids), i) for i, ids in enumerate(rows)]
 
 
-def _text(given: TextObject, item: int) -> str:
-    if given.text is None:
+def _text(value: TextObject, item: int) -> str:
+    if value.text is None:
         raise InvalidRequest("is an object without a text; this server takes texts, no images.", item=item)
-    return given.text
+    return value.text
 
 
 def _pair(row: list[int | str], item: int) -> tuple[str, str]:
@@ -76,7 +80,7 @@ def _ids(ids: list[int], item: int | None) -> np.ndarray[Any, np.dtype[np.int64]
 
 
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that they share; each dialect says itself which forms of `input` it takes."""
+    """Fields of bodies that encode texts; each dialect declares the forms of `input` that it takes."""
 
     input: Any
     model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
@@ -119,9 +123,11 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def text_request(body: TextFields, outputs: tuple[OutputName, ...], **more: Any) -> Request:
-    """The Request of a body; `more` are fields of Request that its dialect alone has, or reads in its own way. Raises
-    InvalidRequest and TooLarge."""
-    usual: dict[str, Any] = {"normalize": body.normalize, "truncate": read_truncate(body.truncate)}
+    """Return the Request of a body; `more` has the fields that its dialect reads in its own way.
+
+    Raises InvalidRequest and TooLarge.
+    """
+    default: dict[str, Any] = {"normalize": body.normalize, "truncate": read_truncate(body.truncate)}
     return Request(
         parse_texts(body.input),
         outputs,
@@ -131,24 +137,24 @@ def text_request(body: TextFields, outputs: tuple[OutputName, ...], **more: Any)
         late_chunking=bool(body.late_chunking),
         split_long=bool(body.split_long),
         priority=body.priority or 0,
-        **(usual | more),
+        **(default | more),
     )
 
 
-def parse_input_type(given: str | None) -> InputType | None:
-    """A passage is a document."""
-    return "query" if given == "query" else None if given is None else "document"
+def parse_input_type(value: str | None) -> InputType | None:
+    """Return the input type; a passage is a document."""
+    return "query" if value == "query" else None if value is None else "document"
 
 
 def prompt_for_task(card: Card, word: str | None, input_type: InputType | None) -> dict[str, Any]:
-    """The fields of a Request that say what its texts are for, where an API has a `word` for it: the model's prompt of that
-    name, in any case of letters, if it has one; and which `input_type` the word stands for."""
+    """Return the fields of a Request for an API's `word` for the use of texts: the input type, and the model's prompt of that
+    name, if it has one; case is ignored."""
     prompts = {} if word is None else {name.casefold(): name for name in card.tower(card.tower_for(input_type)).prompts}
     return {"prompt_name": prompts.get((word or "").casefold()), "input_type": input_type}
 
 
 class VLLMTextFields(TextFields, frozen=True, kw_only=True):
-    """Fields of the routes that encode texts."""
+    """Fields of vLLM's routes that encode texts."""
 
     embed_dtype: Annotated[
         FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")
@@ -183,7 +189,7 @@ _ABSENT: Final = msgspec.Raw()
 
 
 class _Unsupported(msgspec.Struct, frozen=True):
-    """Fields that are looked at only to be refused, and those that are there in place of `messages`."""
+    """Fields that are read only to be refused, and the fields that stand in place of `messages`."""
 
     input: msgspec.Raw = _ABSENT
     prompt: msgspec.Raw = _ABSENT
@@ -203,9 +209,9 @@ _REFUSED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "chat_template_kwargs": ((None, {}), _NO_TEMPLATES),
     "return_embeddings": ((None, False), "scores are given here; /v1/embed gives the vectors."),
 }
-"""Values that change nothing, and why others are refused."""
+"""Values that change nothing, and the reason why others are refused."""
 _LONGEST: Final = 100
-"""Bytes of a value that is looked at: none that is accepted has more."""
+"""The limit of bytes of a value that is decoded; all accepted values are shorter."""
 UNSUPPORTED_TEXT_FIELDS: Final = ("padding", "late_chunking_params")
 UNSUPPORTED_PAIR_FIELDS: Final = (
     "padding",
@@ -216,23 +222,22 @@ UNSUPPORTED_PAIR_FIELDS: Final = (
 
 
 def reject_unsupported(body: bytes, names: Sequence[str] = (), *, text: Literal["input", "prompt"] | None = "input") -> None:
-    """Refuse those of the named fields that would change numbers and are not honoured, and chats in place of the field `text`.
-    Raises InvalidRequest."""
+    """Raise InvalidRequest if a field in `names` would change numbers, or if there are chats in place of the field `text`."""
     if all(body.find(name.encode()) < 0 for name in (*names, "messages")):  # `in` costs five times as much
         return
     packed = is_packed(body)
-    found = decode(_Unsupported, body, packed=packed)
-    if text is not None and found.messages is not _ABSENT and getattr(found, text) is _ABSENT:
+    unsupported = decode(_Unsupported, body, packed=packed)
+    if text is not None and unsupported.messages is not _ABSENT and getattr(unsupported, text) is _ABSENT:
         raise InvalidRequest(f"chats are not taken; send {text}, a text as the model takes it.", param="messages")
     for name in names:
-        (accepted, why), given = _REFUSED[name], getattr(found, name)
-        is_short = given is not _ABSENT and len(given) <= _LONGEST
-        if given is not _ABSENT and not (is_short and decode(object, bytes(given), packed=packed) in accepted):
+        (accepted, why), value = _REFUSED[name], getattr(unsupported, name)
+        is_short = value is not _ABSENT and len(value) <= _LONGEST
+        if value is not _ABSENT and not (is_short and decode(object, bytes(value), packed=packed) in accepted):
             raise InvalidRequest(why, param=name)
 
 
 class TruncationFields(Protocol):
-    """Truncation fields of a body."""
+    """The fields of a body that control truncation."""
 
     @property
     def truncate(self) -> bool | Literal["right", "left", "never"] | None: ...
@@ -242,10 +247,10 @@ class TruncationFields(Protocol):
     def truncation_side(self) -> Literal["right", "left"] | None: ...
 
 
-def parse_truncation(body: TruncationFields, *, usual: bool) -> tuple[Truncate | None, int | None]:
-    """(truncate, max_tokens) of a Request. `usual`: whether texts are cut where it does not say. Raises InvalidRequest."""
+def parse_truncation(body: TruncationFields, *, default: bool) -> tuple[Truncate | None, int | None]:
+    """Return (truncate, max_tokens) of a Request. By default texts are cut if `usual`. Raises InvalidRequest."""
     limit, side = body.truncate_prompt_tokens, body.truncation_side
-    cuts = body.truncate if body.truncate is not None else usual or limit is not None
+    cuts = body.truncate if body.truncate is not None else default or limit is not None
     truncate = read_truncate(cuts)
     if truncate in ("right", "left") and side not in (None, truncate):
         raise InvalidRequest(f"is {side!r}, and truncate is {truncate!r}; give one of them.", param="truncation_side")
@@ -253,15 +258,15 @@ def parse_truncation(body: TruncationFields, *, usual: bool) -> tuple[Truncate |
 
 
 def parse_normalize(body: VLLMTextFields) -> bool | None:
-    """True if vectors are normalised, by either name. Raises InvalidRequest."""
+    """Return `normalize`, by either of its names. Raises InvalidRequest if they differ."""
     if body.normalize is not None and body.use_activation not in (None, body.normalize):
         raise InvalidRequest("contradicts normalize, which is the same for vectors; give one of them.", param="use_activation")
     return body.use_activation if body.normalize is None else body.normalize
 
 
 def vllm_text_request(body: VLLMTextFields, outputs: tuple[OutputName, ...], *, cuts: bool, **more: Any) -> Request:
-    """The Request of a body of texts. `cuts`: whether they are cut where it does not say. Raises InvalidRequest, TooLarge."""
-    truncate, limit = parse_truncation(body, usual=cuts)
+    """Return the Request of a body of texts, by default with truncation if `cuts`. Raises InvalidRequest and TooLarge."""
+    truncate, limit = parse_truncation(body, default=cuts)
     request = text_request(body, outputs, truncate=truncate, max_tokens=limit, **more)
     if body.add_special_tokens is False and isinstance(request.texts[0], str):
         raise InvalidRequest("a text gets its special tokens; send token ids to do without.", param="add_special_tokens")

@@ -1,4 +1,4 @@
-"""Hosted services: the body fields and errors that Voyage's and Jina's APIs have in common. Pure functions over bytes."""
+"""Hosted embedding services: the fields and errors that Voyage and Jina share, and the number types that Cohere shares too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whimbrel.wire import DType, EncodedArray
 
 
 class ServiceFields(TextFields, frozen=True, kw_only=True):
-    """Fields that both take, besides our own fields of /v1/embed."""
+    """The fields of both services."""
 
     input: Annotated[
         str | list[str | int | list[int] | TextObject],
@@ -38,22 +38,22 @@ class ServiceFields(TextFields, frozen=True, kw_only=True):
 
 
 class DetailError(msgspec.Struct):
-    """Every answer that is not a success."""
+    """The body of every error."""
 
     detail: str
 
 
 def service_request(body: ServiceFields, output: OutputName = "dense") -> Request:
-    """The Request that a body stands for. Raises InvalidRequest and TooLarge."""
+    """Return the Request that a body stands for. Raises InvalidRequest and TooLarge."""
     return text_request(body, (output,), input_type=parse_input_type(body.input_type))
 
 
 _STATUSES: Final = {404: 400, 413: 400}
-"""Statuses of an unknown model and of a request that is too large: their clients know one class of errors, of 400."""
+"""Statuses of an unknown model and of a request that is too large: clients of both services expect 400."""
 
 
 def status(error: WhimbrelError) -> int:
-    """The status of an error."""
+    """Return the HTTP status of an error."""
     return _STATUSES.get(error.status, error.status)
 
 
@@ -68,14 +68,16 @@ _BITS: Final = frozenset(("binary", "ubinary"))
 
 
 def quantize(rows_ND: Float32Array, kind: str) -> EncodedArray:
-    """The rows in a NumberType, or the floats that `base64` is of. `int8` and `uint8`: 127ths of each row's largest entry, and
-    that + 128. `ubinary` and `binary`: bits, eight columns to a byte, and that - 128; of a width that `check_bits` lets
-    through."""
+    """Return the rows in a NumberType; `base64` is of floats.
+
+    `int8` and `uint8`: 127ths of each row's largest entry, and that + 128. `ubinary` and `binary`: bits, eight columns to a
+    byte, and that - 128, for widths that `check_bits` accepts.
+    """
     return EncodedArray(rows_ND, "float32" if kind in ("float", "base64") else cast(DType, kind))
 
 
 def check_bits(card: Card, output: OutputName, dimensions: int | None, kinds: Collection[str], *, param: str) -> None:
-    """Refuse bits of vectors whose columns do not fill whole bytes; `param` is the field that asks for them."""
+    """Raise InvalidRequest over the field `param` if it asks for bits and the columns of vectors do not fill whole bytes."""
     if _BITS.isdisjoint(kinds):
         return
     found = card.output(output)

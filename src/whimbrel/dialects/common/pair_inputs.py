@@ -1,4 +1,4 @@
-"""Pair inputs: texts, also as objects, or vectors in place of texts. Pure functions."""
+"""Inputs of pairs: a text, a text as an object, or vectors that stand for a text. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.request import VectorInput
 
 _MAX_SIZE: Final = 2**31 - 1
-"""Largest dimension of an array: numpy takes no larger shape, not even an empty one."""
+"""The limit of a dimension: numpy accepts no larger one, even if the array is empty."""
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -55,36 +55,36 @@ Text = str | Document
 Texts = Annotated[list[Text], Meta(max_length=100_000)]  # so that a larger one is refused before it is read
 
 
-def parse_parts(given: Text | list[Text], name: str) -> list[str | VectorInput]:
-    if not isinstance(given, list):
-        return [parse_part(given, Location(name))]
-    return [parse_part(each, Location(name, index)) for index, each in enumerate(given)]
+def parse_parts(value: Text | list[Text], name: str) -> list[str | VectorInput]:
+    if not isinstance(value, list):
+        return [parse_part(value, Location(name))]
+    return [parse_part(each, Location(name, index)) for index, each in enumerate(value)]
 
 
-def parse_part(given: Text, location: Location) -> str | VectorInput:
-    """A text, or the vectors that stand for it. Raises InvalidRequest."""
-    if isinstance(given, str):
-        return given
-    sparse = given.ids is not None or given.weights is not None
-    if (given.text is not None) + (given.content is not None) + (given.data is not None) + sparse != 1:
+def parse_part(value: Text, location: Location) -> str | VectorInput:
+    """Return a text, or the vectors that stand for it. Raises InvalidRequest."""
+    if isinstance(value, str):
+        return value
+    sparse = value.ids is not None or value.weights is not None
+    if (value.text is not None) + (value.content is not None) + (value.data is not None) + sparse != 1:
         raise InvalidRequest("must have one of text, data (vectors), or ids and weights (a sparse vector).", location=location)
-    text = text_of(given) if given.content is None else _text_of(given.content, location.below(".content"))
+    text = text_of(value) if value.content is None else _text_of(value.content, location.below(".content"))
     if text is not None:
         return text
-    if given.data is not None:
-        return _array(given.data, given.dtype, given.shape, location.below(".data"))
-    if given.ids is None or given.weights is None:
+    if value.data is not None:
+        return _array(value.data, value.dtype, value.shape, location.below(".data"))
+    if value.ids is None or value.weights is None:
         raise InvalidRequest("a sparse vector has both ids and weights.", location=location)
-    return _array(given.ids, "int32", None, location.below(".ids")), _array(
-        given.weights, "float32", None, location.below(".weights")
+    return _array(value.ids, "int32", None, location.below(".ids")), _array(
+        value.weights, "float32", None, location.below(".weights")
     )
 
 
-def text_of(given: Text) -> str | None:
-    """The text, of what is valid; None: it came as vectors."""
-    if isinstance(given, str):
-        return given
-    return given.content[0].text if given.content else given.text
+def text_of(value: Text) -> str | None:
+    """Return the text of a valid input; None if it came as vectors."""
+    if isinstance(value, str):
+        return value
+    return value.content[0].text if value.content else value.text
 
 
 def _text_of(content: list[ContentPart], location: Location) -> str:

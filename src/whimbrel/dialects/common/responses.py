@@ -1,4 +1,7 @@
-"""Responses: JSON, raw bytes, npy or an Arrow stream, of numbers in several types; and how a client chooses."""
+"""Response formats: JSON, raw bytes, npy or an Arrow stream, with numbers in several types; and content negotiation.
+
+Ids and times of responses are made here; no other module of the dialects reads a clock or random numbers.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ OCTETS: Final = "application/octet-stream"
 NPY: Final = "application/x-npy"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 METADATA: Final = "metadata"
-"""The header that says what the bytes are (vLLM)."""
+"""The header that describes the bytes of a binary answer (vLLM)."""
 _VECTORS: Final = ("dense", "multi_vector", "muvera", "hidden", "token_dense")
 """Outputs that may travel in fewer bits than floats have."""
 _FLAT: Final = ("dense", "scores", "muvera")
-"""Outputs that are printed number after number; others take about twice the time."""
+"""Outputs that are printed as one flat array; others take about twice the time."""
 
 
 def json_answer(value: object, result: Result, *, as_text: bool = False, times: int = 1) -> bytes | Response:
-    """JSON of what a result has, as numbers or `as_text`: base64; `times`: in so many types.
+    """Return JSON of a result, with its numbers in `times` types, or in base64 if `as_text`.
 
     What is large is printed piece by piece while it is sent, so that others have their turn.
     """
@@ -45,70 +48,70 @@ def binary_formats(parse_request: Callable[..., Any]) -> dict[str, ParseRequest]
     return {media_type: partial(parse_request, default=name) for media_type, name in formats.items()}
 
 
-def new_id(prefix: str, given: str | None = None) -> str:
-    """`prefix`-`given`, or something that was not there before."""
-    return f"{prefix}-{given or os.urandom(16).hex()}"
+def new_id(prefix: str, name: str | None = None) -> str:
+    """Return `prefix`-`name`, or `prefix` with a random id."""
+    return f"{prefix}-{name or os.urandom(16).hex()}"
 
 
 def created() -> int:
-    """Seconds since 1970."""
+    """Return the time in seconds since 1970."""
     return int(time.time())
 
 
 def usage(result: Result) -> dict[str, int]:
-    """Return the usage in the form of OpenAI's API."""
+    """Return the counts of tokens, as in OpenAI's API."""
     return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
 
 
 def encoded_outputs(outputs: Outputs, dtype: DType, order: ByteOrder) -> dict[str, EncodedArray]:
-    """The arrays of what was asked for; of the lists there are `.offsets`, then `.rows`, or `.ids` and `.weights`.
+    """Return the arrays of all outputs by name; a ragged output has `.offsets`, and `.rows` or `.ids` and `.weights`.
 
     `dtype` is that of vectors and, if it is one of floats, also of scores and weights, which are float32 otherwise.
     """
-    found: dict[str, EncodedArray] = {}
+    arrays: dict[str, EncodedArray] = {}
     for name in Outputs.__slots__:
         output = getattr(outputs, name)
         kind: DType = dtype if name in _VECTORS or dtype in FLOATS else "float32"
         if isinstance(output, Sparse):
-            found[f"{name}.offsets"] = EncodedArray(output.offsets_N1, "int64", order)
-            found[f"{name}.ids"] = EncodedArray(output.ids_X, "int32", order)
-            found[f"{name}.weights"] = EncodedArray(output.weights_X, kind, order, name)
+            arrays[f"{name}.offsets"] = EncodedArray(output.offsets_N1, "int64", order)
+            arrays[f"{name}.ids"] = EncodedArray(output.ids_X, "int32", order)
+            arrays[f"{name}.weights"] = EncodedArray(output.weights_X, kind, order, name)
         elif isinstance(output, Ragged):
-            found[f"{name}.offsets"] = EncodedArray(output.offsets_N1, "int64", order)
-            found[f"{name}.rows"] = EncodedArray(output.rows_XD, kind, order, name)
+            arrays[f"{name}.offsets"] = EncodedArray(output.offsets_N1, "int64", order)
+            arrays[f"{name}.rows"] = EncodedArray(output.rows_XD, kind, order, name)
         elif output is not None:
-            found[name] = EncodedArray(output, kind, order, name)
-    return found
+            arrays[name] = EncodedArray(output, kind, order, name)
+    return arrays
 
 
 def bytes_answer(arrays: Mapping[str, EncodedArray], result: Result, model: ServedModel) -> Response:
-    """The arrays one after another, and in a header what they are."""
+    """Return the arrays one after another, and their description in a header."""
     blocks, size, pieces = join_blocks(arrays)
     about = {"model": model.plan.served_name, "usage": usage(result), "arrays": blocks}
     return Response(pieces, OCTETS, {METADATA: header(about)}, size)
 
 
 def bare_answer(arrays: Mapping[str, EncodedArray]) -> Response:
-    """The bytes of one array and nothing else."""
+    """Return the bytes of one array and nothing else."""
     array = _only(arrays, "bytes_only")
     return Response(array.chunks(), OCTETS, size=array.nbytes)
 
 
 def npy_answer(arrays: Mapping[str, EncodedArray]) -> Response:
-    """A file that `numpy.load` reads."""
+    """Return a file that `numpy.load` reads."""
     size, pieces = npy_chunks(_only(arrays, "npy"))
     return Response(pieces, NPY, size=size)
 
 
 def arrow_answer(arrays: Mapping[str, EncodedArray], result: Result, model: ServedModel) -> Response:
-    """A stream of one record batch with a column for each output; model and usage are in the schema's metadata."""
+    """Return a stream of one record batch with a column for each output; model and usage are in the schema's metadata."""
     about = {"model": model.plan.served_name, "usage": json.dumps(usage(result))}
     size, pieces = arrow_chunks(list(_columns(arrays)), about)
     return Response(pieces, ARROW, size=size)
 
 
 def header(about: object) -> str:
-    """JSON that a header may hold."""
+    """Return JSON that a header may hold."""
     text = msgspec.json.encode(about)
     return text.decode() if text.isascii() else json.dumps(msgspec.json.decode(text))
 
@@ -139,7 +142,7 @@ def _columns(arrays: Mapping[str, EncodedArray]) -> Iterator[Column]:
 
 
 def accepted_media_type(accept: str, offered: Sequence[str]) -> str:
-    """Which of `offered` the value of an Accept header likes best; JSON where it names none of them.
+    """Return the media type of `offered` that an Accept header prefers, or JSON if it names none of them.
 
     Of equals the one that is named first, and types before patterns, which stand for JSON.
     """

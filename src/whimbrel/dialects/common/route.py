@@ -1,4 +1,4 @@
-"""Routes: the table rows by which the server knows a dialect."""
+"""Routes: the interface between dialects and the server."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 JSON: Final = "application/json"
 MESSAGE_PACK: Final = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
 ANY: Final = ()
-"""Whatever a body is declared as."""
+"""Media types of a route that does not check how a body is declared."""
 
 
 class ServedModel(Protocol):
-    """The facts about a served model that a dialect may use."""
+    """The attributes of a model that dialects use."""
 
     @property
     def card(self) -> Card: ...
@@ -31,9 +31,8 @@ class ServedModel(Protocol):
 
 EngineCall: TypeAlias = Request | TokenizeRequest | DetokenizeRequest
 ParseRequest: TypeAlias = "Callable[[bytes], tuple[Any, EngineCall | Callable[[ServedModel], EngineCall] | None]]"
-"""Parser of bytes to (body, request), or to a function that makes the request once the model is known; both raise
-InvalidRequest. None: the model has nothing to do, and the result is None too.
-"""
+"""bytes -> (body, request). In place of the request there may be a function from the model to it; both raise InvalidRequest.
+With None the model has nothing to do, and the result is None."""
 
 
 def _none() -> dict[str, str]:
@@ -42,16 +41,16 @@ def _none() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """The response to a request."""
+    """The answer to a request."""
 
     chunks: Iterable[bytes | memoryview]
-    """Sent one after another. Making one may take a millisecond; others have their turn before the next is made."""
+    """The pieces of the body. Making one may take a millisecond; other requests run before the next is made."""
     media_type: str = JSON
     headers: Mapping[str, str] = field(default_factory=_none)
     size: int | None = None
-    """Bytes of all pieces, if that is known before they are made."""
+    """Bytes of all chunks, if known before they are made."""
     memory_bytes: int = 0
-    """About how many bytes are in memory until the last piece is made, where `size` is not known."""
+    """Approximate bytes that stay in memory until the last chunk is made, if `size` is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +70,18 @@ class Route:
     response_type: Any
     example: str
     media_types: tuple[str, ...]
-    """The media types that a body may be declared as."""
+    """Media types that a body may be declared as."""
     discriminators: frozenset[str]
-    """Fields that select this route among those of one path: the first route wins of whose fields the body has one; that
-    without any is the last, and takes what is left.
-    """
+    """Fields that select this route among several with one path; a route without any takes the bodies that are left."""
     accepts: Mapping[str, ParseRequest]
-    """Media types that a client may accept in place of JSON, and how a body that does not say another format is read then."""
+    """Media types that a client may accept in place of JSON, each with the parser for bodies that name no format."""
     status: Callable[[WhimbrelError], int]
-    """The status of an error."""
+    """Return the HTTP status of an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetRoute:
-    """A GET route that describes the served models."""
+    """A GET route over the models that are served."""
 
     path: str
     summary: str

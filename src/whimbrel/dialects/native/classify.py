@@ -1,4 +1,4 @@
-"""Whimbrel's own way to ask for classes: of texts and pairs, and of the words in texts. Pure functions over bytes."""
+"""Whimbrel's own routes for classification: of texts and pairs, and of the words in texts. Pure functions over bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from whimbrel.wire import to_json
 
 
 class ClassFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields of both routes."""
+    """The fields that both routes take."""
 
     model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
     activate: Annotated[
@@ -86,13 +86,13 @@ class TokenClassifyResponse(msgspec.Struct):
 
 
 def parse_classify(raw: bytes) -> tuple[ClassifyRequest, Callable[[ServedModel], Request]]:
-    """The body as it was sent, and what makes the Request of it. Raises InvalidRequest or TooLarge."""
+    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(ClassifyRequest, raw)
     return body, partial(_request, _classify, body)
 
 
 def parse_token_classify(raw: bytes) -> tuple[TokenClassifyRequest, Callable[[ServedModel], Request]]:
-    """The same of /v1/token_classify."""
+    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(TokenClassifyRequest, raw)
     return body, partial(_request, _token_classify, body)
 
@@ -117,13 +117,13 @@ def _options(body: ClassFields) -> ScoreOptions:
 
 
 def render_classify(body: ClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer, in the order of the inputs."""
+    """Return the answer, in the order of the inputs."""
     classes = _classify(body, model).postprocess(result)
     return json_answer({"labels": classes.labels, "scores": classes.scores_NC, **_about(result, model)}, result)
 
 
 def render_token_classify(body: TokenClassifyRequest, result: Result, model: ServedModel) -> bytes:
-    """The answer, in the order of the inputs."""
+    """Return the answer, in the order of the inputs."""
     entities = _token_classify(body, model).postprocess(result)
     return to_json({"entities": entities, **_about(result, model)})
 

@@ -1,4 +1,4 @@
-"""Whimbrel's own way to ask: any of a model's outputs, all from one pass. Pure functions over bytes."""
+"""Whimbrel's own /v1/embed: any of a model's outputs, all from one pass. Pure functions over bytes."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class EmbedResponse(msgspec.Struct):
 
 
 def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbedRequest, Request]:
-    """The body as it was sent, but for the format that it does not say, and the Request it stands for.
+    """Return the body, with `default` if it names no format, and the Request that it stands for.
 
     Raises InvalidRequest or TooLarge.
     """
@@ -170,7 +170,7 @@ def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbedR
 
 
 def render_response(body: EmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer, made of the arrays' memory."""
+    """Return the answer, made of the arrays' memory."""
     arrays = encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "little")
     match body.encoding_format:
         case "bytes":
@@ -196,7 +196,7 @@ def render_response(body: EmbedRequest, result: Result, model: ServedModel) -> b
 
 
 def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[str, EncodedArray], as_text: bool) -> Any:
-    """One output, an item for each input."""
+    """Return one output, with an item for each input."""
     if isinstance(output, Sparse):
         ids, weights = (_texts(arrays[f"{name}.{part}"], output.offsets_N1, as_text) for part in ("ids", "weights"))
         return [{"ids": each, "weights": weight} for each, weight in zip(ids, weights, strict=True)]
@@ -207,14 +207,14 @@ def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[s
 
 
 def _texts(array: EncodedArray, offsets_N1: Int64Array, as_text: bool) -> list[Any]:
-    """Return the JSON form of each text's part of an array."""
+    """Return the JSON value of each text's part of an array."""
     places: list[int] = offsets_N1.tolist()
     parts = [array[start:end] for start, end in pairwise(places)]
     return [Base64(each) for each in parts] if as_text else [_numbers(each) for each in parts]
 
 
 def _numbers(array: EncodedArray) -> EncodedArray | NDArray[Any]:
-    """An array that JSON prints as it is, if no type is asked for that is yet to be made of it."""
+    """Return the plain array if it has its type already; JSON prints it as it is."""
     return array.array if array.dtype in ("float32", "int32") else array
 
 

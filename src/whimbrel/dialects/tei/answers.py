@@ -1,4 +1,4 @@
-"""Common answers of TEI's routes: timings in headers, errors, and their statuses.
+"""Answers of all of TEI's routes: timings in headers, errors, and their statuses.
 
 Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.rs, and its 422 for what is wrong (1.9).
 """
@@ -31,18 +31,18 @@ ErrorType: TypeAlias = Literal["Unhealthy", "Backend", "Overloaded", "Validation
 
 
 class TEIError(msgspec.Struct):
-    """Every answer of these routes that is not a success, but 401, which has no body."""
+    """The body of every error but 401, which has none."""
 
     error: str
     error_type: ErrorType
 
 
 class Empty(InvalidRequest):
-    """There is nothing to work on."""
+    """A list of inputs is empty."""
 
 
 def wrong_model_type(message: str) -> InvalidRequest:
-    """The model that is asked is of another kind; TEI has a status of its own for that."""
+    """Return the error over a model of another type, for which TEI has a status of its own."""
     return InvalidRequest(message, location=_WRONG_MODEL_TYPE)
 
 
@@ -51,7 +51,7 @@ _WRONG_MODEL_TYPE: Final = Location("outputs")
 
 
 def error_type(error: WhimbrelError) -> ErrorType:
-    """TEI's word for an error."""
+    """Return TEI's type of an error."""
     if isinstance(error, Empty):
         return "Empty"
     if isinstance(error, Overloaded):
@@ -62,7 +62,7 @@ def error_type(error: WhimbrelError) -> ErrorType:
 
 
 def status(error: WhimbrelError) -> int:
-    """The status of an error, where it is not Whimbrel's."""
+    """Return the HTTP status of an error."""
     if isinstance(error, ComputeError) or is_wrong_model_type(error):
         return 424
     if isinstance(error, Empty | MalformedBody):
@@ -92,7 +92,7 @@ def is_wrong_model_type(error: WhimbrelError) -> bool:
 
 
 def timed(body: bytes | Response, result: Result, model: ServedModel, characters: int) -> Response:
-    """An answer that says in its headers, in whole milliseconds, how long it took; `characters` are those of the inputs."""
+    """Return the answer with its timings, in whole milliseconds, and the inputs' `characters` in its headers."""
     answer = body if isinstance(body, Response) else Response([body], size=len(body))
     return replace(answer, headers=_headers(result, model, characters))
 

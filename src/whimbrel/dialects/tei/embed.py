@@ -40,7 +40,7 @@ ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model'
 
 
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of all routes that encode texts; each route adds its inputs."""
+    """Fields of all routes that encode texts; each route declares its inputs."""
 
     inputs: Any
     model: ModelName = None
@@ -70,7 +70,7 @@ class EmbedSparseRequest(TextFields, frozen=True, kw_only=True):
 
 
 class VectorFields(TextFields, frozen=True, kw_only=True):
-    """Fields of dense vectors."""
+    """Fields of routes that give dense vectors."""
 
     normalize: Annotated[bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: true.")] = None
     dimensions: Annotated[
@@ -115,13 +115,16 @@ class SparseValue(msgspec.Struct):
 
 
 def parse_embed(raw: bytes) -> tuple[TEIEmbedRequest, Request]:
-    """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
+    """Return the body and the Request that it stands for. Raises InvalidRequest or TooLarge."""
     body = decode(TEIEmbedRequest, raw)
     return body, dense(body)
 
 
 def parse_embed_all(raw: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel], Request]]:
-    """The same of /embed_all: hidden states; of late-interaction models, which TEI does not have, their token vectors."""
+    """Return the body of /embed_all, and the function from a model to its Request.
+
+    It asks for hidden states, and of late-interaction models, which TEI does not serve, for token vectors.
+    """
     body = decode(EmbedAllRequest, raw)
     request = text_request(body, "hidden")
     late = replace(request, outputs=("multi_vector",))
@@ -129,24 +132,24 @@ def parse_embed_all(raw: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel]
 
 
 def parse_embed_sparse(raw: bytes) -> tuple[EmbedSparseRequest, Request]:
-    """The same of /embed_sparse."""
+    """Return the body of /embed_sparse and its Request. Raises InvalidRequest or TooLarge."""
     body = decode(EmbedSparseRequest, raw)
     return body, text_request(body, "sparse")
 
 
 def parse_similarity(raw: bytes) -> tuple[SimilarityRequest, Request]:
-    """The same of /similarity."""
+    """Return the body of /similarity and its Request. Raises InvalidRequest or TooLarge."""
     body = decode(SimilarityRequest, raw)
     return body, similarity(body.inputs, body.parameters or Parameters())
 
 
 def dense(body: VectorFields) -> Request:
-    """Return the request of /embed."""
+    """Return the Request for dense vectors."""
     return text_request(body, "dense", normalize=body.normalize is not False, dimensions=body.dimensions)
 
 
 def text_request(body: TextFields, output: OutputName, **more: Any) -> Request:
-    """Return the request for the texts of a body."""
+    """Return the Request for an output of the texts of a body."""
     if not body.inputs and isinstance(body.inputs, list):
         raise Empty("is an empty list; give at least one text.", param="input")
     return Request(
@@ -160,7 +163,7 @@ def text_request(body: TextFields, output: OutputName, **more: Any) -> Request:
 
 
 def similarity(inputs: Sentences, parameters: Parameters) -> Request:
-    """Return the request of /similarity: the source is read as the sentences are, as TEI does."""
+    """Return the Request of /similarity: as in TEI, the source is encoded as the sentences are."""
     if not inputs.sentences:
         raise Empty("is an empty list; give at least one sentence.", param="inputs.sentences")
     if len(inputs.sentences) > MAX_INPUTS:
@@ -176,27 +179,27 @@ def similarity(inputs: Sentences, parameters: Parameters) -> Request:
 
 
 def cut(truncate: bool | None, direction: str | None) -> Truncate:
-    """Which end of a text is cut, if it is too long."""
+    """Return the end at which a text that is too long is cut."""
     if truncate is False:
         return "never"
     return "left" if direction in ("left", "Left") else "right"
 
 
 def render_embed(body: TextFields, result: Result, model: ServedModel) -> Response:
-    """A vector for each text."""
+    """Return a vector for each text."""
     return timed(json_answer(result.dense, result), result, model, count_characters(body.inputs))
 
 
 def render_embed_all(body: TextFields, result: Result, model: ServedModel) -> Response:
-    """For each text a vector for each token."""
-    found = result.outputs.multi_vector if result.outputs.hidden is None else result.outputs.hidden
-    assert found is not None
-    rows = [found[index] for index in range(len(found))]
+    """Return for each text a vector for each token."""
+    vectors = result.outputs.multi_vector if result.outputs.hidden is None else result.outputs.hidden
+    assert vectors is not None
+    rows = [vectors[index] for index in range(len(vectors))]
     return timed(json_answer(rows, result), result, model, count_characters(body.inputs))
 
 
 def render_embed_sparse(body: TextFields, result: Result, model: ServedModel) -> Response:
-    """For each text the entries whose weight is not 0."""
+    """Return for each text the entries whose weight is not 0."""
     sparse = result.outputs.sparse
     assert sparse is not None
     entries = LazyList(_entries(*sparse[index]) for index in range(len(sparse)))
@@ -204,7 +207,7 @@ def render_embed_sparse(body: TextFields, result: Result, model: ServedModel) ->
 
 
 def _entries(ids_X: Int32Array, weights_X: Float32Array) -> orjson.Fragment:
-    """Printed as two arrays, and put together as text: an object for each would take longer than the model."""
+    """Print two arrays and join them as text: an object for each entry would take longer than the model."""
     pairs = map(b',"value":'.join, zip(_printed(ids_X), _printed(weights_X), strict=True))
     return orjson.Fragment(b'[{"index":%b}]' % b'},{"index":'.join(pairs) if ids_X.size else b"[]")
 
@@ -214,19 +217,19 @@ def _printed(array_X: np.ndarray[Any, Any]) -> list[bytes]:
 
 
 def render_similarity(body: SimilarityRequest, result: Result, model: ServedModel) -> Response:
-    """The cosine of the source and each sentence."""
+    """Return the cosine of the source and each sentence."""
     return similarities(body.inputs, result, model)
 
 
 def similarities(inputs: Sentences, result: Result, model: ServedModel) -> Response:
-    """Return the answer of /similarity."""
+    """Return the cosine of the source and each sentence."""
     vectors_ND = result.dense
     characters = len(inputs.source_sentence) + sum(map(len, inputs.sentences))
     return timed(to_json((vectors_ND[1:] * vectors_ND[0]).sum(axis=1)), result, model, characters)
 
 
 def count_characters(inputs: str | list[Any]) -> int:
-    """Characters of texts; token ids are counted as they are."""
+    """Return the number of characters of texts, and of token ids."""
     if isinstance(inputs, str):
         return len(inputs)
     return sum(1 if isinstance(each, int) else count_characters(each) for each in inputs)

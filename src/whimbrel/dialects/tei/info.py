@@ -1,4 +1,4 @@
-"""Model information: the fields of TEI's GET /info. Pure."""
+"""TEI's fields of GET /info. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST / and /invocations: what a model is made for, as TEI has it there; and what `InferenceClient` sends. Pure.
+"""POST / and /invocations: the route that suits the model, as in TEI, and the bodies of `InferenceClient`. Pure.
 
 A body with `texts` is one of /rerank; one whose inputs are a source and sentences, of /similarity. Any other is of /predict,
 /embed, /embed_sparse or /embed_all: whichever is about the first thing that the model gives.
@@ -57,7 +57,7 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
 
 
 def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel], Request]]:
-    """The body as it was sent, and what it stands for. Raises InvalidRequest or TooLarge."""
+    """Return the body and the request that it stands for. Raises InvalidRequest or TooLarge."""
     body = decode(RootRequest, raw)
     if isinstance(body.inputs, Sentences):
         of = body.parameters or RootParameters()
@@ -75,7 +75,7 @@ def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel
 
 
 def render_root(body: RootRequest, result: Result, model: ServedModel) -> Response:
-    """Render the answer of that route."""
+    """Return the answer of the route that suits the model."""
     if isinstance(body.inputs, Sentences):
         return similarities(body.inputs, result, model)
     output = _first(model)

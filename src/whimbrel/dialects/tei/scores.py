@@ -89,7 +89,7 @@ class Prediction(msgspec.Struct):
 
 
 def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], Request]]:
-    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
+    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(TEIRerankRequest, raw, packed=is_packed(raw))
     if not body.texts:
         raise Empty("is an empty list; give at least one text.", param="texts")
@@ -114,7 +114,7 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
 
 
 def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
-    """The texts, the best first, and of equal ones the one that came first."""
+    """Return the texts, best first; of equal scores the first text comes first."""
     given_NC = _scores(result)
     order = descending(given_NC[:, 0])
     scores_N = apply(_activation(body.raw_scores, None, model), given_NC)[:, 0]
@@ -126,21 +126,21 @@ def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) ->
 
 
 def parse_predict(raw: bytes) -> tuple[PredictRequest, Callable[[ServedModel], Request]]:
-    """The same of /predict."""
+    """Return the body of /predict, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(PredictRequest, raw)
     texts = sequences(body.inputs)
     return body, lambda model: classes(body, texts, model)
 
 
 def classes(body: PredictRequest, texts: list[str] | list[Pair], model: ServedModel) -> Request:
-    """Return the request of /predict."""
+    """Return the Request of /predict."""
     model.card.output("scores")
     activate = _activation(body.raw_scores, body.parameters, model) is None
     return Request(texts, ("scores",), activate=activate, truncate=cut(body.truncate, body.truncation_direction))
 
 
 def sequences(inputs: Sequences) -> list[str] | list[Pair]:
-    """The texts, or the pairs, that /predict is about. Raises InvalidRequest."""
+    """Return the texts or the pairs of a body of /predict. Raises InvalidRequest."""
     if isinstance(inputs, str):
         return [inputs]
     if not inputs:
@@ -160,16 +160,16 @@ def sequences(inputs: Sequences) -> list[str] | list[Pair]:
 
 
 def render_predict(body: PredictRequest, result: Result, model: ServedModel) -> Response:
-    """The classes of each text, the best first."""
+    """Return the classes of each text, best first."""
     parameters = body.parameters or PredictParameters()
     order_NC = np.argsort(-_scores(result), axis=1, kind="stable")[:, : parameters.top_k]
     scores_NC = apply(_activation(body.raw_scores, body.parameters, model), _scores(result))
     labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
-    found: list[list[dict[str, Any]]] = [
+    predictions: list[list[dict[str, Any]]] = [
         [{"score": scores_NC[text, i], "label": labels[i]} for i in order] for text, order in enumerate(order_NC.tolist())
     ]
     is_batch = not isinstance(body.inputs, str) and isinstance(body.inputs[0], list)
-    answer: object = found if is_batch or body.parameters is not None else found[0]
+    answer: object = predictions if is_batch or body.parameters is not None else predictions[0]
     return timed(to_json(answer), result, model, count_characters(body.inputs))
 
 
@@ -179,7 +179,7 @@ def _scores(result: Result) -> Float32Array:
 
 
 def _activation(raw: bool | None, parameters: PredictParameters | None, model: ServedModel) -> Applied | None:
-    """Return the function applied to scores here; None if the model applies it."""
+    """Return the activation to apply to scores; None if the model applies its own."""
     output = model.card.outputs.get("scores")
     if output is None:
         return "none"
@@ -191,7 +191,7 @@ def _activation(raw: bool | None, parameters: PredictParameters | None, model: S
 
 
 def apply(function: Applied | None, scores_NC: Float32Array) -> Float32Array:
-    """Scores after one of the activations; None: as they are."""
+    """Return scores after an activation; None leaves them as they are."""
     found_NC: Float32Array = scores_NC
     if function == "sigmoid":
         found_NC = np.exp(-np.logaddexp(0, -scores_NC))

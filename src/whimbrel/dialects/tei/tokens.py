@@ -19,7 +19,7 @@ from whimbrel.types.seq import TokenInfo
 from whimbrel.wire import LazyList, json_chunks, to_json
 
 _MANY: Final = 2048
-"""Tokens: an answer of more is printed in pieces, so that others have their turn."""
+"""The number of tokens above which an answer is printed in chunks, so that other requests run in between."""
 
 
 class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,14 +52,14 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_tokenize(raw: bytes) -> tuple[TEITokenizeRequest, TokenizeRequest]:
-    """The body as it was sent, and what it stands for. Raises InvalidRequest or TooLarge."""
+    """Return the body and the request that it stands for. Raises InvalidRequest or TooLarge."""
     body = decode(TEITokenizeRequest, raw)
     texts = _checked(_texts(body), "input")
     return body, TokenizeRequest(texts, special=body.add_special_tokens is not False, prompt_name=body.prompt_name)
 
 
 def render_tokens(body: TEITokenizeRequest, found: list[TokenInfo], model: ServedModel) -> bytes | Response:
-    """The tokens of each text."""
+    """Return the tokens of each text."""
     prompt = "" if body.prompt_name is None else model.card.prompt_text(body.prompt_name)
     rows = [LazyList(_tokens(prompt + text, tokens)) for text, tokens in zip(_texts(body), found, strict=True)]
     return Response(json_chunks(rows)) if sum(tokens.ids_T.size for tokens in found) > _MANY else to_json(rows)
@@ -77,7 +77,7 @@ def _texts(body: TEITokenizeRequest) -> list[str]:
 
 
 def parse_decode(raw: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
-    """The same of /decode."""
+    """Return the body of /decode and its DetokenizeRequest. Raises InvalidRequest or TooLarge."""
     body = decode(DecodeRequest, raw)
     rows: list[Any] = body.ids if body.ids and isinstance(body.ids[0], list) else [body.ids] if body.ids else []
     for index, row in enumerate(_checked(rows, "ids")):
@@ -89,7 +89,7 @@ def parse_decode(raw: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
 
 
 def render_texts(body: DecodeRequest, texts: list[str], model: ServedModel) -> bytes:
-    """The text of each list of ids."""
+    """Return the text of each list of ids."""
     return msgspec.json.encode(texts)
 
 

@@ -28,7 +28,7 @@ from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 
 MAX_INSTANCES: Final = 256
-"""Each takes about a tenth of a millisecond to read and to answer."""
+"""The limit of instances; each takes about 0.1 ms to parse and to answer."""
 
 
 class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,19 +57,19 @@ class _Marks(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class _Instance:
     body: RootRequest | TEIRerankRequest
-    asked: Request | Callable[[ServedModel], Request]
+    request: Request | Callable[[ServedModel], Request]
 
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """A body as it was sent."""
+    """The instances of a body."""
 
     model: str | None
     each: Sequence[_Instance]
 
 
 def parse_vertex(raw: bytes) -> tuple[Instances, Callable[[ServedModel], Request] | None]:
-    """The body as it was sent, and what makes a Request of it. Raises InvalidRequest or TooLarge."""
+    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(VertexRequest, raw)
     if len(body.instances) > MAX_INSTANCES:
         raise TooLarge(f"{len(body.instances):,}; the limit is {MAX_INSTANCES:,}. Split the request.", param="instances")
@@ -79,11 +79,11 @@ def parse_vertex(raw: bytes) -> tuple[Instances, Callable[[ServedModel], Request
             is_rerank = decode(_Marks, instance).texts is not msgspec.UNSET
             each.append(_Instance(*(parse_rerank if is_rerank else parse_root)(instance)))
     instances = Instances(body.model, each)
-    return instances, (lambda model: _joined(instances, model)) if each else None
+    return instances, (lambda model: _merge_requests(instances, model)) if each else None
 
 
 def render_vertex(body: Instances, result: Result | None, model: ServedModel) -> bytes | Response:
-    """Render the answer of each instance."""
+    """Return the answer to each instance."""
     answers: list[Response] = []
     if result is not None:
         ends = accumulate((len(request.texts) for request in _requests(body, model)), initial=0)
@@ -109,15 +109,15 @@ def _pieces(answers: Sequence[Response]) -> Iterator[bytes | memoryview]:
 
 
 def _requests(body: Instances, model: ServedModel) -> list[Request]:
-    found: list[Request] = []
+    requests: list[Request] = []
     for index, instance in enumerate(body.each):
         with _within(index):
-            found.append(instance.asked(model) if callable(instance.asked) else instance.asked)
-    return found
+            requests.append(instance.request(model) if callable(instance.request) else instance.request)
+    return requests
 
 
-def _joined(body: Instances, model: ServedModel) -> Request:
-    """One request for the texts of all."""
+def _merge_requests(body: Instances, model: ServedModel) -> Request:
+    """Return one request for the texts of all instances."""
     requests = _requests(body, model)
     common = replace(requests[0], texts=[])
     for index, request in enumerate(requests):
@@ -132,7 +132,7 @@ def _joined(body: Instances, model: ServedModel) -> Request:
 
 
 def _part(result: Result, start: int, end: int) -> Result:
-    """Return the part of a result for some of its texts."""
+    """Return the part of a result that belongs to some of its texts."""
     outputs = {name: _rows(getattr(result.outputs, name), start, end) for name in Outputs.__slots__}
     return replace(result, outputs=Outputs(**outputs))
 
@@ -149,7 +149,7 @@ def _rows(output: Any, start: int, end: int) -> Any:
 
 @contextmanager
 def _within(index: int) -> Generator[None]:
-    """Errors over an instance say which."""
+    """Put errors that are raised within at the instance of that index."""
     try:
         yield
     except InvalidRequest as error:

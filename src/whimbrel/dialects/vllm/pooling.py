@@ -130,11 +130,11 @@ _OUTPUTS: Final[dict[str | None, OutputName]] = {
 
 
 _MAX_HEADER: Final = 65_000
-"""Python's http.client reads lines of 65,536 bytes."""
+"""The limit of bytes in a header: Python's http.client reads lines of 65,536 bytes."""
 
 
 def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], Request]]:
-    """The body as it was sent, and what makes the Request of it. Raises InvalidRequest or TooLarge."""
+    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
     body = decode(PoolingRequest, raw)
 
@@ -156,9 +156,9 @@ def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
 
 
 def render_pooling(body: PoolingRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer, as JSON or as bytes."""
-    found = result.outputs
-    outputs = found.dense, found.scores, found.multi_vector, found.token_scores, found.token_dense
+    """Return the answer, as JSON or as bytes."""
+    results = result.outputs
+    outputs = results.dense, results.scores, results.multi_vector, results.token_scores, results.token_dense
     output = next(each for each in outputs if each is not None)
     head = _head("pooling", body, model)
     if body.encoding_format in ("bytes", "bytes_only"):
@@ -170,7 +170,7 @@ def render_pooling(body: PoolingRequest, result: Result, model: ServedModel) -> 
 
 
 def _as_base64(body: PoolingRequest, output: Float32Array | Ragged) -> Sequence[Any]:
-    """The bytes of each text's numbers. Raises InvalidRequest where the type cannot hold them."""
+    """Return the bytes of each text's numbers. Raises InvalidRequest if the type cannot hold them."""
     if not isinstance(output, Ragged):
         return base64_rows(_typed(body, output))
     rows, places = _typed(body, output.rows_XD), output.offsets_N1.tolist()
@@ -205,14 +205,14 @@ def _write_bytes(body: PoolingRequest, output: Float32Array | Ragged, about: dic
 
 
 def parse_classify(raw: bytes) -> tuple[VLLMClassifyRequest, Request]:
-    """The body as it was sent, and the Request it stands for. Raises InvalidRequest or TooLarge."""
+    """Return the body and the Request that it stands for. Raises InvalidRequest or TooLarge."""
     reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
     body = decode(VLLMClassifyRequest, raw)
     return body, vllm_text_request(body, ("scores",), cuts=False, activate=body.use_activation, normalize=body.normalize)
 
 
 def render_classify(body: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """The answer, in the order of the inputs."""
+    """Return the answer, in the order of the inputs."""
     scores_NC, labels = result.outputs.scores, model.card.labels
     assert scores_NC is not None
     data: list[dict[str, Any]] = [
@@ -233,12 +233,12 @@ def _head(prefix: str, body: VLLMTextFields, model: ServedModel) -> dict[str, An
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:
-    """The answer of GET /version."""
+    """Return the answer of GET /version."""
     return to_json({"version": __version__})
 
 
 class ErrorDetail(msgspec.Struct):
-    """The error; `param` is the path of the fault, `code` the HTTP status."""
+    """The cause of an error; `param` is the path of the fault, `code` the HTTP status."""
 
     message: str
     type: str
@@ -247,19 +247,19 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorResponse(msgspec.Struct):
-    """Every answer that is not a success."""
+    """The body of every error."""
 
     error: ErrorDetail
 
 
 _STATUSES: Final = {415: 400, 429: 503, 507: 500}
-"""Statuses in which vLLM differs from other servers."""
+"""Statuses that differ from those of other servers."""
 _TYPES: Final = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
-"""Error types by status; other statuses have their name in HTTP."""
+"""Types of errors by status; the others have the name of their status in HTTP."""
 
 
 def status(error: WhimbrelError) -> int:
-    """The status of an error."""
+    """Return the HTTP status of an error."""
     return _STATUSES.get(error.status, error.status)
 
 

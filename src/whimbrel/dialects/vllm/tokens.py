@@ -52,15 +52,14 @@ class VLLMDetokenizeResponse(msgspec.Struct):
 
 
 def parse_tokenize(raw: bytes) -> tuple[VLLMTokenizeRequest, TokenizeRequest]:
-    """The body as it was sent, and what it asks. Raises InvalidRequest."""
+    """Return the body and the request that it stands for. Raises InvalidRequest."""
     reject_unsupported(raw, text="prompt")
     body = decode(VLLMTokenizeRequest, raw)
     return body, TokenizeRequest([body.prompt], special=body.add_special_tokens is not False)
 
 
-def render_tokenize(body: VLLMTokenizeRequest, found: Sequence[TokenInfo], model: ServedModel) -> bytes:
-    """The answer."""
-    (tokens,) = found
+def render_tokenize(body: VLLMTokenizeRequest, results: Sequence[TokenInfo], model: ServedModel) -> bytes:
+    (tokens,) = results
     names = list(tokens.names) if body.return_token_strs else None
     return to_json({
         "count": tokens.ids_T.size,
@@ -71,14 +70,13 @@ def render_tokenize(body: VLLMTokenizeRequest, found: Sequence[TokenInfo], model
 
 
 def parse_detokenize(raw: bytes) -> tuple[VLLMDetokenizeRequest, DetokenizeRequest]:
-    """The body as it was sent, and what it asks. Raises InvalidRequest or TooLarge."""
+    """Return the body and the request that it stands for. Raises InvalidRequest or TooLarge."""
     body = decode(VLLMDetokenizeRequest, raw)
     return body, DetokenizeRequest([body.tokens])
 
 
-def render_detokenize(body: VLLMDetokenizeRequest, found: Sequence[str], model: ServedModel) -> bytes:
-    """The answer."""
-    return to_json({"prompt": found[0]})
+def render_detokenize(body: VLLMDetokenizeRequest, results: Sequence[str], model: ServedModel) -> bytes:
+    return to_json({"prompt": results[0]})
 
 
 _TOKENIZE_TERMS: Final = TERMS.extended({"input": lambda _: Location("prompt")})
