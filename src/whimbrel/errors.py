@@ -94,7 +94,7 @@ class WhimbrelError(Exception):
     status: int = 500
     code: str = "internal_error"
     retry: bool | None = None
-    """Whether a client should send the same request again; None: as the status suggests."""
+    """True if a client should send the same request again; None: as the status suggests."""
 
     def __init__(
         self,

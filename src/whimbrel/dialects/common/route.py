@@ -31,8 +31,9 @@ class ServedModel(Protocol):
 
 EngineCall: TypeAlias = Request | TokenizeRequest | DetokenizeRequest
 ParseRequest: TypeAlias = "Callable[[bytes], tuple[Any, EngineCall | Callable[[ServedModel], EngineCall] | None]]"
-"""bytes -> (body, request). In place of the request there may be a function from the model to it; both raise InvalidRequest.
-With None the model has nothing to do, and the result is None."""
+"""Parser of bytes to (body, request). In place of the request there may be a function from the model to it.
+
+Both raise InvalidRequest. With None the model has nothing to do, and the result is None."""
 
 
 def _none() -> dict[str, str]:
