@@ -24,7 +24,7 @@ from time import perf_counter
 from weakref import ref
 
 from whimbrel.engine.admission import QueueState, ThroughputEstimate, admit
-from whimbrel.engine.job import Job
+from whimbrel.engine.engine_request import Job
 from whimbrel.engine.scheduler import ScheduledBatch, Scheduler
 from whimbrel.errors import ComputeError, DeadlineExceeded, OutOfMemory, Unavailable, WhimbrelError
 from whimbrel.outputs.finishers import locate_error

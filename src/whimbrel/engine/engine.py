@@ -23,9 +23,8 @@ from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.dispatcher import Dispatcher, LoadStats
 from whimbrel.engine.document_cache import DocumentCache, cache_key
-from whimbrel.engine.engine_request import EngineRequest
+from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job, RunnerProtocol
 from whimbrel.engine.finish_pool import FinishPool
-from whimbrel.engine.job import BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.lanes import Lanes
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.engine.prepare import Preprocessor

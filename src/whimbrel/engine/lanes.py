@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.engine.dispatcher import Dispatcher
+from whimbrel.engine.engine_request import BatchItems, BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.finish_pool import FinishPool
-from whimbrel.engine.job import BatchItems, BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.scheduler import ScheduledBatch
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
 from whimbrel.outputs.rows import BatchOutput, DeviceRows, OutputRows, RowSelection, finite_seqs, select_rows

@@ -18,7 +18,7 @@ import tokenizers
 from whimbrel.checkpoint.tokenizer.classes import read_as_class
 from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.tokenizer.truncation import MAX_CHARACTERS, Index, check_characters, location_of
+from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, check_characters, location_of
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.seq import TokenInfo

@@ -19,7 +19,7 @@ import tokenizers
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.tokenizer.backend import BackendTokenizer
-from whimbrel.tokenizer.truncation import Index, TruncationLimit
+from whimbrel.tokenizer.validation import Index, TruncationLimit
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import tokenizers
 
-from whimbrel.tokenizer.truncation import TruncationLimit
+from whimbrel.tokenizer.validation import TruncationLimit
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import StaticTokenizer
 

@@ -20,10 +20,8 @@ import tokenizers
 
 from whimbrel.errors import CheckpointError, Hint, InvalidRequest, TooLong
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
-from whimbrel.tokenizer.special_tokens import SpecialTokens
-from whimbrel.tokenizer.tokenizer import Tokenizer
-from whimbrel.tokenizer.truncation import LengthBounds, TruncationLimit
-from whimbrel.tokenizer.validation import check_pairs, has_ids
+from whimbrel.tokenizer.tokenizer import SpecialTokens, Tokenizer
+from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit, check_pairs, has_ids
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
