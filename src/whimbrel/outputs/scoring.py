@@ -43,7 +43,12 @@ class Operation(Generic[T]):
 
 
 def score(card: Card, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Operation[Float32Array]:
-    """Score documents for queries: (N,), or (N, C) for a model with C classes."""
+    """Return the scores of query-document pairs: float32, (N,), or (N, C) of a model with C classes.
+
+    A single query is paired with every document. Otherwise there are as many queries as documents. Models that compare vectors
+    also take stored vectors in place of texts, as the other verbs return them or in fewer bits (`outputs/stored_vectors.py`).
+    The options are those of ScoreOptions.
+    """
     return _score(card, {"queries": queries, "documents": documents}, options)
 
 
@@ -71,7 +76,10 @@ def _items(card: Card, texts: Texts, param: str, score_by: ScoringOutput | None)
 def rerank(
     card: Card, query: str | VectorInput, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
 ) -> Operation[list[Ranked]]:
-    """Rank documents by score, best first; equal scores keep the order of the documents."""
+    """Return the index and the score of each document, best first, at most `top_n`. The options are those of ScoreOptions.
+
+    Equal scores keep the order of the documents.
+    """
     if "scores" in card.outputs and card.output("scores").width != 1:
         labels = ", ".join(card.labels)
         raise InvalidRequest(f"this model gives a score for each of several classes ({labels}); ask for score or classify.")
@@ -84,7 +92,7 @@ def rerank(
 def explain(
     card: Card, query: str | VectorInput, documents: Texts, **options: Unpack[ScoreOptions]
 ) -> Operation[list[Explanation]]:
-    """Explain the score of each document by the best match of each query token."""
+    """Return the best match of each query token in each document, for late-interaction models. Options as ScoreOptions."""
     scoring = _one_to_many(card, query, documents, options)
     return Operation(replace(scoring.request, explain=True), explanations, scoring.locate)
 
@@ -116,7 +124,7 @@ def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
 
 
 def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Operation[Classes]:
-    """Classify texts or pairs."""
+    """Return the class scores of texts or pairs. A single string is a list of one. The options are those of ScoreOptions."""
     card.output("scores")
     request = _request(card, "scores", as_list(texts), options)
     return Operation(request, lambda result: Classes(card.labels, require(result.outputs.scores)))
@@ -125,7 +133,7 @@ def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[Sc
 def token_classify(
     card: Card, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
 ) -> Operation[list[list[Entity]]]:
-    """Find the entities in each text."""
+    """Return the entities in each of `texts`. A single string is a list of one. The options are those of ScoreOptions."""
     card.output("token_scores")
     if aggregation not in AGGREGATIONS:
         raise InvalidRequest(f"{aggregation!r} is not known; it takes {', '.join(AGGREGATIONS)}.", param="aggregation")

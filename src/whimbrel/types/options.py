@@ -5,7 +5,9 @@ Shared by Engine, AsyncEngine and the clients, so that `embed`, `score` and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import update_wrapper
+from inspect import Parameter, signature
 from typing import Any, Final, TypedDict, TypeVar, Unpack, cast
 
 from whimbrel.errors import InvalidRequest
@@ -182,3 +184,17 @@ def require(output: T | None) -> T:
     """Return an output that was requested and therefore exists."""
     assert output is not None
     return output
+
+
+def copy_signature(method: Callable[..., Any], verb: Callable[..., Any]) -> None:
+    """Give a method the name, docstring and signature of its verb, as `help` shows them.
+
+    The verb's first parameter becomes `self`, and its result `Wrapper[T]` becomes `T`.
+    """
+    update_wrapper(method, verb)
+    verb_signature = signature(verb)
+    first, *parameters = verb_signature.parameters.values()
+    result = str(verb_signature.return_annotation).partition("[")[2].removesuffix("]")
+    vars(method)["__signature__"] = verb_signature.replace(
+        parameters=[first.replace(name="self", annotation=Parameter.empty), *parameters], return_annotation=result
+    )
