@@ -31,8 +31,6 @@ _MANY_PAIRS: Final = 256
 
 
 def _async_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callable[Concatenate[AsyncEngine, P], Awaitable[T]]:
-    """Return the method that runs the operation of a verb."""
-
     async def method(self: AsyncEngine, *args: P.args, **options: P.kwargs) -> T:
         operation = verb(self.card, *args, **options)
         with relocating(operation.locate):

@@ -55,8 +55,6 @@ ProgressCallback: TypeAlias = Callable[[str], None]
 
 
 def _sync_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callable[Concatenate[Engine, P], T]:
-    """Return the method that runs the operation of a verb."""
-
     def method(self: Engine, *args: P.args, **options: P.kwargs) -> T:
         operation = verb(self.card, *args, **options)
         with relocating(operation.locate):
@@ -202,12 +200,10 @@ class Engine:
 
     @property
     def load(self) -> LoadStats:
-        """The queue and the throughput."""
         return self._dispatcher.load
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that wait for a lane."""
         return self.load.queued_tokens
 
     def close(self) -> None:

@@ -51,7 +51,6 @@ class EngineRequest:
     finish: Finish = field(default_factory=ReturnRows)
     scheduling: Scheduling = field(default_factory=Scheduling)
     num_truncated: int = 0
-    """Texts that were truncated."""
     num_tokens: int = field(init=False)
     response: ResultLayout = field(init=False)
     """The layout of the response: the rows, or the scores of pairs."""
@@ -62,11 +61,9 @@ class EngineRequest:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to compute: no seq and no pair."""
         return not self.seqs and not isinstance(self.finish, PairScoring)
 
     def result(self, outputs: Outputs, timings: Timings) -> Result:
-        """Return the result that these outputs are."""
         return Result(
             outputs,
             self.num_tokens,
@@ -93,7 +90,6 @@ class Job:
     seqs: Sequence[Seq] = field(init=False)
     """The seqs that are computed: those of the request whose rows are not known yet."""
     num_tokens: int = field(init=False)
-    """Tokens of these seqs."""
     num_pending: int = field(init=False)
     """Seqs that are not collected yet, and steps of the finisher that have not run."""
 

@@ -58,8 +58,6 @@ class _TowerBatch:
 
 @dataclass(slots=True, eq=False)
 class _InFlightBatch:
-    """A batch that was launched and is not collected yet."""
-
     batch: ScheduledBatch[Job]
     slots: threading.Semaphore | None
     """The semaphore of its lane, of which it holds one; None if it runs between the layers of another batch."""
@@ -244,8 +242,6 @@ class Lanes:
 
 
 class _NoObserver:
-    """Observes nothing."""
-
     def started(self, items: BatchItems) -> int:
         return 0
 

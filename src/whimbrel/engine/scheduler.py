@@ -61,7 +61,6 @@ class Scheduler(Generic[K]):
 
     def __init__(self, max_batch_tokens: int) -> None:
         self.token_budget = max_batch_tokens
-        """The most tokens of a batch at present."""
         self.queued_tokens = 0
         self.small_tokens = 0
         """The queued tokens that belong to small jobs."""
@@ -106,7 +105,6 @@ class Scheduler(Generic[K]):
             self._add_deadline(deadline, entry.number, job)
 
     def cancel(self, job: K) -> None:
-        """Remove the seqs of a job that were not taken yet. Do nothing if there are none."""
         if entry := self._entries.pop(job, None):
             self._expiring.pop(entry.number, None)
             queues = self._levels[entry.priority].queues
@@ -162,7 +160,6 @@ class Scheduler(Generic[K]):
         return ScheduledBatch(self._fill_batch(first, "small", self.token_budget), "small", first)
 
     def is_small(self, tokens: int) -> bool:
-        """Return whether a job of `tokens` tokens is small."""
         return tokens <= self._max_batch_tokens // _SMALL_PART
 
     def tokens_ahead(self, tokens: int, priority: int = 0, *, tenant: str = "") -> int:
@@ -231,7 +228,6 @@ class Scheduler(Generic[K]):
         return level
 
     def _drop_empty(self, priority: int) -> None:
-        """Remove a priority level that is empty."""
         if not self._levels[priority].tokens:
             del self._levels[priority]
             self._priorities.remove(priority)
@@ -251,21 +247,16 @@ class Scheduler(Generic[K]):
 
 @dataclass(slots=True, eq=False)
 class _JobState:
-    """The state of a waiting job."""
-
     priority: int
     tenant: str
     kind: Literal["small", "bulk"]
     suspects: Mapping[int, int]
     num_queues: int
-    """Queues that hold some of its seqs."""
     number: int
     """The number that its deadline refers to."""
 
 
 class _PriorityLevel(Generic[K]):
-    """The waiting seqs of one priority."""
-
     def __init__(self) -> None:
         self.queues: dict[Kind, FairQueue[K]] = {"suspect": FairQueue(), "small": FairQueue(), "bulk": FairQueue()}
         self.last: Kind = "bulk"

@@ -37,14 +37,11 @@ _EXAMPLE: Final = ("How far do birds fly?", "Some fly 10,000 km.\nThat is far", 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TokenizedTemplate:
-    """A template whose own text is encoded."""
-
     pieces: tuple[Int32Array | str, ...]
     """Token ids, and format strings that are tokenised per pair."""
 
     @property
     def runs(self) -> list[str]:
-        """The format strings."""
         return [piece for piece in self.pieces if isinstance(piece, str)]
 
     @property
@@ -138,7 +135,6 @@ class TemplateTokenizer:
         return [[ids[next(texts)] if isinstance(piece, str) else piece for piece in form.pieces] for texts in map(iter, runs)]
 
     def _least_size(self, form: _TokenizedTemplate) -> int:
-        """Return the number of tokens of an empty pair."""
         return self._around.num_tokens + sum(piece.size for piece in self._rows([("", "")], form, "")[0])
 
     def _limits(self, different: Sequence[list[Int32Array]], form: _TokenizedTemplate, limit: TruncationLimit) -> _Limits:

@@ -53,7 +53,6 @@ class SpecialTokens:
         return self.before.size + self.after.size
 
     def surround(self, ids: Int32Array) -> bool:
-        """Return whether `ids` begin and end with these tokens."""
         first, last = ids[: self.before.size], ids[ids.size - self.after.size :]
         return np.array_equal(first, self.before) and np.array_equal(last, self.after)
 
@@ -70,8 +69,6 @@ class SpecialTokens:
 
 @dataclass(frozen=True, slots=True)
 class EncodeParams:
-    """The parameters that apply to all texts of a request."""
-
     prompt: str
     prompt_tokens: int
     """Leading tokens that pooling skips."""
@@ -121,7 +118,6 @@ class Tokenizer:
         return [add_markers_and_expansion(seq, form, is_query=is_query) for seq in seqs]
 
     def tokens(self, ids: Int32Array) -> tuple[str, ...]:
-        """Return tokens as the vocabulary spells them."""
         names = map(self.backend.raw.id_to_token, ids.tolist())
         return tuple(token or f"<{id_}>" for token, id_ in zip(names, ids.tolist(), strict=True))
 
@@ -166,7 +162,6 @@ class Tokenizer:
         )
 
     def known(self, ids: Int32Array) -> slice | NDArray[np.bool_]:
-        """Return which tokens remain after unknown ones are dropped."""
         unknown_id = None if self.static is None else self.static.unknown_id
         return slice(None) if unknown_id is None else ids != unknown_id
 
@@ -193,7 +188,6 @@ class Tokenizer:
         return None if request.input_type is None else forms.get(request.input_type)
 
     def _prompt(self, request: Request) -> str:
-        """Return the prompt of the request."""
         if has_ids(request):
             if request.prompt is not None or request.prompt_name is not None:
                 raise InvalidRequest("a prompt cannot be put before token ids; send text.", param="prompt")
@@ -243,7 +237,6 @@ def find_special_tokens(tokenizer: tokenizers.Tokenizer, card: Card) -> SpecialT
 
 
 def _split_text(tokenizer: tokenizers.Tokenizer, text: str) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[int]]:
-    """Return (before, after, token types) of one text."""
     own = tokenizer.encode(text, add_special_tokens=False).ids
     encoding = tokenizer.encode(text)
     ids = encoding.ids

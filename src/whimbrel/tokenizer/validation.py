@@ -26,7 +26,6 @@ Index: TypeAlias = "tuple[int, int | None]"
 
 
 def has_ids(request: Request) -> bool:
-    """Return whether the request's texts are token ids."""
     return len(request.texts) > 0 and isinstance(request.texts[0], np.ndarray)
 
 
@@ -99,7 +98,6 @@ class TruncationLimit:
     """The length limit of a request's texts and the side that is truncated."""
 
     max_length: int
-    """Tokens per text, special tokens included."""
     truncate: Truncate
 
     def exceeded(self, num_tokens: int, kind: str, index: int) -> bool:
@@ -121,7 +119,6 @@ class LengthBounds:
 
     minimum: int
     default: int
-    """Limit of a request that sets none."""
     maximum: int
 
     def limit(self, request: Request, truncate: Truncate) -> TruncationLimit:
