@@ -60,7 +60,7 @@ def test_what_waits_for_suspects_that_are_answered_meanwhile_is_not_forgotten(
     both = dispatcher.take()
     assert both is not None
     assert both.kind == "suspect"
-    dispatcher.requeue(both, out_of_memory=False)
+    dispatcher.requeue(both, lower_budget=False)
     dispatcher.batch_done(0)
     half = dispatcher.take()
     assert half is not None

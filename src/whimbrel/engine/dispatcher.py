@@ -202,11 +202,11 @@ class Dispatcher:
             self._in_flight -= 1
             self._changed.notify_all()
 
-    def requeue(self, batch: ScheduledBatch[Job], *, out_of_memory: bool) -> None:
-        """Run a batch that failed again, in halves; a single text alone on the device. Call it before `batch_done`."""
+    def requeue(self, batch: ScheduledBatch[Job], *, lower_budget: bool) -> None:
+        """Run a batch that failed again: in halves, or a single text alone on the device. Call it before `batch_done`."""
         middle = len(batch.items) // 2
         with self._lock:
-            if out_of_memory:
+            if lower_budget:
                 self._scheduler.out_of_memory(sum(seq.ids.size for _, seq in batch.items))
             if middle:
                 self._retries += [replace(batch, items=half) for half in (batch.items[:middle], batch.items[middle:])]
