@@ -20,12 +20,18 @@ import numpy as np
 from whimbrel.engine.engine_request import EngineRequest, Scheduling
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable, WhimbrelError, relocating
 from whimbrel.outputs.finishers import Finish, ReturnRows, ReturnRowsWithOffsets, locate_error
-from whimbrel.outputs.layout import plan_layout
+from whimbrel.outputs.layout import plan_layout, token_mask
 from whimbrel.outputs.merge import Deduplication
 from whimbrel.outputs.multi_vector import TokenReduction, require_scipy, resolve_reduction
-from whimbrel.outputs.pair_scoring import PairScoring, PairSide, scores_by_similarity, scoring_method, split_pairs
-from whimbrel.outputs.requested import OutputSpec, max_sparse_entries, resolve_outputs, resolve_width, validate_for_outputs
-from whimbrel.outputs.token_mask import token_mask
+from whimbrel.outputs.pair_scoring import PairScoring, PairSide, scoring_method, split_pairs
+from whimbrel.outputs.requested import (
+    OutputSpec,
+    max_sparse_entries,
+    resolve_outputs,
+    resolve_width,
+    scores_by_similarity,
+    validate_for_outputs,
+)
 from whimbrel.telemetry.trace import Timer
 from whimbrel.tokenizer.chunking import encode_document, encode_split
 from whimbrel.tokenizer.offsets import encode_with_offsets

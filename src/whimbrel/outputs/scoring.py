@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest, Locate, locate_pairs
 from whimbrel.outputs.entities import AGGREGATIONS, Aggregation, find_entities
-from whimbrel.outputs.pair_scoring import can_score, default_scoring_output
+from whimbrel.outputs.requested import can_score, default_scoring_output
 from whimbrel.outputs.stored_vectors import as_vector_list
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import read_token_pooling
-from whimbrel.types.options import ScoreOptions, as_list, as_strings, check_options, read_truncate, require, resolve_prompt
-from whimbrel.types.request import OutputName, Pair, Request, ScoringOutput, VectorInput
+from whimbrel.types.options import ScoreOptions, as_list, as_strings, check_options, require, resolve_prompt
+from whimbrel.types.request import OutputName, Pair, Request, ScoringOutput, VectorInput, read_truncate
 from whimbrel.types.result import Classes, Entity, Explanation, Ragged, Ranked, Result, Sparse
 
 T = TypeVar("T")
@@ -53,7 +53,6 @@ def score(card: Card, queries: Texts, documents: Texts, **options: Unpack[ScoreO
 
 
 def _score(card: Card, inputs: Mapping[str, Texts], options: ScoreOptions) -> Operation[Float32Array]:
-    """Score pairs. `inputs` are queries and documents by the names of the caller's arguments."""
     if not can_score(card):
         card.output("scores")
     items = {name: _items(card, texts, name, options.get("score_by")) for name, texts in inputs.items()}
@@ -113,7 +112,6 @@ def _one_to_many(card: Card, query: str | VectorInput, documents: Texts, options
 
 
 def descending(scores_N: Float32Array, top_n: int | None = None) -> list[int]:
-    """Return the indices of the highest scores, best first; of equal scores the first comes first."""
     return np.argsort(-scores_N, kind="stable")[:top_n].tolist()
 
 
@@ -169,7 +167,6 @@ def _request(
 
 
 def _pair(first: list[Any], second: list[Any]) -> list[Pair]:
-    """Pair each query with its document, or the only query with every document."""
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):

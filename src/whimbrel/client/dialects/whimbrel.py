@@ -25,8 +25,8 @@ from whimbrel.client.task import JSON, MESSAGE_PACK, Reply, Task
 from whimbrel.errors import InvalidRequest, Locate
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import read_muvera, read_token_pooling
-from whimbrel.types.options import ScoreOptions, TextOptions, as_strings, check_options, read_prompt
-from whimbrel.types.request import OutputName
+from whimbrel.types.options import ScoreOptions, TextOptions, as_strings, check_options
+from whimbrel.types.request import OutputName, read_prompt
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs
 from whimbrel.wire import to_json
 

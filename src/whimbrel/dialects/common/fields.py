@@ -15,8 +15,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.decode import decode, is_packed
 from whimbrel.errors import InvalidRequest, Location, TooLarge
-from whimbrel.types.options import read_truncate
-from whimbrel.types.request import InputType, OutputName, Request, Truncate
+from whimbrel.types.request import InputType, OutputName, Request, Truncate, read_truncate
 from whimbrel.wire import ByteOrder, FloatType
 
 if TYPE_CHECKING:
