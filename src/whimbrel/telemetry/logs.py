@@ -21,7 +21,7 @@ from logging.handlers import QueueHandler, QueueListener
 from queue import Empty, Full, Queue
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
-from whimbrel.telemetry.trace import RequestFinished, subscribe
+from whimbrel.telemetry.trace import RequestFailed, RequestFinished, subscribe
 
 LogFormat: TypeAlias = Literal["plain", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -57,7 +57,7 @@ def configure(
     levels = _log.level, _access_log.level
     _log.setLevel(options.level.upper())
     _access_log.setLevel(logging.INFO)  # whatever the level of other lines
-    end_requests = subscribe(RequestFinished, _log_access if options.access else _log_failure)
+    end_requests = subscribe(RequestFinished, _log_access) if options.access else subscribe(RequestFailed, _log_failure)
 
     def end() -> None:
         end_requests()
@@ -73,13 +73,12 @@ def _log_access(request: RequestFinished) -> None:
     _access_log.info("request", extra={"fields": _fields(request)})
 
 
-def _log_failure(request: RequestFinished) -> None:
-    if request.status >= 500 or request.outcome == "error":
-        _log.warning(f"answered {request.status} ({request.error})", extra={"fields": _fields(request)})
+def _log_failure(failed: RequestFailed) -> None:
+    request = failed.request
+    _log.warning(f"answered {request.status} ({request.error})", extra={"fields": _fields(request)})
 
 
 def _fields(request: RequestFinished) -> dict[str, object]:
-    """Return the fields of a request's line, without empty ones."""
     fields: dict[str, object] = {
         "method": request.method,
         "path": request.path,
@@ -106,7 +105,6 @@ class LogThrottle:
 
     def __init__(self, *, first: int = 5, window: float = 10.0, max_kinds: int = 64) -> None:
         self.window = window
-        """Seconds."""
         self._first = first
         self._max_kinds = max_kinds
         self._kinds: dict[str, tuple[float, int]] = {}  # kind -> (its window's end, records in it)
@@ -141,7 +139,6 @@ class LogHandler(QueueHandler):
         super().__init__(self._lines)
         self.setFormatter(formatter)
         self.num_lost = 0
-        """Lines that did not fit into the queue."""
         self._throttle = LogThrottle()
         self._listener = _Listener(self, self._lines, stream, self._throttle.window)
         self._listener.start()
@@ -237,8 +234,6 @@ def _record(text: str) -> logging.LogRecord:
 
 
 class _Formatter(logging.Formatter):
-    """Formats a record as one line, without API keys."""
-
     def __init__(self, log_format: LogFormat, process: str, secrets: Sequence[str]) -> None:
         super().__init__()
         self._write = _write_json if log_format == "json" else _write_plain

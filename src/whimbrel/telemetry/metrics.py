@@ -25,41 +25,24 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import prometheus_client.multiprocess
 import prometheus_client.values
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from whimbrel.errors import SetupError
-from whimbrel.telemetry.trace import (
-    Count,
-    CounterEvent,
-    GaugeEvent,
-    GaugeName,
-    HistogramEvent,
-    RequestFinished,
-    RequestStarted,
-    Size,
-    Stage,
-    subscribe,
-)
+from whimbrel.telemetry import trace
+from whimbrel.telemetry.trace import CounterEvent, GaugeEvent, HistogramEvent, RequestFinished, RequestStarted, subscribe
 
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
-_REQUEST_STAGES: Final[tuple[Stage, ...]] = ("receive", "read", "write")
+_REQUEST_STAGES: Final[tuple[trace.Stage, ...]] = ("receive", "read", "write")
 """Stages that are reported with the end of their request."""
-_SIZES: Final[dict[Size, tuple[str, tuple[int, ...]]]] = {
+_SIZES: Final[dict[trace.Size, tuple[str, tuple[int, ...]]]] = {
     "batch_tokens": ("Tokens in a batch.", tuple(2**power for power in range(4, 17))),
     "batch_seqs": ("Texts in a batch.", tuple(2**power for power in range(12))),
 }
-_COUNTS: Final[dict[Count, tuple[str, str]]] = {
+_COUNTS: Final[dict[trace.Count, tuple[str, str]]] = {
     "retries": ("request_retries", "Requests sent to another engine after theirs died."),
     "halvings": ("batch_halvings", "Batches split in halves after a failure."),
     "non_finite": ("non_finite", "Texts that failed because the model gave NaN or infinity for them."),
@@ -70,7 +53,7 @@ _COUNTS: Final[dict[Count, tuple[str, str]]] = {
     "document_cache_hits": ("document_cache_hits", "Documents whose token vectors were in the cache."),
     "document_cache_misses": ("document_cache_misses", "Documents whose token vectors had to be computed."),
 }
-_GAUGES: Final[dict[GaugeName, tuple[str, str]]] = {
+_GAUGES: Final[dict[trace.GaugeName, tuple[str, str]]] = {
     "queue_tokens": ("queue_tokens", "Tokens in the queue."),
     "queue_small_tokens": ("queue_small_tokens", "Tokens in the queue that belong to small requests."),
     "engines_up": ("engines_up", "Engines that are up."),
@@ -81,7 +64,7 @@ _RECEIVED: Final = "whimbrel_requests_received_total"
 _REQUESTS: Final = "whimbrel_requests_total"
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable with the directory of the metrics."""
+"""Environment variable with the directory of the metrics."""
 
 _IDENTITY: Final = re.compile(r"[a-z0-9-]+")  # "_" separates the parts of the files' names
 _FOLDER_PREFIX: Final = "whimbrel-metrics-"
@@ -173,9 +156,9 @@ class Metrics:
         """`models` are the served names whose counters start at zero, since a missing counter has no rate."""
         disable_created_metrics()
         own = CollectorRegistry()
-        counter = partial(_counter, own)
-        gauge = partial(_gauge, own)
-        histogram = partial(_histogram, own)
+        counter = partial(_labelled, Counter, registry=own)
+        gauge = partial(_labelled, Gauge, registry=own, multiprocess_mode="livesum")
+        histogram = partial(_labelled, Histogram, registry=own, buckets=_SECONDS)
         self._received = counter(_RECEIVED, "Requests received.", "route")
         self._in_flight = gauge("whimbrel_requests_in_flight", "Requests in progress.", "route")
         self._requests = counter(_REQUESTS, "Requests ended.", "route", "model", "outcome", "status")
@@ -219,7 +202,6 @@ class Metrics:
         return encode(self._registry), content_type
 
     def close(self) -> None:
-        """Stop counting."""
         for end in self._unsubscribe:
             end()
 
@@ -257,12 +239,9 @@ class Metrics:
         """Count the requests that the last process of this identity left open as ended, with the outcome "lost"."""
         num_open: Tally[str] = Tally()
         file = path / f"counter_{identity}.db"
-        for metric in _multiprocess.MultiProcessCollector.merge([str(file)]):
-            for sample in metric.samples:
-                if sample.name == _RECEIVED:
-                    num_open[sample.labels["route"]] += int(sample.value)
-                elif sample.name == _REQUESTS:
-                    num_open[sample.labels["route"]] -= int(sample.value)
+        for sample in (each for metric in _multiprocess.MultiProcessCollector.merge([str(file)]) for each in metric.samples):
+            if sign := {_RECEIVED: 1, _REQUESTS: -1}.get(sample.name):
+                num_open[sample.labels["route"]] += sign * int(sample.value)
         for route, num_lost in num_open.items():
             if num_lost > 0:
                 self._requests(route, "", "lost", 0).inc(num_lost)
@@ -272,18 +251,8 @@ _Labelled: TypeAlias = Callable[..., M]
 """A metric as a cached function from the values of its labels to the child metric."""
 
 
-def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> _Labelled[Counter]:
-    return cache(Counter(name, text, labels, registry=registry).labels)
-
-
-def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> _Labelled[Gauge]:
-    return cache(Gauge(name, text, labels, registry=registry, multiprocess_mode="livesum").labels)
-
-
-def _histogram(
-    registry: CollectorRegistry, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS
-) -> _Labelled[Histogram]:
-    return cache(Histogram(name, text, labels, registry=registry, buckets=buckets).labels)
+def _labelled(kind: type[M], name: str, text: str, *labels: str, **options: Any) -> _Labelled[M]:
+    return cache(kind(name, text, labels, **options).labels)
 
 
 class _Processes(Collector):
