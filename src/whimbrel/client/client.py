@@ -1,7 +1,4 @@
-"""Synchronous client.
-
-Long lists are sent in parallel by threads of the call.
-"""
+"""Synchronous client. Threads of the call send a long list in parallel."""
 
 from __future__ import annotations
 
@@ -19,12 +16,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx2
 
 from whimbrel.client import verbs
-from whimbrel.client.base import Advance, BaseClient, progress_bar, read_reply
-from whimbrel.client.endpoints import Endpoints
+from whimbrel.client.base import Advance, BaseClient, Settings, join_url, progress_bar, read_reply
+from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
-from whimbrel.client.retries import RetryPolicy
-from whimbrel.client.settings import Settings, join_url
 from whimbrel.client.task import Reply, Task
 from whimbrel.client.verbs import Target
 from whimbrel.errors import WhimbrelError
@@ -39,8 +34,7 @@ def _sync_method(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Co
     def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
         return self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
 
-    verbs.copy_signature(method, verb)
-    return method
+    return verbs.copy_signature(method, verb)
 
 
 class Client(BaseClient):
@@ -88,10 +82,7 @@ class Client(BaseClient):
             connections = self._connections = _Connections(self._settings)
         task = verb(self._target, *args, **options)
         spans = list(task.spans(self._settings.max_items))
-        with (
-            connections.open_call() as ended,
-            progress_bar(self._settings.progress, len(task.items), len(spans)) as advance,
-        ):
+        with connections.open_call() as ended, progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance, ended)
             parts = fanout.send_all(spans) if len(spans) > 1 else flatten([fanout.send(*span) for span in spans])
         return task.combine(parts)
