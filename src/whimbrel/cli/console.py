@@ -52,7 +52,7 @@ class LoadProgress:
         self._status.start()
 
     def start_phase(self, model: int, name: str) -> None:
-        """End the current phase of the model with this index, and begin another."""
+        """End the current phase of the model with this index, and begin phase `name`."""
         phase, since = self._running[model]
         now = perf_counter()
         prefix = f"{self._models[model]}: " if len(self._models) > 1 else ""
@@ -71,7 +71,6 @@ class LoadProgress:
         self.close()
 
     def close(self) -> None:
-        """Stop the animation. Nothing happens if it has stopped."""
         self._status.stop()
 
 

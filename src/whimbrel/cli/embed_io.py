@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -27,13 +28,8 @@ def read_lines(stream: BinaryIO) -> Iterator[str]:
 
 def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yield lists of up to 2,048 texts: enough work for an engine, while results appear before the input ends."""
-    chunk: list[str] = []
-    for text in texts:
-        chunk.append(text)
-        if len(chunk) == _CHUNK_LINES:
-            yield chunk
-            chunk = []
-    if chunk:
+    iterator = iter(texts)
+    while chunk := list(islice(iterator, _CHUNK_LINES)):
         yield chunk
 
 
