@@ -276,24 +276,17 @@ def embed(
 ) -> None:
     """Embed texts without a server: one vector per text."""
     _need("torch")
-    from whimbrel.cli import console, embed_io
+    from whimbrel.cli import console
+    from whimbrel.types.plan import Options
 
     if not texts and sys.stdin.isatty():
         raise SetupError("nothing to embed.", hint='whimbrel embed "some text", or whimbrel embed < lines.txt')
-    engine = console.load(
-        console.stderr_console(),
-        model,
-        device=device,
-        dtype=dtype,
-        max_length=max_length,
-        pooling=_pooling(pooling),
-        matryoshka=matryoshka,
-    )
-    with engine:
-        chunks = embed_io.chunks(texts or embed_io.read_lines(sys.stdin.buffer))
+    options = Options(device=device, dtype=dtype, max_length=max_length, matryoshka=matryoshka)
+    with console.load(console.stderr_console(), model, pooling=_pooling(pooling), **options) as engine:
+        chunks = console.chunked(texts or console.read_lines(sys.stdin.buffer))
         vectors = ((chunk, engine.embed(chunk, prompt=prompt, dimensions=dimensions)) for chunk in chunks)
         dense = engine.card.dense
-        embed_io.write(out, vectors, dimension=dimensions or dense.default_width or dense.width)
+        console.write_vectors(out, vectors, dimension=dimensions or dense.default_width or dense.width)
 
 
 @app.command()
@@ -401,7 +394,6 @@ def _reranker(name: str | None) -> RerankerName | None:
 
 
 def _one_of(option: str, name: str | None, choices: Collection[Choice]) -> Choice | None:
-    """Return the choice that equals `name`; None if there is no name. Raises SetupError."""
     match = next((choice for choice in choices if choice == name), None)
     if name is not None and match is None:
         raise SetupError(f"no {option} {name!r}.", hint=f"--{option} takes one of: {', '.join(choices)}")

@@ -26,8 +26,6 @@ R = TypeVar("R")
 def _async_method(
     verb: Callable[Concatenate[Target, P], Task[R]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
-    """Return the coroutine method that runs the task of a verb."""
-
     async def method(self: AsyncClient, *args: P.args, **options: P.kwargs) -> R:
         return await self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
 
@@ -67,7 +65,6 @@ class AsyncClient(BaseClient):
         self._connections: dict[asyncio.AbstractEventLoop, _Connections] | None = {}
 
     def _loop_connections(self) -> _Connections:
-        """Return the connections of the running event loop. Raises Unavailable."""
         if self._connections is None:
             raise client_closed()
         loop = asyncio.get_running_loop()
@@ -99,8 +96,6 @@ class _Connections:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fanout:
-    """The requests of one task."""
-
     task: Task[Any]
     connections: _Connections
     advance: Advance

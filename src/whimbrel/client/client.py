@@ -29,8 +29,6 @@ R = TypeVar("R")
 
 
 def _sync_method(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Concatenate[Client, P], R]:
-    """Return the method that runs the task of a verb."""
-
     def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
         return self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
 
@@ -142,8 +140,6 @@ class _Connections:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fanout:
-    """The requests of one task."""
-
     task: Task[Any]
     connections: _Connections
     advance: Advance

@@ -67,12 +67,10 @@ class Endpoints:
             return any(server.cooldown_until <= now for server in self._servers.values())
 
     def mark_up(self, url: str) -> None:
-        """End the cooldown of a server that answered."""
         with self._lock:
             self._servers[url].cooldown_until, self._servers[url].has_answered = 0.0, True
 
     def has_answered(self, url: str) -> bool:
-        """Return whether the server ever answered."""
         return self._servers[url].has_answered
 
 

@@ -85,7 +85,6 @@ def _proxy_hint(url: str) -> str:
 
 
 def client_closed() -> Unavailable:
-    """Return the error of a verb that is called on a closed client."""
     return Unavailable("the client is closed.")
 
 
@@ -94,7 +93,6 @@ def redact_password(url: str) -> str:
 
 
 def _default_message(url: str, status: int, headers: Mapping[str, str], content: bytes) -> str:
-    """Return a message for a response that has none, or none that can be read."""
     message = f"{redact_password(url)} answered {status}"
     if 300 <= status < 400 and "location" in headers:
         return f"{message}: it moved to {headers['location'][:200]}. Use the base URL of that address."

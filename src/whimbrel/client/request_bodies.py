@@ -19,7 +19,6 @@ Json: TypeAlias = dict[str, Any]
 
 
 def encode_items(fields: Json, name: str, items: Sequence[Any]) -> bytes:
-    """Return an encoded body with the items as the field `name`. Raises InvalidRequest."""
     return encode_body(fields, {name: items})
 
 
@@ -37,13 +36,11 @@ def encode_body(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_
 
 
 def check_count(value: object, param: str) -> None:
-    """Raise InvalidRequest unless the value is None or a positive integer."""
     if value is not None and (type(value) is not int or value < 1):
         raise InvalidRequest(f"must be a positive number, is {value!r}.", param=param)
 
 
 def check_query(query: object) -> None:
-    """Raise InvalidRequest unless the query is a string."""
     if not isinstance(query, str):
         raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
 
@@ -58,7 +55,6 @@ def set_fields(**fields: Any) -> Json:
 
 
 def locate_input(location: Location) -> Location:
-    """Return the caller's location of a text from that of a server."""
     return Location("input", location.item)
 
 

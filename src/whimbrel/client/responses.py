@@ -25,8 +25,6 @@ class IndexedRow(msgspec.Struct):
 
 
 class ScoredRow(IndexedRow):
-    """Row with the score of a document."""
-
     score: float
 
 
@@ -158,12 +156,10 @@ class _ScoreResponse(msgspec.Struct):
 
 
 def read_scores(reply: Reply, count: int) -> Float32Array:
-    """Return the scores of a response of /v1/score."""
     return scores_of(msgspec.json.decode(reply.content, type=_ScoreResponse).data, count)
 
 
 def read_explanations(reply: Reply, count: int) -> list[Explanation]:
-    """Return the explanations of a response of /v1/score."""
     explanations: list[Explanation] = []
     for row in sort_by_index(msgspec.json.decode(reply.content, type=_ScoreResponse).data, count):
         if (each := row.explanation) is None:
@@ -180,7 +176,6 @@ class _ClassifyResponse(msgspec.Struct):
 
 
 def read_classes(reply: Reply, count: int) -> Classes:
-    """Return the classes of a response of /v1/classify."""
     response = msgspec.json.decode(reply.content, type=_ClassifyResponse)
     if len(response.scores) != count:
         raise ValueError(f"{len(response.scores)} rows for {count} inputs")
@@ -192,7 +187,6 @@ class _TokenClassifyResponse(msgspec.Struct):
 
 
 def read_entities(reply: Reply, count: int) -> list[list[Entity]]:
-    """Return the entities of a response of /v1/token_classify."""
     entities = msgspec.json.decode(reply.content, type=_TokenClassifyResponse).entities
     if len(entities) != count:
         raise ValueError(f"{len(entities)} rows for {count} inputs")
@@ -200,7 +194,6 @@ def read_entities(reply: Reply, count: int) -> list[list[Entity]]:
 
 
 def flatten(parts: list[list[Any]]) -> list[Any]:
-    """Return the lists as one."""
     return [each for part in parts for each in part]
 
 

@@ -23,8 +23,6 @@ _VECTOR_BYTES: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Successful response."""
-
     content: bytes
     headers: Mapping[str, str]
     """Header fields. Lookup must ignore the case of names."""

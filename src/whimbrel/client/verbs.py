@@ -42,7 +42,6 @@ def encoder_of(dialect: str) -> Encode:
 
 
 def _require(dialect: str, known: Iterable[str], verb: str) -> None:
-    """Raise InvalidRequest if the dialect does not have the verb."""
     if dialect not in known:
         raise InvalidRequest(f"the dialect {dialect} has no {verb!r}; those that have it: {', '.join(known)}.", param="dialect")
 

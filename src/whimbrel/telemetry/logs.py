@@ -35,8 +35,6 @@ _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """The user's options for the log."""
-
     format: LogFormat = "plain"
     level: LogLevel = "info"
     access: bool = False

@@ -185,8 +185,8 @@ class Metrics:
         self._registry.register(_Processes())
         self._unsubscribe = (
             subscribe(HistogramEvent, self._observe),
-            subscribe(CounterEvent, self._count),
-            subscribe(GaugeEvent, self._set_gauge),
+            subscribe(CounterEvent, lambda event: self._counts[event.name](event.model).inc(event.amount)),
+            subscribe(GaugeEvent, lambda event: self._gauges[event.name](event.model).set(event.value)),
             subscribe(RequestStarted, self._receive),
             subscribe(RequestFinished, self._finish),
         )
@@ -210,12 +210,6 @@ class Metrics:
             size(event.model).observe(event.value)
         else:
             self._stages(event.name).observe(event.value)
-
-    def _count(self, event: CounterEvent) -> None:
-        self._counts[event.name](event.model).inc(event.amount)
-
-    def _set_gauge(self, event: GaugeEvent) -> None:
-        self._gauges[event.name](event.model).set(event.value)
 
     def _receive(self, event: RequestStarted) -> None:
         self._received(event.route).inc()

@@ -43,16 +43,12 @@ class HistogramEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class CounterEvent(msgspec.Struct, frozen=True, gc=False):
-    """An increment of a count."""
-
     name: Count
     amount: int = 1
     model: str = ""
 
 
 class GaugeEvent(msgspec.Struct, frozen=True, gc=False):
-    """The present value of a gauge."""
-
     name: GaugeName
     value: float
     model: str = ""
@@ -132,7 +128,6 @@ def observe(name: Stage | Size, value: float, *, model: str = "") -> None:
 
 
 def count(name: Count, amount: int = 1, *, model: str = "") -> None:
-    """Report `amount` more of a count."""
     _notify(CounterEvent(name, amount, model))
 
 

@@ -8,17 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from whimbrel.client.request_bodies import (
-    check_count,
-    check_query,
-    choose_output,
-    encode_items,
-    locate_document,
-    locate_input,
-    reject_options,
-    set_fields,
-    text_list,
-)
+from whimbrel.client import request_bodies as bodies
 from whimbrel.client.responses import ScoredRow, check_outputs, float_array, join_outputs, join_scores, scores_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.types.arrays import Float32Array
@@ -56,9 +46,9 @@ def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
     """Return the task that embeds texts. They are documents unless `input_type` is "query"."""
-    choose_output("cohere", outputs, ("dense",))
-    reject_options("cohere", options, ("input_type", "dimensions", "truncate", "max_tokens"))
-    fields = set_fields(
+    bodies.choose_output("cohere", outputs, ("dense",))
+    bodies.reject_options("cohere", options, ("input_type", "dimensions", "truncate", "max_tokens"))
+    fields = bodies.set_fields(
         model=model,
         input_type=_INPUT_TYPES[options.get("input_type")],
         embedding_types=["base64"],
@@ -66,18 +56,19 @@ def encode(
         max_tokens=options.get("max_tokens"),
         truncate=_TRUNCATE[options.get("truncate")],
     )
-    write = partial(encode_items, fields, "texts")
-    return Task("/v2/embed", text_list(texts), write, _read, join_outputs, locate=locate_input, max_items=MAX_TEXTS)
+    write = partial(bodies.encode_items, fields, "texts")
+    return Task(
+        "/v2/embed", bodies.text_list(texts), write, _read, join_outputs, locate=bodies.locate_input, max_items=MAX_TEXTS
+    )
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
-    """Return the task that scores documents for a query."""
-    reject_options("cohere", options, ("max_document_tokens",))
-    check_query(query)
-    check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
+    bodies.reject_options("cohere", options, ("max_document_tokens",))
+    bodies.check_query(query)
+    bodies.check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
     texts = as_strings(documents, "documents")
-    write = partial(encode_items, set_fields(model=model, query=query, max_tokens_per_doc=limit), "documents")
-    return Task("/v2/rerank", texts, write, _read_ranked, join_scores, locate=locate_document, may_be_empty=True)
+    write = partial(bodies.encode_items, bodies.set_fields(model=model, query=query, max_tokens_per_doc=limit), "documents")
+    return Task("/v2/rerank", texts, write, _read_ranked, join_scores, locate=bodies.locate_document, may_be_empty=True)
 
 
 def _read(reply: Reply, count: int) -> Outputs:

@@ -28,7 +28,6 @@ class _Response(msgspec.Struct):
 def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
-    """Return the task that embeds texts."""
     choose_output("openai", outputs, ("dense",))
     reject_options("openai", options, ("dimensions",))
     fields = set_fields(encoding_format="base64", model=model, dimensions=options.get("dimensions"))

@@ -9,17 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from whimbrel.client.request_bodies import (
-    Json,
-    check_query,
-    choose_output,
-    encode_items,
-    locate_document,
-    locate_input,
-    reject_options,
-    set_fields,
-    text_list,
-)
+from whimbrel.client import request_bodies as bodies
 from whimbrel.client.responses import ScoredRow, check_outputs, float_array, join_outputs, join_scores, scores_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.types.arrays import Float32Array, Int64Array, offsets_of
@@ -44,31 +34,34 @@ class _Entry(msgspec.Struct):
 def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
-    """Return the task that computes one output of texts: dense or sparse vectors, or a vector per token."""
-    output = choose_output("tei", outputs, _PATHS)
-    reject_options("tei", options, _OPTIONS if output == "dense" else _TOKEN_OPTIONS)
-    fields = set_fields(
+    output = bodies.choose_output("tei", outputs, _PATHS)
+    bodies.reject_options("tei", options, _OPTIONS if output == "dense" else _TOKEN_OPTIONS)
+    fields = bodies.set_fields(
         model=model,
         prompt_name=options.get("prompt"),
         dimensions=options.get("dimensions"),
         normalize=options.get("normalize"),
         **_truncation(options.get("truncate")),
     )
-    write, read = partial(encode_items, fields, "inputs"), partial(_read, output)
-    return Task(_PATHS[output], text_list(texts), write, read, join_outputs, locate=locate_input, max_items=MAX_TEXTS)
+    write, read = partial(bodies.encode_items, fields, "inputs"), partial(_read, output)
+    return Task(
+        _PATHS[output], bodies.text_list(texts), write, read, join_outputs, locate=bodies.locate_input, max_items=MAX_TEXTS
+    )
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
     """Return the task that scores documents for a query. The scores are logits with `activate=False`."""
-    reject_options("tei", options, ("activate", "truncate"))
-    check_query(query)
+    bodies.reject_options("tei", options, ("activate", "truncate"))
+    bodies.check_query(query)
     truncation, raw_scores = _truncation(options.get("truncate")), options.get("activate") is False
-    write = partial(encode_items, set_fields(model=model, query=query, raw_scores=raw_scores, **truncation), "texts")
-    texts, locate = as_strings(documents, "documents"), locate_document
+    write = partial(
+        bodies.encode_items, bodies.set_fields(model=model, query=query, raw_scores=raw_scores, **truncation), "texts"
+    )
+    texts, locate = as_strings(documents, "documents"), bodies.locate_document
     return Task("/rerank", texts, write, _read_ranked, join_scores, locate=locate, may_be_empty=True, max_items=MAX_TEXTS)
 
 
-def _truncation(truncate: str | bool | None) -> Json:
+def _truncation(truncate: str | bool | None) -> bodies.Json:
     if truncate in ("right", "left"):
         return {"truncate": True, "truncation_direction": str(truncate).capitalize()}
     return {} if truncate is None else {"truncate": truncate is True}

@@ -9,19 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from whimbrel.client import responses
 from whimbrel.client.request_bodies import Json, build_pairs, check_count, encode_body, encode_items, set_fields, text_list
-from whimbrel.client.responses import (
-    flatten,
-    join_classes,
-    join_outputs,
-    join_scores,
-    read_classes,
-    read_entities,
-    read_explanations,
-    read_outputs,
-    read_scores,
-)
-from whimbrel.client.task import JSON, MESSAGE_PACK, Reply, Task
+from whimbrel.client.task import JSON, MESSAGE_PACK, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import read_muvera, read_token_pooling
@@ -34,7 +24,6 @@ from whimbrel.wire import to_json
 def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
-    """Return the task that computes any outputs of texts, pairs or token ids."""
     prompt_name, prompt = read_prompt(options.get("prompt"))
     requested = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     changed: Json = {
@@ -49,40 +38,36 @@ def encode(
     fields = set_fields(**{**options, **changed})
     if "muvera" in fields:
         requested = tuple("muvera" if name == "multi_vector" else name for name in requested)
-    write, read = partial(encode_items, fields, "input"), partial(read_outputs, requested)
+    write, read = partial(encode_items, fields, "input"), partial(responses.read_outputs, requested)
     is_one_document = bool(options.get("late_chunking"))
-    return Task("/v1/embed", text_list(texts), write, read, join_outputs, whole=is_one_document)
+    return Task("/v1/embed", text_list(texts), write, read, responses.join_outputs, whole=is_one_document)
 
 
 def score(model: str | None, queries: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
-    """Return the task that scores pairs."""
-    return _pair_task(model, {"queries": queries, "documents": documents}, options, read_scores, join_scores)
+    return _pair_task(model, {"queries": queries, "documents": documents}, options)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
     """Return the task that scores documents for a query. The caller ranks them."""
     if not isinstance(query, str | np.ndarray | tuple):
         raise InvalidRequest(f"must be a string or its vectors, is {type(query).__name__}.", param="query")
-    return _pair_task(model, {"query": query, "documents": documents}, options, read_scores, join_scores)
+    return _pair_task(model, {"query": query, "documents": documents}, options)
 
 
 def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[list[Explanation]]:
-    """Return the task that finds the best match of each query token in documents."""
-    return _pair_task(model, {"query": query, "documents": documents}, options, read_explanations, flatten, explain=True)
+    return _pair_task(model, {"query": query, "documents": documents}, options, explain=True)
 
 
 def classify(model: str | None, texts: str | Iterable[Any], options: ScoreOptions) -> Task[Classes]:
-    """Return the task that classifies texts or pairs."""
     write = partial(encode_items, _class_fields(model, options), "input")
-    return Task("/v1/classify", text_list(texts), write, read_classes, join_classes)
+    return Task("/v1/classify", text_list(texts), write, responses.read_classes, responses.join_classes)
 
 
 def token_classify(
     model: str | None, texts: str | Iterable[str], aggregation: str, options: ScoreOptions
 ) -> Task[list[list[Entity]]]:
-    """Return the task that finds entities in texts."""
     write = partial(encode_items, _class_fields(model, options) | {"aggregation": aggregation}, "input")
-    return Task("/v1/token_classify", as_strings(texts, "input"), write, read_entities, flatten)
+    return Task("/v1/token_classify", as_strings(texts, "input"), write, responses.read_entities, responses.flatten)
 
 
 def _class_fields(model: str | None, options: ScoreOptions) -> Json:
@@ -93,15 +78,7 @@ def _class_fields(model: str | None, options: ScoreOptions) -> Json:
     return set_fields(**{**options, "model": model})
 
 
-def _pair_task(
-    model: str | None,
-    inputs: Mapping[str, Any],
-    options: ScoreOptions,
-    read: Callable[[Reply, int], Any],
-    join: Callable[[list[Any]], Any],
-    *,
-    explain: bool | None = None,
-) -> Task[Any]:
+def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptions, *, explain: bool = False) -> Task[Any]:
     """Return the task over pairs. `inputs` are queries and documents by the names of the caller's arguments."""
     pairs, locate = build_pairs(inputs, options)
     check_options(options, ScoreOptions)
@@ -111,7 +88,7 @@ def _pair_task(
     truncate = options.get("truncate")
     fields = set_fields(
         model=model,
-        explain=explain,
+        explain=explain or None,
         prompt=prompt,
         prompt_name=prompt_name,
         use_activation=options.get("activate"),
@@ -124,6 +101,7 @@ def _pair_task(
     )
     packed = any(isinstance(part, dict) for pair in pairs for part in pair)
     write = partial(_pair_body, fields, msgspec.msgpack.encode if packed else to_json)
+    read, join = (responses.read_explanations, responses.flatten) if explain else (responses.read_scores, responses.join_scores)
     return Task("/v1/score", pairs, write, read, join, MESSAGE_PACK if packed else JSON, locate, may_be_empty=True)
 
 
