@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -39,14 +39,11 @@ def stderr_console() -> Console:
 
 
 def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[Options]) -> Engine:
-    progress = LoadProgress(console, [model or ""])
-    try:
+    with closing(LoadProgress(console, [model or ""])) as progress:
         from whimbrel.engine.engine import Engine
 
         engine = Engine(model, pooling=pooling, progress=lambda phase: progress.start_phase(0, phase), **options)
         progress.finish()
-    finally:
-        progress.close()
     return engine
 
 

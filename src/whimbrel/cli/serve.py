@@ -8,6 +8,7 @@ import select
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -59,10 +60,8 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
     async def run() -> int:
         return await Supervisor(options, listener, on_phase=progress.start_phase, on_ready=on_ready).run()
 
-    try:
+    with closing(progress):
         code = asyncio.run(run())
-    finally:
-        progress.close()
     if select.select([], [sys.stderr], [], 1.0)[1]:  # stderr has a reader with room
         console.print("stopped")
     return code

@@ -146,8 +146,8 @@ def _encode_vectors(vectors: object, location: Location) -> Json:
     if array.dtype == np.float64:
         array = array.astype(np.float32)
     if array.dtype.name not in _DTYPES or array.ndim not in (1, 2):
-        shape = f"is of {array.dtype} and of {array.ndim} dimensions"
-        raise InvalidRequest(f"{shape}; it takes one or two, of {', '.join(_DTYPES)} (bits).", location=location)
+        summary = f"is of {array.dtype} and of {array.ndim} dimensions"
+        raise InvalidRequest(f"{summary}; it takes one or two, of {', '.join(_DTYPES)} (bits).", location=location)
     kind = _DTYPES[array.dtype.name]
     data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
     shape = [len(array), array.shape[-1] * (8 if kind == "binary" else 1)]

@@ -24,7 +24,6 @@ from typing import Any, Final, Literal, TextIO, TypeAlias
 from whimbrel.telemetry.trace import RequestFailed, RequestFinished, subscribe
 
 LogFormat: TypeAlias = Literal["plain", "json"]
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 _log = logging.getLogger("whimbrel")
 _access_log = logging.getLogger("whimbrel.access")
@@ -36,7 +35,7 @@ _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     format: LogFormat = "plain"
-    level: LogLevel = "info"
+    level: Literal["debug", "info", "warning", "error"] = "info"
     access: bool = False
     """Log a line for every request."""
 
