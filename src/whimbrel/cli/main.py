@@ -199,13 +199,13 @@ def serve(
     if otel:
         spans.check()
     screen = console.stderr_console()
-    served: list[str | None] = [*models] if models else [None]
-    if len(set(served)) < len(served) and not served_name:
+    model_ids: list[str | None] = [*models] if models else [None]
+    if len(set(model_ids)) < len(model_ids) and not served_name:
         raise SetupError(
             "a model is named twice.",
             hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
         )
-    names = names_of_models(served_name or [], num_models=len(served))
+    names = names_of_models(served_name or [], num_models=len(model_ids))
     listener = listen(host, port)
     limits = read_server_limits(
         address=listener.getsockname()[0],
@@ -237,7 +237,7 @@ def serve(
                 ),
                 _reranker(reranker),
             )
-            for model, own_names in zip(served, names, strict=True)
+            for model, own_names in zip(model_ids, names, strict=True)
         ),
         limits=limits,
         num_workers=workers or max(1, min(4, (os.cpu_count() or 1) // 8)),

@@ -110,11 +110,11 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
     imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
     card, first = models[0][0], models[0][1].served_name
-    model, chosen = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
+    model, option = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
     path, body = _example(card)
     curl = f"""curl {url}{path} -H 'Content-Type: application/json'{header} -d '{json.dumps({**model, **body})}'"""
     python = (
-        f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{chosen})\nprint(client.embed("Hello, whimbrel!"))'
+        f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{option})\nprint(client.embed("Hello, whimbrel!"))'
     )
     with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
     console.print(f"\n[bold]In a shell[/bold]{with_key}\n{escape(curl)}")

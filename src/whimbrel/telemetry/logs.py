@@ -118,13 +118,13 @@ class LogThrottle:
 
     def flush_windows(self, now: float) -> list[tuple[str, int]]:
         """Forget the kinds whose window has ended. Return those with suppressed records, and their number."""
-        ended = [kind for kind, (end, _) in self._kinds.items() if now >= end]
-        counts = [(kind, self._kinds.pop(kind)[1] - self._first) for kind in ended]
+        expired = [kind for kind, (end, _) in self._kinds.items() if now >= end]
+        counts = [(kind, self._kinds.pop(kind)[1] - self._first) for kind in expired]
         return [(kind, num_suppressed) for kind, num_suppressed in counts if num_suppressed > 0]
 
 
 class LogHandler(QueueHandler):
-    """Formats records and queues the lines for a thread that writes them to a stream.
+    """Handler that formats records and queues the lines for the thread that writes them.
 
     The caller never waits: a stopped terminal or a pipe without a reader would otherwise stop event loops, lanes and the
     supervisor. Lines that do not fit into the queue are counted, and the next line that is written says how many were lost.

@@ -76,7 +76,7 @@ _FILE_BYTES: Final = 256 * 1024
 _multiprocess: Any = prometheus_client.multiprocess  # these have no types
 _values: Any = prometheus_client.values
 
-_place: tuple[Path, str] | None = None
+_own_files: tuple[Path, str] | None = None
 """Directory of the server's metrics, and the identity of this process in it."""
 
 
@@ -119,10 +119,10 @@ def use_directory(path: Path, identity: str) -> None:
     `identity` names the process in the server, for example "worker-0". No two living processes may share one. A process that
     takes the identity of a dead one continues its counters. Raises SetupError.
     """
-    global _place  # noqa: PLW0603
+    global _own_files  # noqa: PLW0603
     if not _IDENTITY.fullmatch(identity):
         raise ValueError(f"{identity!r}: an identity is made of a-z, 0-9 and -")
-    _place = path, identity
+    _own_files = path, identity
     os.environ[DIRECTORY] = str(path)
     _values.ValueClass = _values.MultiProcessValue(process_identifier=lambda: identity)
     try:
@@ -137,9 +137,9 @@ def use_directory(path: Path, identity: str) -> None:
 
 def process_ended(identity: str) -> None:
     """Remove the gauges of a process of this server that has died. Its counters stay."""
-    if _place is not None:
-        _multiprocess.mark_process_dead(identity, str(_place[0]))
-        (_place[0] / f"{identity}.pid").unlink(missing_ok=True)
+    if _own_files is not None:
+        _multiprocess.mark_process_dead(identity, str(_own_files[0]))
+        (_own_files[0] / f"{identity}.pid").unlink(missing_ok=True)
 
 
 def _reserve(file: Path) -> None:
@@ -178,10 +178,10 @@ class Metrics:
         for model in models:
             for metric in (self._texts, self._tokens, self._truncated, *of_models):
                 metric(model)
-        self._registry = own if _place is None else CollectorRegistry()
-        if _place is not None:
-            _multiprocess.MultiProcessCollector(self._registry, str(_place[0]))
-            self._count_lost_requests(*_place)
+        self._registry = own if _own_files is None else CollectorRegistry()
+        if _own_files is not None:
+            _multiprocess.MultiProcessCollector(self._registry, str(_own_files[0]))
+            self._count_lost_requests(*_own_files)
         self._registry.register(_Processes())
         self._unsubscribe = (
             subscribe(HistogramEvent, self._observe),
@@ -194,7 +194,7 @@ class Metrics:
     @property
     def shared(self) -> bool:
         """True if the page shows other processes of the server, too."""
-        return _place is not None
+        return _own_files is not None
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return the page and its content type: OpenMetrics if `accept` names it, else Prometheus' text format."""
@@ -257,20 +257,20 @@ class _Processes(Collector):
         self._collector = ProcessCollector(pid=lambda: self._pid, registry=None)
 
     def collect(self) -> Iterable[Metric]:
-        merged: dict[str, Metric] = {}
+        totals: dict[str, Metric] = {}
         for process, pid in self._processes():
             self._pid = pid
             for metric in self._collector.collect():
-                total = merged.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                total = totals.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
                 for sample in metric.samples:
                     total.add_sample(sample.name, {"process": process}, sample.value)
-        return merged.values()
+        return totals.values()
 
     def _processes(self) -> Iterator[tuple[str, str]]:
-        if _place is None:
+        if _own_files is None:
             yield "server", "self"
             return
-        for file in sorted(_place[0].glob("*.pid")):
+        for file in sorted(_own_files[0].glob("*.pid")):
             try:
                 yield file.stem, file.read_text()
             except FileNotFoundError:  # the process has just died

@@ -26,7 +26,8 @@ def encode(
 ) -> Task[Outputs]:
     prompt_name, prompt = read_prompt(options.get("prompt"))
     requested = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    changed: Json = {
+    fields = set_fields(**{
+        **options,
         "model": model,
         "outputs": requested or None,
         "encoding_format": "bytes",
@@ -34,8 +35,7 @@ def encode(
         "prompt_name": prompt_name,
         "token_pooling": read_token_pooling(options.get("token_pooling")),
         "muvera": read_muvera(options.get("muvera")),
-    }
-    fields = set_fields(**{**options, **changed})
+    })  # fmt: skip
     if "muvera" in fields:
         requested = tuple("muvera" if name == "multi_vector" else name for name in requested)
     write, read = partial(encode_items, fields, "input"), partial(responses.read_outputs, requested)
@@ -99,13 +99,13 @@ def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptio
         token_pooling=read_token_pooling(options.get("token_pooling")),
         truncate=True if truncate is None else truncate,
     )
-    packed = any(isinstance(part, dict) for pair in pairs for part in pair)
-    write = partial(_pair_body, fields, msgspec.msgpack.encode if packed else to_json)
+    has_vectors = any(isinstance(part, dict) for pair in pairs for part in pair)
+    write = partial(_pair_body, fields, msgspec.msgpack.encode if has_vectors else to_json)
     read, join = (responses.read_explanations, responses.flatten) if explain else (responses.read_scores, responses.join_scores)
-    return Task("/v1/score", pairs, write, read, join, MESSAGE_PACK if packed else JSON, locate, may_be_empty=True)
+    return Task("/v1/score", pairs, write, read, join, MESSAGE_PACK if has_vectors else JSON, locate, may_be_empty=True)
 
 
 def _pair_body(fields: Json, write: Callable[[Json], bytes], pairs: Sequence[tuple[Any, Any]]) -> bytes:
     queries, documents = [query for query, _ in pairs], [document for _, document in pairs]
-    same = all(query is queries[0] for query in queries)
-    return encode_body(fields, {"queries": queries[0] if same and queries else queries, "documents": documents}, write)
+    is_one_query = all(query is queries[0] for query in queries)
+    return encode_body(fields, {"queries": queries[0] if is_one_query and queries else queries, "documents": documents}, write)
