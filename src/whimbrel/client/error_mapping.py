@@ -26,7 +26,6 @@ _BY_STATUS: Final[Mapping[int, type[WhimbrelError]]] = {
     401: errors.Unauthorized, 403: errors.Forbidden, 404: errors.NotFound, 408: errors.BodyTimeout, 413: TooLarge,
     415: errors.UnsupportedMediaType, 424: errors.ComputeError, 504: errors.DeadlineExceeded,
 }  # fmt: skip
-_GATEWAYS: Final = frozenset({502, 503})
 UNREACHED: Final = "unreachable"
 """Error code of a connection that could not be made."""
 LOST: Final = "connection_lost"
@@ -46,7 +45,7 @@ def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) 
         message += " Pass the key to the client as `api_key`."
     if status == 429:
         error: WhimbrelError = Overloaded(message, retry_after=_seconds(headers.get("retry-after"), 1.0))
-    elif status in _GATEWAYS:
+    elif status in (502, 503):
         error = Unavailable(message, retry_after=_seconds(headers.get("retry-after"), 0.0))
     else:
         fallback = _BY_STATUS.get(status) or (InvalidRequest if status < 500 else WhimbrelError)

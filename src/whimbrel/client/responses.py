@@ -6,7 +6,7 @@ Nothing a server sends is trusted: types, shapes, offsets and finite values are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,9 +31,6 @@ class ScoredRow(IndexedRow):
 Row = TypeVar("Row", bound=IndexedRow)
 _Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
-METADATA: Final = "metadata"
-"""Response header that describes the arrays in the body."""
-
 
 class _Metadata(msgspec.Struct):
     arrays: list[Block]
@@ -41,9 +38,9 @@ class _Metadata(msgspec.Struct):
 
 def read_outputs(requested: Sequence[str], reply: Reply, count: int) -> Outputs:
     """Return the outputs of a binary response of /v1/embed. The arrays are views of its bytes."""
-    if METADATA not in reply.headers:
-        raise ValueError(f"it has no header {METADATA!r}, as Whimbrel's have")
-    metadata = msgspec.json.decode(reply.headers[METADATA], type=_Metadata)
+    if "metadata" not in reply.headers:
+        raise ValueError("it has no header 'metadata', as Whimbrel's have")
+    metadata = msgspec.json.decode(reply.headers["metadata"], type=_Metadata)
     arrays = read_blocks(metadata.arrays, reply.content)
     outputs = Outputs(
         dense=_array(arrays, "dense"),
