@@ -18,6 +18,7 @@ from whimbrel.client.responses import flatten
 from whimbrel.client.task import Reply, Task
 from whimbrel.client.verbs import Target
 from whimbrel.errors import WhimbrelError
+from whimbrel.types.options import copy_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +30,7 @@ def _async_method(
     async def method(self: AsyncClient, *args: P.args, **options: P.kwargs) -> R:
         return await self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
 
-    return verbs.copy_signature(method, verb)
+    return copy_signature(method, verb)
 
 
 class AsyncClient(BaseClient):

@@ -23,6 +23,7 @@ from whimbrel.client.responses import flatten
 from whimbrel.client.task import Reply, Task
 from whimbrel.client.verbs import Target
 from whimbrel.errors import WhimbrelError
+from whimbrel.types.options import copy_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +33,7 @@ def _sync_method(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Co
     def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
         return self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
 
-    return verbs.copy_signature(method, verb)
+    return copy_signature(method, verb)
 
 
 class Client(BaseClient):

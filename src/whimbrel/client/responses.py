@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.client.task import Reply
-from whimbrel.types.arrays import Float32Array, offsets_of
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.batch import offsets_of
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Sparse
 from whimbrel.wire import Block, read_blocks
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial, update_wrapper
-from inspect import Parameter, signature
-from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias, Unpack
 
 from whimbrel.client.dialects import cohere, openai, tei, whimbrel
 from whimbrel.client.request_bodies import check_count
@@ -23,7 +22,6 @@ from whimbrel.types.options import ScoreOptions, TextOptions, check_options, rej
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Sparse
 
-C = TypeVar("C", bound=Callable[..., Any])
 DialectName: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
 Encode: TypeAlias = Callable[[str | None, str | Iterable[Any], OutputName | Sequence[OutputName], TextOptions], Task[Outputs]]
 Rerank: TypeAlias = Callable[[str | None, Any, Any, ScoreOptions], Task[Float32Array]]
@@ -52,17 +50,6 @@ class Target:
 
     dialect: str
     model: str | None
-
-
-def copy_signature(method: C, verb: Callable[..., Any]) -> C:
-    """Return a client's method with the name, docstring and signature of its verb, as `help` shows them."""
-    update_wrapper(method, verb)
-    verb_signature = signature(verb)
-    _, *parameters = verb_signature.parameters.values()
-    result = str(verb_signature.return_annotation).removeprefix("Task[").removesuffix("]")
-    parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *parameters]
-    vars(method)["__signature__"] = verb_signature.replace(parameters=parameters, return_annotation=result)
-    return method
 
 
 def embed(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Float32Array]:

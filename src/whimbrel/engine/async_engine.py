@@ -36,8 +36,7 @@ def _async_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callabl
         with relocating(operation.locate):
             return operation.postprocess(await self.run(operation.request))
 
-    copy_signature(method, verb)
-    return method
+    return copy_signature(method, verb)
 
 
 class AsyncEngine:

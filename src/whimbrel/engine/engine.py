@@ -60,8 +60,7 @@ def _sync_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callable
         with relocating(operation.locate):
             return operation.postprocess(self.run(operation.request))
 
-    copy_signature(method, verb)
-    return method
+    return copy_signature(method, verb)
 
 
 def ignore_progress(_: str) -> None:

@@ -16,6 +16,7 @@ from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read
 from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput, Truncate, read_prompt, read_truncate
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
 
 _NOT_LISTS: Final = (bytes, bytearray, memoryview, Mapping, set, frozenset)
 """Iterables whose items are not the texts that the caller meant, or have no order."""
@@ -164,8 +165,8 @@ def require(output: T | None) -> T:
     return output
 
 
-def copy_signature(method: Callable[..., Any], verb: Callable[..., Any]) -> None:
-    """Give a method the name, docstring and signature of its verb, as `help` shows them.
+def copy_signature(method: C, verb: Callable[..., Any]) -> C:
+    """Return a method with the name, docstring and signature of its verb, as `help` shows them.
 
     The verb's first parameter becomes `self`, and its result `Wrapper[T]` becomes `T`.
     """
@@ -176,3 +177,4 @@ def copy_signature(method: Callable[..., Any], verb: Callable[..., Any]) -> None
     vars(method)["__signature__"] = verb_signature.replace(
         parameters=[first.replace(name="self", annotation=Parameter.empty), *parameters], return_annotation=result
     )
+    return method

@@ -12,7 +12,8 @@ import numpy as np
 from whimbrel.client import request_bodies as bodies
 from whimbrel.client.responses import ScoredRow, check_outputs, float_array, join_outputs, join_scores, scores_of
 from whimbrel.client.task import Reply, Task
-from whimbrel.types.arrays import Float32Array, Int64Array, offsets_of
+from whimbrel.types.arrays import Float32Array, Int64Array
+from whimbrel.types.batch import offsets_of
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Ragged, Sparse
