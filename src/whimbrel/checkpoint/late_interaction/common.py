@@ -1,7 +1,4 @@
-"""Shared types and readers of late-interaction layouts.
-
-`layouts.py` describes the layouts.
-"""
+"""Shared types and readers of late-interaction layouts."""
 
 from __future__ import annotations
 
@@ -21,13 +18,11 @@ from whimbrel.types.request import InputType
 METADATA: Final = "artifact.metadata"
 
 _SIMILARITIES: Final[Mapping[str, str]] = {
-    "MaxSim": "maxsim",
-    "maxsim": "maxsim",
+    **dict.fromkeys(("MaxSim", "maxsim", "cosine"), "maxsim"),  # "cosine": of the base class, and unused
     "meanmaxsim": "meanmaxsim",
-    "cosine": "maxsim",  # of the base class; none of the codes uses it
 }
 _MAX_EXPANSION: Final = 1024
-"""Limit of query expansion, in tokens. Beyond it, a query of two words would cost as much as a long document."""
+"""Limit of query expansion in tokens, so that a short query does not cost as much as a long document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +55,8 @@ class Base:
     def heads(self) -> tuple[tuple[Head, ...], bool]:
         """Return (heads of each token's vector, whether the vectors are normalised at last)."""
         rows = [row for row in self.modules if row[0] in CHAINED]
-        features = tokens(self.encoder.hidden_size)
-        return without_norm(
-            resolve_features(self.folder, rows, features, "token_embeddings", of_dense="token_embeddings").token_head
-        )
+        features, target = tokens(self.encoder.hidden_size), "token_embeddings"
+        return without_norm(resolve_features(self.folder, rows, features, target, of_dense=target).token_head)
 
     def known(self, words: Iterable[str]) -> tuple[int, ...]:
         """Return the ids of the words that are tokens."""
@@ -72,8 +65,6 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class ParsedLayout:
-    """The settings of a layout."""
-
     forms: Mapping[InputType, TextFormat]
     head: tuple[Head, ...]
     skip_ids: tuple[int, ...]
@@ -89,18 +80,17 @@ def read_expansion(
     base: Base, file: JsonFile, keys: tuple[str, str], length: int, *, token_id: int, attended: bool
 ) -> QueryExpansion:
     """Return the expansion. Raises CheckpointError if it is not supported. `keys` name the length and `attended`."""
-    if length > min(_MAX_EXPANSION, base.encoder.max_positions):
-        limit = min(_MAX_EXPANSION, base.encoder.max_positions)
+    if length > (limit := min(_MAX_EXPANSION, base.encoder.max_positions)):
         raise file.error(f"every query would be filled up to {length:,} tokens; the limit is {limit:,}.", keys[0])
     encoder = base.encoder
     windows = [layer.window for layer in encoder.layers if layer.window is not None]
     sees_all = encoder.layers and not encoder.causal and min(windows, default=length) >= length - 1
     if not attended and not sees_all:
-        raise file.error(
+        message = (
             "tokens that fill up a query and are not attended to are not supported in a model that is causal, that "
-            f"transformers runs, or whose window is narrower than the {length:,} tokens of a query: some might see nothing.",
-            keys[1],
+            f"transformers runs, or whose window is narrower than the {length:,} tokens of a query: some might see nothing."
         )
+        raise file.error(message, keys[1])
     return QueryExpansion(token_id, length, attended)
 
 

@@ -57,10 +57,7 @@ class Convention:
 
 CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {
     "qwen3": Convention(
-        Template(
-            (_QWEN3.replace("{instruction}", _QWEN3_INSTRUCTION),),
-            (_QWEN3,),
-        ),
+        Template((_QWEN3.replace("{instruction}", _QWEN3_INSTRUCTION),), (_QWEN3,)),
         stems=("Qwen3",),
         tokens=("yes", "no"),
         max_length=8192,

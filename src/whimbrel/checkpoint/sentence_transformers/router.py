@@ -1,9 +1,6 @@
-"""Router modules.
+"""Router modules, which send queries and documents through different modules.
 
-A Router sends queries and documents through different modules.
-
-A Router may stand first, each route with a model of its own, or after a model that the routes share. Either way a route is a
-list of modules, which `checkpoint/reader.py` reads like any other.
+A Router stands first, or after a model that its routes share. `checkpoint/reader.py` reads a route like any list of modules.
 
 Source: sentence_transformers/base/modules/router.py (6.2), where Asym is its old name.
 """
@@ -26,12 +23,10 @@ _TASKS: Final[tuple[InputType | None, ...]] = (None, "query", "document")
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The routes of a Router."""
-
     rows: Mapping[str, Rows]
     """Route -> its modules."""
     route_of: Mapping[InputType | None, str]
-    """Input type -> route. Types without a route are refused. None stands for texts without a type."""
+    """Input type, or None for texts without one -> route. Types without a route are refused."""
 
 
 def read_router(folder: Path, path: str) -> Routes:
@@ -65,9 +60,9 @@ def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None,
         raise parameters.error(f"{default!r} is no route; routes: {', '.join(routes)}.", "default_route")
     route_of = dict[InputType | None, str]()
     for task in _TASKS:
-        named = [route for route in (task, "text") if route in routes]
         keys = ((task, "text"), (task, None), (None, "text"), (None, None))
-        choices = [*(mapped[key] for key in keys if key in mapped), *named]
+        choices = [mapped[key] for key in keys if key in mapped]
+        choices += [route for route in (task, "text") if route in routes]
         if task is None and isinstance(default, str):
             choices.append(default)
         if choices:
