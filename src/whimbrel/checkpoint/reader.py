@@ -20,15 +20,8 @@ from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling
 from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
-from whimbrel.checkpoint.scores import classifiers
+from whimbrel.checkpoint.scores import classifiers, llm_rerankers
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder
-from whimbrel.checkpoint.scores.llm_rerankers import (
-    MATH_SHEPHERD_IDS,
-    STEP_LABELS,
-    is_reranker,
-    read_reranker,
-    read_step_rewards,
-)
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, cut_output, finish_output, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import KINDS, MODULES, WITH_TASKS, Rows, has_modules, read_modules
@@ -54,8 +47,8 @@ def read_card(folder: Path, name: str, *, pooling: PoolingOption | None = None, 
     """
     if not has_modules(folder) and not (folder / "config.json").exists():
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
-    if pooling is None and is_reranker(folder, name, reranker):
-        return read_reranker(folder, name, reranker)
+    if pooling is None and llm_rerankers.is_reranker(folder, name, reranker):
+        return llm_rerankers.read_reranker(folder, name, reranker)
     if reranker is not None:
         raise CheckpointError("is for models that judge pairs; leave out --pooling or --reranker.", file=MODULES)
     if (layout := find_layout(folder)) is not None:
@@ -64,7 +57,7 @@ def read_card(folder: Path, name: str, *, pooling: PoolingOption | None = None, 
         if pooling is not None:
             raise CheckpointError("says how tokens are pooled; leave out --pooling.", file=MODULES)
         return _read_modules(folder, name)
-    pooling = _pooling(folder, "math-shepherd" if pooling is None and name in MATH_SHEPHERD_IDS else pooling)
+    pooling = _pooling(folder, "math-shepherd" if pooling is None and name in llm_rerankers.MATH_SHEPHERD_IDS else pooling)
     if is_model2vec(folder):
         return read_static_card(folder, name, [("StaticEmbedding", "")])
     return _read_transformer_card(folder, name, [("Transformer", "")], pooling)
@@ -84,17 +77,15 @@ def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | Non
 
 
 def _read_modules(folder: Path, name: str) -> Card:
-    """Read the card of the modules in modules.json. A Router makes a tower for each route."""
     rows = read_modules(folder, KINDS)
     router = next((i for i, (kind, _) in enumerate(rows) if kind == "Router"), None)
     if router is None:
         return _read_tower(folder, name, rows)
     if is_chain_of_scores(folder, rows):
         raise CheckpointError("a Router in a CrossEncoder is not supported.", file=MODULES, key="type")
-    routes = read_router(folder, rows[router][1])
-    towers = [_read_tower(folder, name, [*rows[:router], *route, *rows[router + 1 :]]) for route in routes.rows.values()]
-    names = list(routes.rows)
-    tower_of = {input_type: names.index(route) for input_type, route in routes.route_of.items()}
+    routes, route_of = read_router(folder, rows[router][1])
+    towers = [_read_tower(folder, name, [*rows[:router], *route, *rows[router + 1 :]]) for route in routes.values()]
+    tower_of = {input_type: list(routes).index(route) for input_type, route in route_of.items()}
     return replace(towers[tower_of.get(None, 0)], towers=tuple(towers), tower_of=tower_of)
 
 
@@ -143,7 +134,7 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         outputs, labels = classifiers.read_classes(root, config, encoder, sentence)
     else:
         outputs = _read_outputs(folder, rows, config, encoder, pooling=pooling, max_entries=modules.read_max_entries(sentence))
-        labels = STEP_LABELS if "token_scores" in outputs else ()
+        labels = llm_rerankers.STEP_LABELS if "token_scores" in outputs else ()
         if (dense := outputs.get("dense")) is not None:
             outputs |= read_m3(root, encoder, tokenizer)
             if is_gritlm(config):  # its instruction gives no vectors, and its own code normalises
@@ -186,7 +177,7 @@ def _read_outputs(
     if pooling == "splade":
         return {"sparse": read_splade(config, encoder, JsonFile("", {}), max_entries)}
     if pooling == "math-shepherd":
-        return {"token_scores": read_step_rewards(folder, config, encoder)}
+        return {"token_scores": llm_rerankers.read_step_rewards(folder, config, encoder)}
     if pooling is not None:
         return {"dense": Output(encoder.hidden_size, modes=(pooling,), activation="normalize", activated=False)}
     if rows[1][0] == "SpladePooling":

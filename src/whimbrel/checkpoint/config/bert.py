@@ -9,20 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.adapters import name_adapter_folders, read_stacked_adapters
-from whimbrel.checkpoint.config.common import (
-    ACTIVATIONS,
-    FULL,
-    SLIDING,
-    allow_auto_map,
-    read_depth,
-    read_layer_types,
-    read_layers,
-    read_positions,
-    read_rotary,
-    read_sizes,
-    read_types,
-)
+from whimbrel.checkpoint.config.common import ACTIVATIONS, FULL, SLIDING, allow_auto_map
 from whimbrel.checkpoint.config.hub_code import JINA_INERT, read_hub_nomic, read_jina_roberta
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder, Layer
@@ -34,8 +23,8 @@ def read_bert(config: JsonFile, family: str = "bert", *, after_padding: bool = F
     config.ignore("cell", "emb_size", "pre_trained", "structure", "training")  # TinyBERT's, which no code reads
     return Encoder(
         family=family,
-        **read_sizes(config),
-        **read_positions(config, after_padding=after_padding),
+        **common.read_sizes(config),
+        **common.read_positions(config, after_padding=after_padding),
         type_vocab_size=config.positive("type_vocab_size", 2),
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
         activation=config.choice("hidden_act", ACTIVATIONS, "gelu"),
@@ -67,10 +56,9 @@ def read_distilbert(config: JsonFile) -> Encoder:
         vocab_size=config.positive("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=config.positive("hidden_dim"),
-        layers=(Layer(),) * read_depth(config, "n_layers"),
+        layers=(Layer(),) * common.read_depth(config, "n_layers"),
         num_heads=num_heads,
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 0),
+        **common.read_positions(config),
         norm_eps=1e-12,
         activation=config.choice("activation", ACTIVATIONS, "gelu"),
     )
@@ -111,14 +99,13 @@ def read_gte(config: JsonFile, theta: float) -> Encoder:
 
 def _rotary_bert(config: JsonFile, family: str, *, theta: float, types: int, gated: bool, biases: bool) -> Encoder:
     """Read nomic_bert, gte and jina_embeddings_v3 of transformers: post-norm, rotary positions."""
-    sizes = read_sizes(config)
-    rotary = read_rotary(config, theta, sizes["head_width"])
+    sizes = common.read_sizes(config)
+    rotary = common.read_rotary(config, theta, sizes["head_width"])
     return Encoder(
         family=family,
         **dict(sizes, layers=(Layer(rotary=rotary),) * len(sizes["layers"])),
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 0),
-        type_vocab_size=read_types(config, types),
+        **common.read_positions(config),
+        type_vocab_size=common.read_types(config, types),
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
         activation=config.choice("hidden_act", ACTIVATIONS),
         positions="rotary",
@@ -145,17 +132,17 @@ def read_modernbert(config: JsonFile) -> Encoder:
         cls_token_id decoder_bias deterministic_flash_attn embedding_dropout initializer_cutoff_factor mlp_dropout
         reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
     """.split())  # fmt: skip
-    sizes = read_sizes(config)
+    sizes = common.read_sizes(config)
     num_layers = len(sizes["layers"])
     every = config.positive("global_attn_every_n_layers", 3)
-    kinds = read_layer_types(config, num_layers, [FULL if i % every == 0 else SLIDING for i in range(num_layers)])
+    kinds = common.read_layer_types(config, num_layers, [FULL if i % every == 0 else SLIDING for i in range(num_layers)])
     full, sliding = config.get("global_rope_theta", float, 160_000.0), config.get("local_rope_theta", float, 10_000.0)
     window = config.positive("local_attention", 128) // 2
-    bias = config.get("attention_bias", bool, False)
-    mlp_bias = config.get("mlp_bias", bool, False)
     return Encoder(
         family="modernbert",
-        **dict(sizes, layers=read_layers(config, kinds, {FULL: full, SLIDING: sliding}, sizes["head_width"], window=window)),
+        **dict(
+            sizes, layers=common.read_layers(config, kinds, {FULL: full, SLIDING: sliding}, sizes["head_width"], window=window)
+        ),
         max_positions=config.positive("max_position_embeddings", 8192),
         pad_id=config.get("pad_token_id", int, 50283),
         norm_eps=config.get("norm_eps", float, 1e-5),
@@ -163,8 +150,5 @@ def read_modernbert(config: JsonFile) -> Encoder:
         activation=config.choice("hidden_activation", ACTIVATIONS, "gelu"),
         positions="rotary",
         gated=True,
-        qkv_bias=bias,
-        out_bias=bias,
-        up_bias=mlp_bias,
-        down_bias=mlp_bias,
+        **common.read_biases(config),
     )

@@ -10,6 +10,10 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Layer, Rotary
 from whimbrel.types.heads import Activation
 
+NO_LAYERS: Final[dict[str, Any]] = {
+    "intermediate_size": 0, "layers": (), "num_heads": 1, "norm_eps": 0.0, "activation": "identity",
+}  # fmt: skip
+"""Fields of an `Encoder` whose layers Whimbrel does not run."""
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),
@@ -35,6 +39,11 @@ def read_sizes(config: JsonFile) -> dict[str, Any]:
     }
 
 
+def read_biases(config: JsonFile) -> dict[str, Any]:
+    bias, mlp_bias = config.get("attention_bias", bool, False), config.get("mlp_bias", bool, False)
+    return {"qkv_bias": bias, "out_bias": bias, "up_bias": mlp_bias, "down_bias": mlp_bias}
+
+
 def read_depth(config: JsonFile, key: str) -> int:
     """Return the number of layers. The limit protects the memory of a list of layers."""
     layers = config.positive(key)
@@ -43,9 +52,11 @@ def read_depth(config: JsonFile, key: str) -> int:
     return layers
 
 
-def read_positions(config: JsonFile, *, after_padding: bool, key: str = "max_position_embeddings") -> dict[str, Any]:
-    """Return the padding id and the positions, which begin at 0 or after the padding id."""
-    pad_id = config.get("pad_token_id", int) if after_padding else config.get("pad_token_id", int, 0)
+def read_positions(
+    config: JsonFile, *, pad_id: int = 0, after_padding: bool = False, key: str = "max_position_embeddings"
+) -> dict[str, Any]:
+    """Return the padding id, whose default is `pad_id`, and the positions, which begin at 0 or after the padding id."""
+    pad_id = config.get("pad_token_id", int) if after_padding else config.get("pad_token_id", int, pad_id)
     offset = pad_id + 1 if after_padding else 0
     max_positions = config.positive(key) - offset
     if max_positions <= 0:

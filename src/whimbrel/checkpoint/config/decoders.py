@@ -10,17 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from whimbrel.checkpoint.config.common import (
-    ACTIVATIONS,
-    FULL,
-    SLIDING,
-    allow_auto_map,
-    read_layer_types,
-    read_layers,
-    read_positive,
-    read_rotary,
-    read_sizes,
-)
+from whimbrel.checkpoint.config import common
+from whimbrel.checkpoint.config.common import ACTIVATIONS, FULL, SLIDING, allow_auto_map
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder, Layer, PoolingMode
 
@@ -61,7 +52,7 @@ def read_qwen2(config: JsonFile) -> Encoder:
         raise config.error(f"{message}, as the model was trained.", "is_causal")
     if is_gte or config.data.get("is_causal") is False or any(name.endswith("RewardModel") for name in names):
         allow_auto_map(config)
-    return read_llama(config, qkv_bias=True)
+    return replace(read_llama(config), qkv_bias=True, out_bias=False)
 
 
 def read_mistral(config: JsonFile) -> Encoder:
@@ -73,31 +64,25 @@ def read_mistral(config: JsonFile) -> Encoder:
     return replace(encoder, causal=False, layers=tuple(replace(layer, window=None) for layer in encoder.layers))
 
 
-def read_llama(config: JsonFile, family: str = "llama", *, qkv_bias: bool = False) -> Encoder:
-    """Read Llama and its descendants. `qkv_bias`: that of Qwen2, whatever attention_bias says."""
-    sizes = read_sizes(config)
-    rotary = read_rotary(config, 10_000.0, sizes["head_width"])
+def read_llama(config: JsonFile, family: str = "llama") -> Encoder:
+    """Read Llama and its descendants."""
+    sizes = common.read_sizes(config)
+    rotary = common.read_rotary(config, 10_000.0, sizes["head_width"])
     causal = config.get("is_causal", bool, True)
-    bias = config.get("attention_bias", bool, False)
-    mlp_bias = config.get("mlp_bias", bool, False)
     config.require_values({"pretraining_tp": (1, None)})
     windows = _windows(config, len(sizes["layers"]), causal=causal)
     return Encoder(
         family=family,
         **dict(sizes, layers=tuple(Layer(window, rotary) for window in windows)),
         num_kv_heads=config.positive("num_key_value_heads", sizes["num_heads"]),
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 0),
+        **common.read_positions(config),
         causal=causal,
         norm="rms",
         norm_eps=config.get("rms_norm_eps", float, 1e-6),
         activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
         positions="rotary",
         gated=True,
-        qkv_bias=bias or qkv_bias,
-        out_bias=bias and not qkv_bias,
-        up_bias=mlp_bias,
-        down_bias=mlp_bias,
+        **common.read_biases(config),
     )
 
 
@@ -111,7 +96,7 @@ def _windows(config: JsonFile, num_layers: int, *, causal: bool) -> list[int | N
     used = config.get("use_sliding_window", bool, is_unstated)
     first = config.get("max_window_layers", int, 0)
     default = [SLIDING if width and used and i >= first else FULL for i in range(num_layers)]
-    kinds = read_layer_types(config, num_layers, default)
+    kinds = common.read_layer_types(config, num_layers, default)
     if SLIDING in kinds and width <= 0:
         raise config.error(f"must be positive, is {width}.", "sliding_window")
     return [width - causal if kind == SLIDING else None for kind in kinds]
@@ -132,10 +117,10 @@ def read_gemma(config: JsonFile) -> Encoder:
 
 
 def read_gemma2(config: JsonFile) -> Encoder:
-    sizes = read_sizes(config)
+    sizes = common.read_sizes(config)
     num_layers = len(sizes["layers"])
-    rotary = read_rotary(config, 10_000.0, sizes["head_width"])
-    kinds = read_layer_types(config, num_layers, [FULL if i % 2 else SLIDING for i in range(num_layers)])
+    rotary = common.read_rotary(config, 10_000.0, sizes["head_width"])
+    kinds = common.read_layer_types(config, num_layers, [FULL if i % 2 else SLIDING for i in range(num_layers)])
     window = config.positive("sliding_window", 4096) - 1
     config.require_values({"sliding_window_size": (window + 1, None)})
     layers = tuple(Layer(window if kind == SLIDING else None, rotary) for kind in kinds)
@@ -143,15 +128,15 @@ def read_gemma2(config: JsonFile) -> Encoder:
 
 
 def read_gemma3(config: JsonFile) -> Encoder:
-    sizes = read_sizes(config)
+    sizes = common.read_sizes(config)
     num_layers = len(sizes["layers"])
     every = config.positive("sliding_window_pattern", config.positive("_sliding_window_pattern", 6))
-    kinds = read_layer_types(config, num_layers, [SLIDING if (i + 1) % every else FULL for i in range(num_layers)])
+    kinds = common.read_layer_types(config, num_layers, [SLIDING if (i + 1) % every else FULL for i in range(num_layers)])
     full, sliding = config.get("rope_theta", float, 1_000_000.0), config.get("rope_local_base_freq", float, 10_000.0)
     both_ways = config.get("use_bidirectional_attention", bool, False)
     width = config.positive("sliding_window", 4096)
     window = width // 2 if both_ways else width - 1
-    layers = read_layers(config, kinds, {FULL: full, SLIDING: sliding}, sizes["head_width"], window=window)
+    layers = common.read_layers(config, kinds, {FULL: full, SLIDING: sliding}, sizes["head_width"], window=window)
     config.require_values({"attn_logit_softcapping": (None,)})
     return _gemma(config, "gemma3", dict(sizes, layers=layers), softcap=None)
 
@@ -164,8 +149,7 @@ def _gemma(config: JsonFile, family: str, sizes: dict[str, Any], *, softcap: str
         family=family,
         **sizes,
         num_kv_heads=config.positive("num_key_value_heads"),
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 0),
+        **common.read_positions(config),
         embedding_scale=sizes["hidden_size"] ** 0.5,
         causal=not config.get("use_bidirectional_attention", bool, False),
         norm="rms_plus_one",
@@ -177,6 +161,6 @@ def _gemma(config: JsonFile, family: str, sizes: dict[str, Any], *, softcap: str
         out_bias=bias,
         up_bias=False,
         down_bias=False,
-        score_scale=read_positive(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        score_scale=common.read_positive(config, "query_pre_attn_scalar", 256.0) ** -0.5,
         softcap=capped or None,
     )

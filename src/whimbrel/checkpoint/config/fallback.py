@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Final, TypeAlias, cast
 
-from whimbrel.checkpoint.config.common import read_positions
+from whimbrel.checkpoint.config.common import NO_LAYERS, read_positions
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder
 
@@ -95,11 +95,7 @@ def read_fallback(config: JsonFile) -> Encoder:
         hidden_size=config.positive(_key(config, _HIDDEN)),
         **read_positions(config, after_padding=model_type in _AFTER_PADDING, key=_key(config, _POSITIONS)),
         type_vocab_size=config.get("type_vocab_size", int, 0),
-        intermediate_size=0,
-        layers=(),
-        num_heads=1,
-        norm_eps=0.0,
-        activation="identity",
+        **NO_LAYERS,
     )
 
 

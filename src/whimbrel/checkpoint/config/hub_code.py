@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from whimbrel.checkpoint.config.adapters import read_stacked_adapters
-from whimbrel.checkpoint.config.common import ACTIVATIONS, allow_auto_map, read_depth, read_sizes, read_types
+from whimbrel.checkpoint.config.common import ACTIVATIONS, allow_auto_map, read_depth, read_positions, read_sizes, read_types
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder, Layer, Rotary
 from whimbrel.types.heads import Activation
@@ -136,8 +136,7 @@ def read_jina_bert(config: JsonFile) -> Encoder:
     return Encoder(
         family="jina_bert" if gate else "jina_bert_ungated",
         **read_sizes(config),
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 0),
+        **read_positions(config),
         type_vocab_size=config.positive("type_vocab_size", 2),
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
         activation=gate or activation,
@@ -167,8 +166,7 @@ def read_jina_roberta(config: JsonFile, family: str = "jina_embeddings_v3") -> E
     return Encoder(
         family=family,
         **dict(sizes, layers=(Layer(rotary=rotary),) * len(sizes["layers"])),
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 1),
+        **read_positions(config, pad_id=1),
         type_vocab_size=read_types(config, 1),
         norm_eps=config.get("layer_norm_eps", float, 1e-5),
         activation=config.choice("hidden_act", _GELUS, "gelu"),

@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, cast
 
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.late_interaction.common import (
-    METADATA,
-    Base,
-    ParsedLayout,
-    fill_token,
-    read_expansion,
-    read_similarity,
-    read_words,
-)
-from whimbrel.checkpoint.sentence_transformers.modules import KNOWN_SENTENCE, MODULES, SENTENCE, read_max_length, read_prompts
+from whimbrel.checkpoint.sentence_transformers import modules
+from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, resolve_features, tokens, without_norm
+from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.types.card import QueryExpansion, TextFormat
-from whimbrel.types.heads import Dense
+from whimbrel.types.card import Encoder, QueryExpansion, TextFormat, TokenizerCard
+from whimbrel.types.heads import Dense, Head
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import InputType
 
+METADATA: Final = "artifact.metadata"
+
+_SIMILARITIES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("MaxSim", "maxsim", "cosine"), "maxsim"),  # "cosine": of the base class, and unused
+    "meanmaxsim": "meanmaxsim",
+}
+_MAX_EXPANSION: Final = 1024
+"""Limit of query expansion in tokens, so that a short query does not cost as much as a long document."""
 PYLATE_KEYS: Final = frozenset(
     """
     query_prefix document_prefix query_length document_length do_query_expansion attend_to_expansion_tokens skiplist_words
@@ -52,6 +54,94 @@ DIMENSIONS: Final = ("dim", "colbert_dim", "projection_dim")
 """Keys of config.json in Stanford's layout that may repeat the width."""
 
 
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The files and settings that all layouts share."""
+
+    folder: Path
+    path: str
+    modules: Rows
+    """Modules after the Transformer."""
+    config: JsonFile
+    encoder: Encoder
+    transformer: JsonFile
+    tokenizer: JsonFile
+    tokenizer_card: TokenizerCard
+    ids: Mapping[str, int]
+    """Token -> id."""
+    roles: Mapping[str, str]
+    """Role -> special token."""
+
+    def token_id(self, token: object, file: JsonFile, key: str) -> int:
+        """Return the id of a token that `file` names. Raises CheckpointError."""
+        if not isinstance(token, str) or token not in self.ids:
+            raise file.error(f"{token!r:.80} is not a token of this vocabulary that the model embeds.", key)
+        return self.ids[token]
+
+    def text_format(self, max_length: int, marker_id: int | None = None, expansion: QueryExpansion | None = None) -> TextFormat:
+        return TextFormat(min(max_length, self.encoder.max_positions), marker_id, expansion)
+
+    def heads(self) -> tuple[tuple[Head, ...], bool]:
+        """Return (heads of each token's vector, whether the vectors are normalised at last)."""
+        rows = [row for row in self.modules if row[0] in CHAINED]
+        features, target = tokens(self.encoder.hidden_size), "token_embeddings"
+        return without_norm(resolve_features(self.folder, rows, features, target, of_dense=target).token_head)
+
+    def ids_of(self, words: Iterable[str]) -> tuple[int, ...]:
+        """Return the ids of the words that are tokens."""
+        return tuple(sorted({self.ids[word] for word in words if word in self.ids}))
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedLayout:
+    text_formats: Mapping[InputType, TextFormat]
+    head: tuple[Head, ...]
+    skip_ids: tuple[int, ...]
+    skip_in_queries: bool = False
+    activated: bool = True
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    default_prompt_name: str | None = None
+    similarity: str = "maxsim"
+    token_pooling: TokenPooling | None = None
+
+
+def read_expansion(
+    base: Base, file: JsonFile, keys: tuple[str, str], length: int, *, token_id: int, attended: bool
+) -> QueryExpansion:
+    """Return the expansion. Raises CheckpointError if it is not supported. `keys` name the length and `attended`."""
+    if length > (limit := min(_MAX_EXPANSION, base.encoder.max_positions)):
+        raise file.error(f"every query would be filled up to {length:,} tokens; the limit is {limit:,}.", keys[0])
+    encoder = base.encoder
+    windows = [layer.window for layer in encoder.layers if layer.window is not None]
+    sees_all = encoder.layers and not encoder.causal and min(windows, default=length) >= length - 1
+    if not attended and not sees_all:
+        message = (
+            "tokens that fill up a query and are not attended to are not supported in a model that is causal, that "
+            f"transformers runs, or whose window is narrower than the {length:,} tokens of a query: some might see nothing."
+        )
+        raise file.error(message, keys[1])
+    return QueryExpansion(token_id, length, attended)
+
+
+def _fill_token(base: Base, file: JsonFile, key: str) -> int:
+    """Return the id of the default expansion token: the mask, or the end of a text."""
+    token = base.roles.get("mask", base.roles.get("eos"))
+    if token is None:
+        raise file.error("queries are filled up, but the tokenizer has neither a mask nor an end of text.", key)
+    return base.token_id(token, file, key)
+
+
+def _read_similarity(file: JsonFile) -> str:
+    return file.choice("similarity_fn_name", _SIMILARITIES) if file.data.get("similarity_fn_name") else "maxsim"
+
+
+def _read_words(file: JsonFile, default: list[str]) -> list[str]:
+    words = cast(list[object], file.get("skiplist_words", list, default))
+    if not all(isinstance(word, str) for word in words):
+        raise file.error("must be a list of strings.", "skiplist_words")
+    return cast(list[str], words)
+
+
 def read_stanford(base: Base) -> ParsedLayout:
     """Read Stanford's layout, with the defaults of ColBERTConfig and the head's weights among the transformer's.
 
@@ -63,20 +153,20 @@ def read_stanford(base: Base) -> ParsedLayout:
     base.config.require_values(dict.fromkeys(DIMENSIONS, (width, None)))
     keys = ("query_maxlen", "attend_to_mask_tokens")
     length, attended = file.positive("query_maxlen", 32), file.get("attend_to_mask_tokens", bool, False)
-    token_id = fill_token(base, file, "query_maxlen")
+    token_id = _fill_token(base, file, "query_maxlen")
     pad_id = base.ids.get(base.roles.get("pad", ""))
     expansion = replace(read_expansion(base, file, keys, length, token_id=token_id, attended=attended), stands_for=pad_id)
     query_marker = base.token_id(file.get("query_token_id", str, "[unused0]"), file, "query_token_id")
     document_marker = base.token_id(file.get("doc_token_id", str, "[unused1]"), file, "doc_token_id")
-    forms: dict[InputType, TextFormat] = {
-        "query": base.form(expansion.length, query_marker, expansion),
-        "document": base.form(file.positive("doc_maxlen", 220), document_marker),
+    text_formats: dict[InputType, TextFormat] = {
+        "query": base.text_format(expansion.length, query_marker, expansion),
+        "document": base.text_format(file.positive("doc_maxlen", 220), document_marker),
     }
     skips = string.punctuation if file.get("mask_punctuation", bool, True) else ""
-    skip_ids = {*base.known(_first_pieces(base, skips)), *([] if pad_id is None else [pad_id])}
+    skip_ids = {*base.ids_of(_first_pieces(base, skips)), *([] if pad_id is None else [pad_id])}
     file.reject_unread_keys(_INERT_METADATA)
     head = Dense(None, "linear", base.encoder.hidden_size, width, bias=False, activation="identity")
-    return ParsedLayout(forms, (head,), tuple(sorted(skip_ids)))
+    return ParsedLayout(text_formats, (head,), tuple(sorted(skip_ids)))
 
 
 def _first_pieces(base: Base, words: Iterable[str]) -> list[str]:
@@ -100,7 +190,7 @@ def read_pylate(base: Base) -> ParsedLayout:
     if not base.modules or any(kind != "Dense" for kind, _ in base.modules):
         raise CheckpointError(f"must be a Transformer and Dense layers, is {[kind for kind, _ in base.modules]}.", file=MODULES)
     file = JsonFile.read(base.folder, SENTENCE)
-    file.reject_unknown_keys(PYLATE_KEYS, KNOWN_SENTENCE)
+    file.reject_unknown_keys(PYLATE_KEYS, modules.KNOWN_SENTENCE)
     file.require_values({"truncate_dim": (None,)})
     prefixes: dict[InputType, str] = {
         "query": file.get("query_prefix", str, "[Q] "),
@@ -113,50 +203,47 @@ def read_pylate(base: Base) -> ParsedLayout:
     expansion = None
     attended = file.get("attend_to_expansion_tokens", bool, False)
     if file.get("do_query_expansion", bool, True):
-        token_id = fill_token(base, file, "do_query_expansion")
+        token_id = _fill_token(base, file, "do_query_expansion")
         keys = ("query_length", "attend_to_expansion_tokens")
         expansion = read_expansion(base, file, keys, length, token_id=token_id, attended=attended)
-    forms: dict[InputType, TextFormat] = {
-        "query": base.form(length, marker_ids["query"], expansion),
-        "document": base.form(file.positive("document_length", 180), marker_ids["document"]),
+    text_formats: dict[InputType, TextFormat] = {
+        "query": base.text_format(length, marker_ids["query"], expansion),
+        "document": base.text_format(file.positive("document_length", 180), marker_ids["document"]),
     }
-    prompts, default = read_prompts(file)
+    prompts, default = modules.read_prompts(file)
     for kind, prefix in prefixes.items():  # which newer files repeat in the prompts
         if kind in prompts:
             prompts[kind] = prompts[kind].removeprefix(prefix)
-    return ParsedLayout(
-        forms,
-        base.heads()[0],
-        base.known(read_words(file, default=list(string.punctuation))),
-        prompts=prompts,
-        default_prompt_name=default,
-        similarity=read_similarity(file),
-    )
+    head, skip_ids = base.heads()[0], base.ids_of(_read_words(file, default=list(string.punctuation)))
+    similarity = _read_similarity(file)
+    return ParsedLayout(text_formats, head, skip_ids, prompts=prompts, default_prompt_name=default, similarity=similarity)
 
 
 def read_multi_vector_encoder(base: Base) -> ParsedLayout:
     file = JsonFile.read(base.folder, SENTENCE)
-    file.reject_unknown_keys(KNOWN_SENTENCE)
+    file.reject_unknown_keys(modules.KNOWN_SENTENCE)
     file.require_values({"truncate_dim": (None,)})
     head, normalizes = base.heads()
     masks = [path for kind, path in base.modules if kind == "MultiVectorMask"]
     if len(masks) > 1:
         raise CheckpointError("must have one MultiVectorMask at most.", file=MODULES)
-    expansion = _read_expansion(base)
+    expansion = _stated_query_expansion(base)
     if expansion is not None and not masks:
         raise base.transformer.error("queries are filled up, but no MultiVectorMask keeps those tokens.", "query_expansion")
     skip_ids, skip_in_queries = _mask(base, masks[0]) if masks else ((), False)
-    limit = read_max_length(base.encoder, base.transformer, base.tokenizer)
-    forms: dict[InputType, TextFormat] = {
-        "query": base.form(_query_length(base.transformer, expansion, limit), None, expansion),
-        "document": base.form(base.transformer.positive("document_length", limit)),
+    limit = modules.read_max_length(base.encoder, base.transformer, base.tokenizer)
+    text_formats: dict[InputType, TextFormat] = {
+        "query": base.text_format(_query_length(base.transformer, expansion, limit), None, expansion),
+        "document": base.text_format(base.transformer.positive("document_length", limit)),
     }
-    prompts, default = read_prompts(file)
+    prompts, default = modules.read_prompts(file)
     pooling = _token_pooling(base, normalizes=normalizes)
-    return ParsedLayout(forms, head, skip_ids, skip_in_queries, normalizes, prompts, default, read_similarity(file), pooling)
+    return ParsedLayout(
+        text_formats, head, skip_ids, skip_in_queries, normalizes, prompts, default, _read_similarity(file), pooling
+    )
 
 
-def _read_expansion(base: Base) -> QueryExpansion | None:
+def _stated_query_expansion(base: Base) -> QueryExpansion | None:
     key = "query_expansion"
     if base.transformer.data.get(key) is None:
         return None
@@ -164,7 +251,7 @@ def _read_expansion(base: Base) -> QueryExpansion | None:
     file.reject_unknown_keys({"strategy", "attend", "token", "length"})
     file.choice("strategy", {"fixed": True, "min": True})
     token, length = file.data.get("token"), file.positive("length")
-    token_id = fill_token(base, file, "token") if token is None else base.token_id(token, file, "token")
+    token_id = _fill_token(base, file, "token") if token is None else base.token_id(token, file, "token")
     attended = file.get("attend", bool, False)
     return read_expansion(base, file, ("length", "attend"), length, token_id=token_id, attended=attended)
 
@@ -188,7 +275,7 @@ def _mask(base: Base, path: str) -> tuple[tuple[int, ...], bool]:
     value, tasks = _tasks(file, "skiplist_tasks")
     if any(task not in ("query", "document") for task in tasks) or (tasks and "document" not in tasks):
         raise file.error(f"{value!r:.80} is not supported; must be document, with or without query, or none.", "skiplist_tasks")
-    return base.known(read_words(file, default=[])) if tasks else (), "query" in tasks
+    return base.ids_of(_read_words(file, default=[])) if tasks else (), "query" in tasks
 
 
 def _tasks(file: JsonFile, key: str) -> tuple[object, list[object]]:

@@ -18,14 +18,8 @@ from typing import Final, Literal, TypeAlias, cast
 from whimbrel.checkpoint.config.common import read_matryoshka
 from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.json_file import JsonFile, read_json
-from whimbrel.checkpoint.late_interaction.colbert import (
-    DIMENSIONS,
-    PYLATE_KEYS,
-    read_multi_vector_encoder,
-    read_pylate,
-    read_stanford,
-)
-from whimbrel.checkpoint.late_interaction.common import METADATA, Base
+from whimbrel.checkpoint.late_interaction import colbert
+from whimbrel.checkpoint.late_interaction.colbert import Base
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, kinds_of, read_modules, read_transformer
 from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
@@ -51,10 +45,10 @@ def find_layout(folder: Path) -> Layout | None:
     names: object = JsonFile.read_optional(folder, "config.json").data.get("architectures")
     architectures = cast(list[object], names) if isinstance(names, list) else []
     jina = "ColBERTJinaRobertaModel" in architectures
-    is_stanford = "HF_ColBERT" in architectures or (jina and (folder / METADATA).exists())
+    is_stanford = "HF_ColBERT" in architectures or (jina and (folder / colbert.METADATA).exists())
     if is_stanford and not _has_dense(folder):  # a modules.json of the base model may remain
         return "stanford"
-    return "pylate" if PYLATE_KEYS & sentence.keys() else None
+    return "pylate" if colbert.PYLATE_KEYS & sentence.keys() else None
 
 
 def _has_dense(folder: Path) -> bool:
@@ -77,7 +71,7 @@ def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: Pooli
         rows="token",
         head=parsed.head,
         activation="normalize",
-        activated=parsed.finished,
+        activated=parsed.activated,
         skip_ids=parsed.skip_ids,
         skip_in_queries=parsed.skip_in_queries,
         token_pooling=parsed.token_pooling,
@@ -94,7 +88,7 @@ def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: Pooli
         matryoshka=base.config.get("is_matryoshka", bool, False) or bool(widths),
         matryoshka_dimensions=widths,
         similarity=parsed.similarity,
-        text_formats=parsed.forms,
+        text_formats=parsed.text_formats,
     )
 
 
@@ -108,7 +102,7 @@ def _read_base(folder: Path, layout: Layout) -> Base:
     root = folder / path
     config = JsonFile.read(root, "config.json")
     if layout == "stanford":
-        config.ignore(*DIMENSIONS)
+        config.ignore(*colbert.DIMENSIONS)
     encoder = read_encoder(config)
     tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
     used = _LENGTHS if layout == "sentence_transformers" else ()
@@ -119,4 +113,8 @@ def _read_base(folder: Path, layout: Layout) -> Base:
     return Base(folder, path, modules[1:], config, encoder, transformer, tokenizer, card, ids, roles)
 
 
-_READERS: Final = {"stanford": read_stanford, "pylate": read_pylate, "sentence_transformers": read_multi_vector_encoder}
+_READERS: Final = {
+    "stanford": colbert.read_stanford,
+    "pylate": colbert.read_pylate,
+    "sentence_transformers": colbert.read_multi_vector_encoder,
+}

@@ -98,7 +98,6 @@ def _render_error(file: str, error: Exception) -> CheckpointError:
 
 
 def _special_tokens(tokenizer: JsonFile) -> dict[str, str]:
-    """Return bos_token and similar variables of templates."""
     tokens = dict[str, str]()
     for key, value in tokenizer.data.items():
         content: object = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value

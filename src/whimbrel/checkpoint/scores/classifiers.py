@@ -125,7 +125,9 @@ def read_classes(
         raise config.error(f"classes of {encoder.family} models are not supported.", "architectures")
     if kind in ("text", "reward"):
         layers = _SCORE_OF_TWO if kind == "reward" else _OF_TEXTS[encoder.family]
-        output = replace(_output(config, encoder, layers, len(labels)), modes=(_mode(config, encoder, layers),))
+        modes: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean"}
+        mode = config.choice("classifier_pooling", modes, "cls") if encoder.family == "modernbert" else layers.mode
+        output = replace(_output(config, encoder, layers, len(labels)), modes=(mode,))
         if layers.mode == "lasttoken":
             padding = config.data.get("pad_token_id", _PADDING.get(encoder.family))
             output = replace(output, padding_id=None if padding is None else encoder.pad_id)
@@ -190,11 +192,6 @@ def _output(config: JsonFile, encoder: Encoder, layers: _Layers, num_labels: int
         )
     last = Dense(None, layers.last, width, num_labels, bias=layers.bias, activation="identity")
     return Output(num_labels, head=(*before, last))
-
-
-def _mode(config: JsonFile, encoder: Encoder, layers: _Layers) -> PoolingMode:
-    modes: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean"}
-    return config.choice("classifier_pooling", modes, "cls") if encoder.family == "modernbert" else layers.mode
 
 
 def _activation(config: JsonFile, sentence: JsonFile, encoder: Encoder, num_labels: int) -> tuple[OutputActivation, bool]:

@@ -123,7 +123,7 @@ def _read_convention(folder: Path, name: str, config: JsonFile, stated: Reranker
     else:
         heads = _score(config, encoder)
     activation = _activation_in(config)
-    activated = convention.finished if activation is None else activation == "sigmoid"
+    activated = convention.activated if activation is None else activation == "sigmoid"
     return _ParsedReranker(
         encoder,
         Output(1, modes=(read_stated_pooling(config) or "lasttoken",), head=heads, activation="sigmoid", activated=activated),
@@ -142,7 +142,6 @@ def _architecture(config: JsonFile) -> tuple[str, bool]:
 
 
 def _token_id(folder: Path, token: str) -> int:
-    """Return the id of a token of the vocabulary. Raises CheckpointError."""
     file = JsonFile.read(folder, "tokenizer.json")
     number: object = cast(dict[str, Any], file.get("model", dict)).get("vocab", {}).get(token)
     if type(number) is not int:

@@ -8,8 +8,6 @@ Source: sentence_transformers/base/modules/router.py (6.2), where Asym is its ol
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -21,16 +19,8 @@ _FILES: Final = ("router_config.json", "config.json")
 _TASKS: Final[tuple[InputType | None, ...]] = (None, "query", "document")
 
 
-@dataclass(frozen=True, slots=True)
-class Routes:
-    rows: Mapping[str, Rows]
-    """Route -> its modules."""
-    route_of: Mapping[InputType | None, str]
-    """Input type, or None for texts without one -> route. Types without a route are refused."""
-
-
-def read_router(folder: Path, path: str) -> Routes:
-    """Read the Router in `path`. Raises CheckpointError."""
+def read_router(folder: Path, path: str) -> tuple[dict[str, Rows], dict[InputType | None, str]]:
+    """Return (route -> its modules; input type, or None for texts without one -> route). Raises CheckpointError."""
     name = next((name for name in _FILES if (folder / path / name).exists()), _FILES[0])
     config = JsonFile.read(folder, f"{path}/{name}" if path else name)
     config.reject_unknown_keys({"types", "structure", "parameters"})
@@ -46,7 +36,7 @@ def read_router(folder: Path, path: str) -> Routes:
     route_of = _route_of(JsonFile(config.name, config.get("parameters", dict, {})), list(rows))
     if unreachable := rows.keys() - set(route_of.values()):
         raise config.error(f"no query and no document takes the route {min(unreachable)!r}.", "structure")
-    return Routes(rows, route_of)
+    return rows, route_of
 
 
 def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None, str]:

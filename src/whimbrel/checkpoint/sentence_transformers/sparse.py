@@ -68,9 +68,6 @@ _HEADS: Final[Mapping[str, _LanguageHead]] = {
     ),
 }
 
-_LOGS: Final[Mapping[str, int]] = {"relu": 1, "log1p_relu": 2}
-_STRATEGIES: Final[Mapping[str, Literal["max", "sum"]]] = {"max": "max", "sum": "sum"}
-
 
 def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entries: int) -> Output:
     """Return SPLADE's output. config.json decides the head. `pooling` is SpladePooling's config, which may be empty."""
@@ -80,6 +77,7 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
         pooling.require_values({key: (encoder.vocab_size, None)})
     if (names := _HEADS.get(encoder.family)) is None:
         raise config.error("the language-modelling head of this architecture is not supported.", "architectures")
+    strategies: Mapping[str, Literal["max", "sum"]] = {"max": "max", "sum": "sum"}
     return Output(
         encoder.vocab_size,
         rows="vocabulary",
@@ -90,15 +88,14 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
             biases=names.biases if _has_bias(config, "decoder_bias", default=True) else (),
             in_features=encoder.embedding_size,
             out_features=encoder.vocab_size,
-            strategy=pooling.choice("pooling_strategy", _STRATEGIES, "max"),
-            num_logs=pooling.choice("activation_function", _LOGS, "relu"),
+            strategy=pooling.choice("pooling_strategy", strategies, "max"),
+            num_logs=pooling.choice("activation_function", {"relu": 1, "log1p_relu": 2}, "relu"),
         ),
         max_entries=max_entries,
     )
 
 
 def _transform(config: JsonFile, encoder: Encoder, names: _LanguageHead) -> tuple[Dense, LayerNorm]:
-    """Return the layers before the decoder."""
     if encoder.family == "modernbert":
         config.require_values({"classifier_activation": ("gelu", None)})
     bias = _has_bias(config, "classifier_bias", default=encoder.family != "modernbert")

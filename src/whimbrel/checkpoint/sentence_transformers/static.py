@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
+from whimbrel.checkpoint.config.common import NO_LAYERS
 from whimbrel.checkpoint.json_file import JsonFile, find_file
 from whimbrel.checkpoint.sentence_transformers.heads import cut_output, finish_output
 from whimbrel.checkpoint.sentence_transformers.modules import Rows, model_kind, read_max_entries, read_prompts, read_sentence
@@ -130,17 +131,7 @@ def _beside(config: JsonFile, path: str) -> list[str]:
 
 
 def _table_encoder(vocab_size: int, width: int) -> Encoder:
-    return Encoder(
-        family="static",
-        vocab_size=vocab_size,
-        hidden_size=width,
-        intermediate_size=0,
-        layers=(),
-        num_heads=1,
-        max_positions=UNLIMITED,
-        norm_eps=0.0,
-        activation="identity",
-    )
+    return Encoder(family="static", vocab_size=vocab_size, hidden_size=width, max_positions=UNLIMITED, **NO_LAYERS)
 
 
 def _tokenizer(side: Literal["right", "left"], bare: StaticTokenizer) -> TokenizerCard:

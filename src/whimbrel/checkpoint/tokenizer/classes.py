@@ -18,7 +18,7 @@ from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass
 
 JSON: TypeAlias = dict[str, Any]
 
-_ROLES: Final = "bos eos unk sep pad cls mask".split()
+_ROLES: Final = list[str](("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _SPACE: Final = "\u2581"
 _FAIRSEQ: Final = dict(zip(_ROLES, "<s> </s> <unk> </s> <pad> <s> <mask>".split(), strict=True))
 _DEFAULT_TOKENS: Final[Mapping[TokenizerClass, Mapping[str, str]]] = {
@@ -35,9 +35,7 @@ _DEFAULT_TOKENS: Final[Mapping[TokenizerClass, Mapping[str, str]]] = {
     "XLMRobertaTokenizer": _FAIRSEQ,
 }
 """Default special tokens of each class."""
-_DEFAULT_EXTRA: Final[Mapping[TokenizerClass, tuple[str, ...]]] = {
-    "CamembertTokenizer": ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
-}
+_CAMEMBERT_EXTRA: Final = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
 _MASK_TAKES_SPACE: Final = ("CamembertTokenizer", "MPNetTokenizer")
 """Classes whose <mask> strips the spaces before it by default."""
 _QWEN2_WORDS: Final = (
@@ -86,7 +84,6 @@ class _Tokens:
 
 
 def _read_tokens(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[_Tokens, list[JSON]]:
-    """Return the tokens, and the added tokens with their ids and flags."""
     special = _special_tokens(file, card)
     added = _added_tokens(file, card, special.values(), vocab_size)
     ids = {**_vocabulary(file), **{token["content"]: token["id"] for token in added}}
@@ -95,15 +92,10 @@ def _read_tokens(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[_Tok
 
 def _bert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
     model = {"unk_token": tokens.name("unk"), "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": card.tokenize_chinese_chars}
     return {
         "model": _model(file, "WordPiece", model),
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": card.tokenize_chinese_chars,
-            "strip_accents": card.strip_accents,
-            "lowercase": card.do_lower_case,
-        },
+        "normalizer": normalizer | {"strip_accents": card.strip_accents, "lowercase": card.do_lower_case},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": _template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
@@ -203,8 +195,7 @@ _BPE: Final = {
 
 
 def _model(file: JSON, kind: str, fields: JSON) -> JSON:
-    stated = file["model"].get("type", kind)
-    if stated != kind:
+    if (stated := file["model"].get("type", kind)) != kind:
         message = f"{stated!r} does not go with the tokenizer class; must be {kind!r}."
         raise CheckpointError(message, file="tokenizer.json", key="model")
     return file["model"] | {"type": kind} | fields
@@ -225,20 +216,12 @@ def _metaspace(scheme: str, *, split: bool) -> JSON:
 
 
 def _roberta_processing(tokens: _Tokens, *, add_prefix_space: bool) -> JSON:
-    return {
-        "type": "RobertaProcessing",
-        "sep": [tokens.name("sep"), tokens.id("sep")],
-        "cls": [tokens.name("cls"), tokens.id("cls")],
-        "trim_offsets": True,
-        "add_prefix_space": add_prefix_space,
-    }
+    sep, cls = ([tokens.name(role), tokens.id(role)] for role in ("sep", "cls"))
+    return {"type": "RobertaProcessing", "sep": sep, "cls": cls, "trim_offsets": True, "add_prefix_space": add_prefix_space}
 
 
 def _template(single: str, pair: str, tokens: _Tokens) -> JSON:
-    """Return the post-processor of a template such as "cls A sep": roles of special tokens, and A or B for a text.
-
-    ":1" after a word is its token type.
-    """
+    """Return the post-processor of "cls A sep:1": special tokens by role, A or B for a text, and token types after a colon."""
 
     def piece(word: str) -> JSON:
         name, _, type_id = word.partition(":")
@@ -256,13 +239,12 @@ def _template(single: str, pair: str, tokens: _Tokens) -> JSON:
 
 
 def _charsmap(normalizer: JSON | None) -> JSON | None:
-    """Return SentencePiece's precompiled map, the only step of the normalizer that the class keeps."""
+    """Return SentencePiece's precompiled map, the only step of the normalizer that the class uses."""
     steps: list[JSON] = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
     return next((step for step in steps if step.get("type") == "Precompiled"), None)
 
 
 def _vocabulary(file: JSON) -> Mapping[str, int]:
-    """Return the ids of the model's own tokens, without added tokens."""
     try:
         vocab: Any = file["model"]["vocab"]
         return {row[0]: i for i, row in enumerate(cast(list[Any], vocab))} if isinstance(vocab, list) else {**vocab}
@@ -295,16 +277,20 @@ def _added_tokens(file: JSON, card: TokenizerCard, role_tokens: Collection[Added
     Tokens of tokenizer_config.json replace those of tokenizer.json. Special tokens in neither file follow. Of several special
     tokens with the same content, the last one counts.
     """
-    default = ({"content": token, "special": True} for token in _DEFAULT_EXTRA.get(card.tokenizer_class, ()))
+    kind = card.tokenizer_class
+    default = [{"content": token, "special": True} for token in _CAMEMBERT_EXTRA] if kind == "CamembertTokenizer" else []
     special = [*role_tokens, *(default if card.extra_tokens is None else card.extra_tokens)]
-    tokens = {token["content"]: token for token in _file_tokens(file, card)}
+    in_file: list[AddedToken] = file.get("added_tokens") or []
+    if kind != "tokenizer.json":
+        in_file = sorted(in_file, key=lambda token: token["id"]) if card.added_tokens is None else []
+    tokens = {token["content"]: token for token in [*in_file, *(card.added_tokens or ())]}
     new = list[AddedToken]()
     for token in special:
         if token["content"] not in tokens and token not in new:
             new.append(token)
     tokens |= {token["content"]: token for token in new}
     tokens |= {name: {**tokens[name], "special": True} for name in {token["content"] for token in role_tokens}}
-    if card.tokenizer_class == "Qwen2Tokenizer":  # the class adds all of them again
+    if kind == "Qwen2Tokenizer":  # the class adds all of them again
         tokens |= {token["content"]: {"content": token["content"], "special": True} for token in special}
     for name in card.legacy_tokens:
         if name not in tokens:
@@ -312,20 +298,8 @@ def _added_tokens(file: JSON, card: TokenizerCard, role_tokens: Collection[Added
     return list(_with_ids(tokens.values(), file, vocab_size))
 
 
-def _file_tokens(file: JSON, card: TokenizerCard) -> Iterator[AddedToken]:
-    tokens: list[JSON] = file.get("added_tokens") or []
-    if card.tokenizer_class == "tokenizer.json":
-        yield from tokens
-    elif card.added_tokens is None:
-        yield from sorted(tokens, key=lambda token: token["id"])
-    yield from card.added_tokens or ()
-
-
 def _with_ids(tokens: Iterable[AddedToken], file: JSON, vocab_size: int) -> Iterator[JSON]:
-    """Yield the tokens with ids as the tokenizers library numbers them, which ignores the ids in the files.
-
-    Leaves out tokens without a row in the model's table, for which transformers' models fail.
-    """
+    """Yield the tokens that the model embeds, with the ids of the tokenizers library, which ignores the ids in the files."""
     ids = _vocabulary(file)
     free = len(file["model"]["vocab"])
     for token in tokens:
