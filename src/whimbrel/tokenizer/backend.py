@@ -16,7 +16,7 @@ import numpy as np
 import tokenizers
 
 from whimbrel.checkpoint.tokenizer.classes import read_as_class
-from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, check_characters, location_of
 from whimbrel.types.arrays import Int32Array
