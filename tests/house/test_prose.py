@@ -131,6 +131,11 @@ def names(prose: Prose) -> str | None:
     return None
 
 
+def placeholder(prose: Prose) -> str | None:
+    """Return the offence of a line that stands for something that is still to be written."""
+    return "is a placeholder" if re.search(r"\b(?:TO" r"DO|FIX" r"ME)\b", prose.text) else None
+
+
 def offences(rule: Callable[[Prose], str | None], prose: list[Prose]) -> list[str]:
     """Return a line for each breach of a rule."""
     return [each.offence(words) for each in prose if (words := rule(each))]
@@ -162,6 +167,10 @@ def test_names_in_backquotes_exist() -> None:
     assert not (found := offences(names, everything())), report(found)
 
 
+def test_nothing_is_left_to_be_written() -> None:
+    assert not (found := offences(placeholder, everything())), report(found)
+
+
 def test_the_rules_find_what_they_look_for() -> None:
     def breaches(text: str) -> list[bool]:
         prose = Prose(ROOT / "README.md", 1, text)
@@ -176,6 +185,7 @@ def test_the_rules_find_what_they_look_for() -> None:
     assert breaches("the queue.")[0]
     assert breaches("A queue:")[1]
     assert breaches("A queue")[1]
+    assert placeholder(Prose(ROOT / "README.md", 1, "TODO."))
     for text in ("See tests/nowhere.py.", "In `nowhere.py`.", "ADR 999.", "`whimbrel.nowhere`.", "whimbrel.errors.Nothing."):
         assert breaches(text)[2], text
     for text in (f"It calls `no_such_{'name'}_at_all`.", f"It calls `scheduler.no_{'way'}`."):
