@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.ops.linear import Linear
-from whimbrel.model.ops.row_blocks import round_up_rows
+from whimbrel.model.ops.linear import Linear, round_up_rows
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder
 

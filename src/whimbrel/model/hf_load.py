@@ -26,7 +26,7 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.errors import CheckpointError
 from whimbrel.model.hf import ATTENTION_NAME, HFForward, HFModel, hf
 from whimbrel.model.ops.attention import AttentionLayout
-from whimbrel.model.ops.row_blocks import round_up_rows
+from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.ops.trials import unrecorded
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch, equal_length_groups, pack

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from whimbrel.checkpoint.config.fallback import FALLBACK
 from whimbrel.model.families import FAMILIES
-from whimbrel.model.heads import LoadedHead, load_head
+from whimbrel.model.heads import load_head
 from whimbrel.model.ops.attention import AttentionLayout
+from whimbrel.model.pooling import LoadedHead
 from whimbrel.model.static import IdfWeights, StaticTable
 from whimbrel.model.transformer import Transformer
 from whimbrel.model.weights import Weights

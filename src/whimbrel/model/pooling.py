@@ -11,18 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from whimbrel.model.heads import HeadFunction, LoadedHead
-from whimbrel.model.ops.linear import in_blocks
-from whimbrel.model.ops.ragged import normalize, segment_reduce, truncate_columns
-from whimbrel.model.ops.row_blocks import round_up_rows
-from whimbrel.types.card import Card, Output, PoolingMode
+from whimbrel.model.ops.linear import in_blocks, round_up_rows
+from whimbrel.types.card import Output, PoolingMode
 from whimbrel.types.heads import Head, OutputActivation
-from whimbrel.types.request import OutputName
+
+_LEAST_NORM: Final = 1e-12
+"""Least divisor, as in torch.nn.functional.normalize."""
+
+HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
+"""(R, in) -> (R, out), where R is a result of `round_up_rows`."""
+LoadedHead: TypeAlias = Callable[..., Tensor]
+"""HeadFunction; for an MlmHead, a `Decoder`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,19 +45,7 @@ class DeviceRowSelection:
 
 
 class Pooling:
-    """Pooling of the outputs of one checkpoint."""
-
-    def __init__(self, card: Card, heads: Mapping[Head, LoadedHead]) -> None:
-        """`heads` are the loaded heads of all outputs."""
-        self._outputs = {name: _LoadedOutput(output, heads) for name, output in card.all_outputs.items()}
-
-    def __call__(self, hidden_RD: Tensor, selections: Mapping[OutputName, DeviceRowSelection]) -> dict[OutputName, Tensor]:
-        """Return (P, width) of each selected output; columns from widths_P[i] on are zero in row i."""
-        return {name: self._outputs[name](hidden_RD, rows) for name, rows in selections.items()}
-
-
-class _LoadedOutput:
-    """Output with its loaded heads."""
+    """Pooling of one output, with its loaded heads."""
 
     def __init__(self, output: Output, heads: Mapping[Head, LoadedHead]) -> None:
         self._output = output
@@ -62,6 +54,7 @@ class _LoadedOutput:
         self._vocabulary = None if output.vocabulary is None else heads[output.vocabulary]
 
     def __call__(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
+        """Return the rows, (P, width); columns from widths_P[i] on are zero in row i."""
         if self._vocabulary is not None:
             return self._decode(self._vocabulary, hidden_RD, rows)
         pools = self._output.modes
@@ -99,7 +92,28 @@ def _apply_heads(x_PD: Tensor, heads: list[HeadFunction]) -> Tensor:
     return x_PD[:num_rows]
 
 
-_Pool = Callable[[Tensor, DeviceRowSelection], Tensor]
+def segment_reduce(x_TD: Tensor, starts_P: Tensor, ends_P: Tensor, how: Literal["sum", "max"]) -> Tensor:
+    """Reduce tokens starts_P[i] to ends_P[i] for each i, in token order -> (P, D). The ranges are in order and disjoint.
+
+    An empty range gives 0 for "sum" and -inf for "max".
+    """
+    offsets = torch.cat((starts_P.new_zeros(1), torch.stack((starts_P, ends_P), dim=1).flatten()))
+    return torch.segment_reduce(x_TD.float(), how, offsets=offsets.long(), axis=0)[1::2]
+
+
+def normalize(x_PD: Tensor) -> Tensor:
+    """Divide rows by their Euclidean norm. A row of zeros stays zero; a row whose norm overflows becomes NaN."""
+    norms_P1 = cast(Tensor, x_PD.norm(dim=-1, keepdim=True))  # pyright: ignore[reportUnknownMemberType]
+    return x_PD / norms_P1.clamp_min(_LEAST_NORM).masked_fill(norms_P1.isinf(), torch.nan)
+
+
+def truncate_columns(x_PD: Tensor, widths_P: Tensor) -> Tensor:
+    """Zero all but the first widths_P[i] columns of row i.
+
+    A slice would not let a batch mix widths, and the bits of a row's norm would depend on its width.
+    """
+    columns = torch.arange(x_PD.shape[1], device=x_PD.device)
+    return x_PD.masked_fill(columns >= widths_P[:, None], 0.0)
 
 
 def _first(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
@@ -131,7 +145,7 @@ def _weighted_mean(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
     return segment_reduce(x_TD * weights_T1, rows.starts_P, rows.ends_P, "sum") / total_P1
 
 
-_POOLS: Final[Mapping[PoolingMode, _Pool]] = {
+_POOLS: Final[Mapping[PoolingMode, Callable[[Tensor, DeviceRowSelection], Tensor]]] = {
     "cls": _first,
     "max": _max,
     "mean": _mean,

@@ -28,8 +28,8 @@ from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.cpu import cpu, num_physical_cores
+from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.ops.memory import is_out_of_memory
-from whimbrel.model.ops.row_blocks import round_up_rows
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.trials import loading
 from whimbrel.model.pooling import DeviceRowSelection, Pooling
@@ -97,7 +97,10 @@ class Runner:
             by_path = {tower.path: replace(tower, towers=card.towers) for tower in self._cards}  # towers may share a model
             loaded = {path: load(tower) for path, tower in by_path.items()}
             self._models = [loaded[tower.path][0] for tower in self._cards]
-            self._poolings = [Pooling(tower, loaded[tower.path][1]) for tower in self._cards]
+            self._poolings = [
+                {name: Pooling(output, loaded[tower.path][1]) for name, output in tower.all_outputs.items()}
+                for tower in self._cards
+            ]
             if self._copies is None:
                 for tower in self._cards:
                     if "multi_vector" in tower.outputs:
@@ -147,7 +150,10 @@ class Runner:
             self._put(_pad(x, num_rows)) for x in (batch.ids_T, batch.positions_T, batch.type_ids_T)
         )
         hidden_RD = self._models[batch.tower](ids_R, positions_R, type_ids_R, self._layout(batch), between_layers)
-        rows = self._poolings[batch.tower](hidden_RD, {name: self._rows(each) for name, each in selections.items()})
+        poolings = self._poolings[batch.tower]
+        rows: dict[OutputName, Tensor] = {
+            name: poolings[name](hidden_RD, self._rows(selection)) for name, selection in selections.items()
+        }
         return self._copy_back(rows, selections, batch.tower)
 
     def _layout(self, batch: Batch) -> AttentionLayout:

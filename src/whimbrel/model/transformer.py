@@ -25,8 +25,7 @@ from whimbrel.model.adapters import Adapters
 from whimbrel.model.experts import load_experts
 from whimbrel.model.families import FAMILIES, WeightNames, WeightRole
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
-from whimbrel.model.ops.linear import ACTIVATIONS, Linear
-from whimbrel.model.ops.norms import layer_norm, rms_norm
+from whimbrel.model.ops.linear import ACTIVATIONS, Linear, layer_norm, rms_norm
 from whimbrel.model.ops.rotary import apply_rotary, frequencies
 from whimbrel.model.ops.row_blocks import MAX_BLOCK
 from whimbrel.model.position_bias import Bias, alibi, relative

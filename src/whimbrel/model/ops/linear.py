@@ -1,8 +1,9 @@
-"""Linear layers: prepacked oneDNN with a fused activation on CPUs, PyTorch's linear on GPUs.
+"""Linear layers and norms: prepacked oneDNN with a fused activation on CPUs, PyTorch's linear on GPUs.
 
-On a CPU a row has the same bits in any number of rows. Products run in blocks of sizes whose bits agree (`row_blocks.py`),
-found for each shape, dtype and epilogue when the first such layer is loaded. oneDNN makes a primitive per number of rows (0.3
-to 1.3 ms and about 0.7 MB each, measured on Zen 4), so few sizes also keep its cache small.
+Norms are float32: in bfloat16 they are three times slower on CPUs, and less exact. On a CPU a row has the same bits in any
+number of rows. Products run in blocks of sizes whose bits agree (`row_blocks.py`), found for each shape, dtype and epilogue
+when the first such layer is loaded. oneDNN makes a primitive per number of rows (0.3 to 1.3 ms and about 0.7 MB each, measured
+on Zen 4), so few sizes also keep its cache small.
 
 Shapes: R rows, I input and O output columns, K LoRA columns, V entries of a table.
 """
@@ -10,9 +11,9 @@ Shapes: R rows, I input and O output columns, K LoRA columns, V entries of a tab
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 # Read once, when oneDNN makes its first primitive. The default of 1,024 would let the cache grow to most of a GB.
@@ -72,7 +73,7 @@ class Linear:
         self._low_rank = low_rank
         self._width = width
         self._finding = begin(kind) if weight.device.type == "cpu" else None
-        self._blocks = RowBlocks(())
+        self._cover = _cached_cover(RowBlocks(()))
 
     def __call__(self, x_RI: Tensor, lora_mask_RK: Tensor | None = None) -> Tensor:
         out = self._in_blocks(x_RI)
@@ -82,10 +83,10 @@ class Linear:
 
     def _in_blocks(self, x_RI: Tensor) -> Tensor:
         if (finding := self._finding) is not None:
-            self._blocks = finding.result()
+            self._cover = _cached_cover(finding.result())
             self._finding = None  # last: another lane may be in this branch
         num_rows = x_RI.shape[0]
-        blocks = self._blocks.cover(num_rows)
+        blocks = self._cover(num_rows)
         if len(blocks) == 1:
             missing = blocks[0][1] - num_rows
             return self._product(F.pad(x_RI, (0, 0, 0, missing)))[:num_rows] if missing else self._product(x_RI)
@@ -174,9 +175,30 @@ class LowRank:
         return self._up(low_RPK.masked_fill(lora_mask_RK[:, None], 0).view(low_RK.shape))
 
 
+def _cached_cover(blocks: RowBlocks) -> Callable[[int], Sequence[tuple[int, int]]]:
+    return lru_cache(maxsize=1024)(blocks.cover)
+
+
+def round_up_rows(num_rows: int) -> int:
+    """Return the number of rows that a batch is padded to: one of FINE_SIZES, or a multiple of 32 above them."""
+    step = 16 if num_rows <= 256 else 32
+    return -(-num_rows // step) * step
+
+
 def in_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
     """Return activation(x), computed on a multiple of 64 elements: torch's vectorised loops give a remainder other bits."""
     num_rows, width = x_RO.shape
     if num_rows * width % 64 == 0:
         return activation(x_RO)
     return activation(F.pad(x_RO, (0, 0, 0, -num_rows % 64)))[:num_rows]
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the LayerNorm over the last dimension, in float32; weight and bias are float32."""
+    return F.layer_norm(x.float(), weight.shape, weight, bias, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32. `weight` may have more dimensions."""
+    x = x.float()  # in bfloat16 the bits of a mean would also depend on the number of rows
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight

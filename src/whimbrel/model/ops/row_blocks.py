@@ -45,12 +45,6 @@ _COLUMNS_COST: Final = 32
 """Overhead of a block of columns, in columns: all rows are read once more."""
 
 
-def round_up_rows(num_rows: int) -> int:
-    """Return the number of rows that a batch is padded to: one of FINE_SIZES, or a multiple of 32 above them."""
-    step = 16 if num_rows <= 256 else 32
-    return -(-num_rows // step) * step
-
-
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
     """Sizes of blocks that give a row the same bits, ascending; empty if there are none."""
@@ -69,7 +63,11 @@ class RowBlocks:
         if not self.sizes or num_rows == 0:
             return ((0, num_rows),)
         sizes = self.sizes if pad else tuple(size for size in self.sizes if size <= num_rows) or self.sizes[:1]
-        return _cover(sizes, num_rows)
+        largest = sizes[-1]
+        num_largest = max(0, num_rows - largest) // largest  # the rest, one to two times the largest, has a choice
+        chosen = [largest] * num_largest + list(_cheapest(sizes, num_rows - num_largest * largest))
+        starts = accumulate(chosen[:-1], initial=0)
+        return tuple((max(0, min(start, num_rows - size)), size) for start, size in zip(starts, chosen, strict=True))
 
 
 def find_row_blocks(candidates: Sequence[int], trial: Trial) -> RowBlocks:
@@ -108,15 +106,6 @@ def _total_cost_of_shapes(rows: Mapping[int, RowBlocks], widths: Iterable[int]) 
 
 def _cost(cover: tuple[tuple[int, int], ...]) -> int:
     return sum(size + _BLOCK_COST for _, size in cover)
-
-
-@lru_cache(maxsize=4096)
-def _cover(sizes: tuple[int, ...], num_rows: int) -> tuple[tuple[int, int], ...]:
-    largest = sizes[-1]
-    num_largest = max(0, num_rows - largest) // largest  # the rest, one to two times the largest, has a choice
-    chosen = [largest] * num_largest + list(_cheapest(sizes, num_rows - num_largest * largest))
-    starts = accumulate(chosen[:-1], initial=0)
-    return tuple((max(0, min(start, num_rows - size)), size) for start, size in zip(starts, chosen, strict=True))
 
 
 @lru_cache(maxsize=4096)
