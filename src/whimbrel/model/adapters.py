@@ -27,7 +27,7 @@ _COLUMN_STEP: Final = 16
 
 
 class Adapters:
-    """Adapters of one checkpoint, during loading."""
+    """Adapters of one checkpoint."""
 
     def __init__(
         self, spec: Encoder, names: WeightNames, weights: Weights, *, device: torch.device, dtype: torch.dtype
@@ -39,7 +39,7 @@ class Adapters:
         if spec.adapter_paths:
             assert names.adapters is not None
             files = [weights.beside(path, _FILE, names.adapters.prefixes) for path in spec.adapter_paths]
-            self._sources = [(each, _choose_names(each, names.adapters)) for each in files]
+            self._sources = [(each, names.adapters.select(each.has, "lora_A.weight")) for each in files]
 
     def lora_columns(self) -> Tensor | None:
         """Return the adapter of each of the K columns; None without adapters. Padding columns belong to no adapter."""
@@ -103,10 +103,3 @@ class Adapters:
             a, b = weights.take(f"{at}.lora_A", num, columns, rank), weights.take(f"{at}.lora_B", num, rank, rows)
             return a.transpose(1, 2), b.transpose(1, 2)
         return weights.take(f"{at}.lora_A", num, rank, columns), weights.take(f"{at}.lora_B", num, rows, rank)
-
-
-def _choose_names(weights: Weights, names: WeightNames) -> WeightNames:
-    """Return the names in a file: transformers', or in part those of the code on the Hub in converted files."""
-    if names.alternative is not None and not weights.has(f"{names.down.format(i=0)}.lora_A.weight"):
-        return names.alternative
-    return names

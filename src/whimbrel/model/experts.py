@@ -22,9 +22,8 @@ from whimbrel.types.card import Encoder
 class Experts:
     """Layer of experts: bias + the sum of weight * down(up(x)) over the experts of a token.
 
-    The weights are the router's softmax over all experts, so those of the selected ones do not add up to 1. Rows of the same
-    expert are gathered and run at once. Sums are in the order of the experts, so a row has the same bits in any batch. On a GPU
-    the host waits for the number of rows of each expert.
+    The weights are the router's softmax over all experts, so those of the selected ones do not add up to 1. Sums are in the
+    order of the experts, so a row has the same bits in any batch. On a GPU the host waits for each expert's number of rows.
     """
 
     def __init__(self, router: Linear, experts: Sequence[tuple[Linear, Linear]], bias_D: Tensor, per_token: int) -> None:
@@ -48,7 +47,7 @@ class Experts:
 
 
 def load_experts(
-    spec: Encoder, weights: Weights, names: tuple[str, str], num_experts: int, *, device: torch.device, dtype: torch.dtype
+    spec: Encoder, weights: Weights, names: Sequence[str], num_experts: int, *, device: torch.device, dtype: torch.dtype
 ) -> Experts:
     """Load the experts of a layer. `names` are the name of the router and the prefix of the experts."""
     router, at = names
@@ -59,11 +58,8 @@ def load_experts(
         weights.take(f"{at}.mlp.{name}", num_experts * inner, width).view(num_experts, inner, width) for name in ("w1", "w2")
     )
     experts = [
-        (
-            Linear(up_EID[i].to(device, dtype), None, spec.activation),
-            Linear(down_EID[i].T.contiguous().to(device, dtype), None),
-        )
-        for i in range(num_experts)
+        (Linear(up_ID.to(device, dtype), None, spec.activation), Linear(down_ID.T.contiguous().to(device, dtype), None))
+        for up_ID, down_ID in zip(up_EID, down_EID, strict=True)
     ]
     bias_D = weights.take(f"{at}.bias", width).to(device)
     return Experts(Linear(router_ED.to(device, dtype), None), experts, bias_D, spec.experts_per_token)

@@ -1,6 +1,4 @@
-"""Loading of models and their heads.
-
-A model takes ragged rows and returns hidden states. It knows nothing of pooling or requests.
+"""Loading of models and their heads. A model knows nothing of pooling or requests.
 
 Shapes: R rows, D model width.
 """
@@ -27,7 +25,7 @@ from whimbrel.types.heads import Head
 
 
 class Model(Protocol):
-    """Loaded model."""
+    """Loaded model: ragged rows in, hidden states out."""
 
     def __call__(
         self,
@@ -44,10 +42,7 @@ class Model(Protocol):
 def load_model(
     folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype, sha256: str | None = None
 ) -> tuple[Model, Mapping[Head, LoadedHead]]:
-    """Load the model of the checkpoint in `folder`, its heads, and the heads of towers that share it.
-
-    Raises CheckpointError with the file and the tensor.
-    """
+    """Load the model, its heads, and the heads of towers that share it. Raises CheckpointError."""
     if card.encoder.idf is not None:
         return StaticTable(card.encoder, IdfWeights(folder, card), device), {}
     if card.encoder.family == FALLBACK:

@@ -98,14 +98,11 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Properties of a product, besides the number of rows, that decide how a library computes it."""
-
     width: int
     inner: int
     dtype: torch.dtype
     has_bias: bool
     activation: Activation
-    """Fused activation."""
     prepacked: bool
 
     def __str__(self) -> str:
@@ -120,14 +117,11 @@ class _Kind:
         return lambda x: pointwise(x, packed, bias, attribute, [], algorithm)
 
     def find(self) -> RowBlocks:
-        """Try numbers of rows."""
         sizes = COARSE_SIZES if self.width * self.inner > _COARSE_FROM else FINE_SIZES
         return find_row_blocks(sizes, _Trial(self))
 
 
 class _Trial:
-    """Trial of one kind of product."""
-
     def __init__(self, kind: _Kind) -> None:
         num_columns = min(kind.width, _TRIAL_COLUMNS)
         num_rows = -(-_TRIAL_NUMBERS // kind.width) if kind.inner >= FEW_TERMS else 2 * _TRIAL_NUMBERS
@@ -150,10 +144,9 @@ class _Trial:
 class LowRank:
     """LoRA adapters of a linear layer or a table: x A' B'.
 
-    The matrices of all adapters are concatenated: the K columns of x A' are the ranks of one adapter after another. Columns of
-    adapters that are not a row's own are set to 0 before the product with B. So one product serves rows of all adapters in any
-    order, at the cost of one adapter of rank K. A row has the same bits in any batch. `up` is B, (out, parts * K),
-    times the adapters' scale. `down` is A, (parts * K, in), for a linear layer; for a table it is the rows, (entries, K).
+    The K columns of x A' are the ranks of one adapter after another. Columns of adapters that are not a row's own are set to 0
+    before the product with B. So one product serves rows of all adapters, and a row has the same bits in any batch.
+    `up` is B, (out, parts * K), times the adapters' scale. `down` is A, (parts * K, in); for a table its rows, (entries, K).
     Source of the formula: LoRA, arXiv:2106.09685.
     """
 
@@ -163,9 +156,7 @@ class LowRank:
         self._up = Linear(up, None)
 
     def __call__(self, x: Tensor, lora_mask_RK: Tensor) -> Tensor:
-        """Return the addition for x (R, in), or for the entries (R) of a table.
-
-        `lora_mask_RK` is true where column k does not belong to the adapter of row r."""
+        """Return the addition. `lora_mask_RK` is true where column k does not belong to the adapter of row r."""
         if self._down is not None:
             low_RK = self._down(x)
         else:
@@ -194,7 +185,6 @@ def in_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Return the LayerNorm over the last dimension, in float32; weight and bias are float32."""
     return F.layer_norm(x.float(), weight.shape, weight, bias, eps)
 
 

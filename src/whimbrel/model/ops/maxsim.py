@@ -1,14 +1,10 @@
 """MaxSim: for each pair, the sum over query tokens of the greatest similarity to a document token.
 
 Vectors are neither padded nor copied: a padding vector would compete with similarities below 0. Ranges of rows assign tokens to
-texts, so documents may be anywhere in a larger array. Sums are float32 for every dtype of the vectors. A document without
-tokens scores EMPTY, below all others, as in Sentence Transformers.
+texts. Sums are float32. A document without tokens scores EMPTY, below all others, as in Sentence Transformers.
 
 On a CPU `maxsim_cpu.py` computes tiles, and a score has the same bits alone and with any others. On a GPU `maxsim_triton.py`
-runs a Triton kernel.
-
-`maxsim_reference` is the plain formula that both are tested against. Source of the formula: Khattab and Zaharia,
-"ColBERT" (2004.12832), 3.3.
+runs a Triton kernel. `maxsim_reference` is the plain formula. Source: Khattab and Zaharia, "ColBERT" (2004.12832), 3.3.
 
 Shapes: Q query tokens, T document tokens, M queries, N documents, P pairs, D width.
 """
@@ -43,8 +39,7 @@ def maxsim(
 ) -> Float32Array:
     """Return the score of each pair (query_P[i], document_P[i]), (P,) on the host. A query without tokens scores 0.
 
-    On a CPU `threads` run the parts, about `num_threads` at a time; the bits do not depend on it. Raises ValueError if widths
-    differ.
+    On a CPU `threads` run the parts, about `num_threads` at a time, with the same bits. Raises ValueError if widths differ.
     """
     if queries.width != documents.width:
         raise ValueError(f"query vectors have width {queries.width}, document vectors {documents.width}")
@@ -72,8 +67,8 @@ def best_matches(
 ) -> Ragged:
     """Return the greatest similarity of each query token, and the index of the first document token that has it.
 
-    (Q, 2) for each pair, on the host; 0 and -1 for a document without tokens. For explanations: on a CPU, pairs are computed
-    one by one."""
+    (Q, 2) for each pair, on the host; NO_MATCH for a document without tokens. On a CPU, pairs are computed one by one.
+    """
     if queries.rows_TD.is_cuda:
         from whimbrel.model.ops.maxsim_triton import matches_triton
 

@@ -1,14 +1,11 @@
 """MaxSim on a CPU, in tiles of document tokens that fit into a core's cache.
 
-A tile is first read into the cache, because products read rows in an order that is slow from memory. float32 is read once;
-other types are converted on the way. A product computes the similarities of its tokens to those of the queries. One pass over
-them updates the maxima of each document, also across tiles. Several threads share the tiles; each has its own maxima, of which
-the greatest count.
+A tile is first read into the cache, because products read rows in an order that is slow from memory. Types other than float32
+are converted on the way. A product computes the similarities of its tokens to those of the queries, and one pass over them
+updates the maxima of each document. Several threads share the tiles; each has its own maxima, of which the greatest count.
 
-Threads share Python's lock, and a thread that waits for it may lose milliseconds to the scheduler. So one thread prepares
-everything before the first tile, and a tile takes three calls.
-
-A similarity has the same bits in any batch: products run in shapes whose bits agree, found for each width.
+A thread that waits for Python's lock may lose milliseconds to the scheduler. So one thread prepares everything before the first
+tile, and a tile takes three calls. A similarity has the same bits in any batch: products run in shapes whose bits agree.
 
 Shapes: Q query tokens, T document tokens, M queries, N documents, P pairs, D width.
 """
@@ -41,7 +38,6 @@ _SLAB: Final = 2**18
 """Limit of document tokens in a part, which bounds the memory."""
 _MANY: Final = 16
 """Number of parts per thread from which each part runs in one thread."""
-
 
 _SIGNS: Final = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) * np.float32(2) - 1).astype(np.float32)
 """Signs of the eight bits of a byte."""
@@ -76,14 +72,10 @@ class _PairTile:
     queries_M: Int64Array
     documents_N: Int64Array
     pairs_MN: Int64Array
-    """Index of each pair."""
 
 
 def _parts(
-    queries: TokenVectors,
-    documents: TokenVectors,
-    query_P: NDArray[np.integer],
-    document_P: NDArray[np.integer],
+    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
 ) -> Iterator[_PairTile]:
     """Yield the pairs with tokens on both sides, in parts of about `_SLAB` document tokens."""
     lengths_N, query_lengths_M = documents.lengths, queries.lengths
@@ -127,7 +119,6 @@ def _score(
     threads: Executor | None = None,
     num_threads: int = 1,
 ) -> None:
-    """Compute the scores of a part."""
     starts_M, ends_M = queries.starts_N[part.queries_M], queries.ends_N[part.queries_M]
     products = _PairProducts.of(queries.floats(_rows(starts_M, ends_M)), documents, part.documents_N)
     tiles = iter(products.tiles)
@@ -137,18 +128,15 @@ def _score(
     else:
         maxima_NQ = reduce(np.maximum, threads.map(products.maxima, [tiles] * num_threads))
     with np.errstate(all="ignore"):  # the caller checks that scores are finite
-        scores_P[part.pairs_MN.T] = np.add.reduceat(maxima_NQ, _begins(ends_M - starts_M), axis=1)
+        scores_P[part.pairs_MN.T] = np.add.reduceat(maxima_NQ, np.cumsum(ends_M - starts_M) - (ends_M - starts_M), axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tile:
-    """Consecutive document tokens."""
-
     rows_TD: Tensor
     """Vectors of the tokens (T, D) if they are contiguous, else their rows (T,)."""
     scales_T: Tensor | None
     document_TQ: Tensor
-    """Document of each token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +145,7 @@ class _PairProducts:
 
     products: TileProducts
     blocks: list[Tensor]
-    """Query tokens in blocks, (D, Q) each."""
+    """Query tokens, (D, Q) each."""
     num_query_tokens: int
     documents: TokenVectors
     num_documents: int
@@ -168,7 +156,7 @@ class _PairProducts:
         starts_N, ends_N = documents.starts_N[documents_N], documents.ends_N[documents_N]
         products = find_tile_products(documents.width).result()
         blocks = _blocks(query_QD, products)
-        most = _tile_size(documents.width)
+        most = max(_TILE // documents.width // _TOKENS, 1) * _TOKENS
         multiple = max((size for size in products.rows[blocks[0].shape[1]].sizes if size <= most), default=_TOKENS)
         size = max(most // multiple, 1) * multiple
         document_T = _tensor(np.repeat(np.arange(documents_N.size), ends_N - starts_N))
@@ -222,10 +210,6 @@ def _blocks(query_QD: Tensor, products: TileProducts) -> list[Tensor]:
     return [query_DQ[:, start : start + step].contiguous() for start in range(0, query_DQ.shape[1], step)]
 
 
-def _tile_size(width: int) -> int:
-    return max(_TILE // width // _TOKENS, 1) * _TOKENS
-
-
 def _split(rows: Tensor, size: int) -> list[Tensor]:
     return list(rows.split(size))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
@@ -235,10 +219,6 @@ def _rows(starts_N: Int64Array, ends_N: Int64Array) -> slice | Tensor:
     if np.array_equal(starts_N[1:], ends_N[:-1]):
         return slice(int(starts_N[0]), int(ends_N[-1]))
     return _tensor(ranges(starts_N, ends_N))
-
-
-def _begins(lengths_N: Int64Array) -> Int64Array:
-    return np.cumsum(lengths_N) - lengths_N
 
 
 def _tensor(array: Int64Array) -> Tensor:

@@ -1,10 +1,10 @@
 """MaxSim on a GPU: one launch for all pairs of any requests, over flat token vectors.
 
-Theory of operation: a program takes some tokens of one query and a stretch of one document. It keeps the query's vectors, reads
-the document's vectors in blocks to their real end, and keeps the greatest similarity of each query token; similarities never
-leave the chip. A second launch takes the maxima over stretches and the sum over tokens, in a fixed order. Long documents are
-split into stretches if there are too few pairs to fill the device. All lengths, offsets and counts are runtime arguments, so
-the compiled code depends only on the dtypes and on a few block shapes. Offsets are int64.
+Theory of operation: a program takes some tokens of one query and a stretch of one document. It reads the document's vectors in
+blocks to their real end, and keeps the greatest similarity of each query token; similarities never leave the chip. A second
+launch takes the maxima over stretches and the sum over tokens, in a fixed order. Documents are split into stretches if there
+are too few pairs to fill the device. Lengths, offsets and counts are runtime arguments, so the compiled code depends only on
+the dtypes and on a few block shapes. Offsets are int64.
 
 Source of the scheme: flash-attention's tiling, as flash-maxsim (2605.29517) applies it to MaxSim.
 
@@ -162,7 +162,6 @@ def matches_triton(
 def _pairs_with_tokens(
     queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
 ) -> Int64Array:
-    """Return the indices of pairs with tokens on both sides."""
     return np.flatnonzero((queries.lengths[query_P] > 0) & (documents.lengths[document_P] > 0))
 
 
@@ -200,16 +199,11 @@ def _operands(queries: TokenVectors, documents: TokenVectors) -> tuple[Tensor, T
 
 
 def _items(
-    queries: TokenVectors,
-    documents: TokenVectors,
-    query_P: NDArray[np.integer],
-    document_P: NDArray[np.integer],
-    block_q: int,
+    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer], block_q: int
 ) -> tuple[Int64Array, Int64Array]:
-    """Return the ranges of each program and of each pair.
+    """Return each program: first query token, count, first document token, count.
 
-    A program has (first query token, count, first document token, count). A pair has (first program, query tokens, blocks of
-    query tokens, stretches of the document)."""
+    And each pair: first program, query tokens, blocks of query tokens, stretches of the document."""
     q_P, x_P = queries.lengths[query_P], documents.lengths[document_P]
     blocks_P = -(-q_P // block_q)
     num_stretches = max(1, -(-_PROGRAMS // int(blocks_P.sum())))

@@ -1,13 +1,11 @@
 """Row blocks: numbers of rows for which a product gives a row the same bits.
 
 Theory of operation: a library chooses how to compute a product by its shape, and another order of summation gives other bits.
-With AMX, oneDNN gives a row of 1,536 columns three results among 32, 64 and 512 rows. All are equally exact, but a text must
-have the same vector alone and in a batch. So each product is tried when a model is loaded, with equal rows for every candidate
-size. The results must be equal within a block; sizes with equal results form a class. One class is chosen, and every number of
-rows then runs in blocks of its sizes, of which the last may overlap the one before.
+With AMX, oneDNN gives a row of 1,536 columns three results among 32, 64 and 512 rows. But a text must have the same vector
+alone and in a batch. So each product is tried when a model is loaded, with equal rows for every candidate size. Sizes with
+equal results form a class. One class is chosen, and every number of rows then runs in blocks of its sizes.
 
-The choice depends on the classes only, never on a timing, so replicas and restarts agree. Nothing here knows PyTorch or a
-processor: a product is a function.
+The choice depends on the classes only, never on a timing, so replicas and restarts agree.
 """
 
 from __future__ import annotations
@@ -57,8 +55,8 @@ class RowBlocks:
     def cover(self, num_rows: int, *, pad: bool = True) -> tuple[tuple[int, int], ...]:
         """Return the blocks that cover `num_rows` rows at the least cost, as (first row, size).
 
-        The last block overlaps the one before if the sizes do not add up. A single block may exceed `num_rows`; rows must then
-        be added. With `pad` False that happens only below the smallest size. Without sizes, one block has all rows.
+        The last block overlaps the one before if the sizes do not add up. A single block may exceed `num_rows`; without
+        `pad`, only below the smallest size. Without sizes, one block has all rows.
         """
         if not self.sizes or num_rows == 0:
             return ((0, num_rows),)
@@ -95,7 +93,6 @@ def find_shapes(candidates: Sequence[tuple[int, int]], trial: ShapeTrial) -> dic
 
 
 def _total_cost(blocks: RowBlocks) -> float:
-    """Return the relative cost over numbers of rows up to 2,048."""
     return sum(_cost(blocks.cover(num_rows)) / num_rows for num_rows in (*FINE_SIZES, 2 * MAX_BLOCK, 4 * MAX_BLOCK))
 
 

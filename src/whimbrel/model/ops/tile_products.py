@@ -1,8 +1,7 @@
 """Tile products of MaxSim on a CPU: document tokens times query tokens, in shapes that give a similarity the same bits.
 
 Three libraries are tried: numpy, whose OpenBLAS has kernels for small products on some processors; torch.mm; and oneDNN. The
-first that suits the processor and has shapes whose bits agree is used. Shapes are found for each width of vectors, as for
-linear layers (`row_blocks.py`), but for both sides: a token may be anywhere in a product of any shape.
+first that has shapes whose bits agree (`row_blocks.py`) is used: a token may be anywhere in a product of any shape.
 
 Shapes: T document tokens, Q query tokens, D width.
 """
@@ -51,7 +50,6 @@ class TileProducts:
         return all(self.rows.values())
 
     def least(self, num_columns: int) -> int:
-        """Return the least number of document tokens in a product."""
         return min(self.rows[num_columns].sizes, default=_STEP)
 
     def num_columns(self, num_tokens: int) -> int:
@@ -73,8 +71,6 @@ def find_tile_products(width: int) -> Finding[TileProducts]:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Kind of product: the width of the vectors, and the libraries that may compute it."""
-
     width: int
     libraries: tuple[Library, ...]
 
@@ -82,7 +78,6 @@ class _Kind:
         return f"MaxSim's product of vectors of {self.width:,} columns"
 
     def find(self) -> TileProducts:
-        """Try numbers of document and query tokens, one library after another."""
         columns = range(_STEP, min(_MAX_QUERY_TOKENS, max(_STEP, _SMALL // (self.width * _STEP))) + 1, _STEP)
         for library in self.libraries:
             shapes = [(size, count) for count in columns for size in self._sizes(library, count)]
@@ -127,7 +122,6 @@ def _stacks(blocks: RowBlocks, num_rows: int) -> list[tuple[int, int, int]]:
 
 
 def _multiply_stack(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """Compute out = x @ query, `size` rows at a time, by numpy."""
     x, out = x_TD.numpy(), out_TQ.numpy()
     np.matmul(x.reshape(-1, size, x.shape[1]), query_DQ.numpy(), out=out.reshape(-1, size, out.shape[1]))
 
@@ -139,7 +133,6 @@ def _multiply_each(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) ->
 
 
 def _multiply_prepacked(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """Compute the product by oneDNN, as linear layers do, and copy its result."""
     packed = torch.ops.mkldnn._reorder_linear_weight(query_DQ.T.contiguous(), size)
     for start in range(0, len(x_TD), size):
         rows = slice(start, start + size)

@@ -1,10 +1,8 @@
 """Trials of products during loading: shapes in which a product gives a row the same bits.
 
-A trial runs a product with inputs that reveal the order of summation. Terms are large and cancel each other, so only rounding
-errors remain. Another order then gives another result in nearly every column, even if the result is rounded to bfloat16.
-
-Trials run in threads with one intra-op thread each, as lanes do, because the number of threads changes how a product is
-computed. They run beside the loading, once per process for each kind of product.
+A trial runs a product whose terms are large and cancel each other, so only rounding errors remain. Another order of summation
+then gives another result in nearly every column, even in bfloat16. Trials run beside the loading, once per process for each
+kind of product. Their threads have one intra-op thread, as lanes do: the number changes how a product is computed.
 
 Shapes: R rows, C columns, I terms.
 """
@@ -30,7 +28,6 @@ _SPREAD: Final = 8.0
 """Range of the random exponents of 2, up and down: sums of equal magnitudes are too often exact in bfloat16."""
 _SCALE: Final = 2.0**17
 """Scale, divided by the number of terms. It makes rounding errors about as large as 1, where activations are not linear."""
-
 
 FEW_TERMS: Final = 64
 """Number of terms below which a sum may cancel exactly in any order."""
@@ -68,13 +65,12 @@ def cancelling(num_rows: int, num_columns: int, inner: int) -> tuple[Tensor, Ten
 
 @dataclass(frozen=True, slots=True)
 class Finding(Generic[T]):
-    """Result of the trials of a kind of product, perhaps still pending."""
+    """Result of the trials of a kind of product."""
 
     kind: Kind[T]
     future: Future[T]
 
     def result(self) -> T:
-        """Wait for the result. Raises the errors of the trial."""
         try:
             return self.future.result()
         except CancelledError:  # the loading that began it has failed
@@ -84,8 +80,6 @@ class Finding(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Model that is being loaded."""
-
     threads: Executor
     findings: dict[Kind[Any], Finding[Any]] = field(default_factory=dict[Kind[Any], Finding[Any]])
     unstable: list[str] = field(default_factory=list[str])
@@ -120,7 +114,7 @@ def loading(num_threads: int = 1) -> Generator[list[str]]:
 
 @contextmanager
 def unrecorded() -> Generator[None]:
-    """Load something that will not be part of the model."""
+    """Leave what the block loads out of the model's findings."""
     model = _model.get()
     token = _model.set(None if model is None else _Model(model.threads))
     try:
