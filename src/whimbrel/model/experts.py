@@ -33,7 +33,6 @@ class Experts:
         self._per_token = per_token
 
     def __call__(self, x_RD: Tensor) -> Tensor:
-        """Return the layer's output, (R, D) in float32, for x in the dtype of the weights."""
         weights_RE = self._router(x_RD)[:, : len(self._experts)].float().softmax(-1)
         chosen_RE = torch.zeros_like(weights_RE, dtype=torch.bool)
         chosen_RE.scatter_(1, weights_RE.topk(self._per_token, dim=-1).indices, value=True)
@@ -49,8 +48,7 @@ class Experts:
 def load_experts(
     spec: Encoder, weights: Weights, names: Sequence[str], num_experts: int, *, device: torch.device, dtype: torch.dtype
 ) -> Experts:
-    """Load the experts of a layer. `names` are the name of the router and the prefix of the experts."""
-    router, at = names
+    router, at = names  # the name of the router, the prefix of the experts
     width, inner = spec.hidden_size, spec.intermediate_size
     # Padded: the bits of a product with few columns would depend on the number of rows.
     router_ED = F.pad(weights.take(f"{router}.weight", num_experts, width), (0, 0, 0, -num_experts % 16))

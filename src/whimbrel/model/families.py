@@ -13,8 +13,6 @@ from typing import Final, Literal, TypeAlias, cast
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
-    """Tensor names of one family."""
-
     prefixes: tuple[str, ...]
     """Prefixes of the names in a checkpoint of a larger model."""
     words: str
@@ -34,7 +32,6 @@ class WeightNames:
     projection: str | None = None
     """Linear layer from the width of the tables to that of the model, if they differ."""
     relative: str | None = None
-    """Table of relative position biases."""
     q_norm: str | None = None
     k_norm: str | None = None
     whole_norms: bool = False
@@ -54,7 +51,6 @@ class WeightNames:
     final: str | None = None
     router: str | None = None
     experts: str | None = None
-    """Prefix of the experts' names."""
     adapters: WeightNames | None = None
     """Names in adapters' own folders."""
     alternative: WeightNames | None = None

@@ -1,8 +1,8 @@
 """Loading of heads: functions from rows to rows, in float32.
 
-Theory of operation of SPLADE's decoder: the scores of all tokens for all entries would be by far the largest tensor of a batch,
-so it is never built. The decoder is stored in blocks of columns, and the scores of each block are pooled before the next block
-runs. Sources: sentence_transformers/sparse_encoder/modules/{splade_pooling,sparse_auto_encoder}.py (6.2) and, for SPLADE,
+The scores of all tokens for all entries of a vocabulary would be by far the largest tensor of a batch. So `Decoder` has blocks
+of columns, and the scores of a block are pooled before the next block runs. Sources:
+sentence_transformers/sparse_encoder/modules/{splade_pooling,sparse_auto_encoder}.py (6.2) and, for SPLADE,
 splade/models/transformer_rep.py of naver/splade.
 
 Shapes: R rows, I input columns, D columns, P texts, V vocabulary entries, W columns of a block, K largest latents.
@@ -25,16 +25,12 @@ from whimbrel.types.heads import Activation, Dense, DivideBy, Head, LayerNorm, L
 
 _BLOCK: Final = 4096
 """Columns of a block. Its scores for 512 tokens take 8 MiB in float32."""
-_ALIGN: Final = 32
-"""Multiple of columns that leaves no remainder in torch's vectorised loops."""
+_ALIGN: Final = 32  # leaves no remainder in torch's vectorised loops
 _EPS: Final = 1e-5
 
 
 def load_head(head: Head, folder: Path, main: Weights, device: torch.device, dtype: torch.dtype) -> LoadedHead:
-    """Load one head of the checkpoint in `folder`; `main` are the transformer's weights. Raises CheckpointError.
-
-    `dtype` applies to MlmHead only, which is as large as an embedding table.
-    """
+    """Load one head. `main` are the transformer's weights; `dtype` applies to MlmHead only. Raises CheckpointError."""
     match head:
         case MlmHead():
             loaded = _decoder(head, main, device, dtype)

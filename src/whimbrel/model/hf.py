@@ -31,7 +31,7 @@ _INERT_ARGUMENTS: Final = frozenset({"dropout", "output_attentions", "position_i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HFForward:
-    """State of one forward pass, handed down to the attention."""
+    """State of one forward pass, for the attention."""
 
     layout: AttentionLayout
     between_layers: Callable[[], None] | None = None
@@ -122,7 +122,6 @@ def _note_products(name: str, module: nn.Module) -> None:
 
 
 def _replace(module: nn.Module, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-    """Replace a linear layer's computation by `Linear`, and drop its own weights."""
     linear, width = Linear(weight_OI, bias_O), weight_OI.shape[0]
 
     def forward(x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ _LENGTHS: Final = (5, 17, 40)
 _WINDOW: Final = 8
 """Attention window of a model while it is checked, if its own is longer."""
 _ROWS: Final = 1024
-"""Number of positions below which the check uses more rows than there are positions."""
+"""Positions below which the check uses more rows than positions."""
 
 
 def load_hf(folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype) -> HFModel:
@@ -103,7 +103,6 @@ class _Source:
         return model.to(self.device).eval().requires_grad_(False)
 
     def _refuse_other_weights(self, model: Any, report: Any) -> None:
-        """Reject missing, misshapen and unknown weights, except the heads of a larger model."""
         prefix = f"{model.base_model_prefix}."
         is_larger = type(model).__name__ != self._architecture
         extra = [
@@ -161,7 +160,7 @@ def _check(source: _Source) -> HFModel:
 
 
 def _compare(model: Any, source: _Source) -> tuple[Tensor, Tensor, int, HFModel]:
-    """Return hidden states by transformers alone and by Whimbrel in a batch, the number of attending layers, and the model."""
+    """Return the hidden states of each text alone and in a batch, the number of attending layers, and the model."""
     batch = _make_texts(source)
     alone = [
         model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state[0]
@@ -199,7 +198,6 @@ def _run_batch(model: HFModel, batch: Batch, source: _Source) -> tuple[Tensor, i
 
 
 def _has_long_window(config: Any) -> bool:
-    """Return whether the model has a window too long to affect the texts of the check."""
     window = getattr(config, "sliding_window", None)
     return isinstance(window, int) and window > _WINDOW
 
@@ -210,7 +208,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Silence transformers' loading report, which `_refuse_other_weights` judges, and its progress bar."""
+    """Silence transformers' loading report and its progress bar."""
     logging = hf.logging
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

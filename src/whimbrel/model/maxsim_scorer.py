@@ -92,7 +92,7 @@ class MaxSimScorer:
         self._num_missing = np.unique(self._query_P).size - len(self._queries)
 
     def take_steps(self) -> list[Step]:
-        """Return the steps if all queries exist, else none. Each step is returned once."""
+        """Return the steps, once, if all queries exist; else none."""
         if self._num_missing:
             return []
         steps, self._steps = self._steps, []
@@ -162,7 +162,6 @@ class MaxSimScorer:
             self.token_matches.rows_XD[ranges(starts_P, ends_P)] = matches.rows_XD
 
     def _stored_steps(self, blocks: tuple[StoredVectors, ...], num_seqs: int) -> Iterable[Step]:
-        """Add the stored queries, and yield the steps of the stored documents."""
         for first, block in zip(entry_bounds(blocks, num_seqs)[:-1].tolist(), blocks, strict=True):
             texts_N = np.arange(first, first + len(block), dtype=np.int64)
             starts_N, ends_N = block.offsets_N1[:-1], block.offsets_N1[1:]
@@ -198,8 +197,6 @@ def _split_steps(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]
 
 
 class _Index:
-    """Index of the pairs by one of their texts."""
-
     def __init__(self, texts_P: NDArray[np.integer]) -> None:
         self._order_P = np.argsort(texts_P, kind="stable")
         self._sorted_P = texts_P[self._order_P]
@@ -216,7 +213,6 @@ class _Index:
 
 
 def _stack(texts_N: NDArray[np.integer], rows: Mapping[int, Tensor], scale: float = 1.0) -> TokenRows:
-    """Concatenate the rows of some texts, on the device of the first, times `scale`."""
     blocks = [rows[text] for text in cast(list[int], texts_N.tolist())]
     ends_N = np.cumsum([len(block) for block in blocks])
     rows_XD = blocks[0] if len(blocks) == 1 else torch.cat([block.to(blocks[0].device) for block in blocks])

@@ -1,8 +1,7 @@
 """Pooling: hidden states to the rows of the requested outputs, with heads, truncation and activation.
 
-All values are float32. `outputs/rows.py` selects the tokens of each row; nothing here knows a request. The modes are those of
-sentence_transformers/sentence_transformer/modules/pooling.py (6.2). An excluded prompt (`include_prompt=False`) moves the start
-of a row, except for "lasttoken".
+All values are float32. `outputs/rows.py` selects the tokens of each row; an excluded prompt moves the start of a row, except
+for "lasttoken". The modes are those of sentence_transformers/sentence_transformer/modules/pooling.py (6.2).
 
 Shapes: R rows of a batch, T tokens, P pooled rows, D columns.
 """
@@ -82,7 +81,6 @@ class Pooling:
 
 
 def _apply_heads(x_PD: Tensor, heads: list[HeadFunction]) -> Tensor:
-    """Apply the heads in order, to rows that are padded for linear layers."""
     if not heads:
         return x_PD
     num_rows = x_PD.shape[0]
@@ -116,18 +114,6 @@ def truncate_columns(x_PD: Tensor, widths_P: Tensor) -> Tensor:
     return x_PD.masked_fill(columns >= widths_P[:, None], 0.0)
 
 
-def _first(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
-    return x_TD[rows.starts_P]
-
-
-def _last(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
-    return x_TD[rows.ends_P - 1]
-
-
-def _max(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
-    return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "max")
-
-
 def _mean(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
     return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "sum") / (rows.ends_P - rows.starts_P)[:, None]
 
@@ -146,12 +132,12 @@ def _weighted_mean(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
 
 
 _POOLS: Final[Mapping[PoolingMode, Callable[[Tensor, DeviceRowSelection], Tensor]]] = {
-    "cls": _first,
-    "max": _max,
+    "cls": lambda x_TD, rows: x_TD[rows.starts_P],
+    "max": lambda x_TD, rows: segment_reduce(x_TD, rows.starts_P, rows.ends_P, "max"),
     "mean": _mean,
     "mean_sqrt_len_tokens": _mean_sqrt_len,
     "weightedmean": _weighted_mean,
-    "lasttoken": _last,
+    "lasttoken": lambda x_TD, rows: x_TD[rows.ends_P - 1],
 }
 
 

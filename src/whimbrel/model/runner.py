@@ -128,9 +128,7 @@ class Runner:
 
     def _put(self, array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
-        if self._copies is None:
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor if self._copies is None else tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = np.diff(batch.cu_seqlens)
@@ -209,14 +207,10 @@ class Runner:
 
 
 def probe() -> Hardware:
-    """Return the resources of this machine; cores are those that this process may use."""
+    """Return the resources that this process may use."""
     gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-    return Hardware(
-        num_cores=_usable_cores(),
-        cpu=cpu(),
-        gpus=gpus,
-        gpu_bfloat16=bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0),
-    )
+    has_bfloat16 = bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0)
+    return Hardware(num_cores=_usable_cores(), cpu=cpu(), gpus=gpus, gpu_bfloat16=has_bfloat16)
 
 
 def _usable_cores() -> int:

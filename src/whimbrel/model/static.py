@@ -29,7 +29,7 @@ _NAMES: Final = ("embedding.weight", "embeddings", "weight")
 
 
 class IdfWeights:
-    """Token weights from a JSON file, with the interface of `Weights`. Tokens that are not in the file have weight 0."""
+    """Token weights from a JSON file, as `Weights`. Tokens that are not in the file have weight 0."""
 
     def __init__(self, folder: Path, card: Card) -> None:
         spec, file = card.encoder, JsonFile.read(folder, card.encoder.idf or "")

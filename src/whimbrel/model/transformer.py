@@ -1,7 +1,7 @@
 """Transformer encoder or decoder, configured by a card's `Encoder`.
 
-Ragged rows in, hidden states out, without pooling. The residual stream and all norms are float32; matrix products are in the
-plan's dtype. `families.py` describes the parts of each family; nothing here tests the family's name.
+The residual stream and all norms are float32; matrix products are in the plan's dtype. `families.py` describes the parts of
+each family; nothing here tests the family's name.
 
 Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,llama,qwen2,
 qwen3,mistral,gemma2,gemma3}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the Hub, and

@@ -50,7 +50,6 @@ class Weights:
         self._pickled: dict[str, Tensor] = {}
         self._file_of: dict[str, str] = {}
         self.file: str = path if path.endswith(".pt") else self._path_of(single)
-        """File that lists the tensors, relative to the checkpoint."""
         try:
             self._open(sha256)
         except BaseException:
@@ -167,7 +166,6 @@ class Weights:
 
 
 def _parametrized(name: str) -> str:
-    """Return torch's name of a weight that has a parametrization, e.g. an adapter."""
     return f"{name.removesuffix('.weight')}.parametrizations.weight.original" if name.endswith(".weight") else name
 
 

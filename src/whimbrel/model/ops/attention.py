@@ -55,7 +55,6 @@ class ScoreOptions:
 
     @property
     def plain(self) -> bool:
-        """True if every token attends to every token, without bias or cap."""
         return not self.causal and self.window is None and self.softcap is None and self.bias is None
 
 

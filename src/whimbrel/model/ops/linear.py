@@ -47,7 +47,7 @@ _EPILOGUES: Final[Mapping[Activation, tuple[str, str]]] = {
 }
 
 _COARSE_FROM: Final = 2**22
-"""Number of weights above which a product is tried with COARSE_SIZES."""
+"""Weights of a product above which COARSE_SIZES are tried."""
 _TRIAL_COLUMNS: Final = 64
 """Number of different columns of a trial's weight; the others repeat them."""
 _TRIAL_NUMBERS: Final = 16
@@ -57,8 +57,7 @@ _TRIAL_NUMBERS: Final = 16
 class Linear:
     """Linear layer: activation(x @ weight.T + bias) for x (R, in), with weight (out, in) and bias (out) in the dtype of x.
 
-    `low_rank` are the adapters, which are added in calls with a LoRA mask. The activation is then never fused, so that a row
-    has the same bits beside rows with adapters and without.
+    `low_rank` is added in calls with a LoRA mask. The activation is then never fused, so a row has the same bits in any batch.
     """
 
     def __init__(

@@ -98,7 +98,6 @@ def _maxima_kernel(  # noqa: PLR0917
 
 @triton.jit
 def _sum_kernel(best_ptr, groups_ptr, scores_ptr, BLOCK_Q: tl.constexpr):
-    """Sum the maxima of each pair: blocks of query tokens, each with its stretches of the document."""
     group = groups_ptr + tl.program_id(0).to(tl.int64) * 4
     first, num_q, num_blocks, num_stretches = tl.load(group), tl.load(group + 1), tl.load(group + 2), tl.load(group + 3)
     rows = tl.arange(0, BLOCK_Q)
@@ -134,7 +133,6 @@ def maxsim_triton(
 def matches_triton(
     queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
 ) -> Float32Array:
-    """Return the concatenated rows of `best_matches` of all pairs."""
     lengths_P = queries.lengths[query_P]
     matches_X2 = np.tile(np.array(NO_MATCH, np.float32), (int(lengths_P.sum()), 1))
     pairs_P = _pairs_with_tokens(queries, documents, query_P, document_P)
@@ -186,7 +184,6 @@ def _maxima(
 
 
 def _block_q(longest: int) -> int:
-    """Return the number of query tokens of a program, chosen so that most documents are read once."""
     return next((block for block in (16, 32, 64) if longest <= block), 128)
 
 

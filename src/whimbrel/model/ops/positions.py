@@ -51,13 +51,11 @@ def _linear(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
 
 
 def _ntk(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Return "fixed" NTK scaling, the same for texts of any length; a factor up to 1 has no effect."""
     factor = max(scaling["factor"], 1.0)
     return _plain(rotary.theta * factor, rotary.width) / factor ** (2 / rotary.width), 1.0
 
 
 def _llama3(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Divide low frequencies by the factor, keep high ones, and interpolate between them."""
     plain = _plain(rotary.theta, rotary.width)
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     original = scaling["original_max_position_embeddings"]
@@ -97,8 +95,6 @@ def alibi(num_heads: int, device: torch.device) -> Bias:
 
 
 def relative(table_BN: Tensor) -> Bias:
-    """Return a learned bias for each head and bucket of distances."""
-
     def bias(first: int, last: int, length: int) -> Tensor:
         distances = _distances(first, last, length, table_BN.device)
         return table_BN[_buckets(distances, table_BN.shape[0])].permute(2, 0, 1)
@@ -107,7 +103,6 @@ def relative(table_BN: Tensor) -> Bias:
 
 
 def _distances(first: int, last: int, length: int, device: torch.device) -> Tensor:
-    """Return the position of the key minus that of the query, (last - first, L)."""
     return torch.arange(length, device=device)[None, :] - torch.arange(first, last, device=device)[:, None]
 
 

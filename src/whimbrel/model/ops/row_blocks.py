@@ -17,28 +17,22 @@ from itertools import accumulate
 from typing import Final, TypeAlias
 
 Trial: TypeAlias = Callable[[int], Hashable | None]
-"""Function that runs the product with N equal rows and returns a value that is equal for equal bits.
-
-None if the rows of the result differ."""
+"""Product of N equal rows: returns a value that is equal for equal bits, or None if the rows of the result differ."""
 
 ShapeTrial: TypeAlias = Callable[[tuple[int, int]], Hashable | None]
 """Trial for a number of rows and of columns."""
 
 MAX_BLOCK: Final = 512
-"""Rows of the largest block, about as many as a batch on a CPU has. Larger ones would not be faster."""
+"""Rows of the largest block. Larger ones would not be faster."""
 
 FINE_SIZES: Final = (*range(16, 256, 16), *range(256, MAX_BLOCK + 1, 32))
-"""Sizes of batches and of trials. At least 16 rows keep a lone token off matrix-vector kernels.
-
-A trial of all of them costs about as much as 5,000 rows of the product."""
+"""Sizes of batches and of trials. At least 16 rows keep a lone token off matrix-vector kernels."""
 
 COARSE_SIZES: Final = (16, 32, 64, 96, 128, 192, 256, 384, MAX_BLOCK)
-"""Sizes of trials of large products, which cost about as much as 1,700 rows."""
+"""Sizes of trials of large products: a third of the cost."""
 
 _BLOCK_COST: Final = 64
-"""Overhead of a call, in rows. Measured with AMX (768 to 3,072 columns, bfloat16), where it is highest.
-
-Elsewhere small blocks cost little, and large ones lose nothing."""
+"""Overhead of a call, in rows. Measured with AMX (768 to 3,072 columns, bfloat16), where it is highest."""
 _COLUMNS_COST: Final = 32
 """Overhead of a block of columns, in columns: all rows are read once more."""
 
@@ -78,10 +72,7 @@ def find_row_blocks(candidates: Sequence[int], trial: Trial) -> RowBlocks:
 
 
 def find_shapes(candidates: Sequence[tuple[int, int]], trial: ShapeTrial) -> dict[int, RowBlocks]:
-    """Try a product whose columns are split too; `candidates` are (rows, columns).
-
-    Return the row blocks by number of columns, for numbers of columns whose bits agree.
-    """
+    """Try a product with (rows, columns). Return the row blocks by number of columns, for those whose bits agree."""
     classes: dict[Hashable, dict[int, list[int]]] = {}
     for shape in sorted(candidates):
         if (result := trial(shape)) is not None:

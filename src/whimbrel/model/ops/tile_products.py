@@ -34,7 +34,6 @@ _MAX_NUMBERS: Final = 2**19
 _SMALL: Final = 10**6
 """Limit of multiplications of OpenBLAS's small products."""
 _SIZES: Final = (16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Numbers of document tokens that are tried, besides the largest possible one."""
 _TRIALS: Final = 4
 
 
@@ -57,7 +56,7 @@ class TileProducts:
         return min(self.rows, key=lambda columns: (-(-num_tokens // columns), columns))
 
     def multiply(self, x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor) -> None:
-        """Compute out = x @ query for at least `least` rows and a number of query tokens in `rows`. Float32, contiguous."""
+        """Compute out = x @ query for `least` rows or more. Float32, contiguous."""
         for start, size, count in _stacks(self.rows[query_DQ.shape[1]], len(x_TD)):
             rows = slice(start, start + size * count)
             MULTIPLY[self.library](x_TD[rows], query_DQ, out_TQ[rows], size)
@@ -110,7 +109,6 @@ class _Kind:
 
 @lru_cache(maxsize=4096)
 def _stacks(blocks: RowBlocks, num_rows: int) -> list[tuple[int, int, int]]:
-    """Return (first row, size, count) of runs of blocks of equal size that do not overlap."""
     stacks: list[tuple[int, int, int]] = []
     for start, size in blocks.cover(num_rows, pad=False):
         first, last_size, count = stacks[-1] if stacks else (0, 0, 0)

@@ -36,16 +36,11 @@ FEW_TERMS: Final = 64
 class Kind(Hashable, Protocol[T_co]):
     """Properties of a product, besides the tried shape, that decide how a library computes it. str() names the product."""
 
-    def find(self) -> T_co:
-        """Try the product. The result is false if no shapes give the same bits."""
-        ...
+    def find(self) -> T_co: ...  # false if no shapes give the same bits
 
 
 def cancelling(num_rows: int, num_columns: int, inner: int) -> tuple[Tensor, Tensor]:
-    """Return random (num_rows, inner) and (num_columns, inner), float32, whose product is only rounding errors of about 1.
-
-    Below FEW_TERMS terms, the second half of the rows does not cancel.
-    """
+    """Return random (num_rows, inner) and (num_columns, inner), float32, whose product is only rounding errors of about 1."""
     random = torch.Generator().manual_seed(0)
     order = torch.randperm(inner, generator=random)
     plus, minus, rest = order[: inner // 2], order[inner // 2 : inner // 2 * 2], order[inner // 2 * 2 :]
@@ -58,7 +53,7 @@ def cancelling(num_rows: int, num_columns: int, inner: int) -> tuple[Tensor, Ten
     rows_RI[:, minus] = rows_RI[:, plus]
     rows_RI[:, rest] = 0
     columns_CI[:, minus] = -columns_CI[:, plus]
-    if inner < FEW_TERMS:
+    if inner < FEW_TERMS:  # half of the rows do not cancel
         rows_RI[-(num_rows // 2) or num_rows :] = torch.randn(num_rows // 2, inner, generator=random, dtype=torch.float32)
     return rows_RI, columns_CI
 
@@ -93,10 +88,7 @@ _lock: Final = Lock()
 
 @contextmanager
 def loading(num_threads: int = 1) -> Generator[list[str]]:
-    """Load a model in this thread, while `num_threads` others try its products.
-
-    Yields a list that at the end describes the parts of the model whose bits depend on the batch.
-    """
+    """Load a model in this thread, while `num_threads` others try its products. Yields the list that `note_unstable` fills."""
     with _threads(num_threads) as threads:
         model = _Model(threads)
         token = _model.set(model)
