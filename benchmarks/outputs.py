@@ -139,12 +139,12 @@ def projector(engine: Engine, card: Card, rounds: int) -> list[str]:
 
     @torch.inference_mode()
     def ragged() -> torch.Tensor:
-        return wait(runner._poolings[0](hidden_TD, {"multi_vector": together})["multi_vector"])
+        return wait(runner._poolings[0]["multi_vector"](hidden_TD, together))
 
     @torch.inference_mode()
     def loop() -> list[torch.Tensor]:
         each = zip(pieces_LD, alone, strict=True)
-        return wait([runner._poolings[0](piece, {"multi_vector": one})["multi_vector"] for piece, one in each])
+        return wait([runner._poolings[0]["multi_vector"](piece, one) for piece, one in each])
 
     assert torch.equal(ragged(), torch.cat(loop())) or hidden_TD.is_cuda
     name = f"token vectors of 16 texts, {batch.num_tokens:,} tokens: once, text by text"

@@ -19,8 +19,7 @@ from needs import skip_without_bfloat16
 from whimbrel import Engine
 from whimbrel.errors import NonFinite
 from whimbrel.model.heads import load_head
-from whimbrel.model.ops.ragged import normalize
-from whimbrel.model.pooling import ACTIVATIONS
+from whimbrel.model.pooling import ACTIVATIONS, normalize
 from whimbrel.model.weights import Weights
 from whimbrel.types.heads import Activation, Dense
 from whimbrel.types.request import OutputName, Request

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from whimbrel.model.ops import maxsim_cpu, tile_products
+from whimbrel.model.ops import tile_products
 from whimbrel.model.ops.cpu import cpu, has_small_kernels
 from whimbrel.model.ops.maxsim import best_matches, maxsim, maxsim_reference
 from whimbrel.model.ops.token_vectors import EMPTY, TokenVectors
@@ -123,7 +123,7 @@ def test_a_score_has_the_same_bits_alone_and_in_any_mix(
     if small_kernels and not has_small_kernels():
         pytest.skip(f"numpy has no kernels for small products on {cpu()}")
     monkeypatch.setattr(tile_products, "has_small_kernels", lambda: small_kernels)
-    monkeypatch.setattr(maxsim_cpu, "_TILE", 1000 * width)
+    monkeypatch.setattr("whimbrel.model.ops.maxsim._TILE", 1000 * width)
     rng = np.random.default_rng(seed)
     queries = vectors(rng.integers(1, 90, 6).tolist(), width, seed=seed)
     documents = vectors(rng.integers(0, 400, 30).tolist(), width, seed=seed + 100)
@@ -134,9 +134,9 @@ def test_a_score_has_the_same_bits_alone_and_in_any_mix(
     assert np.array_equal(maxsim(queries, documents, query_P[some], document_P[some]), alone[some])
     shared = partial(maxsim, queries, documents, query_P, document_P, threads=threads, num_threads=3)
     assert np.array_equal(shared(), alone)
-    monkeypatch.setattr(maxsim_cpu, "_SLAB", 500)
+    monkeypatch.setattr("whimbrel.model.ops.maxsim._SLAB", 500)
     assert np.array_equal(shared(), alone)
-    monkeypatch.setattr(maxsim_cpu, "_MANY", 1)
+    monkeypatch.setattr("whimbrel.model.ops.maxsim._MANY", 1)
     assert np.array_equal(shared(), alone)
 
 

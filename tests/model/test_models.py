@@ -21,7 +21,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.attention import AttentionLayout
-from whimbrel.model.ops.row_blocks import round_up_rows
+from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.types.batch import equal_length_groups, pack
 from whimbrel.types.seq import Seq
 

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whimbrel.model.heads import adjacent_max
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, attend_reference
-from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank
-from whimbrel.model.ops.ragged import adjacent_max, normalize, segment_reduce, truncate_columns
-from whimbrel.model.ops.row_blocks import FINE_SIZES, round_up_rows
+from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank, round_up_rows
+from whimbrel.model.ops.row_blocks import FINE_SIZES
+from whimbrel.model.pooling import normalize, segment_reduce, truncate_columns
 from whimbrel.types.batch import equal_length_groups
 from whimbrel.types.heads import Activation
 

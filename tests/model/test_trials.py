@@ -16,7 +16,7 @@ from torch import Tensor
 
 import invented
 from whimbrel import Engine
-from whimbrel.model.ops import linear, maxsim_cpu, tile_products, trials
+from whimbrel.model.ops import linear, tile_products, trials
 from whimbrel.model.ops.linear import Linear
 from whimbrel.model.ops.maxsim import maxsim, maxsim_reference
 from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, RowBlocks
@@ -251,7 +251,7 @@ def test_maxsim_has_the_same_bits_with_products_whose_bits_differ(
     """Scores in any mix equal those alone, with numpy's products and with PyTorch's."""
     invented.install(monkeypatch)
     monkeypatch.setattr(tile_products, "has_small_kernels", lambda: small)
-    monkeypatch.setattr(maxsim_cpu, "_TILE", 600 * width)
+    monkeypatch.setattr("whimbrel.model.ops.maxsim._TILE", 600 * width)
     random = np.random.default_rng(width)
 
     def vectors(lengths: list[int]) -> TokenVectors:

@@ -22,7 +22,7 @@ from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.model import vocabulary_heads
+from whimbrel.model import heads
 from whimbrel.types.request import Request
 from whimbrel.types.result import Sparse
 
@@ -148,7 +148,7 @@ def test_a_gpu_gives_the_same(case: str, dtype: str, strategy: str, tmp_path: Pa
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_poolings(strategy: str, activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of fewer entries than there are, the last of which is a short one."""
-    monkeypatch.setattr(vocabulary_heads, "_BLOCK", 48)
+    monkeypatch.setattr(heads, "_BLOCK", 48)
     write_splade(tmp_path, vocab_size=395)
     splade_layout(tmp_path, pooling_strategy=strategy, activation_function=activation, word_embedding_dimension=395)
     assert_same(tmp_path)

@@ -1,9 +1,8 @@
 """LoRA adapters of a checkpoint: loading of the low-rank matrices that they add to the weights.
 
-Two layouts are read. Stacked: all adapters in one tensor beside the weight, `<part>.parametrizations.weight.0.lora_A` and
-`lora_B`, as torch's parametrizations name them (jinaai/xlm-roberta-flash-implementation on the Hub, modeling_lora.py). In
-folders: each adapter as PEFT saves it, `<part>.lora_A.weight` and `lora_B.weight`, or `lora_embedding_A` and `lora_embedding_B`
-for tables (peft/tuners/lora/layer.py, 0.21; jinaai/jina-embeddings-v3-hf).
+Two layouts are read. Stacked: all adapters in one tensor beside the weight, as torch's parametrizations name them (Source:
+jinaai/xlm-roberta-flash-implementation on the Hub, modeling_lora.py). In folders: each adapter as PEFT saves it (Source:
+peft/tuners/lora/layer.py, 0.21; jinaai/jina-embeddings-v3-hf).
 
 Shapes: N adapters, K columns of all adapters (their ranks, padded), r rank of one, I input and O output columns, V entries.
 """
@@ -27,8 +26,6 @@ _COLUMN_STEP: Final = 16
 
 
 class Adapters:
-    """Adapters of one checkpoint, during loading."""
-
     def __init__(
         self, spec: Encoder, names: WeightNames, weights: Weights, *, device: torch.device, dtype: torch.dtype
     ) -> None:
@@ -39,7 +36,7 @@ class Adapters:
         if spec.adapter_paths:
             assert names.adapters is not None
             files = [weights.beside(path, _FILE, names.adapters.prefixes) for path in spec.adapter_paths]
-            self._sources = [(each, _choose_names(each, names.adapters)) for each in files]
+            self._sources = [(each, names.adapters.select(each.has, "lora_A.weight")) for each in files]
 
     def lora_columns(self) -> Tensor | None:
         """Return the adapter of each of the K columns; None without adapters. Padding columns belong to no adapter."""
@@ -92,7 +89,6 @@ class Adapters:
         return F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))
 
     def _matrices(self, weights: Weights, name: str, rows: int, columns: int, *, table: bool) -> tuple[Tensor, Tensor]:
-        """Return A (N, r, columns) and B (N, rows, r) of the adapters in one file."""
         rank = self._spec.adapter_rank
         if self._spec.adapter_paths:
             kinds = ("lora_embedding_A", "lora_embedding_B") if table else ("lora_A.weight", "lora_B.weight")
@@ -103,10 +99,3 @@ class Adapters:
             a, b = weights.take(f"{at}.lora_A", num, columns, rank), weights.take(f"{at}.lora_B", num, rank, rows)
             return a.transpose(1, 2), b.transpose(1, 2)
         return weights.take(f"{at}.lora_A", num, rank, columns), weights.take(f"{at}.lora_B", num, rows, rank)
-
-
-def _choose_names(weights: Weights, names: WeightNames) -> WeightNames:
-    """Return the names in a file: transformers', or in part those of the code on the Hub in converted files."""
-    if names.alternative is not None and not weights.has(f"{names.down.format(i=0)}.lora_A.weight"):
-        return names.alternative
-    return names

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.ops.linear import Linear
-from whimbrel.model.ops.row_blocks import round_up_rows
+from whimbrel.model.ops.linear import Linear, round_up_rows
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder
 
@@ -23,9 +22,8 @@ from whimbrel.types.card import Encoder
 class Experts:
     """Layer of experts: bias + the sum of weight * down(up(x)) over the experts of a token.
 
-    The weights are the router's softmax over all experts, so those of the selected ones do not add up to 1. Rows of the same
-    expert are gathered and run at once. Sums are in the order of the experts, so a row has the same bits in any batch. On a GPU
-    the host waits for the number of rows of each expert.
+    The weights are the router's softmax over all experts, so those of the selected ones do not add up to 1. Sums are in the
+    order of the experts, so a row has the same bits in any batch. On a GPU the host waits for each expert's number of rows.
     """
 
     def __init__(self, router: Linear, experts: Sequence[tuple[Linear, Linear]], bias_D: Tensor, per_token: int) -> None:
@@ -35,7 +33,6 @@ class Experts:
         self._per_token = per_token
 
     def __call__(self, x_RD: Tensor) -> Tensor:
-        """Return the layer's output, (R, D) in float32, for x in the dtype of the weights."""
         weights_RE = self._router(x_RD)[:, : len(self._experts)].float().softmax(-1)
         chosen_RE = torch.zeros_like(weights_RE, dtype=torch.bool)
         chosen_RE.scatter_(1, weights_RE.topk(self._per_token, dim=-1).indices, value=True)
@@ -49,10 +46,9 @@ class Experts:
 
 
 def load_experts(
-    spec: Encoder, weights: Weights, names: tuple[str, str], num_experts: int, *, device: torch.device, dtype: torch.dtype
+    spec: Encoder, weights: Weights, names: Sequence[str], num_experts: int, *, device: torch.device, dtype: torch.dtype
 ) -> Experts:
-    """Load the experts of a layer. `names` are the name of the router and the prefix of the experts."""
-    router, at = names
+    router, at = names  # the name of the router, the prefix of the experts
     width, inner = spec.hidden_size, spec.intermediate_size
     # Padded: the bits of a product with few columns would depend on the number of rows.
     router_ED = F.pad(weights.take(f"{router}.weight", num_experts, width), (0, 0, 0, -num_experts % 16))
@@ -60,11 +56,8 @@ def load_experts(
         weights.take(f"{at}.mlp.{name}", num_experts * inner, width).view(num_experts, inner, width) for name in ("w1", "w2")
     )
     experts = [
-        (
-            Linear(up_EID[i].to(device, dtype), None, spec.activation),
-            Linear(down_EID[i].T.contiguous().to(device, dtype), None),
-        )
-        for i in range(num_experts)
+        (Linear(up_ID.to(device, dtype), None, spec.activation), Linear(down_ID.T.contiguous().to(device, dtype), None))
+        for up_ID, down_ID in zip(up_EID, down_EID, strict=True)
     ]
     bias_D = weights.take(f"{at}.bias", width).to(device)
     return Experts(Linear(router_ED.to(device, dtype), None), experts, bias_D, spec.experts_per_token)

@@ -6,27 +6,22 @@ the prefix of a larger model ("bert.", "model."), which `Weights` removes, and "
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, cast
 
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
-    """Tensor names of one family."""
-
     prefixes: tuple[str, ...]
     """Prefixes of the names in a checkpoint of a larger model."""
     words: str
-    """Table of token embeddings."""
     qkv: tuple[str, ...]
     """Projection of queries, keys and values: one tensor, or one of each."""
     out: str
-    """Output projection of the attention."""
     up: tuple[str, ...]
     """First linear layers of the MLP: (up), or if gated (gate, up) or one tensor of both."""
     down: str
-    """Last linear layer of the MLP."""
     unused: tuple[str, ...]
     """Patterns of tensors that hidden states do not depend on: pre-training heads and tables of constants."""
     up_first: bool = False
@@ -37,40 +32,35 @@ class WeightNames:
     projection: str | None = None
     """Linear layer from the width of the tables to that of the model, if they differ."""
     relative: str | None = None
-    """Table of relative position biases."""
     q_norm: str | None = None
     k_norm: str | None = None
     whole_norms: bool = False
     """`q_norm` and `k_norm` are LayerNorms with biases over all heads together, not over each head."""
     attention_in: str | None = None
-    """Pre-attention norm."""
     attention_out: str | None = None
-    """Post-attention norm, before the residual add."""
+    """Norm before the residual add of the attention."""
     attention_inner_sum: str | None = None
     """Norm after an inner residual add; its result is added to the residual once more."""
     attention_sum: str | None = None
     """Norm after the residual add of the attention."""
     mlp_in: str | None = None
-    """Pre-MLP norm."""
     mlp_out: str | None = None
-    """Post-MLP norm, before the residual add."""
     mlp_sum: str | None = None
-    """Norm after the residual add of the MLP."""
     first_attention_in: bool = True
     """The first layer has `attention_in` too."""
     final: str | None = None
-    """Norm after the last layer."""
     router: str | None = None
-    """Router of the experts."""
     experts: str | None = None
-    """Prefix of the experts' names."""
     adapters: WeightNames | None = None
     """Names in adapters' own folders."""
     alternative: WeightNames | None = None
-    """Names of a second implementation of the same config; a checkpoint without `down` uses them."""
+    """Names of a second implementation of the same config."""
+
+    def select(self, has: Callable[[str], bool], ending: str) -> WeightNames:
+        """Return these names, or the alternative if the tensor of `down` in the first layer is missing."""
+        return self.alternative if self.alternative and not has(f"{self.down.format(i=0)}.{ending}") else self
 
     def for_layer(self, part: WeightRole, i: int) -> list[str]:
-        """Return the names of a part in layer i."""
         names = cast(str | tuple[str, ...], getattr(self, part))
         return [name.format(i=i) for name in ((names,) if isinstance(names, str) else names)]
 

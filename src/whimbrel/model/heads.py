@@ -1,92 +1,82 @@
 """Loading of heads: functions from rows to rows, in float32.
 
-Shapes: R rows, I input columns, D columns, P rows of an output.
+The scores of all tokens for all entries of a vocabulary would be by far the largest tensor of a batch. So `Decoder` has blocks
+of columns, and the scores of a block are pooled before the next block runs. Sources:
+sentence_transformers/sparse_encoder/modules/{splade_pooling,sparse_auto_encoder}.py (6.2) and, for SPLADE,
+splade/models/transformer_rep.py of naver/splade.
+
+Shapes: R rows, I input columns, D columns, P texts, V vocabulary entries, W columns of a block, K largest latents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, cast
 
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.linear import Linear
-from whimbrel.model.ops.norms import layer_norm
-from whimbrel.model.ops.ragged import normalize
-from whimbrel.model.vocabulary_heads import load_sparse_code, load_vocabulary
+from whimbrel.model.ops.linear import Linear, in_blocks, layer_norm
+from whimbrel.model.pooling import HeadFunction, LoadedHead, normalize, segment_reduce
 from whimbrel.model.weights import Weights
 from whimbrel.types.heads import Activation, Dense, DivideBy, Head, LayerNorm, LogitScore, MlmHead, Normalize, SparseAutoencoder
 
-HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
-"""(R, in) -> (R, out), where R is a result of `round_up_rows`."""
-LoadedHead: TypeAlias = Callable[..., Tensor]
-"""HeadFunction; for an MlmHead, a `Decoder`."""
+_BLOCK: Final = 4096
+"""Columns of a block. Its scores for 512 tokens take 8 MiB in float32."""
+_ALIGN: Final = 32  # leaves no remainder in torch's vectorised loops
+_EPS: Final = 1e-5
 
 
 def load_head(head: Head, folder: Path, main: Weights, device: torch.device, dtype: torch.dtype) -> LoadedHead:
-    """Load one head of the checkpoint in `folder`; `main` are the transformer's weights. Raises CheckpointError.
-
-    `dtype` applies to MlmHead only, which is as large as an embedding table.
-    """
+    """Load one head. `main` are the transformer's weights; `dtype` applies to MlmHead only. Raises CheckpointError."""
     match head:
         case MlmHead():
-            loaded = load_vocabulary(head, main, device, dtype)
+            loaded = _decoder(head, main, device, dtype)
         case SparseAutoencoder():
-            loaded = load_sparse_code(head, folder, device)
+            loaded = _sparse_autoencoder(head, folder, device)
         case LogitScore():
             loaded = _logit_score(head, main, device)
         case DivideBy():
             loaded = _divide(head)
         case Dense() | LayerNorm():
-            loaded = _layer(head, folder, main, device)
+            if head.source is None:
+                loaded = _layer(head, main, device)
+            else:
+                with Weights(folder, path=head.source, allow_pickle=True) as weights:
+                    loaded = _layer(head, weights, device)
+                    weights.finish()
         case Normalize():
             loaded = normalize
     return loaded
-
-
-def _layer(head: Dense | LayerNorm, folder: Path, main: Weights, device: torch.device) -> HeadFunction:
-    if head.source is None:
-        return _load_layer(head, main, device)
-    with Weights(folder, path=head.source, allow_pickle=True) as weights:
-        loaded = _load_layer(head, weights, device)
-        weights.finish()
-    return loaded
-
-
-def _load_layer(head: Dense | LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:
-    return _dense(head, weights, device) if isinstance(head, Dense) else _layer_norm(head, weights, device)
 
 
 def _divide(head: DivideBy) -> HeadFunction:
     return lambda x_RD: x_RD / head.divisor
 
 
-def _dense(head: Dense, weights: Weights, device: torch.device) -> HeadFunction:
-    rows, columns = head.out_features, head.in_features
-    weight = weights.take(_tensor_name(head.name, "weight"), rows, columns).to(device)
-    bias = weights.take(_tensor_name(head.name, "bias"), rows).to(device) if head.bias else None
-    linear = _with_activation(Linear(weight, bias, head.activation), head.activation)
+def _layer(head: Dense | LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:
+    prefix = f"{head.name}." if head.name else ""
+    shape = (head.out_features, head.in_features) if isinstance(head, Dense) else (head.dimension,)
+    weight = weights.take(f"{prefix}weight", *shape).to(device)
+    bias = weights.take(f"{prefix}bias", shape[0]).to(device) if head.bias else None
+    if isinstance(head, LayerNorm):
+        return lambda x_RD: layer_norm(x_RD, weight, bias, head.eps)
+    linear = _guard(Linear(weight, bias, head.activation), head.activation)
     if not head.residual:
         return linear
-    if rows == columns:
+    if head.out_features == head.in_features:
         return lambda x_RI: linear(x_RI) + x_RI
-    project = Linear(weights.take("residual.weight", rows, columns).to(device), None)
+    project = Linear(weights.take("residual.weight", *shape).to(device), None)
     return lambda x_RI: linear(x_RI) + project(x_RI)
 
 
-def _with_activation(linear: Linear, activation: Activation) -> HeadFunction:
+def _guard(linear: Linear, activation: Activation) -> HeadFunction:
     """Set rows to NaN whose input is not finite: most activations map infinity, and oneDNN's ReLU NaN, to finite values."""
     if activation == "identity":
         return linear
     return lambda x_RI: linear(x_RI).masked_fill_(~x_RI.isfinite().all(-1, keepdim=True), torch.nan)
-
-
-def _layer_norm(head: LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:
-    weight = weights.take(_tensor_name(head.name, "weight"), head.dimension).to(device)
-    bias = weights.take(_tensor_name(head.name, "bias"), head.dimension).to(device) if head.bias else None
-    return lambda x_RD: layer_norm(x_RD, weight, bias, head.eps)
 
 
 def _logit_score(head: LogitScore, weights: Weights, device: torch.device) -> HeadFunction:
@@ -96,5 +86,92 @@ def _logit_score(head: LogitScore, weights: Weights, device: torch.device) -> He
     return Linear(weight.to(device), None)
 
 
-def _tensor_name(name: str, part: str) -> str:
-    return f"{name}.{part}" if name else part
+class Decoder:
+    """SPLADE decoder: rows (R, in) and the number of rows of each text -> (P, out) in float32.
+
+    The rows of the texts are consecutive; further rows are ignored. `blocks` score consecutive ranges of entries.
+    """
+
+    def __init__(self, head: MlmHead, blocks: Sequence[Linear], dtype: torch.dtype) -> None:
+        self._head = head
+        self._blocks = blocks
+        self._dtype = dtype
+
+    def __call__(self, x_RD: Tensor, lengths_P: Tensor) -> Tensor:
+        width = self._head.out_features
+        pool = adjacent_max if self._head.strategy == "max" else self._sum
+        x_RD = x_RD.to(self._dtype)
+        rows_PV = torch.zeros((lengths_P.shape[0], width + -width % _ALIGN), device=x_RD.device)
+        for number, block in enumerate(self._blocks):
+            scores_PW = pool(block(x_RD), lengths_P)
+            rows_PV[:, number * _BLOCK : number * _BLOCK + scores_PW.shape[1]] = scores_PW
+        if self._head.strategy == "max":  # after the maximum: the function is monotonic
+            self._saturate(rows_PV)
+        return rows_PV[:, :width]
+
+    def _sum(self, scores_RW: Tensor, lengths_P: Tensor) -> Tensor:
+        ends_P = lengths_P.cumsum(0)
+        return segment_reduce(in_blocks(self._saturate, scores_RW.float()), ends_P - lengths_P, ends_P, "sum")
+
+    def _saturate(self, x: Tensor) -> Tensor:
+        x.relu_()
+        for _ in range(self._head.num_logs):
+            x.log1p_()
+        return x
+
+
+def _decoder(head: MlmHead, weights: Weights, device: torch.device, dtype: torch.dtype) -> Decoder:
+    rows, columns = head.out_features, head.in_features
+    name = head.table if head.table is not None and not weights.has(head.weight) else head.weight
+    weight_VD = weights.take(name, rows, columns)
+    bias_V = None
+    if head.biases:
+        bias_V = weights.take(next((each for each in head.biases if weights.has(each)), head.biases[0]), rows)
+    blocks: list[Linear] = []
+    for start in range(0, rows, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        bias = None if bias_V is None else bias_V[block].to(device, dtype)
+        blocks.append(Linear(weight_VD[block].to(device, dtype), bias))
+    return Decoder(head, blocks, dtype)
+
+
+def _sparse_autoencoder(head: SparseAutoencoder, folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
+    with Weights(folder, path=head.source, allow_pickle=True) as weights:
+        # The tensor has two names; safetensors keeps the alphabetically first, a pickle both.
+        name = "encoder.weight" if weights.has("encoder.weight") else "decoder.linear.weight"
+        weight = weights.take(name, head.out_features, head.in_features).to(device)
+        latent_bias = weights.take("latent_bias", head.out_features).to(device)
+        pre_bias = weights.take("pre_bias", head.in_features).to(device)
+        weights.finish(("stats_last_nonzero", r"decoder\..*"))
+    linear = Linear(weight, latent_bias)
+
+    def encode(x_RI: Tensor) -> Tensor:
+        if head.normalize:
+            x_RI = x_RI - x_RI.mean(-1, keepdim=True)
+            x_RI = x_RI / (x_RI.std(-1, keepdim=True) + _EPS)
+        latents_RV = linear(x_RI - pre_bias)
+        values_RK, ids_RK = latents_RV.topk(head.k, dim=-1)
+        return torch.zeros_like(latents_RV).scatter_(-1, ids_RK, values_RK.relu())
+
+    return encode
+
+
+def adjacent_max(x_TD: Tensor, lengths_P: Tensor) -> Tensor:
+    """Return the maximum over the first lengths_P[0] tokens, the next lengths_P[1], and so on, (P, D); -inf without tokens.
+
+    On CPUs torch's segment_reduce reads column by column and takes some 20 times as long. This reduces neighbors of equal
+    length at once, and a batch has few different lengths.
+    """
+    if x_TD.device.type != "cpu":
+        ends_P = lengths_P.cumsum(0)
+        return segment_reduce(x_TD, ends_P - lengths_P, ends_P, "max").to(x_TD.dtype)
+    max_PD = x_TD.new_full((lengths_P.shape[0], x_TD.shape[1]), -torch.inf)
+    token = row = 0
+    lengths = cast(list[int], lengths_P.tolist())  # pyright: ignore[reportUnknownMemberType]
+    for length, group in groupby(lengths):
+        count = len(list(group))
+        if length:
+            rows_NLD = x_TD[token : token + count * length].view(count, length, -1)
+            torch.amax(rows_NLD, 1, out=max_PD[row : row + count])
+        token, row = token + count * length, row + count
+    return max_PD

@@ -1,10 +1,7 @@
-"""Fallback for other architectures: transformers' model on ragged rows, with Whimbrel's attention.
+"""Fallback for other architectures: transformers' model on ragged rows, with Whimbrel's attention and linear layers.
 
-transformers lets a program register an attention function; `ops/attention.py` keeps the texts of a batch apart. The rest of the
-model sees one row of all tokens, with the positions that tell where each text begins. `hf_load.py` loads and checks the model.
-
-Linear layers compute as `ops/linear.py` does, whose bits do not depend on the number of rows. The residual stream is in the
-plan's dtype, as in transformers.
+transformers lets a program register an attention function, which keeps the texts of a batch apart. The rest of the model sees
+one row of all tokens, with the positions of each text. The residual stream is in the plan's dtype, as in transformers.
 
 Shapes: R rows, N query heads, K key heads, H head width.
 """
@@ -34,7 +31,7 @@ _INERT_ARGUMENTS: Final = frozenset({"dropout", "output_attentions", "position_i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HFForward:
-    """State of one forward pass, handed down to the attention."""
+    """State of one forward pass, for the attention."""
 
     layout: AttentionLayout
     between_layers: Callable[[], None] | None = None
@@ -46,7 +43,6 @@ class HFModel:
     """Loaded model, called like `Transformer`."""
 
     def __init__(self, model: Any, *, has_types: bool) -> None:
-        """`model` is transformers' model with Whimbrel's attention; `has_types` tells that it takes token types."""
         self._model = model
         self._has_types = has_types
         for name, module in model.named_modules():
@@ -63,11 +59,10 @@ class HFModel:
         layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Return the hidden states of the last layer, (R, D) in float32. Calls `between_layers` between any two layers."""
         return self.run(ids_R, positions_R, type_ids_R, HFForward(layout, between_layers))
 
     def run(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, run: HFForward) -> Tensor:
-        """Run the model as `__call__` does, with a state that the caller can inspect afterwards."""
+        """Return the hidden states, with a state that the caller can inspect afterwards."""
         types = {"token_type_ids": type_ids_R[None].long()} if self._has_types else {}
         output = self._model(
             input_ids=ids_R[None].long(), position_ids=positions_R[None].long(), use_cache=False, whimbrel=run, **types
@@ -119,7 +114,7 @@ _LINEARS: Final[Mapping[type, Callable[[Any], tuple[Tensor, Tensor | None]]]] = 
 
 
 def _note_products(name: str, module: nn.Module) -> None:
-    """Record weights that transformers multiplies itself, e.g. those of experts, with numbers of rows of its own choice."""
+    """Record weights that transformers multiplies itself, e.g. those of experts."""
     for weight, value in module.named_parameters(recurse=False):
         if value.ndim >= 2:
             layers = re.sub(r"\.\d+\.", ".*.", f"{name}.{weight}")
@@ -127,7 +122,6 @@ def _note_products(name: str, module: nn.Module) -> None:
 
 
 def _replace(module: nn.Module, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-    """Replace a linear layer's computation by `Linear`, and drop its own weights."""
     linear, width = Linear(weight_OI, bias_O), weight_OI.shape[0]
 
     def forward(x: Tensor) -> Tensor:

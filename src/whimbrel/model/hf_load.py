@@ -1,8 +1,8 @@
 """Loading of models through transformers, with a check that they run on ragged rows.
 
-Not every model can, and those that cannot raise no error. So each is checked before it is used. Its class must support
-transformers' attention interface, and every layer must attend through it. Three random texts in one batch must give what each
-gives alone by transformers' own attention. The check runs in float32, with a window short enough to affect these texts.
+Models that cannot raise no error, so each is checked before it is used. Every layer must attend through transformers' attention
+interface. Three random texts in one batch must give what each gives alone by transformers' own attention. The check runs in
+float32, with a window short enough to affect these texts.
 
 Shapes: T tokens, D model width.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -26,7 +26,7 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.errors import CheckpointError
 from whimbrel.model.hf import ATTENTION_NAME, HFForward, HFModel, hf
 from whimbrel.model.ops.attention import AttentionLayout
-from whimbrel.model.ops.row_blocks import round_up_rows
+from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.ops.trials import unrecorded
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch, equal_length_groups, pack
@@ -39,14 +39,11 @@ _LENGTHS: Final = (5, 17, 40)
 _WINDOW: Final = 8
 """Attention window of a model while it is checked, if its own is longer."""
 _ROWS: Final = 1024
-"""Number of positions below which the check uses more rows than there are positions."""
+"""Positions below which the check uses more rows than positions."""
 
 
 def load_hf(folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype) -> HFModel:
-    """Load the transformer of the checkpoint in `folder`, whose weight files have been checked.
-
-    Raises CheckpointError, also if the model does not run on ragged rows.
-    """
+    """Load the transformer of the checkpoint in `folder`. Raises CheckpointError, also if it does not run on ragged rows."""
     source = _Source(folder, card, device)
     if dtype == torch.float32 and not _has_long_window(source.config):
         return _check(source)
@@ -57,8 +54,6 @@ def load_hf(folder: Path, card: Card, *, device: torch.device, dtype: torch.dtyp
 
 
 class _Source:
-    """Checkpoint that transformers loads."""
-
     def __init__(self, folder: Path, card: Card, device: torch.device) -> None:
         self.encoder = card.encoder
         self.device = device
@@ -86,7 +81,6 @@ class _Source:
         return config
 
     def load(self, config: Any, dtype: torch.dtype, attention: str) -> Any:
-        """Load transformers' model, without its pooler if possible. Raises CheckpointError."""
         try:
             kind = hf.MODEL_MAPPING[type(config)]
             has_pooler = "add_pooling_layer" in inspect.signature(kind).parameters
@@ -109,7 +103,6 @@ class _Source:
         return model.to(self.device).eval().requires_grad_(False)
 
     def _refuse_other_weights(self, model: Any, report: Any) -> None:
-        """Reject missing, misshapen and unknown weights, except the heads of a larger model."""
         prefix = f"{model.base_model_prefix}."
         is_larger = type(model).__name__ != self._architecture
         extra = [
@@ -125,8 +118,10 @@ class _Source:
             if names:
                 raise CheckpointError(message, file=self.file, key=min(names))
 
+    def put(self, array: Int32Array) -> Tensor:
+        return torch.from_numpy(array).to(self.device)  # pyright: ignore[reportUnknownMemberType]
+
     def error(self, message: str, cause: Exception | None = None) -> Exception:
-        """Return the error to raise for `cause`."""
         if isinstance(cause, CheckpointError | MemoryError | torch.OutOfMemoryError):
             return cause
         return CheckpointError(f"{self._architecture}: {message}", file="config.json", key="architectures")
@@ -165,11 +160,11 @@ def _check(source: _Source) -> HFModel:
 
 
 def _compare(model: Any, source: _Source) -> tuple[Tensor, Tensor, int, HFModel]:
-    """Return hidden states by transformers alone and by Whimbrel in a batch, the number of attending layers, and the model."""
+    """Return the hidden states of each text alone and in a batch, the number of attending layers, and the model."""
     batch = _make_texts(source)
     alone = [
         model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state[0]
-        for ids in _rows(batch, source.device)
+        for ids in (source.put(row)[None].long() for row in np.split(batch.ids_T, batch.cu_seqlens[1:-1]))
     ]
     model.set_attn_implementation(ATTENTION_NAME)
     packed = HFModel(model, has_types=source.has_types)
@@ -191,29 +186,18 @@ def _make_texts(source: _Source) -> Batch:
     return pack([Seq(row, i) for i, row in enumerate(texts)], position_offset=encoder.position_offset, pad_id=encoder.pad_id)
 
 
-def _rows(batch: Batch, device: torch.device) -> Iterator[Tensor]:
-    for ids in np.split(batch.ids_T, batch.cu_seqlens[1:-1]):
-        yield torch.from_numpy(ids)[None].long().to(device)  # pyright: ignore[reportUnknownMemberType]
-
-
 def _run_batch(model: HFModel, batch: Batch, source: _Source) -> tuple[Tensor, int]:
-    """Return the hidden states of the batch's tokens, and the number of layers that attended."""
     positions = source.encoder.max_positions
     num_rows = round_up_rows(max(batch.num_tokens, positions + 1 if positions < _ROWS else 0))
 
-    def put(array: Int32Array) -> Tensor:
-        return torch.from_numpy(array).to(source.device)  # pyright: ignore[reportUnknownMemberType]
-
-    ids_R, positions_R = (put(np.pad(x, (0, num_rows - x.size))) for x in (batch.ids_T, batch.positions_T))
+    ids_R, positions_R = (source.put(np.pad(x, (0, num_rows - x.size))) for x in (batch.ids_T, batch.positions_T))
     lengths = np.diff(batch.cu_seqlens)
-    run = HFForward(
-        AttentionLayout(put(batch.cu_seqlens), equal_length_groups(batch.cu_seqlens), batch.num_tokens, int(lengths.max()))
-    )
+    groups = equal_length_groups(batch.cu_seqlens)
+    run = HFForward(AttentionLayout(source.put(batch.cu_seqlens), groups, batch.num_tokens, int(lengths.max())))
     return model.run(ids_R, positions_R, torch.zeros_like(ids_R), run)[: batch.num_tokens], len(run.attended)
 
 
 def _has_long_window(config: Any) -> bool:
-    """Return whether the model has a window too long to affect the texts of the check."""
     window = getattr(config, "sliding_window", None)
     return isinstance(window, int) and window > _WINDOW
 
@@ -224,7 +208,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Silence transformers' loading report, which `_refuse_other_weights` judges, and its progress bar."""
+    """Silence transformers' loading report and its progress bar."""
     logging = hf.logging
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

@@ -1,6 +1,4 @@
-"""Loading of models and their heads.
-
-A model takes ragged rows and returns hidden states. It knows nothing of pooling or requests.
+"""Loading of models and their heads. A model knows nothing of pooling or requests.
 
 Shapes: R rows, D model width.
 """
@@ -16,8 +14,9 @@ from torch import Tensor
 
 from whimbrel.checkpoint.config.fallback import FALLBACK
 from whimbrel.model.families import FAMILIES
-from whimbrel.model.heads import LoadedHead, load_head
+from whimbrel.model.heads import load_head
 from whimbrel.model.ops.attention import AttentionLayout
+from whimbrel.model.pooling import LoadedHead
 from whimbrel.model.static import IdfWeights, StaticTable
 from whimbrel.model.transformer import Transformer
 from whimbrel.model.weights import Weights
@@ -26,7 +25,7 @@ from whimbrel.types.heads import Head
 
 
 class Model(Protocol):
-    """Loaded model."""
+    """Loaded model: ragged rows in, hidden states out."""
 
     def __call__(
         self,
@@ -43,10 +42,7 @@ class Model(Protocol):
 def load_model(
     folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype, sha256: str | None = None
 ) -> tuple[Model, Mapping[Head, LoadedHead]]:
-    """Load the model of the checkpoint in `folder`, its heads, and the heads of towers that share it.
-
-    Raises CheckpointError with the file and the tensor.
-    """
+    """Load the model, its heads, and the heads of towers that share it. Raises CheckpointError."""
     if card.encoder.idf is not None:
         return StaticTable(card.encoder, IdfWeights(folder, card), device), {}
     if card.encoder.family == FALLBACK:

@@ -1,11 +1,8 @@
-"""Late-interaction scores of a request's pairs, computed as soon as both sides exist.
+"""Late-interaction scores of a request's pairs, computed as soon as both sides exist. Safe to use from several threads.
 
-Safe to use from several threads. Knows neither lanes nor jobs.
-
-Theory of operation: texts are computed in batches that end in any order. Documents of a batch are scored in place, against the
-queries that exist. Only queries are kept, and documents that precede their queries. So a rerank of ten thousand documents takes
-the memory of a few. Documents whose vectors exist from the start, because they came with the request or from the document
-cache, are scored in steps once all queries exist. Parts may run at the same time.
+Theory of operation: batches end in any order. Documents of a batch are scored in place, against the queries that exist. Only
+queries are kept, and documents that precede their queries, so a rerank of ten thousand documents takes the memory of a few.
+Documents whose vectors came with the request or from the document cache are scored in steps once all queries exist.
 
 Shapes: N texts, M queries, P pairs, X rows, D columns.
 """
@@ -50,7 +47,6 @@ class TokenRows:
     starts_N: NDArray[np.integer]
     ends_N: NDArray[np.integer]
     scale: float = 1.0
-    """Factor of the rows."""
 
     def to_device(self, device: torch.device) -> TokenVectors:
         return TokenVectors(self.rows_XD.to(device), np.asarray(self.starts_N, np.int64), np.asarray(self.ends_N, np.int64))
@@ -59,7 +55,6 @@ class TokenRows:
         return replace(self, texts_N=self.texts_N[mask_N], starts_N=self.starts_N[mask_N], ends_N=self.ends_N[mask_N])
 
     def copy(self) -> dict[int, Tensor]:
-        """Return a copy of the rows by text."""
         rows = zip(self.texts_N.tolist(), self.starts_N.tolist(), self.ends_N.tolist(), strict=True)
         return {text: self.rows_XD[start:end].clone() for text, start, end in rows}
 
@@ -75,9 +70,10 @@ class MaxSimScorer:
         keep: Callable[[int, Tensor], None] | None = None,
         matches: Ragged | None = None,
     ) -> None:
-        """`num_seqs` counts the texts without stored vectors. `cached` holds the vectors of documents from the cache, by index.
+        """`num_seqs` counts the texts without stored vectors; `cached` holds documents' vectors from the cache, by index.
 
-        `keep` is called with the vectors of the other documents. `matches` (see `Outputs.token_matches`) is filled in."""
+        `keep` is called with the vectors of the other documents. `matches` (see `Outputs.token_matches`) is filled in.
+        """
         self.known_documents: Collection[int] = frozenset(cached or ())
         self._keep = keep
         self.token_matches = matches
@@ -87,20 +83,17 @@ class MaxSimScorer:
         self._by_query, self._by_document = _Index(self._query_P), _Index(self._document_P)
         num_texts = int(entry_bounds(comparison.stored, num_seqs)[-1])
         self._has_query = np.zeros(num_texts, np.bool_)
-        """Mask of the queries that exist."""
         self._is_waiting = np.zeros(num_texts, np.bool_)
-        """Mask of the documents that wait for a query."""
+        """Mask of the documents that wait for a query; `_waiting` has their vectors."""
         self._lock = Lock()
         self._queries: dict[int, Tensor] = {}
         self._waiting: dict[int, Tensor] = {}
-        """Vectors of the documents that wait for a query."""
         self._steps = [*self._cached_steps(cached or {}), *self._stored_steps(comparison.stored, num_seqs)]
         self.num_steps = len(self._steps)
         self._num_missing = np.unique(self._query_P).size - len(self._queries)
-        """Number of queries that do not exist yet."""
 
     def take_steps(self) -> list[Step]:
-        """Return the steps if all queries exist, else none. Each step is returned once."""
+        """Return the steps, once, if all queries exist; else none."""
         if self._num_missing:
             return []
         steps, self._steps = self._steps, []
@@ -169,10 +162,7 @@ class MaxSimScorer:
             starts_P, ends_P = self.token_matches.offsets_N1[pairs], self.token_matches.offsets_N1[pairs + 1]
             self.token_matches.rows_XD[ranges(starts_P, ends_P)] = matches.rows_XD
 
-    # Vectors that exist from the start
-
     def _stored_steps(self, blocks: tuple[StoredVectors, ...], num_seqs: int) -> Iterable[Step]:
-        """Add the stored queries, and yield the steps of the stored documents."""
         for first, block in zip(entry_bounds(blocks, num_seqs)[:-1].tolist(), blocks, strict=True):
             texts_N = np.arange(first, first + len(block), dtype=np.int64)
             starts_N, ends_N = block.offsets_N1[:-1], block.offsets_N1[1:]
@@ -181,29 +171,24 @@ class MaxSimScorer:
                 self._has_query[texts_N] = True
                 continue
             for texts in _split_steps(block.offsets_N1, block.rows_XD.nbytes // max(1, len(block.rows_XD))):
-                documents = TokenRows(
-                    texts_N[texts], _tensor(block.rows_XD), starts_N[texts], ends_N[texts], float(quantization_scale(block))
-                )
-                yield partial(self._score_all, documents)
+                scale = float(quantization_scale(block))
+                load = partial(TokenRows, texts_N[texts], _tensor(block.rows_XD), starts_N[texts], ends_N[texts], scale)
+                yield partial(self._score_all, load)
 
     def _cached_steps(self, cached: Mapping[int, Tensor]) -> Iterable[Step]:
         if cached:
             texts_N = np.array(list(cached))
             offsets_N1 = np.cumsum([0, *(rows.nbytes for rows in cached.values())])
             for texts in _split_steps(offsets_N1, 1):
-                yield partial(self._score_cached, texts_N[texts], cached)
+                yield partial(self._score_all, partial(_stack, texts_N[texts], cached))
 
     @memory_errors()
-    def _score_cached(self, texts_N: Int64Array, cached: Mapping[int, Tensor]) -> None:
-        self._score_all(_stack(texts_N, cached))
-
-    @memory_errors()
-    def _score_all(self, documents: TokenRows) -> None:
+    def _score_all(self, load: Callable[[], TokenRows]) -> None:
+        documents = load()
         self._score_pairs(self._by_document.pairs_of(documents.texts_N), documents)
 
 
 def _split_steps(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]:
-    """Split texts into steps of about `_STEP_BYTES`, and at most `_STEP_TEXTS` texts."""
     ends = offsets_N1[1:] * row_bytes
     if not ends.size:
         return []
@@ -213,19 +198,15 @@ def _split_steps(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]
 
 
 class _Index:
-    """Index of the pairs by one of their texts."""
-
     def __init__(self, texts_P: NDArray[np.integer]) -> None:
         self._order_P = np.argsort(texts_P, kind="stable")
         self._sorted_P = texts_P[self._order_P]
 
     def has(self, texts_N: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Return the mask of the texts that are in a pair."""
         starts_N, ends_N = self._bounds(texts_N)
         return ends_N > starts_N
 
     def pairs_of(self, texts_N: NDArray[np.integer]) -> Int64Array:
-        """Return the pairs of these texts, text by text."""
         return self._order_P[ranges(*self._bounds(texts_N))]
 
     def _bounds(self, texts_N: NDArray[np.integer]) -> tuple[Int64Array, Int64Array]:
@@ -233,7 +214,6 @@ class _Index:
 
 
 def _stack(texts_N: NDArray[np.integer], rows: Mapping[int, Tensor], scale: float = 1.0) -> TokenRows:
-    """Concatenate the rows of some texts, on the device of the first, times `scale`."""
     blocks = [rows[text] for text in cast(list[int], texts_N.tolist())]
     ends_N = np.cumsum([len(block) for block in blocks])
     rows_XD = blocks[0] if len(blocks) == 1 else torch.cat([block.to(blocks[0].device) for block in blocks])

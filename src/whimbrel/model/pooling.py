@@ -1,8 +1,7 @@
 """Pooling: hidden states to the rows of the requested outputs, with heads, truncation and activation.
 
-All values are float32. `outputs/rows.py` selects the tokens of each row; nothing here knows a request. The modes are those of
-sentence_transformers/sentence_transformer/modules/pooling.py (6.2). An excluded prompt (`include_prompt=False`) moves the start
-of a row, except for "lasttoken".
+All values are float32. `outputs/rows.py` selects the tokens of each row; an excluded prompt moves the start of a row, except
+for "lasttoken". The modes are those of sentence_transformers/sentence_transformer/modules/pooling.py (6.2).
 
 Shapes: R rows of a batch, T tokens, P pooled rows, D columns.
 """
@@ -11,18 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from whimbrel.model.heads import HeadFunction, LoadedHead
-from whimbrel.model.ops.linear import in_blocks
-from whimbrel.model.ops.ragged import normalize, segment_reduce, truncate_columns
-from whimbrel.model.ops.row_blocks import round_up_rows
-from whimbrel.types.card import Card, Output, PoolingMode
+from whimbrel.model.ops.linear import in_blocks, round_up_rows
+from whimbrel.types.card import Output, PoolingMode
 from whimbrel.types.heads import Head, OutputActivation
-from whimbrel.types.request import OutputName
+
+_LEAST_NORM: Final = 1e-12
+"""Least divisor, as in torch.nn.functional.normalize."""
+
+HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
+"""(R, in) -> (R, out), where R is a result of `round_up_rows`."""
+LoadedHead: TypeAlias = Callable[..., Tensor]
+"""HeadFunction; for an MlmHead, a `Decoder`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,19 +44,7 @@ class DeviceRowSelection:
 
 
 class Pooling:
-    """Pooling of the outputs of one checkpoint."""
-
-    def __init__(self, card: Card, heads: Mapping[Head, LoadedHead]) -> None:
-        """`heads` are the loaded heads of all outputs."""
-        self._outputs = {name: _LoadedOutput(output, heads) for name, output in card.all_outputs.items()}
-
-    def __call__(self, hidden_RD: Tensor, selections: Mapping[OutputName, DeviceRowSelection]) -> dict[OutputName, Tensor]:
-        """Return (P, width) of each selected output; columns from widths_P[i] on are zero in row i."""
-        return {name: self._outputs[name](hidden_RD, rows) for name, rows in selections.items()}
-
-
-class _LoadedOutput:
-    """Output with its loaded heads."""
+    """Pooling of one output, with its loaded heads."""
 
     def __init__(self, output: Output, heads: Mapping[Head, LoadedHead]) -> None:
         self._output = output
@@ -62,6 +53,7 @@ class _LoadedOutput:
         self._vocabulary = None if output.vocabulary is None else heads[output.vocabulary]
 
     def __call__(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
+        """Return the rows, (P, width); columns from widths_P[i] on are zero in row i."""
         if self._vocabulary is not None:
             return self._decode(self._vocabulary, hidden_RD, rows)
         pools = self._output.modes
@@ -89,7 +81,6 @@ class _LoadedOutput:
 
 
 def _apply_heads(x_PD: Tensor, heads: list[HeadFunction]) -> Tensor:
-    """Apply the heads in order, to rows that are padded for linear layers."""
     if not heads:
         return x_PD
     num_rows = x_PD.shape[0]
@@ -99,19 +90,28 @@ def _apply_heads(x_PD: Tensor, heads: list[HeadFunction]) -> Tensor:
     return x_PD[:num_rows]
 
 
-_Pool = Callable[[Tensor, DeviceRowSelection], Tensor]
+def segment_reduce(x_TD: Tensor, starts_P: Tensor, ends_P: Tensor, how: Literal["sum", "max"]) -> Tensor:
+    """Reduce tokens starts_P[i] to ends_P[i] for each i, in token order -> (P, D). The ranges are in order and disjoint.
+
+    An empty range gives 0 for "sum" and -inf for "max".
+    """
+    offsets = torch.cat((starts_P.new_zeros(1), torch.stack((starts_P, ends_P), dim=1).flatten()))
+    return torch.segment_reduce(x_TD.float(), how, offsets=offsets.long(), axis=0)[1::2]
 
 
-def _first(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
-    return x_TD[rows.starts_P]
+def normalize(x_PD: Tensor) -> Tensor:
+    """Divide rows by their Euclidean norm. A row of zeros stays zero; a row whose norm overflows becomes NaN."""
+    norms_P1 = cast(Tensor, x_PD.norm(dim=-1, keepdim=True))  # pyright: ignore[reportUnknownMemberType]
+    return x_PD / norms_P1.clamp_min(_LEAST_NORM).masked_fill(norms_P1.isinf(), torch.nan)
 
 
-def _last(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
-    return x_TD[rows.ends_P - 1]
+def truncate_columns(x_PD: Tensor, widths_P: Tensor) -> Tensor:
+    """Zero all but the first widths_P[i] columns of row i.
 
-
-def _max(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
-    return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "max")
+    A slice would not let a batch mix widths, and the bits of a row's norm would depend on its width.
+    """
+    columns = torch.arange(x_PD.shape[1], device=x_PD.device)
+    return x_PD.masked_fill(columns >= widths_P[:, None], 0.0)
 
 
 def _mean(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
@@ -131,13 +131,13 @@ def _weighted_mean(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
     return segment_reduce(x_TD * weights_T1, rows.starts_P, rows.ends_P, "sum") / total_P1
 
 
-_POOLS: Final[Mapping[PoolingMode, _Pool]] = {
-    "cls": _first,
-    "max": _max,
+_POOLS: Final[Mapping[PoolingMode, Callable[[Tensor, DeviceRowSelection], Tensor]]] = {
+    "cls": lambda x_TD, rows: x_TD[rows.starts_P],
+    "max": lambda x_TD, rows: segment_reduce(x_TD, rows.starts_P, rows.ends_P, "max"),
     "mean": _mean,
     "mean_sqrt_len_tokens": _mean_sqrt_len,
     "weightedmean": _weighted_mean,
-    "lasttoken": _last,
+    "lasttoken": lambda x_TD, rows: x_TD[rows.ends_P - 1],
 }
 
 

@@ -1,8 +1,14 @@
-"""Execution of batches on a device.
+"""Execution of batches on a device: tokens in, rows of outputs out.
 
-`launch` enqueues a batch and returns at once on a GPU; on a CPU, the calling thread computes it. `collect` waits for the rows
-of its outputs. Each lane calls `launch` from its own thread; weights are shared and never written. Every form of an
-out-of-memory error of the device becomes MemoryError.
+A batch takes four steps:
+
+1. `launch` pads its rows for linear layers and copies them to the device.
+2. The model of its tower (`transformer.py`) computes a hidden state per token.
+3. `pooling.py` turns them into the rows of each selected output, which are copied back to the host.
+4. `collect` waits for the copies and returns numpy arrays.
+
+On a GPU `launch` only enqueues steps 1 to 3 and returns at once; on a CPU the calling thread computes them. Each lane calls
+`launch` from its own thread; weights are shared and never written. Every out-of-memory error becomes MemoryError.
 
 Shapes: R rows of a batch, T tokens, B seqs, P pooled rows, D columns.
 """
@@ -28,8 +34,8 @@ from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.cpu import cpu, num_physical_cores
+from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.ops.memory import is_out_of_memory
-from whimbrel.model.ops.row_blocks import round_up_rows
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.trials import loading
 from whimbrel.model.pooling import DeviceRowSelection, Pooling
@@ -49,7 +55,7 @@ _NICE: Final = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """Launched batch. `rows` may be read once `done` has happened; None: at once."""
+    """Launched batch. `rows` may be read after `done`; None: at once."""
 
     rows: Mapping[OutputName, Tensor]
     finite: Mapping[OutputName, Tensor]
@@ -59,36 +65,12 @@ class Pending:
     done: torch.cuda.Event | None
 
 
-def probe() -> Hardware:
-    """Return the resources of this machine; cores are those that this process may use."""
-    gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-    return Hardware(
-        num_cores=_usable_cores(),
-        cpu=cpu(),
-        gpus=gpus,
-        gpu_bfloat16=bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0),
-    )
-
-
-def _usable_cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    physical = num_physical_cores() or cores  # two hyper-threads share one multiplier
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        share = physical if quota == "max" else round(int(quota) / int(period))
-    except (OSError, ValueError):
-        share = physical
-    return max(1, min(cores, physical, share))
-
-
 class Runner:
-    """Model on a device."""
+    """Models of a checkpoint on a device, one for each tower."""
 
     def __init__(self, checkpoint: Checkpoint, card: Card, plan: Plan) -> None:
         self._device = torch.device(plan.device)
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        self._keeps_vectors = self._copies is not None
-        """Token vectors that are only scored stay on the device."""
         with torch.inference_mode(), loading(plan.num_lanes) as unstable:
             dtype: torch.dtype = getattr(torch, plan.dtype)
             folder = checkpoint.folder
@@ -97,7 +79,10 @@ class Runner:
             by_path = {tower.path: replace(tower, towers=card.towers) for tower in self._cards}  # towers may share a model
             loaded = {path: load(tower) for path, tower in by_path.items()}
             self._models = [loaded[tower.path][0] for tower in self._cards]
-            self._poolings = [Pooling(tower, loaded[tower.path][1]) for tower in self._cards]
+            self._poolings = [
+                {name: Pooling(output, loaded[tower.path][1]) for name, output in tower.all_outputs.items()}
+                for tower in self._cards
+            ]
             if self._copies is None:
                 for tower in self._cards:
                     if "multi_vector" in tower.outputs:
@@ -106,10 +91,10 @@ class Runner:
         """Parts of the model whose bits depend on the batch."""
 
     def init_thread(self) -> None:
-        """Set up a lane's thread before its first launch: one intra-op thread, and on a CPU a lower priority.
+        """Set up a lane's thread before its first launch: on a CPU, one intra-op thread and a lower priority.
 
-        Lanes are the parallelism. An operation split over threads would wait for the slowest at every step, and its bits would
-        depend on the number of threads. On a CPU, lanes yield to threads that read, tokenize and write, whose work is short.
+        Lanes are the parallelism: an operation split over threads would wait for the slowest, and its bits would depend on
+        their number. Lanes yield to threads that read, tokenize and write, whose work is short.
         """
         if self._device.type == "cpu":
             torch.set_num_threads(1)
@@ -122,21 +107,9 @@ class Runner:
     ) -> Pending:
         """Run a batch. Raises MemoryError.
 
-        `between_layers` is called between any two layers, in this thread; it may launch another batch. This is useful on a CPU.
+        `between_layers` is called between any two layers, in this thread; on a CPU it may launch another batch.
         """
         return self._map_memory_errors(lambda: self._launch(batch, selections, between_layers))
-
-    def collect(self, pending: Pending) -> dict[OutputName, OutputRows]:
-        """Wait for a launched batch and return its rows on the host, in the order of its seqs. Raises MemoryError."""
-        if (done := pending.done) is not None:
-            self._map_memory_errors(done.synchronize)
-        outputs: dict[OutputName, OutputRows] = {}
-        for name, rows_PD in pending.rows.items():
-            if name in pending.finite:
-                outputs[name] = DeviceRows(rows_PD, pending.finite[name].numpy())
-            else:
-                outputs[name] = to_host(self._cards[pending.tower].output(name), pending.selections[name], rows_PD.numpy())
-        return outputs
 
     @torch.inference_mode()
     def _launch(
@@ -147,8 +120,15 @@ class Runner:
             self._put(_pad(x, num_rows)) for x in (batch.ids_T, batch.positions_T, batch.type_ids_T)
         )
         hidden_RD = self._models[batch.tower](ids_R, positions_R, type_ids_R, self._layout(batch), between_layers)
-        rows = self._poolings[batch.tower](hidden_RD, {name: self._rows(each) for name, each in selections.items()})
+        poolings = self._poolings[batch.tower]
+        rows: dict[OutputName, Tensor] = {
+            name: poolings[name](hidden_RD, self._rows(selection)) for name, selection in selections.items()
+        }
         return self._copy_back(rows, selections, batch.tower)
+
+    def _put(self, array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+        return tensor if self._copies is None else tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = np.diff(batch.cu_seqlens)
@@ -176,32 +156,14 @@ class Runner:
             None if tokens_X is None else self._put(_pad(tokens_X, round_up_rows(tokens_X.size))),
         )
 
-    def _map_memory_errors(self, action: Callable[[], T]) -> T:
-        try:
-            return action()
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            message = str(error)
-        # The exception held the frames, and these the tensors of the failed batch; only here are they freed.
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        raise MemoryError(message)
-
-    def _put(self, array: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
-        if self._copies is None:
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
-
     def _copy_back(
         self, rows: Mapping[OutputName, Tensor], selections: Mapping[OutputName, RowSelection], tower: int
     ) -> Pending:
         """Copy rows to the host; of outputs that stay on the device, only the mask of finite rows."""
-        kept: set[OutputName] = {name for name in rows if selections[name].keep_on_device and self._keeps_vectors}
-        finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in kept}
         if self._copies is None:
-            return Pending(rows, finite, selections, tower, None)
+            return Pending(rows, {}, selections, tower, None)
+        kept: set[OutputName] = {name for name in rows if selections[name].keep_on_device}
+        finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in kept}
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copies):
             copied: dict[OutputName, Tensor] = {
@@ -219,17 +181,57 @@ class Runner:
         x.record_stream(self._copies)
         return copied
 
+    def collect(self, pending: Pending) -> dict[OutputName, OutputRows]:
+        """Wait for a launched batch and return its rows on the host, in the order of its seqs. Raises MemoryError."""
+        if (done := pending.done) is not None:
+            self._map_memory_errors(done.synchronize)
+        outputs: dict[OutputName, OutputRows] = {}
+        for name, rows_PD in pending.rows.items():
+            if name in pending.finite:
+                outputs[name] = DeviceRows(rows_PD, pending.finite[name].numpy())
+            else:
+                outputs[name] = to_host(self._cards[pending.tower].output(name), pending.selections[name], rows_PD.numpy())
+        return outputs
+
+    def _map_memory_errors(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            message = str(error)
+        # The exception held the frames, and these the tensors of the failed batch; only here are they freed.
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise MemoryError(message)
+
+
+def probe() -> Hardware:
+    """Return the resources that this process may use."""
+    gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+    has_bfloat16 = bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0)
+    return Hardware(num_cores=_usable_cores(), cpu=cpu(), gpus=gpus, gpu_bfloat16=has_bfloat16)
+
+
+def _usable_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    physical = num_physical_cores() or cores  # two hyper-threads share one multiplier
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        share = physical if quota == "max" else round(int(quota) / int(period))
+    except (OSError, ValueError):
+        share = physical
+    return max(1, min(cores, physical, share))
+
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread, on Linux, which has one per thread."""
-    if sys.platform == "linux":
+    if sys.platform == "linux":  # has a priority per thread
         nice = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICE
         with suppress(OSError):  # a sandbox may forbid even this
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, nice))
 
 
 def _pad(array_T: Int32Array, num_rows: int) -> Int32Array:
-    """Pad with zeros to `num_rows`; the results of these rows are never read."""
     padded_R = np.zeros(num_rows, np.int32)
     padded_R[: array_T.size] = array_T
     return padded_R

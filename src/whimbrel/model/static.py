@@ -1,8 +1,8 @@
 """Static embeddings: a table of token vectors, without layers or attention.
 
-Lookups are float32 for every dtype of the plan, as a smaller dtype is no faster. Token i has the vector
-table[mapping[i]] * weights[i]. Tensor names are those of Sentence Transformers' StaticEmbedding ("embedding.weight") and
-SparseStaticEmbedding ("weight", one column), and of model2vec ("embeddings", and in newer checkpoints "mapping" and "weights").
+Lookups are float32, as a smaller dtype is no faster. Token i has the vector table[mapping[i]] * weights[i]. Tensor names are
+those of Sentence Transformers' StaticEmbedding ("embedding.weight") and SparseStaticEmbedding ("weight", one column), and of
+model2vec ("embeddings", and in newer checkpoints "mapping" and "weights").
 
 Shapes: R rows, D columns.
 """
@@ -29,7 +29,7 @@ _NAMES: Final = ("embedding.weight", "embeddings", "weight")
 
 
 class IdfWeights:
-    """Token weights from a JSON file, with the interface of `Weights`. Tokens that are not in the file have weight 0."""
+    """Token weights from a JSON file, as `Weights`. Tokens that are not in the file have weight 0."""
 
     def __init__(self, folder: Path, card: Card) -> None:
         spec, file = card.encoder, JsonFile.read(folder, card.encoder.idf or "")
@@ -42,15 +42,12 @@ class IdfWeights:
             self._weight[ids[token]] = file.get(token, float)
 
     def has(self, name: str) -> bool:
-        """Return whether the tensor exists."""
         return name == "weight"
 
     def stored(self, name: str) -> Tensor:
-        """Return the weights."""
         return self._weight
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return the weights."""
         return self._weight
 
 
@@ -78,6 +75,5 @@ class StaticTable:
         layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Return the vectors of the tokens, (R, D) in float32."""
         x_RD = F.embedding(self._mapping[ids_R], self._table)
         return x_RD if self._weights is None else x_RD * self._weights[ids_R][:, None]

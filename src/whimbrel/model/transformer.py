@@ -1,7 +1,7 @@
 """Transformer encoder or decoder, configured by a card's `Encoder`.
 
-Ragged rows in, hidden states out, without pooling. The residual stream and all norms are float32; matrix products are in the
-plan's dtype. `families.py` describes the parts of each family; nothing here tests the family's name.
+The residual stream and all norms are float32; matrix products are in the plan's dtype. `families.py` describes the parts of
+each family; nothing here tests the family's name.
 
 Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,llama,qwen2,
 qwen3,mistral,gemma2,gemma3}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the Hub, and
@@ -23,25 +23,20 @@ from torch import Tensor
 
 from whimbrel.model.adapters import Adapters
 from whimbrel.model.experts import load_experts
-from whimbrel.model.families import FAMILIES, WeightNames, WeightRole
+from whimbrel.model.families import FAMILIES, WeightRole
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
-from whimbrel.model.ops.linear import ACTIVATIONS, Linear
-from whimbrel.model.ops.norms import layer_norm, rms_norm
-from whimbrel.model.ops.rotary import apply_rotary, frequencies
+from whimbrel.model.ops.linear import ACTIVATIONS, Linear, layer_norm, rms_norm
+from whimbrel.model.ops.positions import Bias, alibi, apply_rotary, frequencies, relative
 from whimbrel.model.ops.row_blocks import MAX_BLOCK
-from whimbrel.model.position_bias import Bias, alibi, relative
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder, Layer, Rotary
+from whimbrel.types.heads import Activation
 
 _Norm: TypeAlias = Callable[[Tensor], Tensor]
 _Mlp: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """(rows in the model's dtype, LoRA mask as in `Linear`) -> rows."""
 _Angles: TypeAlias = tuple[Tensor, Tensor, bool]
 """Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
-
-
-def _identity(x: Tensor) -> Tensor:
-    return x
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,15 +55,15 @@ class _Layer:
     """Norm of query and key heads."""
     scores: ScoreOptions
     rotary: int
-    """Index of the model's rotary embedding; -1: none."""
+    """Index of the model's rotary embedding, which may be None."""
 
 
 class Transformer:
-    """Loaded transformer."""
+    """Loaded transformer, called as `load.Model`."""
 
     def __init__(self, spec: Encoder, weights: Weights, *, device: torch.device, dtype: torch.dtype) -> None:
         self._spec = spec
-        self._names = _choose_names(weights, spec.family)
+        self._names = FAMILIES[spec.family].select(weights.has, "weight")
         self._weights = weights
         self._device = device
         self._dtype = dtype
@@ -82,21 +77,16 @@ class Transformer:
         self._types = self._table(names.types, spec.type_vocab_size, width) if names.types and spec.type_vocab_size else None
         self._adapted_types = None if self._types is None else self._adapters.table("types", spec.type_vocab_size, width)
         self._embedding_norm = self._norm(names.embedding_norm, width)
-        self._projection = (
-            None
-            if width == spec.hidden_size
-            else Linear(*self._join([names.projection or ""], [spec.hidden_size], width, bias=True))
-        )
-        rotaries: list[Rotary] = []
+        self._projection = None
+        if width != spec.hidden_size:
+            self._projection = Linear(*self._join([names.projection or ""], [spec.hidden_size], width, bias=True))
+        rotaries: list[Rotary | None] = []
         for layer in spec.layers:
-            if layer.rotary is not None and layer.rotary not in rotaries:
+            if layer.rotary not in rotaries:
                 rotaries.append(layer.rotary)
-        self._rotaries = [(*frequencies(rotary, device), rotary.interleaved) for rotary in rotaries]
+        self._rotaries = [None if each is None else (*frequencies(each, device), each.interleaved) for each in rotaries]
         bias = self._bias()
-        self._layers = [
-            self._layer(i, layer, bias, -1 if layer.rotary is None else rotaries.index(layer.rotary))
-            for i, layer in enumerate(spec.layers)
-        ]
+        self._layers = [self._layer(i, layer, bias, rotaries.index(layer.rotary)) for i, layer in enumerate(spec.layers)]
         self._final = self._norm(names.final, spec.hidden_size)
         self._adapters.finish()
         del self._weights, self._adapters
@@ -109,15 +99,15 @@ class Transformer:
         layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Return the hidden states of the last layer, (R, D) in float32. Calls `between_layers` between any two layers."""
+        """Return the hidden states of the last layer, (R, D) in float32."""
         lora_mask_RK = self._lora_mask(layout)
         x_RD = self._embed(ids_R, positions_R, type_ids_R, lora_mask_RK)
-        angles = [_angles(positions_R, *rotary) for rotary in self._rotaries]
+        angles = [rotary and _angles(positions_R, *rotary) for rotary in self._rotaries]
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
-            own_angles = angles[layer.rotary] if layer.rotary >= 0 else None
-            attended = layer.attention_out(self._attend(layer, layer.attention_in(x_RD), layout, own_angles, lora_mask_RK))
+            x_attended = self._attend(layer, layer.attention_in(x_RD), layout, angles[layer.rotary], lora_mask_RK)
+            attended = layer.attention_out(x_attended)
             if layer.attention_inner_sum is not None:
                 attended = layer.attention_inner_sum(x_RD + attended)
             x_RD = layer.attention_sum(x_RD + attended)
@@ -135,7 +125,7 @@ class Transformer:
         return out_RD
 
     def _lora_mask(self, layout: AttentionLayout) -> Tensor | None:
-        """Return the mask of LoRA columns that do not belong to a row's own adapter; None if no row uses an adapter."""
+        """Return the mask of LoRA columns of other adapters than a row's own; None if no row uses an adapter."""
         if layout.adapters_R is None or self._lora_columns_K is None:
             return None
         return layout.adapters_R[:, None] != self._lora_columns_K
@@ -202,11 +192,13 @@ class Transformer:
             rotary=rotary,
         )
 
-    def _linear(self, part: WeightRole, i: int, rows: tuple[int, ...], columns: int, *, bias: bool) -> Linear:
+    def _linear(
+        self, part: WeightRole, i: int, rows: tuple[int, ...], columns: int, *, bias: bool, activation: Activation = "identity"
+    ) -> Linear:
         low_rank = self._adapters.linear(part, i, rows, columns)
         names = self._names.for_layer(part, i)
         weight, biases = self._join(names, rows if len(names) == len(rows) else (sum(rows),), columns, bias=bias)
-        return Linear(weight, biases, low_rank=low_rank)
+        return Linear(weight, biases, activation, low_rank)
 
     def _mlp(self, i: int) -> _Mlp:
         spec, up = self._spec, self._up(i)
@@ -222,20 +214,17 @@ class Transformer:
         return mlp
 
     def _experts(self, i: int, num_experts: int) -> _Mlp:
-        router, at = ((name or "").format(i=i) for name in (self._names.router, self._names.experts))
-        experts = load_experts(self._spec, self._weights, (router, at), num_experts, device=self._device, dtype=self._dtype)
+        names = [(name or "").format(i=i) for name in (self._names.router, self._names.experts)]
+        experts = load_experts(self._spec, self._weights, names, num_experts, device=self._device, dtype=self._dtype)
         return lambda x_RD, _: experts(x_RD)
 
     def _up(self, i: int) -> Linear:
         spec = self._spec
-        inner, parts = spec.intermediate_size, self._names.for_layer("up", i)
+        inner, width = spec.intermediate_size, spec.hidden_size
         if not spec.gated:
-            low_rank = self._adapters.linear("up", i, (inner,), spec.hidden_size)
-            weight, bias = self._join(parts, (inner,), spec.hidden_size, bias=spec.up_bias)
-            return Linear(weight, bias, spec.activation, low_rank)
-        weight, bias = self._join(
-            parts, (inner, inner) if len(parts) == 2 else (2 * inner,), spec.hidden_size, bias=spec.up_bias
-        )
+            return self._linear("up", i, (inner,), width, bias=spec.up_bias, activation=spec.activation)
+        parts = self._names.for_layer("up", i)
+        weight, bias = self._join(parts, (inner, inner) if len(parts) == 2 else (2 * inner,), width, bias=spec.up_bias)
         if self._names.up_first:
             weight = weight.roll(inner, 0)
             bias = None if bias is None else bias.roll(inner, 0)
@@ -253,7 +242,7 @@ class Transformer:
 
     def _norm(self, name: str | None, width: int) -> _Norm:
         if name is None:
-            return _identity
+            return ACTIVATIONS["identity"]
         eps = self._spec.norm_eps
         weight = self._weights.take(f"{name}.weight", width).to(self._device)
         if self._spec.norm == "layer":
@@ -278,7 +267,6 @@ class Transformer:
         return lambda x: rms_norm(x, weight_NH, spec.norm_eps)
 
     def _whole_norm(self, parts: Sequence[str]) -> _Norm:
-        """Return LayerNorms over all query heads together, and over all key heads."""
         width, eps = self._spec.num_heads * self._spec.head_width, self._spec.norm_eps
         weight_2D, bias_2D = (
             torch.stack([self._weights.take(f"{part}.{kind}", width) for part in parts]).to(self._device)
@@ -303,11 +291,3 @@ class Transformer:
 def _angles(positions_R: Tensor, turns_F: Tensor, scale: float, interleaved: bool) -> _Angles:
     radians_RF = positions_R[:, None].float() * turns_F
     return radians_RF.cos() * scale, radians_RF.sin() * scale, interleaved
-
-
-def _choose_names(weights: Weights, family: str) -> WeightNames:
-    """Return the names of the family, or its alternative names if the checkpoint uses these."""
-    names = FAMILIES[family]
-    if names.alternative is not None and not weights.has(f"{names.down.format(i=0)}.weight"):
-        return names.alternative
-    return names

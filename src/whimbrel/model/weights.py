@@ -1,8 +1,7 @@
 """Tensors of a checkpoint's safetensors files.
 
-Reads model.safetensors, or the shards that model.safetensors.index.json names. Every tensor must be taken or be known as
-unused; `finish` rejects the rest, so a part of a model is never dropped silently. Pickles are not read, except the small heads
-that older models ship as pytorch_model.bin, which are loaded with `weights_only=True`.
+Every tensor must be taken or be known as unused; `finish` rejects the rest, so a part of a model is never dropped silently.
+Pickles are not read, except the small heads that older models ship, which are loaded with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PICKLE = "pytorch_model.bin"
 
 
 class Weights:
-    """Tensors of one folder of a checkpoint. A context manager; tensors are read when they are taken."""
+    """Tensors of one folder of a checkpoint, read when they are taken. A context manager."""
 
     def __init__(
         self,
@@ -51,7 +50,6 @@ class Weights:
         self._pickled: dict[str, Tensor] = {}
         self._file_of: dict[str, str] = {}
         self.file: str = path if path.endswith(".pt") else self._path_of(single)
-        """File that lists the tensors, relative to the checkpoint."""
         try:
             self._open(sha256)
         except BaseException:
@@ -66,9 +64,8 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return the tensor called `name`, with or without a prefix, in float32. Raises CheckpointError."""
-        full = self._require(name)
-        tensor = self._read(full)
-        return self._check(full, tensor, tensor.shape, shape)
+        tensor = self.stored(name)
+        return self._check(self._require(name), tensor, tensor.shape, shape)
 
     def take_rows(self, name: str, rows: Sequence[int], *shape: int) -> Tensor:
         """Return rows of the matrix called `name`, in float32, without reading the others. Raises CheckpointError."""
@@ -102,11 +99,10 @@ class Weights:
         return self._read(full)
 
     def has(self, name: str) -> bool:
-        """Return whether a tensor called `name` exists, with or without a prefix."""
         return self._find_name(name) is not None
 
     def beside(self, path: str, file: str, prefixes: Sequence[str]) -> Weights:
-        """Open the tensors of a file in a subfolder. They are closed together with these."""
+        """Open a file in a subfolder, which is closed together with this one."""
         return self._stack.enter_context(Weights(self._folder, path=self._path_of(path), prefixes=prefixes, single=file))
 
     def finish(self, unused: Sequence[str] = ()) -> None:
@@ -134,7 +130,7 @@ class Weights:
             if sha256 is not None:
                 _check_sha256(path, sha256, file)
             try:
-                handle = self._stack.enter_context(_open(path))
+                handle: Any = self._stack.enter_context(cast(Any, safe_open)(path, framework="pt"))
                 names = cast(list[str], handle.keys())
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=file) from None
@@ -144,7 +140,6 @@ class Weights:
                 self._handle_of[name], self._file_of[name] = handle, file
 
     def _files(self) -> list[str]:
-        """Return the safetensors files. Pickled tensors are read at once, without a file to return."""
         if self.file == self._path:
             return self._unpickle(self._path)
         if (self._folder / self.file).exists():
@@ -171,7 +166,6 @@ class Weights:
 
 
 def _parametrized(name: str) -> str:
-    """Return torch's name of a weight that has a parametrization, e.g. an adapter."""
     return f"{name.removesuffix('.weight')}.parametrizations.weight.original" if name.endswith(".weight") else name
 
 
@@ -190,10 +184,6 @@ def _unpickle(path: Path, file: str) -> dict[str, Tensor]:
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in cast(dict[str, object], loaded).values()):
         raise CheckpointError("holds something else than tensors by name.", file=file)
     return cast(dict[str, Tensor], loaded)
-
-
-def _open(path: Path) -> Any:
-    return safe_open(path, framework="pt")
 
 
 def _shards(index: JsonFile) -> list[str]:

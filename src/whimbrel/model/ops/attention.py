@@ -25,7 +25,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayout:
-    """Layout of the seqs among the rows of a batch, on the host and on the device."""
+    """Layout of the seqs among the rows of a batch."""
 
     cu_seqlens: Tensor
     """B + 1 offsets, int32, on the device."""
@@ -43,8 +43,6 @@ class AttentionLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreOptions:
-    """Options of a layer's attention scores."""
-
     scale: float
     causal: bool = False
     """Mask the tokens after each token."""
@@ -57,7 +55,6 @@ class ScoreOptions:
 
     @property
     def plain(self) -> bool:
-        """True if every token attends to every token, without bias or cap."""
         return not self.causal and self.window is None and self.softcap is None and self.bias is None
 
 
@@ -101,18 +98,14 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
 
 
 def _in_float32(x_RNH: Tensor) -> Tensor:
-    """Convert to float32, with heads padded to a multiple of 4: otherwise SDPA's bits depend on the batch."""
-    missing = -x_RNH.shape[-1] % 4
+    missing = -x_RNH.shape[-1] % 4  # otherwise SDPA's bits depend on the batch
     return F.pad(x_RNH.float(), (0, missing)) if missing else x_RNH.float()
 
 
 def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
-    """Attend in seqs of equal length by SDPA -> (B, N, L, H).
-
-    With a mask, inputs are made contiguous; otherwise SDPA's bits would depend on the batch."""
     length, keys = q_BNLH.shape[2], k_BKLH.shape[2]
     causal = scores.causal and scores.window is None and scores.bias is None and keys == length
-    if not causal and not scores.plain:
+    if not causal and not scores.plain:  # with a mask, SDPA's bits would depend on the batch
         q_BNLH, k_BKLH, v_BKLH = q_BNLH.contiguous(), k_BKLH.contiguous(), v_BKLH.contiguous()
     step = _QUERIES_AT_A_TIME if scores.bias is not None and length > 2 * _QUERIES_AT_A_TIME else length
     parts = [
@@ -157,10 +150,7 @@ def _mask(scores: ScoreOptions, first: int, last: int, num_keys: int, device: to
 
 
 def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
-    """Attend with capped scores, cap * tanh(scores / cap) -> (B, N, L, H).
-
-    Keys are padded to a multiple of 16, because torch's vectorised tanh gives a remainder other bits.
-    """
+    """Attend with capped scores. Keys are padded to 16: torch's vectorised tanh gives a remainder other bits."""
     cap = scores.softcap
     assert cap is not None
     num_heads, length = q_BNLH.shape[1:3]

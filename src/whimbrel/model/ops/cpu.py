@@ -1,14 +1,12 @@
-"""CPU features that this process may use. All processor detection is here.
+"""CPU features that this process may use.
 
-A feature counts only if the compute libraries use it. An environment variable can restrict each library, and a container or a
-hypervisor may hide features:
+A feature counts only if the compute libraries use it, which `torch.cpu.get_capabilities()` ignores. An environment variable can
+restrict each library:
 
 - oneDNN (linear layers) reads ONEDNN_MAX_CPU_ISA, or its old name DNNL_MAX_CPU_ISA, when it makes its first primitive. AMX
   also needs a permission of the kernel, which a sandbox may deny.
 - ATen (element-wise kernels) reads ATEN_CPU_CAPABILITY.
 - OpenBLAS (numpy's products) reads OPENBLAS_CORETYPE, and MKL (torch.mm in float32) MKL_ENABLE_INSTRUCTIONS.
-
-`torch.cpu.get_capabilities()` ignores these variables.
 """
 
 from __future__ import annotations
@@ -52,7 +50,6 @@ _SMALL_KERNEL_CORES: Final = frozenset({"skylakex", "cooperlake", "sapphirerapid
 
 @cache
 def cpu() -> Cpu:
-    """Return the processor's features, detected once."""
     return find_cpu(torch.cpu.get_capabilities(), os.environ, onednn_bfloat16=_onednn_bfloat16, permit_amx=_permit_amx)
 
 
@@ -79,16 +76,14 @@ def find_cpu(
 
 
 def num_physical_cores() -> int | None:
-    """Return the number of physical cores of the machine; None if unknown."""
     return int(torch.cpu.get_capabilities().get("num_physical_cores") or 0) or None
 
 
 @cache
 def has_small_kernels() -> bool:
-    """Return whether numpy has kernels for small products, without packing and threads.
+    """Return whether numpy has kernels for small products, which are a fifth faster than torch.mm if one side is narrow.
 
-    OpenBLAS has them for AVX-512. They are a fifth faster than torch.mm if one side is narrow. Source: OpenBLAS,
-    kernel/x86_64/sgemm_small_kernel_permit_skylakex.c.
+    Source: OpenBLAS, kernel/x86_64/sgemm_small_kernel_permit_skylakex.c, for AVX-512.
     """
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
     core = os.environ.get("OPENBLAS_CORETYPE", "").lower()
@@ -115,19 +110,16 @@ def _level_of(capabilities: Mapping[str, Any], permit_amx: Callable[[], bool]) -
 
 
 def _highest_level(environ: Mapping[str, str]) -> CpuLevel:
-    """Return the highest level that the environment allows oneDNN."""
     value = next((environ[name] for name in _ISA_VARIABLES if environ.get(name)), "")
     return _ISA_LEVELS.get(value.lower()) or "amx"
 
 
 def _onednn_bfloat16() -> bool:
-    """Return whether oneDNN supports bfloat16, natively or not; it applies its variables itself."""
     query = getattr(_mkldnn(), "_is_mkldnn_bf16_supported", None)
     return torch.backends.mkldnn.is_available() and query is not None and bool(query())
 
 
 def _permit_amx() -> bool:
-    """Request AMX from the kernel, as oneDNN does. Return whether it is granted."""
     init = getattr(torch.cpu, "_init_amx", None)
     return init is None or bool(init())
 

@@ -1,8 +1,9 @@
-"""Linear layers: prepacked oneDNN with a fused activation on CPUs, PyTorch's linear on GPUs.
+"""Linear layers and norms: prepacked oneDNN with a fused activation on CPUs, PyTorch's linear on GPUs.
 
-On a CPU a row has the same bits in any number of rows. Products run in blocks of sizes whose bits agree (`row_blocks.py`),
-found for each shape, dtype and epilogue when the first such layer is loaded. oneDNN makes a primitive per number of rows (0.3
-to 1.3 ms and about 0.7 MB each, measured on Zen 4), so few sizes also keep its cache small.
+Norms are float32: in bfloat16 they are three times slower on CPUs, and less exact. On a CPU a row has the same bits in any
+number of rows. Products run in blocks of sizes whose bits agree (`row_blocks.py`), found for each shape, dtype and epilogue
+when the first such layer is loaded. oneDNN makes a primitive per number of rows (0.3 to 1.3 ms and about 0.7 MB each, measured
+on Zen 4), so few sizes also keep its cache small.
 
 Shapes: R rows, I input and O output columns, K LoRA columns, V entries of a table.
 """
@@ -10,9 +11,9 @@ Shapes: R rows, I input and O output columns, K LoRA columns, V entries of a tab
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 # Read once, when oneDNN makes its first primitive. The default of 1,024 would let the cache grow to most of a GB.
@@ -46,7 +47,7 @@ _EPILOGUES: Final[Mapping[Activation, tuple[str, str]]] = {
 }
 
 _COARSE_FROM: Final = 2**22
-"""Number of weights above which a product is tried with COARSE_SIZES."""
+"""Weights of a product above which COARSE_SIZES are tried."""
 _TRIAL_COLUMNS: Final = 64
 """Number of different columns of a trial's weight; the others repeat them."""
 _TRIAL_NUMBERS: Final = 16
@@ -56,8 +57,7 @@ _TRIAL_NUMBERS: Final = 16
 class Linear:
     """Linear layer: activation(x @ weight.T + bias) for x (R, in), with weight (out, in) and bias (out) in the dtype of x.
 
-    `low_rank` are the adapters, which are added in calls with a LoRA mask. The activation is then never fused, so that a row
-    has the same bits beside rows with adapters and without.
+    `low_rank` is added in calls with a LoRA mask. The activation is then never fused, so a row has the same bits in any batch.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Linear:
         self._low_rank = low_rank
         self._width = width
         self._finding = begin(kind) if weight.device.type == "cpu" else None
-        self._blocks = RowBlocks(())
+        self._cover = _cached_cover(RowBlocks(()))
 
     def __call__(self, x_RI: Tensor, lora_mask_RK: Tensor | None = None) -> Tensor:
         out = self._in_blocks(x_RI)
@@ -82,10 +82,10 @@ class Linear:
 
     def _in_blocks(self, x_RI: Tensor) -> Tensor:
         if (finding := self._finding) is not None:
-            self._blocks = finding.result()
+            self._cover = _cached_cover(finding.result())
             self._finding = None  # last: another lane may be in this branch
         num_rows = x_RI.shape[0]
-        blocks = self._blocks.cover(num_rows)
+        blocks = self._cover(num_rows)
         if len(blocks) == 1:
             missing = blocks[0][1] - num_rows
             return self._product(F.pad(x_RI, (0, 0, 0, missing)))[:num_rows] if missing else self._product(x_RI)
@@ -97,14 +97,11 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Properties of a product, besides the number of rows, that decide how a library computes it."""
-
     width: int
     inner: int
     dtype: torch.dtype
     has_bias: bool
     activation: Activation
-    """Fused activation."""
     prepacked: bool
 
     def __str__(self) -> str:
@@ -119,14 +116,11 @@ class _Kind:
         return lambda x: pointwise(x, packed, bias, attribute, [], algorithm)
 
     def find(self) -> RowBlocks:
-        """Try numbers of rows."""
         sizes = COARSE_SIZES if self.width * self.inner > _COARSE_FROM else FINE_SIZES
         return find_row_blocks(sizes, _Trial(self))
 
 
 class _Trial:
-    """Trial of one kind of product."""
-
     def __init__(self, kind: _Kind) -> None:
         num_columns = min(kind.width, _TRIAL_COLUMNS)
         num_rows = -(-_TRIAL_NUMBERS // kind.width) if kind.inner >= FEW_TERMS else 2 * _TRIAL_NUMBERS
@@ -149,10 +143,9 @@ class _Trial:
 class LowRank:
     """LoRA adapters of a linear layer or a table: x A' B'.
 
-    The matrices of all adapters are concatenated: the K columns of x A' are the ranks of one adapter after another. Columns of
-    adapters that are not a row's own are set to 0 before the product with B. So one product serves rows of all adapters in any
-    order, at the cost of one adapter of rank K. A row has the same bits in any batch. `up` is B, (out, parts * K),
-    times the adapters' scale. `down` is A, (parts * K, in), for a linear layer; for a table it is the rows, (entries, K).
+    The K columns of x A' are the ranks of one adapter after another. Columns of adapters that are not a row's own are set to 0
+    before the product with B. So one product serves rows of all adapters, and a row has the same bits in any batch.
+    `up` is B, (out, parts * K), times the adapters' scale. `down` is A, (parts * K, in); for a table its rows, (entries, K).
     Source of the formula: LoRA, arXiv:2106.09685.
     """
 
@@ -162,9 +155,7 @@ class LowRank:
         self._up = Linear(up, None)
 
     def __call__(self, x: Tensor, lora_mask_RK: Tensor) -> Tensor:
-        """Return the addition for x (R, in), or for the entries (R) of a table.
-
-        `lora_mask_RK` is true where column k does not belong to the adapter of row r."""
+        """Return the addition. `lora_mask_RK` is true where column k does not belong to the adapter of row r."""
         if self._down is not None:
             low_RK = self._down(x)
         else:
@@ -174,9 +165,29 @@ class LowRank:
         return self._up(low_RPK.masked_fill(lora_mask_RK[:, None], 0).view(low_RK.shape))
 
 
+def _cached_cover(blocks: RowBlocks) -> Callable[[int], Sequence[tuple[int, int]]]:
+    return lru_cache(maxsize=1024)(blocks.cover)
+
+
+def round_up_rows(num_rows: int) -> int:
+    """Return the number of rows that a batch is padded to: one of FINE_SIZES, or a multiple of 32 above them."""
+    step = 16 if num_rows <= 256 else 32
+    return -(-num_rows // step) * step
+
+
 def in_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
     """Return activation(x), computed on a multiple of 64 elements: torch's vectorised loops give a remainder other bits."""
     num_rows, width = x_RO.shape
     if num_rows * width % 64 == 0:
         return activation(x_RO)
     return activation(F.pad(x_RO, (0, 0, 0, -num_rows % 64)))[:num_rows]
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    return F.layer_norm(x.float(), weight.shape, weight, bias, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32. `weight` may have more dimensions."""
+    x = x.float()  # in bfloat16 the bits of a mean would also depend on the number of rows
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight

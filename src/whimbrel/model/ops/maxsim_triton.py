@@ -1,10 +1,10 @@
 """MaxSim on a GPU: one launch for all pairs of any requests, over flat token vectors.
 
-Theory of operation: a program takes some tokens of one query and a stretch of one document. It keeps the query's vectors, reads
-the document's vectors in blocks to their real end, and keeps the greatest similarity of each query token; similarities never
-leave the chip. A second launch takes the maxima over stretches and the sum over tokens, in a fixed order. Long documents are
-split into stretches if there are too few pairs to fill the device. All lengths, offsets and counts are runtime arguments, so
-the compiled code depends only on the dtypes and on a few block shapes. Offsets are int64.
+Theory of operation: a program takes some tokens of one query and a stretch of one document. It reads the document's vectors in
+blocks to their real end, and keeps the greatest similarity of each query token; similarities never leave the chip. A second
+launch takes the maxima over stretches and the sum over tokens, in a fixed order. Documents are split into stretches if there
+are too few pairs to fill the device. Lengths, offsets and counts are runtime arguments, so the compiled code depends only on
+the dtypes and on a few block shapes. Offsets are int64.
 
 Source of the scheme: flash-attention's tiling, as flash-maxsim (2605.29517) applies it to MaxSim.
 
@@ -98,7 +98,6 @@ def _maxima_kernel(  # noqa: PLR0917
 
 @triton.jit
 def _sum_kernel(best_ptr, groups_ptr, scores_ptr, BLOCK_Q: tl.constexpr):
-    """Sum the maxima of each pair: blocks of query tokens, each with its stretches of the document."""
     group = groups_ptr + tl.program_id(0).to(tl.int64) * 4
     first, num_q, num_blocks, num_stretches = tl.load(group), tl.load(group + 1), tl.load(group + 2), tl.load(group + 3)
     rows = tl.arange(0, BLOCK_Q)
@@ -134,7 +133,6 @@ def maxsim_triton(
 def matches_triton(
     queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
 ) -> Float32Array:
-    """Return the concatenated rows of `best_matches` of all pairs."""
     lengths_P = queries.lengths[query_P]
     matches_X2 = np.tile(np.array(NO_MATCH, np.float32), (int(lengths_P.sum()), 1))
     pairs_P = _pairs_with_tokens(queries, documents, query_P, document_P)
@@ -162,7 +160,6 @@ def matches_triton(
 def _pairs_with_tokens(
     queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
 ) -> Int64Array:
-    """Return the indices of pairs with tokens on both sides."""
     return np.flatnonzero((queries.lengths[query_P] > 0) & (documents.lengths[document_P] > 0))
 
 
@@ -187,7 +184,6 @@ def _maxima(
 
 
 def _block_q(longest: int) -> int:
-    """Return the number of query tokens of a program, chosen so that most documents are read once."""
     return next((block for block in (16, 32, 64) if longest <= block), 128)
 
 
@@ -200,16 +196,11 @@ def _operands(queries: TokenVectors, documents: TokenVectors) -> tuple[Tensor, T
 
 
 def _items(
-    queries: TokenVectors,
-    documents: TokenVectors,
-    query_P: NDArray[np.integer],
-    document_P: NDArray[np.integer],
-    block_q: int,
+    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer], block_q: int
 ) -> tuple[Int64Array, Int64Array]:
-    """Return the ranges of each program and of each pair.
+    """Return each program: first query token, count, first document token, count.
 
-    A program has (first query token, count, first document token, count). A pair has (first program, query tokens, blocks of
-    query tokens, stretches of the document)."""
+    And each pair: first program, query tokens, blocks of query tokens, stretches of the document."""
     q_P, x_P = queries.lengths[query_P], documents.lengths[document_P]
     blocks_P = -(-q_P // block_q)
     num_stretches = max(1, -(-_PROGRAMS // int(blocks_P.sum())))

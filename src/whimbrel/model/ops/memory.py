@@ -8,8 +8,7 @@ from typing import Final
 
 import torch
 
-_NO_MEMORY: Final = ("you tried to allocate", "bad_alloc")
-"""Phrases of torch's out-of-memory errors on a CPU, which have no class of their own."""
+_NO_MEMORY: Final = ("you tried to allocate", "bad_alloc")  # on a CPU, torch has no class for them
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,13 +1,11 @@
 """Row blocks: numbers of rows for which a product gives a row the same bits.
 
 Theory of operation: a library chooses how to compute a product by its shape, and another order of summation gives other bits.
-With AMX, oneDNN gives a row of 1,536 columns three results among 32, 64 and 512 rows. All are equally exact, but a text must
-have the same vector alone and in a batch. So each product is tried when a model is loaded, with equal rows for every candidate
-size. The results must be equal within a block; sizes with equal results form a class. One class is chosen, and every number of
-rows then runs in blocks of its sizes, of which the last may overlap the one before.
+With AMX, oneDNN gives a row of 1,536 columns three results among 32, 64 and 512 rows. But a text must have the same vector
+alone and in a batch. So each product is tried when a model is loaded, with equal rows for every candidate size. Sizes with
+equal results form a class. One class is chosen, and every number of rows then runs in blocks of its sizes.
 
-The choice depends on the classes only, never on a timing, so replicas and restarts agree. Nothing here knows PyTorch or a
-processor: a product is a function.
+The choice depends on the classes only, never on a timing, so replicas and restarts agree.
 """
 
 from __future__ import annotations
@@ -19,36 +17,24 @@ from itertools import accumulate
 from typing import Final, TypeAlias
 
 Trial: TypeAlias = Callable[[int], Hashable | None]
-"""Function that runs the product with N equal rows and returns a value that is equal for equal bits.
-
-None if the rows of the result differ."""
+"""Product of N equal rows: returns a value that is equal for equal bits, or None if the rows of the result differ."""
 
 ShapeTrial: TypeAlias = Callable[[tuple[int, int]], Hashable | None]
 """Trial for a number of rows and of columns."""
 
 MAX_BLOCK: Final = 512
-"""Rows of the largest block, about as many as a batch on a CPU has. Larger ones would not be faster."""
+"""Rows of the largest block. Larger ones would not be faster."""
 
 FINE_SIZES: Final = (*range(16, 256, 16), *range(256, MAX_BLOCK + 1, 32))
-"""Sizes of batches and of trials. At least 16 rows keep a lone token off matrix-vector kernels.
-
-A trial of all of them costs about as much as 5,000 rows of the product."""
+"""Sizes of batches and of trials. At least 16 rows keep a lone token off matrix-vector kernels."""
 
 COARSE_SIZES: Final = (16, 32, 64, 96, 128, 192, 256, 384, MAX_BLOCK)
-"""Sizes of trials of large products, which cost about as much as 1,700 rows."""
+"""Sizes of trials of large products: a third of the cost."""
 
 _BLOCK_COST: Final = 64
-"""Overhead of a call, in rows. Measured with AMX (768 to 3,072 columns, bfloat16), where it is highest.
-
-Elsewhere small blocks cost little, and large ones lose nothing."""
+"""Overhead of a call, in rows. Measured with AMX (768 to 3,072 columns, bfloat16), where it is highest."""
 _COLUMNS_COST: Final = 32
 """Overhead of a block of columns, in columns: all rows are read once more."""
-
-
-def round_up_rows(num_rows: int) -> int:
-    """Return the number of rows that a batch is padded to: one of FINE_SIZES, or a multiple of 32 above them."""
-    step = 16 if num_rows <= 256 else 32
-    return -(-num_rows // step) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +49,17 @@ class RowBlocks:
     def cover(self, num_rows: int, *, pad: bool = True) -> tuple[tuple[int, int], ...]:
         """Return the blocks that cover `num_rows` rows at the least cost, as (first row, size).
 
-        The last block overlaps the one before if the sizes do not add up. A single block may exceed `num_rows`; rows must then
-        be added. With `pad` False that happens only below the smallest size. Without sizes, one block has all rows.
+        The last block overlaps the one before if the sizes do not add up. A single block may exceed `num_rows`; without
+        `pad`, only below the smallest size. Without sizes, one block has all rows.
         """
         if not self.sizes or num_rows == 0:
             return ((0, num_rows),)
         sizes = self.sizes if pad else tuple(size for size in self.sizes if size <= num_rows) or self.sizes[:1]
-        return _cover(sizes, num_rows)
+        largest = sizes[-1]
+        num_largest = max(0, num_rows - largest) // largest  # the rest, one to two times the largest, has a choice
+        chosen = [largest] * num_largest + list(_cheapest(sizes, num_rows - num_largest * largest))
+        starts = accumulate(chosen[:-1], initial=0)
+        return tuple((max(0, min(start, num_rows - size)), size) for start, size in zip(starts, chosen, strict=True))
 
 
 def find_row_blocks(candidates: Sequence[int], trial: Trial) -> RowBlocks:
@@ -82,10 +72,7 @@ def find_row_blocks(candidates: Sequence[int], trial: Trial) -> RowBlocks:
 
 
 def find_shapes(candidates: Sequence[tuple[int, int]], trial: ShapeTrial) -> dict[int, RowBlocks]:
-    """Try a product whose columns are split too; `candidates` are (rows, columns).
-
-    Return the row blocks by number of columns, for numbers of columns whose bits agree.
-    """
+    """Try a product with (rows, columns). Return the row blocks by number of columns, for those whose bits agree."""
     classes: dict[Hashable, dict[int, list[int]]] = {}
     for shape in sorted(candidates):
         if (result := trial(shape)) is not None:
@@ -97,7 +84,6 @@ def find_shapes(candidates: Sequence[tuple[int, int]], trial: ShapeTrial) -> dic
 
 
 def _total_cost(blocks: RowBlocks) -> float:
-    """Return the relative cost over numbers of rows up to 2,048."""
     return sum(_cost(blocks.cover(num_rows)) / num_rows for num_rows in (*FINE_SIZES, 2 * MAX_BLOCK, 4 * MAX_BLOCK))
 
 
@@ -108,15 +94,6 @@ def _total_cost_of_shapes(rows: Mapping[int, RowBlocks], widths: Iterable[int]) 
 
 def _cost(cover: tuple[tuple[int, int], ...]) -> int:
     return sum(size + _BLOCK_COST for _, size in cover)
-
-
-@lru_cache(maxsize=4096)
-def _cover(sizes: tuple[int, ...], num_rows: int) -> tuple[tuple[int, int], ...]:
-    largest = sizes[-1]
-    num_largest = max(0, num_rows - largest) // largest  # the rest, one to two times the largest, has a choice
-    chosen = [largest] * num_largest + list(_cheapest(sizes, num_rows - num_largest * largest))
-    starts = accumulate(chosen[:-1], initial=0)
-    return tuple((max(0, min(start, num_rows - size)), size) for start, size in zip(starts, chosen, strict=True))
 
 
 @lru_cache(maxsize=4096)

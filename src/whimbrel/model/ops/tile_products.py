@@ -1,8 +1,7 @@
 """Tile products of MaxSim on a CPU: document tokens times query tokens, in shapes that give a similarity the same bits.
 
 Three libraries are tried: numpy, whose OpenBLAS has kernels for small products on some processors; torch.mm; and oneDNN. The
-first that suits the processor and has shapes whose bits agree is used. Shapes are found for each width of vectors, as for
-linear layers (`row_blocks.py`), but for both sides: a token may be anywhere in a product of any shape.
+first that has shapes whose bits agree (`row_blocks.py`) is used: a token may be anywhere in a product of any shape.
 
 Shapes: T document tokens, Q query tokens, D width.
 """
@@ -35,7 +34,6 @@ _MAX_NUMBERS: Final = 2**19
 _SMALL: Final = 10**6
 """Limit of multiplications of OpenBLAS's small products."""
 _SIZES: Final = (16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Numbers of document tokens that are tried, besides the largest possible one."""
 _TRIALS: Final = 4
 
 
@@ -51,7 +49,6 @@ class TileProducts:
         return all(self.rows.values())
 
     def least(self, num_columns: int) -> int:
-        """Return the least number of document tokens in a product."""
         return min(self.rows[num_columns].sizes, default=_STEP)
 
     def num_columns(self, num_tokens: int) -> int:
@@ -59,7 +56,7 @@ class TileProducts:
         return min(self.rows, key=lambda columns: (-(-num_tokens // columns), columns))
 
     def multiply(self, x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor) -> None:
-        """Compute out = x @ query for at least `least` rows and a number of query tokens in `rows`. Float32, contiguous."""
+        """Compute out = x @ query for `least` rows or more. Float32, contiguous."""
         for start, size, count in _stacks(self.rows[query_DQ.shape[1]], len(x_TD)):
             rows = slice(start, start + size * count)
             MULTIPLY[self.library](x_TD[rows], query_DQ, out_TQ[rows], size)
@@ -73,8 +70,6 @@ def find_tile_products(width: int) -> Finding[TileProducts]:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Kind of product: the width of the vectors, and the libraries that may compute it."""
-
     width: int
     libraries: tuple[Library, ...]
 
@@ -82,7 +77,6 @@ class _Kind:
         return f"MaxSim's product of vectors of {self.width:,} columns"
 
     def find(self) -> TileProducts:
-        """Try numbers of document and query tokens, one library after another."""
         columns = range(_STEP, min(_MAX_QUERY_TOKENS, max(_STEP, _SMALL // (self.width * _STEP))) + 1, _STEP)
         for library in self.libraries:
             shapes = [(size, count) for count in columns for size in self._sizes(library, count)]
@@ -115,7 +109,6 @@ class _Kind:
 
 @lru_cache(maxsize=4096)
 def _stacks(blocks: RowBlocks, num_rows: int) -> list[tuple[int, int, int]]:
-    """Return (first row, size, count) of runs of blocks of equal size that do not overlap."""
     stacks: list[tuple[int, int, int]] = []
     for start, size in blocks.cover(num_rows, pad=False):
         first, last_size, count = stacks[-1] if stacks else (0, 0, 0)
@@ -127,7 +120,6 @@ def _stacks(blocks: RowBlocks, num_rows: int) -> list[tuple[int, int, int]]:
 
 
 def _multiply_stack(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """Compute out = x @ query, `size` rows at a time, by numpy."""
     x, out = x_TD.numpy(), out_TQ.numpy()
     np.matmul(x.reshape(-1, size, x.shape[1]), query_DQ.numpy(), out=out.reshape(-1, size, out.shape[1]))
 
@@ -139,7 +131,6 @@ def _multiply_each(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) ->
 
 
 def _multiply_prepacked(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    """Compute the product by oneDNN, as linear layers do, and copy its result."""
     packed = torch.ops.mkldnn._reorder_linear_weight(query_DQ.T.contiguous(), size)
     for start in range(0, len(x_TD), size):
         rows = slice(start, start + size)

@@ -27,9 +27,7 @@ class TokenVectors:
     """Vectors of several texts in one array: text i has rows starts_N[i] to ends_N[i]."""
 
     rows_TD: Tensor
-    """Rows of float32, float16, bfloat16, int8, or uint8. The latter holds bits, 8 columns to a byte, highest bit first; 0
-    means -1.
-    """
+    """Float32, float16, bfloat16, int8, or uint8 of 8 columns each, highest bit first; bit 0 means -1."""
     starts_N: Int64Array
     ends_N: Int64Array
     scales_T: Tensor | None = None
@@ -37,7 +35,6 @@ class TokenVectors:
 
     @classmethod
     def of(cls, rows_TD: Tensor, offsets_N1: NDArray[np.integer], scales_T: Tensor | None = None) -> TokenVectors:
-        """Construct from consecutive texts."""
         offsets = np.asarray(offsets_N1, np.int64)
         return cls(rows_TD, offsets[:-1], offsets[1:], scales_T)
 
@@ -58,18 +55,15 @@ class TokenVectors:
         return self.ends_N - self.starts_N
 
     def of_text(self, text: int) -> Tensor:
-        """Return the rows of a text, float32."""
         return self.floats(slice(int(self.starts_N[text]), int(self.ends_N[text])))
 
     def floats(self, rows: slice | Tensor) -> Tensor:
-        """Return some rows, float32."""
         x_TD = self.rows_TD[rows]
         x_TD = _signs(x_TD) if x_TD.dtype == torch.uint8 else x_TD.float()
         return x_TD if self.scales_T is None else x_TD * self.scales_T[rows, None]
 
 
 def _signs(bits_TB: Tensor) -> Tensor:
-    """Unpack bits to 1 and -1, float32."""
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=bits_TB.device)
     bits = (bits_TB[..., None] >> shifts) & 1
     return bits.flatten(-2).float() * 2 - 1

@@ -1,10 +1,8 @@
 """Trials of products during loading: shapes in which a product gives a row the same bits.
 
-A trial runs a product with inputs that reveal the order of summation. Terms are large and cancel each other, so only rounding
-errors remain. Another order then gives another result in nearly every column, even if the result is rounded to bfloat16.
-
-Trials run in threads with one intra-op thread each, as lanes do, because the number of threads changes how a product is
-computed. They run beside the loading, once per process for each kind of product.
+A trial runs a product whose terms are large and cancel each other, so only rounding errors remain. Another order of summation
+then gives another result in nearly every column, even in bfloat16. Trials run beside the loading, once per process for each
+kind of product. Their threads have one intra-op thread, as lanes do: the number changes how a product is computed.
 
 Shapes: R rows, C columns, I terms.
 """
@@ -31,7 +29,6 @@ _SPREAD: Final = 8.0
 _SCALE: Final = 2.0**17
 """Scale, divided by the number of terms. It makes rounding errors about as large as 1, where activations are not linear."""
 
-
 FEW_TERMS: Final = 64
 """Number of terms below which a sum may cancel exactly in any order."""
 
@@ -39,16 +36,11 @@ FEW_TERMS: Final = 64
 class Kind(Hashable, Protocol[T_co]):
     """Properties of a product, besides the tried shape, that decide how a library computes it. str() names the product."""
 
-    def find(self) -> T_co:
-        """Try the product. The result is false if no shapes give the same bits."""
-        ...
+    def find(self) -> T_co: ...  # false if no shapes give the same bits
 
 
 def cancelling(num_rows: int, num_columns: int, inner: int) -> tuple[Tensor, Tensor]:
-    """Return random (num_rows, inner) and (num_columns, inner), float32, whose product is only rounding errors of about 1.
-
-    Below FEW_TERMS terms, the second half of the rows does not cancel.
-    """
+    """Return random (num_rows, inner) and (num_columns, inner), float32, whose product is only rounding errors of about 1."""
     random = torch.Generator().manual_seed(0)
     order = torch.randperm(inner, generator=random)
     plus, minus, rest = order[: inner // 2], order[inner // 2 : inner // 2 * 2], order[inner // 2 * 2 :]
@@ -61,20 +53,19 @@ def cancelling(num_rows: int, num_columns: int, inner: int) -> tuple[Tensor, Ten
     rows_RI[:, minus] = rows_RI[:, plus]
     rows_RI[:, rest] = 0
     columns_CI[:, minus] = -columns_CI[:, plus]
-    if inner < FEW_TERMS:
+    if inner < FEW_TERMS:  # half of the rows do not cancel
         rows_RI[-(num_rows // 2) or num_rows :] = torch.randn(num_rows // 2, inner, generator=random, dtype=torch.float32)
     return rows_RI, columns_CI
 
 
 @dataclass(frozen=True, slots=True)
 class Finding(Generic[T]):
-    """Result of the trials of a kind of product, perhaps still pending."""
+    """Result of the trials of a kind of product."""
 
     kind: Kind[T]
     future: Future[T]
 
     def result(self) -> T:
-        """Wait for the result. Raises the errors of the trial."""
         try:
             return self.future.result()
         except CancelledError:  # the loading that began it has failed
@@ -84,8 +75,6 @@ class Finding(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Model that is being loaded."""
-
     threads: Executor
     findings: dict[Kind[Any], Finding[Any]] = field(default_factory=dict[Kind[Any], Finding[Any]])
     unstable: list[str] = field(default_factory=list[str])
@@ -99,10 +88,7 @@ _lock: Final = Lock()
 
 @contextmanager
 def loading(num_threads: int = 1) -> Generator[list[str]]:
-    """Load a model in this thread, while `num_threads` others try its products.
-
-    Yields a list that at the end describes the parts of the model whose bits depend on the batch.
-    """
+    """Load a model in this thread, while `num_threads` others try its products. Yields the list that `note_unstable` fills."""
     with _threads(num_threads) as threads:
         model = _Model(threads)
         token = _model.set(model)
@@ -120,7 +106,7 @@ def loading(num_threads: int = 1) -> Generator[list[str]]:
 
 @contextmanager
 def unrecorded() -> Generator[None]:
-    """Load something that will not be part of the model."""
+    """Leave what the block loads out of the model's findings."""
     model = _model.get()
     token = _model.set(None if model is None else _Model(model.threads))
     try:

@@ -1,9 +1,9 @@
-"""Rotary position embeddings.
+"""Position encodings in attention: rotary embeddings, ALiBi, and learned biases of relative positions.
 
 Source of the scalings: transformers/modeling_rope_utils.py (5.23). Source of "ntk": NTKScalingRotaryEmbedding of
 Alibaba-NLP/new-impl on the Hub, the original code of gte-multilingual-base.
 
-Shapes: R rows, N heads, H head width, F frequencies.
+Shapes: R rows, N heads, H head width, F frequencies, L keys, B buckets.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 from whimbrel.types.card import Rotary
+
+Bias: TypeAlias = Callable[[int, int, int], Tensor]
+"""(first, last, L) -> bias of the queries `first` to `last` of a seq, (N, last - first, L)."""
 
 _Scale: TypeAlias = Callable[[Rotary, Mapping[str, Any]], tuple[Tensor, float]]
 
@@ -48,13 +51,11 @@ def _linear(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
 
 
 def _ntk(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Return "fixed" NTK scaling, the same for texts of any length; a factor up to 1 has no effect."""
     factor = max(scaling["factor"], 1.0)
     return _plain(rotary.theta * factor, rotary.width) / factor ** (2 / rotary.width), 1.0
 
 
 def _llama3(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Divide low frequencies by the factor, keep high ones, and interpolate between them."""
     plain = _plain(rotary.theta, rotary.width)
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     original = scaling["original_max_position_embeddings"]
@@ -85,3 +86,41 @@ def _yarn(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
 
 
 SCALINGS: Final[Mapping[str, _Scale]] = {"linear": _linear, "ntk": _ntk, "llama3": _llama3, "yarn": _yarn}
+
+
+def alibi(num_heads: int, device: torch.device) -> Bias:
+    """Return the ALiBi bias: minus the distance, times a slope per head."""
+    slopes_N11 = alibi_slopes(num_heads).to(device)[:, None, None]
+    return lambda first, last, length: -slopes_N11 * _distances(first, last, length, device).abs()
+
+
+def relative(table_BN: Tensor) -> Bias:
+    def bias(first: int, last: int, length: int) -> Tensor:
+        distances = _distances(first, last, length, table_BN.device)
+        return table_BN[_buckets(distances, table_BN.shape[0])].permute(2, 0, 1)
+
+    return bias
+
+
+def _distances(first: int, last: int, length: int, device: torch.device) -> Tensor:
+    return torch.arange(length, device=device)[None, :] - torch.arange(first, last, device=device)[:, None]
+
+
+def _buckets(distances: Tensor, num_buckets: int) -> Tensor:
+    """Return buckets: one per small distance, logarithmic ones up to 128. The upper half is for keys after the query."""
+    half = num_buckets // 2
+    exact = half // 2
+    far = distances.abs()
+    log = torch.log(far.float().clamp(min=1) / exact) / math.log(128 / exact) * (half - exact)
+    bucket = torch.where(far < exact, far, (exact + log.long()).clamp(max=half - 1))
+    return bucket + (distances > 0) * half
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """Return a slope per head: a geometric sequence; after the last power of two, every other slope of the next sequence."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    start = 2 ** (-8 / power)
+    slopes = [start ** (n + 1) for n in range(power)]
+    start = 2 ** (-4 / power)
+    slopes += [start ** (2 * n + 1) for n in range(num_heads - power)]
+    return torch.tensor(slopes)
