@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from whimbrel.dialects import cohere, jina, native, ollama, openai, rerank, tei, vllm, voyage
-from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, GetRoute, Response, Route, ServedModel
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel
+from whimbrel.dialects.common.route import MESSAGE_PACK, GetRoute, Route
 
 __all__ = ["GET_ROUTES", "JSON", "MESSAGE_PACK", "ROUTES", "GetRoute", "Response", "Route", "ServedModel"]
 

@@ -7,17 +7,16 @@ Unlike Ollama, more `dimensions` than a vector has are refused, and /api/embeddi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import MAX_INPUTS
-from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import ANY, Dialect, GetRoute, Response, ServedModel
+from whimbrel.dialects.common.bodies import MAX_INPUTS, decode
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Route
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError
 from whimbrel.types.card import Card
 from whimbrel.types.request import Request, Truncate
@@ -145,14 +144,7 @@ class VersionResponse(msgspec.Struct):
     version: str
 
 
-class OllamaError(msgspec.Struct):
-    """The body of every error."""
-
-    error: str
-
-
 def parse_embed(raw: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel], Request] | None]:
-    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(OllamaEmbedRequest, raw)
     texts = [body.input] if isinstance(body.input, str) and body.input else list(body.input or ())
     if len(texts) > MAX_INPUTS:
@@ -163,7 +155,6 @@ def parse_embed(raw: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel],
 
 
 def parse_embeddings(raw: bytes) -> tuple[OllamaEmbeddingsRequest, Callable[[ServedModel], Request] | None]:
-    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(OllamaEmbeddingsRequest, raw)
     return body, _request(body, [body.prompt] if body.prompt else [], truncate="never", normalize=False)
 
@@ -186,13 +177,11 @@ def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[Ser
 
 
 def parse_show(raw: bytes) -> tuple[ShowRequest, None]:
-    """Return the body; the model has nothing to do."""
     body = decode(ShowRequest, raw)
     return ShowRequest(model=body.model or body.name), None
 
 
 def render_embed(body: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes | Response:
-    """Return the answer; its floats are printed from the array's memory."""
     content: dict[str, Any] = {
         "model": body.model or model.plan.served_name,
         "embeddings": [] if result is None else result.dense,
@@ -204,12 +193,10 @@ def render_embed(body: OllamaEmbedRequest, result: Result | None, model: ServedM
 
 
 def render_embeddings(body: OllamaEmbeddingsRequest, result: Result | None, model: ServedModel) -> bytes:
-    """Return the answer of /api/embeddings."""
     return to_json({"embedding": [] if result is None else result.dense[0]})
 
 
 def render_show(body: ShowRequest, result: None, model: ServedModel) -> bytes:
-    """Return the kind of a model, its maximum length of texts and the width of its vectors."""
     card, family = model.card, model.card.encoder.family
     model_info: dict[str, str | int] = {"general.architecture": family, "general.basename": model.plan.served_name}
     model_info |= {f"{family}.context_length": model.plan.max_length, f"{family}.block_count": len(card.encoder.layers)}
@@ -221,7 +208,6 @@ def render_show(body: ShowRequest, result: None, model: ServedModel) -> bytes:
 
 
 def render_tags(models: Sequence[ServedModel]) -> bytes:
-    """Return the models that are served."""
     return msgspec.json.encode(ListResponse([ListedModel(**_listed(model)) for model in models]))
 
 
@@ -233,7 +219,6 @@ def render_running(models: Sequence[ServedModel]) -> bytes:
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:
-    """Return the version of Ollama that this API is like."""
     return msgspec.json.encode(VersionResponse(VERSION))
 
 
@@ -265,28 +250,27 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
         text = f"the input length exceeds the context length: {text}"
     elif isinstance(error, Overloaded):
         text = f"server busy, please try again. {text}"
-    return msgspec.json.encode(OllamaError(text))
+    return msgspec.json.encode({"error": text})
 
 
 def status(error: WhimbrelError) -> int:
-    """Return the HTTP status of an error."""
     return 503 if isinstance(error, Overloaded) else error.status
 
 
-_OLLAMA: Final = Dialect(render_error, _TERMS, status, ANY)
+_OLLAMA: Final = partial(Route, render=render_error, terms=_TERMS, status=status, media_types=ANY)
 
 ROUTES: Final = (
-    _OLLAMA.route(
+    _OLLAMA(
         "/api/embed", "Dense vectors of texts, of norm 1 (Ollama).",
         parse_embed, render_embed, response_type=OllamaEmbedResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
     ),
-    _OLLAMA.route(
+    _OLLAMA(
         "/api/embeddings", "The dense vector of a text (Ollama, before /api/embed).",
         parse_embeddings, render_embeddings, response_type=OllamaEmbeddingsResponse,
         example='{"prompt": "A whimbrel is a wader."}', terms=_PROMPT_TERMS,
     ),
-    _OLLAMA.route(
+    _OLLAMA(
         "/api/show", "The kind and the limits of a model (Ollama).", parse_show, render_show, response_type=ShowResponse,
         example="{}",
     ),

@@ -1,19 +1,20 @@
-"""Answers of all of TEI's routes: timings in headers, errors, and their statuses.
+"""Answers of TEI's routes: timings in headers, errors with their statuses, and TEI's fields of GET /info. Pure.
 
-Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.rs, and its 422 for what is wrong (1.9).
+Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.rs; status 422 as in TEI 1.9.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, Literal, TypeAlias
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from whimbrel.dialects.common.decode import MalformedBody
-from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.route import Dialect, Response, ServedModel
+from whimbrel.dialects.common.bodies import MAX_INPUTS, MalformedBody
+from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.common.route import ErrorTerms, Route
 from whimbrel.errors import (
     ComputeError,
     InvalidRequest,
@@ -25,16 +26,10 @@ from whimbrel.errors import (
     Unavailable,
     WhimbrelError,
 )
+from whimbrel.types.card import Card
 from whimbrel.types.result import Result
 
 ErrorType: TypeAlias = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
-
-
-class TEIError(msgspec.Struct):
-    """The body of every error but 401, which has none."""
-
-    error: str
-    error_type: ErrorType
 
 
 class Empty(InvalidRequest):
@@ -51,7 +46,6 @@ _WRONG_MODEL_TYPE: Final = Location("outputs")
 
 
 def error_type(error: WhimbrelError) -> ErrorType:
-    """Return TEI's type of an error."""
     if isinstance(error, Empty):
         return "Empty"
     if isinstance(error, Overloaded):
@@ -62,7 +56,6 @@ def error_type(error: WhimbrelError) -> ErrorType:
 
 
 def status(error: WhimbrelError) -> int:
-    """Return the HTTP status of an error."""
     if isinstance(error, ComputeError) or is_wrong_model_type(error):
         return 424
     if isinstance(error, Empty | MalformedBody):
@@ -76,14 +69,13 @@ TERMS: Final = ErrorTerms({"input": "inputs"}, {"truncate": "truncate: true"})
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
-    """Return an error in TEI's shape."""
     if isinstance(error, Unauthorized):
         return b""
     text = error.message if is_wrong_model_type(error) else terms.describe(error)[0]
-    return msgspec.json.encode(TEIError(text, error_type(error)))
+    return msgspec.json.encode({"error": text, "error_type": error_type(error)})
 
 
-TEI: Final = Dialect(render_error, TERMS, status)
+TEI: Final = partial(Route, render=render_error, terms=TERMS, status=status)
 
 
 def is_wrong_model_type(error: WhimbrelError) -> bool:
@@ -114,3 +106,50 @@ def _headers(result: Result, model: ServedModel, characters: int) -> Mapping[str
 
 def _milliseconds(seconds: float) -> str:
     return str(int(seconds * 1e3))
+
+
+_UNLIMITED: Final = 2**53 - 1
+"""A number that every reader of JSON has exactly."""
+
+
+def describe(model: ServedModel) -> dict[str, Any]:
+    """TEI's fields, in so far as there is such a thing here; not its version, which is another server's."""
+    card, plan = model.card, model.plan
+    return {
+        "model_id": card.name,
+        "model_sha": None,
+        "model_dtype": plan.dtype,
+        "served_model_name": plan.served_name,
+        "model_type": _model_type(card),
+        "max_concurrent_requests": _UNLIMITED,
+        "max_input_length": plan.max_length,
+        "max_batch_tokens": plan.max_batch_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": MAX_INPUTS,
+        "auto_truncate": True,
+        "tokenization_workers": None,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+def _model_type(card: Card) -> dict[str, Any]:
+    if "scores" in card.outputs:
+        width = card.outputs["scores"].width
+        labels = card.labels or tuple(f"LABEL_{i}" for i in range(width))
+        kind = "reranker" if width == 1 else "classifier"
+        return {
+            kind: {
+                "id2label": {str(i): label for i, label in enumerate(labels)},
+                "label2id": {label: i for i, label in enumerate(labels)},
+            }
+        }
+    return {"embedding": {"pooling": _pooling(card)}}
+
+
+def _pooling(card: Card) -> str:
+    """TEI's word for how tokens become vectors, or ours where it has none."""
+    name, output = next(iter(card.outputs.items()))
+    if name == "sparse":
+        return "splade"
+    return "+".join("last-token" if mode == "lasttoken" else mode for mode in output.modes) or name

@@ -13,9 +13,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.decode import decode, is_packed
-from whimbrel.dialects.common.fields import MAX_INPUTS
-from whimbrel.dialects.common.route import Response, ServedModel
+from whimbrel.dialects.common.bodies import MAX_INPUTS, decode, is_packed
+from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, ModelName, TruncateFlag, count_characters, cut
@@ -89,7 +88,6 @@ class Prediction(msgspec.Struct):
 
 
 def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], Request]]:
-    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(TEIRerankRequest, raw, packed=is_packed(raw))
     if not body.texts:
         raise Empty("is an empty list; give at least one text.", param="texts")
@@ -114,7 +112,6 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
 
 
 def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
-    """Return the texts, best first; of equal scores the first text comes first."""
     given_NC = _scores(result)
     order = descending(given_NC[:, 0])
     scores_N = apply(_activation(body.raw_scores, None, model), given_NC)[:, 0]
@@ -126,21 +123,18 @@ def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) ->
 
 
 def parse_predict(raw: bytes) -> tuple[PredictRequest, Callable[[ServedModel], Request]]:
-    """Return the body of /predict, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(PredictRequest, raw)
     texts = sequences(body.inputs)
     return body, lambda model: classes(body, texts, model)
 
 
 def classes(body: PredictRequest, texts: list[str] | list[Pair], model: ServedModel) -> Request:
-    """Return the Request of /predict."""
     model.card.output("scores")
     activate = _activation(body.raw_scores, body.parameters, model) is None
     return Request(texts, ("scores",), activate=activate, truncate=cut(body.truncate, body.truncation_direction))
 
 
 def sequences(inputs: Sequences) -> list[str] | list[Pair]:
-    """Return the texts or the pairs of a body of /predict. Raises InvalidRequest."""
     if isinstance(inputs, str):
         return [inputs]
     if not inputs:
@@ -160,7 +154,6 @@ def sequences(inputs: Sequences) -> list[str] | list[Pair]:
 
 
 def render_predict(body: PredictRequest, result: Result, model: ServedModel) -> Response:
-    """Return the classes of each text, best first."""
     parameters = body.parameters or PredictParameters()
     order_NC = np.argsort(-_scores(result), axis=1, kind="stable")[:, : parameters.top_k]
     scores_NC = apply(_activation(body.raw_scores, body.parameters, model), _scores(result))
@@ -205,13 +198,13 @@ _RERANK_TERMS: Final = TERMS.extended({"input": locate_pairs("query", "texts", s
 
 
 ROUTES: Final = (
-    TEI.route(
+    TEI(
         "/rerank", "Texts ranked by a query (TEI).",
         parse_rerank, render_rerank, response_type=list[Rank],
         example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
         terms=_RERANK_TERMS, discriminators=frozenset({"texts"}),
     ),
-    TEI.route(
+    TEI(
         "/predict", "The classes of texts, or of pairs (TEI).",
         parse_predict, render_predict, response_type=list[Prediction | list[Prediction]],
         example='{"inputs": "I like whimbrels."}',
