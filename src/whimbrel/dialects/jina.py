@@ -1,8 +1,8 @@
 """Jina's embeddings and multi-vector APIs, for texts. Pure functions over bytes.
 
-Source: Jina's API (api.jina.ai/openapi.json) and its clients in LlamaIndex and LangChain. Its `late_chunking` and objects in
-`input` are OpenAI's route's too, and its rerank is /v1/rerank. Texts that are too long are an error unless `truncate` is given,
-as there. The fields of our own that /v1/embeddings has are taken too; fields that are not known are ignored.
+Texts that exceed the limit are an error by default. Whimbrel's own fields of /v1/embeddings are accepted; unknown fields are
+ignored. OpenAI's route takes `late_chunking` and objects in `input` too. Jina's rerank API is /v1/rerank.
+Source: Jina's API (api.jina.ai/openapi.json) and its clients in LlamaIndex and LangChain.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JinaType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubi
 
 _TASKS: Final = ("retrieval", "text-matching", "classification", "separation", "clustering")
 _PARTS: Final[dict[str, InputType]] = {"query": "query", "passage": "document"}
-"""Input types of tasks that end in a dot and one of these words."""
+"""Input types of tasks that end in a dot and a key."""
 
 
 class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Ollama's API for embeddings. Pure functions over bytes.
 
-Source: ollama/ollama, api/types.go and server/routes.go. Options that only generating text knows are ignored, as there.
-Unlike Ollama, more `dimensions` than a vector has are refused, and /api/embeddings refuses a text that is too long.
+Options of text generation are ignored. Unlike Ollama, /api/embed refuses `dimensions` beyond the width of vectors, and
+/api/embeddings refuses texts that exceed the limit. Source: ollama/ollama, api/types.go and server/routes.go.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, decode
+from whimbrel.dialects.common.bodies import MAX_INPUTS, check_count, decode
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Route
-from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError
-from whimbrel.types.card import Card
+from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLong, WhimbrelError
 from whimbrel.types.request import Request, Truncate
 from whimbrel.types.result import Result
 from whimbrel.wire import to_json
 
 VERSION: Final = "0.12.0"
-"""The version of Ollama that has all of these routes; clients compare it with the one that they need."""
+"""A version of Ollama that has all of these routes; clients compare it with the version that they need."""
 
-_TAG: Final = ":latest"
 _CHANGES_NUMBERS: Final = ("rope_frequency_base", "rope_frequency_scale")
 _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -147,8 +145,7 @@ class VersionResponse(msgspec.Struct):
 def parse_embed(raw: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel], Request] | None]:
     body = decode(OllamaEmbedRequest, raw)
     texts = [body.input] if isinstance(body.input, str) and body.input else list(body.input or ())
-    if len(texts) > MAX_INPUTS:
-        raise TooLarge(f"{len(texts):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+    check_count(len(texts), MAX_INPUTS, " inputs", param="input")
     truncate: Truncate = "never" if body.truncate is False else "right"
     dimensions = body.dimensions or None
     return body, _request(body, texts, truncate=truncate, dimensions=dimensions, normalize=True)
@@ -160,7 +157,7 @@ def parse_embeddings(raw: bytes) -> tuple[OllamaEmbeddingsRequest, Callable[[Ser
 
 
 def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[ServedModel], Request] | None:
-    """Return the function from a model to its Request; None without texts. A context is at most the model's maximum."""
+    """Return the function from a model to its Request; None without texts. `num_ctx` cannot raise the model's maximum."""
     options = body.options or {}
     for name in _CHANGES_NUMBERS:
         if name in options:
@@ -224,12 +221,9 @@ def render_version(models: Sequence[ServedModel]) -> bytes:
 
 def _listed(model: ServedModel) -> dict[str, Any]:
     name = model.plan.served_name
-    tagged = name if ":" in name else name + _TAG
-    return {"name": tagged, "model": tagged, "digest": _digest(model.card), "details": _details(model)}
-
-
-def _digest(card: Card) -> str:
-    return sha256(msgspec.json.encode(card)).hexdigest()
+    tagged = name if ":" in name else f"{name}:latest"
+    digest = sha256(msgspec.json.encode(model.card)).hexdigest()
+    return {"name": tagged, "model": tagged, "digest": digest, "details": _details(model)}
 
 
 def _details(model: ServedModel) -> ModelDetails:
@@ -242,7 +236,7 @@ _PROMPT_TERMS: Final = _TERMS.extended({"input": lambda _: Location("prompt")}, 
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
-    """Return an error in Ollama's shape, with the words that its clients look for."""
+    """Return an error with the words that Ollama's clients search for."""
     text, _ = terms.describe(error)
     if isinstance(error, ModelNotFound):
         text = f"model not found: {error.message}"
@@ -279,17 +273,11 @@ ROUTES: Final = (
 GET_ROUTES: Final = (
     GetRoute("/api/tags", "The models that are served (Ollama).", render_tags, render_error, ListResponse),
     GetRoute(
-        "/api/ps",
-        "The models that are loaded, with the maximum length of texts (Ollama).",
-        render_running,
-        render_error,
-        ProcessResponse,
+        "/api/ps", "The models that are loaded, with the maximum length of texts (Ollama).",
+        render_running, render_error, ProcessResponse,
     ),
     GetRoute(
-        "/api/version",
-        "The version of Ollama's API that this server implements (Ollama).",
-        render_version,
-        render_error,
-        VersionResponse,
+        "/api/version", "The version of Ollama's API that this server implements (Ollama).",
+        render_version, render_error, VersionResponse,
     ),
-)
+)  # fmt: skip

@@ -1,11 +1,10 @@
 """POST /v1/rerank and /v1/score, in the shapes that Jina's API and vLLM share. Pure functions over bytes.
 
-Of models that compare vectors, these may stand for any text, as /v1/embed gives them in base64, or in fewer bits. Bodies are
-JSON, or the same in MessagePack, where vectors are bytes.
+Models that compare vectors also take vectors in place of any text, as /v1/embed gives them in base64, or in fewer bits. Bodies
+are JSON or MessagePack, where vectors are bytes. Unknown fields are ignored.
 
-Texts that are too long are refused unless cutting is asked for: a score of half a document looks like any other. Sources:
-Jina's API (api.jina.ai/openapi.json) and vLLM 0.33, entrypoints/pooling/scoring. Fields that are not known are ignored, as
-there.
+Texts that exceed the limit are an error by default, because a score of half a document looks like any other.
+Sources: Jina's API (api.jina.ai/openapi.json); vLLM 0.33, entrypoints/pooling/scoring.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ModelName, Priority, Truncation, TruncationSide, decode, is_packed
+from whimbrel.dialects.common.bodies import ModelName, Priority, Truncation, TruncationSide, check_count, decode, is_packed
 from whimbrel.dialects.common.pair_inputs import Text, Texts, parse_part, parse_parts, text_of
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, ErrorTerms, Route
 from whimbrel.dialects.openai import UNSUPPORTED_PAIR_FIELDS, Usage, parse_truncation, reject_unsupported, render_error
-from whimbrel.errors import InvalidRequest, Location, TooLarge, locate_pairs
+from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import TokenPooling, read_token_pooling
@@ -191,8 +190,8 @@ _FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "dat
 def parse_score(raw: bytes) -> tuple[ScoreRequest, Request]:
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(ScoreRequest, raw, packed=is_packed(raw))
-    begun = [form for form in _FORMS if any(getattr(body, name) is not None for name in form)] or _FORMS[-1:]
-    names = next((form for form in begun if all(getattr(body, name) is not None for name in form)), begun[0])
+    forms = [form for form in _FORMS if any(getattr(body, name) is not None for name in form)] or _FORMS[-1:]
+    names = next((form for form in forms if all(getattr(body, name) is not None for name in form)), forms[0])
     first, second = (getattr(body, name) for name in names)
     if first is None or second is None:
         name = names[0] if first is None else names[1]
@@ -209,8 +208,7 @@ def parse_score(raw: bytes) -> tuple[ScoreRequest, Request]:
 def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -> Request:
     if not pairs:
         raise InvalidRequest("is empty; give at least one text.", param=names[1])
-    if len(pairs) > MAX_PAIRS:
-        raise TooLarge(f"{len(pairs):,} texts; the limit is {MAX_PAIRS:,}. Split the request.", param=names[1])
+    check_count(len(pairs), MAX_PAIRS, " texts", param=names[1])
     for index, (query, _) in enumerate(pairs):
         if isinstance(query, str) and not query:
             raise InvalidRequest("is empty.", param=names[0], item=None if names[0] == "query" else index)
@@ -287,8 +285,8 @@ def _explained(result: Result, index: int) -> dict[str, Any]:
     matches, tokens = result.outputs.token_matches, result.pair_tokens
     assert matches is not None
     assert tokens is not None
-    maxima, places = np.ascontiguousarray(matches[index].T)
-    return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, places.astype(np.int32)), strict=True))
+    maxima, indices = np.ascontiguousarray(matches[index].T)
+    return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, indices.astype(np.int32)), strict=True))
 
 
 _RERANK: Final = partial(Route, render=render_error, media_types=(JSON, *MESSAGE_PACK))

@@ -40,7 +40,6 @@ from whimbrel.dialects.openai import (
     vllm_text_request,
 )
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
-from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import DetokenizeRequest, OutputName, Request, TokenizeRequest
 from whimbrel.types.result import Ragged, Result
 from whimbrel.types.seq import TokenInfo
@@ -187,39 +186,27 @@ def render_pooling(body: PoolingRequest, result: Result, model: ServedModel) -> 
     results = result.outputs
     outputs = results.dense, results.scores, results.multi_vector, results.token_scores, results.token_dense
     output = next(each for each in outputs if each is not None)
-    head = response_head("pooling", body, model)
-    if body.encoding_format in ("bytes", "bytes_only"):
-        return _write_bytes(body, output, head | {"usage": usage(result)})
-    columns = _as_base64(body, output) if body.encoding_format == "base64" else output
+    head, as_text = response_head("pooling", body, model), body.encoding_format == "base64"
+    columns: Any = output
+    if body.encoding_format not in (None, "float"):
+        rows_XD, offsets_N1 = (output.rows_XD, output.offsets_N1.tolist()) if isinstance(output, Ragged) else (output, None)
+        rows = EncodedArray(rows_XD, body.embed_dtype or "float32", body.endianness or "native", "the answer")
+        if not as_text:
+            blocks = {"usage": usage(result), "data": row_blocks(rows, offsets_N1)}
+            return _bytes_response(rows, None if body.encoding_format == "bytes_only" else header(head | blocks))
+        columns = base64_rows(rows) if offsets_N1 is None else [Base64(rows[a:b]) for a, b in pairwise(offsets_N1)]
     data: list[dict[str, Any]] = [{"index": i, "object": "pooling", "data": columns[i]} for i in range(len(columns))]
-    content = head | {"object": "list", "data": data, "usage": usage(result)}
-    return json_answer(content, result, as_text=body.encoding_format == "base64")
+    return json_answer(head | {"object": "list", "data": data, "usage": usage(result)}, result, as_text=as_text)
 
 
-def _as_base64(body: PoolingRequest, output: Float32Array | Ragged) -> Sequence[Any]:
-    if not isinstance(output, Ragged):
-        return base64_rows(_typed(body, output))
-    rows = _typed(body, output.rows_XD)
-    return [Base64(rows[start:end]) for start, end in pairwise(output.offsets_N1.tolist())]
-
-
-def _typed(body: PoolingRequest, rows_XD: Float32Array) -> EncodedArray:
-    return EncodedArray(rows_XD, body.embed_dtype or "float32", body.endianness or "native", "the answer")
-
-
-def _write_bytes(body: PoolingRequest, output: Float32Array | Ragged, about: dict[str, Any]) -> Response:
-    offsets_N1: list[int] | None = output.offsets_N1.tolist() if isinstance(output, Ragged) else None
-    rows = _typed(body, output.rows_XD if isinstance(output, Ragged) else output)
-    if body.encoding_format == "bytes_only":
-        return Response(rows.chunks(), OCTETS, size=rows.nbytes)
-    text = header(about | {"data": row_blocks(rows, offsets_N1)})
-    if len(text) > _MAX_HEADER:
+def _bytes_response(rows: EncodedArray, metadata: str | None) -> Response:
+    if metadata is not None and len(metadata) > _MAX_HEADER:
         raise InvalidRequest(
-            f"the header metadata would have {len(text):,} bytes; clients read {_MAX_HEADER:,}. Ask for bytes_only, or send "
-            "fewer texts at once.",
+            f"the header metadata would have {len(metadata):,} bytes; clients read {_MAX_HEADER:,}. Ask for bytes_only, or "
+            "send fewer texts at once.",
             param="encoding_format",
         )
-    return Response(rows.chunks(), OCTETS, {METADATA: text}, rows.nbytes)
+    return Response(rows.chunks(), OCTETS, {} if metadata is None else {METADATA: metadata}, rows.nbytes)
 
 
 def parse_classify(raw: bytes) -> tuple[VLLMClassifyRequest, Request]:

@@ -1,7 +1,7 @@
 """Voyage's embeddings and rerank APIs. Pure functions over bytes.
 
-Source: voyageai-python 0.5 (client.py, api_resources). Texts that are too long are cut unless `truncation` is false, as there.
-The fields of our own that /v1/embeddings and /v1/rerank have are taken too; fields that are not known are ignored.
+Texts that exceed the limit are truncated by default. Whimbrel's own fields of /v1/embeddings and /v1/rerank are accepted, and
+unknown fields are ignored. Source: voyageai-python 0.5 (client.py, api_resources).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def parse_embeddings(raw: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[Ser
 
 
 def _cuts(body: VoyageEmbeddingsRequest | VoyageRerankRequest) -> Any:
-    """Return the truncation that a body asks for; Voyage's own field comes first."""
+    """Return the truncation of a body; Voyage's own field overrides `truncate`."""
     return body.truncation is not False if body.truncation is not None or body.truncate is None else body.truncate
 
 
@@ -148,8 +148,6 @@ def _write(data: list[dict[str, Any]], result: Result, model: ServedModel, *, as
 _OPTIONS: Final = {"truncate": "truncation=true"}
 _TERMS: Final = ErrorTerms({"outputs": "model", "dimensions": "output_dimension"}, _OPTIONS)
 _RERANK_TERMS: Final = RERANK_TERMS.extended({"outputs": "model"}, _OPTIONS)
-
-
 _VOYAGE: Final = partial(Route, render=render_error, terms=_TERMS, status=status)
 
 ROUTES: Final = (

@@ -44,12 +44,12 @@ def _decoder(kind: Any, packed: bool) -> msgspec.json.Decoder[Any] | msgspec.msg
 
 
 def is_packed(body: bytes) -> bool:
-    """True if a body is an object in MessagePack: no JSON begins with these bytes."""
+    """Return whether a body is an object in MessagePack: no JSON begins with these bytes."""
     return body[:1] in _MAPS
 
 
 def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
-    """Decode `body` as `kind`; `packed`: it is MessagePack. Raises InvalidRequest with the path of the fault, TooLarge."""
+    """Decode JSON or, if `packed`, MessagePack. Raises InvalidRequest with the path of the fault, and TooLarge."""
     if not body or body.isspace():
         raise MalformedBody("the body is empty; send a JSON object.")
     if not packed:
@@ -70,6 +70,12 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
         raise MalformedBody(f"the body is not valid {language}: {error}.") from None
 
 
+def check_count(count: int, limit: int, noun: str, *, param: str) -> None:
+    """Raise TooLarge if `count` exceeds `limit`."""
+    if count > limit:
+        raise TooLarge(f"{count:,}{noun}; the limit is {limit:,}. Split the request.", param=param)
+
+
 def reject_many(body: bytes) -> None:
     """Raise TooLarge if a body has too many strings or items: decoding a million lists blocks the event loop for a second."""
     if len(body) <= MAX_IDS:
@@ -81,7 +87,7 @@ def reject_many(body: bytes) -> None:
 
 
 def _count(body: bytes, letter: bytes) -> int:
-    """Count a letter; bytes.count is slow where there are many."""
+    """Return the count of a byte; bytes.count is slow for frequent bytes."""
     return int(np.count_nonzero(np.frombuffer(body, np.uint8) == letter[0]))
 
 
@@ -91,7 +97,7 @@ def _without_strings(body: bytes) -> bytes:
 
 
 def _choices(kind: type, path: str) -> str:
-    """Return the words that a field takes, if it takes one of a few."""
+    """Return the accepted words of a field, if it takes only some."""
     types = list(_inside(msgspec.inspect.type_info(kind)))
     for name in path.split("."):
         structs = [info for info in types if isinstance(info, msgspec.inspect.StructType)]
@@ -149,7 +155,7 @@ class TextObject(msgspec.Struct, frozen=True):
 
 
 def parse_texts(raw: str | Sequence[str | int | Sequence[int | str] | TextObject]) -> Any:
-    """Return texts, pairs of texts, or arrays of token ids. Raises InvalidRequest if kinds are mixed; texts may be objects."""
+    """Return texts, pairs of texts, or arrays of token ids. Raises InvalidRequest if kinds are mixed, and TooLarge."""
     if isinstance(raw, str):
         return [raw]
     if not raw:
@@ -164,8 +170,7 @@ def parse_texts(raw: str | Sequence[str | int | Sequence[int | str] | TextObject
         raise InvalidRequest("texts, token ids and lists of them cannot be mixed in one list.", item=index)
     if kinds == {int}:
         return [_ids(cast(list[int], raw), None)]
-    if len(raw) > MAX_INPUTS:
-        raise TooLarge(f"{len(raw):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+    check_count(len(raw), MAX_INPUTS, " inputs", param="input")
     if kinds == {str}:
         return raw
     rows = cast(list[list[int | str]], raw)

@@ -1,4 +1,4 @@
-"""Hosted embedding services: the fields and errors that Voyage and Jina share, and the number types that Cohere shares too."""
+"""Hosted embedding services: fields and errors of Voyage and Jina, and number types of Cohere, Voyage and Jina."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _BITS: Final = frozenset(("binary", "ubinary"))
 
 
 def quantize(rows_ND: Float32Array, kind: str) -> EncodedArray:
-    """Return the rows in a NumberType; `base64` is of floats.
+    """Return the rows in a NumberType; `base64` holds floats.
 
     `int8` and `uint8`: 127ths of each row's largest entry, and that + 128. `ubinary` and `binary`: bits, eight columns to a
     byte, and that - 128, for widths that `check_bits` accepts.
@@ -64,11 +64,11 @@ def quantize(rows_ND: Float32Array, kind: str) -> EncodedArray:
 
 
 def check_bits(card: Card, output: OutputName, dimensions: int | None, kinds: Collection[str], *, param: str) -> None:
-    """Raise InvalidRequest over the field `param` if it asks for bits and the columns of vectors do not fill whole bytes."""
+    """Raise InvalidRequest at `param` if it asks for bits and the columns of vectors do not fill whole bytes."""
     if _BITS.isdisjoint(kinds):
         return
-    found = card.output(output)
-    width = dimensions or found.default_width or found.width
+    columns = card.output(output)
+    width = dimensions or columns.default_width or columns.width
     if width % 8:
         raise InvalidRequest(
             f"bits are packed eight to a byte, and {width:,} columns are no multiple of 8. Ask for another width, or for int8.",

@@ -178,7 +178,7 @@ def _columns(arrays: Mapping[str, EncodedArray]) -> Iterator[Column]:
 def accepted_media_type(accept: str, offered: Sequence[str]) -> str:
     """Return the media type of `offered` that an Accept header prefers, or JSON if it names none of them.
 
-    Of equals the one that is named first, and types before patterns, which stand for JSON.
+    Among types of equal quality the first one wins, and types precede patterns, which mean JSON.
     """
     best, best_rank = JSON, (0.0, False)
     for part in accept.split(","):

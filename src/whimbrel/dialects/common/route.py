@@ -17,9 +17,9 @@ ANY: Final = ()
 _FORMATS: Final = {OCTETS: "bytes", NPY: "npy", ARROW: "arrow"}
 EngineCall: TypeAlias = Request | TokenizeRequest | DetokenizeRequest
 ParseRequest: TypeAlias = Callable[[bytes], tuple[Any, EngineCall | Callable[[ServedModel], EngineCall] | None]]
-"""Parser of bytes to (body, request). In place of the request there may be a function from the model to it.
+"""Parser of bytes to (body, request); the request may be a function of the model. Both raise InvalidRequest, TooLarge.
 
-Both raise InvalidRequest. With None the model has nothing to do, and the result is None."""
+None in place of the request needs no run of the model, and the result is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +27,20 @@ class ErrorTerms:
     """The terms of an API: its names of fields, and its spelling of the options that hints name."""
 
     fields: Mapping[str, str | Locate] = field(default_factory=dict[str, "str | Locate"])
-    """Its name for a field of a Request, where that differs; or the map from locations in the field to its own."""
+    """Names of fields of a Request that differ, or functions that map locations in a field."""
     options: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
-    """Its spelling of `whimbrel.errors.OPTIONS`, where that differs."""
+    """Spellings of `whimbrel.errors.OPTIONS` that differ."""
 
     def extended(self, fields: Mapping[str, str | Locate], options: Mapping[str, str | None] | None = None) -> Self:
         return replace(self, fields={**self.fields, **fields}, options={**self.options, **(options or {})})
 
     def locate(self, location: Location) -> Location:
-        """Return what the API calls a place in a Request."""
+        """Return a location in a Request by the API's names."""
         name = self.fields.get(location.field, location.field)
         return Location(name, location.item, location.part, location.path) if isinstance(name, str) else name(location)
 
     def describe(self, error: WhimbrelError) -> tuple[str, str | None]:
-        """Return the whole text of an error, and its location."""
+        """Return the text of an error with its location, and the location alone."""
         message = error.message
         if isinstance(error, InvalidRequest) and error.hint is not None:
             message = error.statement + error.hint.sentence(self.options)

@@ -5,7 +5,6 @@ Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
@@ -37,7 +36,7 @@ class Empty(InvalidRequest):
 
 
 def wrong_model_type(message: str) -> InvalidRequest:
-    """Return the error over a model of another type, for which TEI has a status of its own."""
+    """Return the error for a model of another type, for which TEI has its own status."""
     return InvalidRequest(message, location=_WRONG_MODEL_TYPE)
 
 
@@ -79,41 +78,35 @@ TEI: Final = partial(Route, render=render_error, terms=TERMS, status=status)
 
 
 def is_wrong_model_type(error: WhimbrelError) -> bool:
-    """True if an error is over the type of the model, not over the body."""
+    """Return whether an error is about the type of the model, not about the body."""
     return type(error) is InvalidRequest and error.location == _WRONG_MODEL_TYPE
 
 
 def timed(body: bytes | Response, result: Result, model: ServedModel, characters: int) -> Response:
     """Return the answer with its timings, in whole milliseconds, and the inputs' `characters` in its headers."""
     answer = body if isinstance(body, Response) else Response([body], size=len(body))
-    return replace(answer, headers=_headers(result, model, characters))
-
-
-def _headers(result: Result, model: ServedModel, characters: int) -> Mapping[str, str]:
     timings = result.timings
-    total = _milliseconds(timings.total)
-    return {
+    stages = (timings.total, timings.tokenize, timings.queue, timings.compute)
+    total, tokenize, queue, compute = (str(int(seconds * 1e3)) for seconds in stages)
+    headers = {
         "x-compute-type": "cpu" if model.plan.device == "cpu" else "gpu+optimized",
         "x-compute-time": total,
         "x-compute-characters": str(characters),
         "x-compute-tokens": str(result.num_tokens),
         "x-total-time": total,
-        "x-tokenization-time": _milliseconds(timings.tokenize),
-        "x-queue-time": _milliseconds(timings.queue),
-        "x-inference-time": _milliseconds(timings.compute),
+        "x-tokenization-time": tokenize,
+        "x-queue-time": queue,
+        "x-inference-time": compute,
     }
-
-
-def _milliseconds(seconds: float) -> str:
-    return str(int(seconds * 1e3))
+    return replace(answer, headers=headers)
 
 
 _UNLIMITED: Final = 2**53 - 1
-"""A number that every reader of JSON has exactly."""
+"""The largest integer that all JSON parsers hold exactly."""
 
 
 def describe(model: ServedModel) -> dict[str, Any]:
-    """TEI's fields, in so far as there is such a thing here; not its version, which is another server's."""
+    """Return TEI's fields of GET /info that exist here, without its version, which is another server's."""
     card, plan = model.card, model.plan
     return {
         "model_id": card.name,
@@ -144,12 +137,6 @@ def _model_type(card: Card) -> dict[str, Any]:
                 "label2id": {label: i for i, label in enumerate(labels)},
             }
         }
-    return {"embedding": {"pooling": _pooling(card)}}
-
-
-def _pooling(card: Card) -> str:
-    """TEI's word for how tokens become vectors, or ours where it has none."""
     name, output = next(iter(card.outputs.items()))
-    if name == "sparse":
-        return "splade"
-    return "+".join("last-token" if mode == "lasttoken" else mode for mode in output.modes) or name
+    modes = "+".join("last-token" if mode == "lasttoken" else mode for mode in output.modes)
+    return {"embedding": {"pooling": "splade" if name == "sparse" else modes or name}}

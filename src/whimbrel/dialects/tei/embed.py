@@ -11,10 +11,10 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, Columns, PromptName, TokenInputs, decode, parse_texts
+from whimbrel.dialects.common.bodies import MAX_INPUTS, Columns, PromptName, TokenInputs, check_count, decode, parse_texts
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed
-from whimbrel.errors import Location, TooLarge
+from whimbrel.errors import Location
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.request import InputType, OutputName, Request, Truncate
 from whimbrel.types.result import Result
@@ -148,9 +148,7 @@ def similarity(inputs: Sentences, parameters: Parameters) -> Request:
     """Return the Request of /similarity: as in TEI, the source is encoded as the sentences are."""
     if not inputs.sentences:
         raise Empty("is an empty list; give at least one sentence.", param="inputs.sentences")
-    if len(inputs.sentences) > MAX_INPUTS:
-        message = f"{len(inputs.sentences):,} sentences; the limit is {MAX_INPUTS:,}. Split the request."
-        raise TooLarge(message, param="inputs.sentences")
+    check_count(len(inputs.sentences), MAX_INPUTS, " sentences", param="inputs.sentences")
     return Request(
         [inputs.source_sentence, *inputs.sentences],
         ("dense",),

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, decode
+from whimbrel.dialects.common.bodies import MAX_INPUTS, check_count, decode
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei import scores
@@ -48,7 +48,7 @@ from whimbrel.dialects.tei.scores import (
     render_rerank,
     sequences,
 )
-from whimbrel.errors import InvalidRequest, Location, TooLarge
+from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 
@@ -151,28 +151,21 @@ class _Marks(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class _Instance:
-    body: RootRequest | TEIRerankRequest
-    request: Request | Callable[[ServedModel], Request]
-
-
-@dataclass(frozen=True, slots=True)
 class Instances:
-    """The instances of a body."""
+    """Instances as (body, request); the request may be a function of the model."""
 
     model: str | None
-    each: Sequence[_Instance]
+    each: Sequence[tuple[RootRequest | TEIRerankRequest, Request | Callable[[ServedModel], Request]]]
 
 
 def parse_vertex(raw: bytes) -> tuple[Instances, Callable[[ServedModel], Request] | None]:
     body = decode(VertexRequest, raw)
-    if len(body.instances) > MAX_INSTANCES:
-        raise TooLarge(f"{len(body.instances):,}; the limit is {MAX_INSTANCES:,}. Split the request.", param="instances")
-    each: list[_Instance] = []
+    check_count(len(body.instances), MAX_INSTANCES, "", param="instances")
+    each: list[tuple[RootRequest | TEIRerankRequest, Request | Callable[[ServedModel], Request]]] = []
     for index, instance in enumerate(map(bytes, body.instances)):
-        with _within(index):
+        with _locate_errors(index):
             is_rerank = decode(_Marks, instance).texts is not msgspec.UNSET
-            each.append(_Instance(*(parse_rerank if is_rerank else parse_root)(instance)))
+            each.append((parse_rerank if is_rerank else parse_root)(instance))
     instances = Instances(body.model, each)
     return instances, (lambda model: _merge_requests(instances, model)) if each else None
 
@@ -182,11 +175,11 @@ def render_vertex(body: Instances, result: Result | None, model: ServedModel) ->
     if result is not None:
         ends = accumulate((len(request.texts) for request in _requests(body, model)), initial=0)
         answers = [
-            _write(instance.body, _part(result, start, end), model)
-            for instance, (start, end) in zip(body.each, pairwise(ends), strict=True)
+            _write(instance, _part(result, start, end), model)
+            for (instance, _), (start, end) in zip(body.each, pairwise(ends), strict=True)
         ]
-    held = sum(answer.memory_bytes for answer in answers)
-    return Response(_pieces(answers), memory_bytes=held) if held else b"".join(_pieces(answers))
+    size = sum(answer.memory_bytes for answer in answers)
+    return Response(_pieces(answers), memory_bytes=size) if size else b"".join(_pieces(answers))
 
 
 def _write(body: RootRequest | TEIRerankRequest, result: Result, model: ServedModel) -> Response:
@@ -204,9 +197,9 @@ def _pieces(answers: Sequence[Response]) -> Iterator[bytes | memoryview]:
 
 def _requests(body: Instances, model: ServedModel) -> list[Request]:
     requests: list[Request] = []
-    for index, instance in enumerate(body.each):
-        with _within(index):
-            requests.append(instance.request(model) if callable(instance.request) else instance.request)
+    for index, (_, request) in enumerate(body.each):
+        with _locate_errors(index):
+            requests.append(request(model) if callable(request) else request)
     return requests
 
 
@@ -218,9 +211,8 @@ def _merge_requests(body: Instances, model: ServedModel) -> Request:
             message = "asks for something else than instances[0]; send a request for each kind."
             raise InvalidRequest(message, param="instances", item=index)
     texts: list[Any] = [text for request in requests for text in request.texts]
-    limit = MAX_PAIRS if isinstance(body.each[0].body, TEIRerankRequest) else MAX_INPUTS
-    if len(texts) > limit:
-        raise TooLarge(f"{len(texts):,} inputs in all; the limit is {limit:,}. Split the request.", param="instances")
+    limit = MAX_PAIRS if isinstance(body.each[0][0], TEIRerankRequest) else MAX_INPUTS
+    check_count(len(texts), limit, " inputs in all", param="instances")
     return replace(common, texts=texts)
 
 
@@ -240,8 +232,8 @@ def _rows(output: Any, start: int, end: int) -> Any:
 
 
 @contextmanager
-def _within(index: int) -> Generator[None]:
-    """Put errors that are raised within at the instance of that index."""
+def _locate_errors(index: int) -> Generator[None]:
+    """Locate errors that are raised inside the block at the instance `index`."""
     try:
         yield
     except InvalidRequest as error:

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, PromptName, decode
+from whimbrel.dialects.common.bodies import MAX_INPUTS, PromptName, check_count, decode
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty
 from whimbrel.dialects.tei.embed import ModelName
-from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
 from whimbrel.types.seq import TokenInfo
 from whimbrel.wire import LazyList, json_chunks, to_json
@@ -89,8 +89,7 @@ def render_texts(body: DecodeRequest, texts: list[str], model: ServedModel) -> b
 def _checked(rows: list[Any], param: str) -> list[Any]:
     if not rows:
         raise Empty("is an empty list.", param=param)
-    if len(rows) > MAX_INPUTS:
-        raise TooLarge(f"{len(rows):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param=param)
+    check_count(len(rows), MAX_INPUTS, " inputs", param=param)
     return rows
 
 
