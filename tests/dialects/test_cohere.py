@@ -130,7 +130,7 @@ def as_floats(kind: str, numbers: Any) -> Any:
 
 def test_version_1_gives_bare_vectors_where_no_types_are_asked_for() -> None:
     body, _ = dialect.parse_embed(orjson.dumps({"texts": ["a"]}))
-    found = orjson.loads(dialect.render_embed_v1(body, result([[1, 2]]), model()))
+    found = orjson.loads(dialect.render_embed(body, result([[1, 2]]), model(), version="1"))
     assert (found["embeddings"], found["response_type"], found["texts"]) == ([[1, 2]], "embeddings_floats", ["a"])
     assert found["meta"]["api_version"] == {"version": "1"}
 

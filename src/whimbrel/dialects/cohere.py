@@ -211,30 +211,18 @@ def _text(value: CohereInput, location: Location) -> str:
     return value.content[0].text or ""
 
 
-def render_embed(body: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
-    return _write(body, result, "2", "embeddings_by_type", _by_type(body, result))
-
-
-def render_embed_v1(body: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
-    if body.embedding_types:
-        return _write(body, result, "1", "embeddings_by_type", _by_type(body, result))
-    return _write(body, result, "1", "embeddings_floats", result.dense)
-
-
-def _by_type(body: CohereEmbedRequest, result: Result) -> dict[str, Any]:
-    columns = {kind: quantize(result.dense, kind) for kind in body.embedding_types or ("float",)}
-    return {kind: base64_rows(column) if kind == "base64" else column for kind, column in columns.items()}
-
-
-def _write(body: CohereEmbedRequest, result: Result, version: str, kind: str, embeddings: Any) -> bytes | Response:
+def render_embed(body: CohereEmbedRequest, result: Result, model: ServedModel, version: str = "2") -> bytes | Response:
+    types = body.embedding_types or (() if version == "1" else ("float",))
+    columns = {kind: quantize(result.dense, kind) for kind in types}
+    by_type = {kind: base64_rows(column) if kind == "base64" else column for kind, column in columns.items()}
     content = {
         "id": str(uuid4()),
-        "response_type": kind,
-        "embeddings": embeddings,
+        "response_type": "embeddings_by_type" if types else "embeddings_floats",
+        "embeddings": by_type if types else result.dense,
         "texts": _texts(body),
         "meta": _meta(version, input_tokens=result.num_tokens),
-    }  # fmt: skip
-    return json_answer(content, result, times=len(body.embedding_types or "1"))
+    }
+    return json_answer(content, result, times=len(types) or 1)
 
 
 def _meta(version: str, **units: int) -> dict[str, Any]:
@@ -289,7 +277,7 @@ ROUTES: Final = (
     ),
     _COHERE(
         "/v1/embed", "Dense vectors of texts: a body with `texts` (Cohere v1).",
-        parse_embed, render_embed_v1, response_type=CohereEmbedResponse,
+        parse_embed, partial(render_embed, version="1"), response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document"}',
         discriminators=frozenset(("texts", "images")),
     ),

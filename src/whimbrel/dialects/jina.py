@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import decode, parse_input_type, prompt_for_task, text_request
+from whimbrel.dialects.common.bodies import decode, prompt_for_task, text_request
 from whimbrel.dialects.common.hosted import ServiceFields, check_bits, quantize, render_error, status
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Route
@@ -82,16 +82,9 @@ class JinaEmbeddingsResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def parse_embeddings(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
-    return _parse(body, "dense")
-
-
-def parse_multi_vector(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
-    """Return the body of /v1/multi-vector, and the function from a model to its Request; by default texts are documents."""
-    return _parse(body, "multi_vector")
-
-
-def _parse(raw: bytes, default: OutputName) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+def parse_embeddings(
+    raw: bytes, default: OutputName = "dense"
+) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
     body = decode(JinaEmbeddingsRequest, raw)
     output: OutputName = "multi_vector" if body.return_multivector else default
     body = replace(
@@ -101,13 +94,18 @@ def _parse(raw: bytes, default: OutputName) -> tuple[JinaEmbeddingsRequest, Call
         normalize=body.normalize if body.normalized is None else body.normalized,
         truncate=False if body.truncate is None else body.truncate,
     )
-    request_without_task = text_request(body, (output,), input_type=parse_input_type(body.input_type))
+    request_without_task = text_request(body, (output,), input_type=body.input_type)
 
     def request(model: ServedModel) -> Request:
         check_bits(model.card, output, body.dimensions, _kinds(body), param="embedding_type")
         return request_without_task if body.task is None else _for_task(body.task, request_without_task, model)
 
     return body, request
+
+
+def parse_multi_vector(raw: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+    """Return the body of /v1/multi-vector, and the function from a model to its Request; by default texts are documents."""
+    return parse_embeddings(raw, "multi_vector")
 
 
 def _kinds(body: JinaEmbeddingsRequest) -> Sequence[str]:

@@ -13,16 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import (
-    TextFields,
-    TextObject,
-    Truncation,
-    TruncationSide,
-    decode,
-    is_packed,
-    parse_input_type,
-    text_request,
-)
+from whimbrel.dialects.common.bodies import TextFields, TextObject, Truncation, TruncationSide, decode, is_packed, text_request
 from whimbrel.dialects.common.responses import (
     METADATA,
     OCTETS,
@@ -216,8 +207,8 @@ def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[Embedd
     body = decode(EmbeddingsRequest, raw)
     if body.encoding_format is None:
         body = msgspec.structs.replace(body, encoding_format=default)
-    more = {"normalize": parse_normalize(body), "input_type": parse_input_type(body.input_type)}
-    request = vllm_text_request(body, ("dense",), cuts=True, **more)
+    normalize = parse_normalize(body)
+    request = vllm_text_request(body, ("dense",), cuts=True, normalize=normalize, input_type=body.input_type)
     if body.encoding_format == "bytes" and len(request.texts) > _MAX_BLOCKS:
         raise TooLarge(
             f"{len(request.texts):,} inputs; the limit with encoding_format bytes is {_MAX_BLOCKS}, for a header says "

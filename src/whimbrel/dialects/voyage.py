@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import decode, is_packed, parse_input_type, text_request
+from whimbrel.dialects.common.bodies import decode, is_packed, text_request
 from whimbrel.dialects.common.hosted import (
     NumberType,
     ServiceFields,
@@ -104,7 +104,7 @@ def parse_embeddings(raw: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[Ser
         raise InvalidRequest("differs from dimensions; give one of them.", param="output_dimension")
     width = body.output_dimension if body.dimensions is None else body.dimensions
     fields = replace(body, dimensions=width, truncate=_cuts(body))
-    encode_request = text_request(fields, ("dense",), input_type=parse_input_type(body.input_type))
+    encode_request = text_request(fields, ("dense",), input_type=body.input_type)
 
     def request(model: ServedModel) -> Request:
         check_bits(model.card, "dense", width, (body.output_dtype or "float",), param="output_dtype")

@@ -237,7 +237,9 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority = None
 
 
-def text_request(body: TextFields, outputs: tuple[OutputName, ...], **more: Any) -> Request:
+def text_request(
+    body: TextFields, outputs: tuple[OutputName, ...], *, input_type: InputType | Literal["passage"] | None = None, **more: Any
+) -> Request:
     """Return the Request of a body; `more` has the fields that its dialect parses. Raises InvalidRequest and TooLarge."""
     default: dict[str, Any] = {"normalize": body.normalize, "truncate": read_truncate(body.truncate)}
     return Request(
@@ -246,16 +248,12 @@ def text_request(body: TextFields, outputs: tuple[OutputName, ...], **more: Any)
         prompt=body.prompt,
         prompt_name=body.prompt_name,
         dimensions=body.dimensions,
+        input_type="document" if input_type == "passage" else input_type,
         late_chunking=bool(body.late_chunking),
         split_long=bool(body.split_long),
         priority=body.priority or 0,
         **(default | more),
     )
-
-
-def parse_input_type(value: str | None) -> InputType | None:
-    """Return the input type; a passage is a document."""
-    return "query" if value == "query" else None if value is None else "document"
 
 
 def prompt_for_task(card: Card, word: str | None, input_type: InputType | None) -> dict[str, Any]:

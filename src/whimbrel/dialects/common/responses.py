@@ -190,11 +190,8 @@ def accepted_media_type(accept: str, offered: Sequence[str]) -> str:
 
 
 def _quality(parameters: Sequence[str]) -> float:
-    for each in parameters:
-        name, _, value = each.partition("=")
-        if name.strip() == "q":
-            try:
-                return float(value)
-            except ValueError:
-                return 0.0
-    return 1.0
+    pairs = (each.partition("=") for each in parameters)
+    try:
+        return next((float(value) for name, _, value in pairs if name.strip() == "q"), 1.0)
+    except ValueError:
+        return 0.0
