@@ -16,7 +16,7 @@ import pytest
 from checkpoints import edit_json, write_json
 from late_models import write_pylate, write_sentence_transformers, write_stanford
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.late_interaction.common import read_expansion
+from whimbrel.checkpoint.late_interaction.colbert import read_expansion
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Layer

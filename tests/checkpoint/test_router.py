@@ -22,8 +22,7 @@ from checkpoints import bert_tokenizer, edit_json, write_bert, write_json, write
 from serving import Server
 from whimbrel import Client, Engine
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine.engine_request import EngineRequest
-from whimbrel.engine.job import Job
+from whimbrel.engine.engine_request import EngineRequest, Job
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.model.runner import Runner
 from whimbrel.outputs.finishers import ReturnRows, RowsFinisher

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from whimbrel import AsyncClient, Client, errors
+from whimbrel.client.base import DEFAULT_URL
 from whimbrel.client.endpoints import Endpoints
-from whimbrel.client.settings import DEFAULT_URL
 
 ROW = base64.b64encode(np.ones(3, np.float32).tobytes()).decode()
 Answer = tuple[int, dict[str, str], bytes]

@@ -17,9 +17,8 @@ import pytest
 from fakes import dense_job
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.dispatcher import Dispatcher
-from whimbrel.engine.engine_request import EngineRequest, Scheduling
+from whimbrel.engine.engine_request import EngineRequest, Job, Scheduling
 from whimbrel.engine.finish_pool import FinishPool
-from whimbrel.engine.job import Job
 from whimbrel.errors import ComputeError, DeadlineExceeded
 from whimbrel.outputs.finishers import Step, make_finisher
 from whimbrel.outputs.layout import ArraySlot, ResultLayout
@@ -61,7 +60,7 @@ def test_what_waits_for_suspects_that_are_answered_meanwhile_is_not_forgotten(
     both = dispatcher.take()
     assert both is not None
     assert both.kind == "suspect"
-    dispatcher.requeue(both, out_of_memory=False)
+    dispatcher.requeue(both, lower_budget=False)
     dispatcher.batch_done(0)
     half = dispatcher.take()
     assert half is not None

@@ -22,7 +22,7 @@ from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine.job import BatchItems, Job
+from whimbrel.engine.engine_request import BatchItems, Job
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory, Overloaded, Unavailable
 from whimbrel.model.runner import Runner, probe
 from whimbrel.types.batch import Batch, pack

@@ -16,7 +16,7 @@ import pytest
 
 from fakes import EngineThreads, dense_job, response_of, vectors_of
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine.job import BatchItems, Job
+from whimbrel.engine.engine_request import BatchItems, Job
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory
 from whimbrel.types.batch import Batch
 from whimbrel.types.hardware import Hardware

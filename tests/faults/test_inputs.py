@@ -20,7 +20,7 @@ from load import PATH, ask, vectors_of
 from serving import Server
 from texts import AWKWARD, TEXTS
 from whimbrel import Engine
-from whimbrel.tokenizer.truncation import MAX_CHARACTERS
+from whimbrel.tokenizer.validation import MAX_CHARACTERS
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Request
 

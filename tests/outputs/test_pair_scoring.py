@@ -26,7 +26,7 @@ from test_sparse import splade_layout, write_splade
 import whimbrel.model.maxsim_scorer
 from checkpoints import edit_json, sentence_layout, write_bert
 from whimbrel import AsyncEngine, Engine
-from whimbrel.engine.job import Job
+from whimbrel.engine.engine_request import Job
 from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong
 from whimbrel.model.maxsim_scorer import MaxSimScorer
 from whimbrel.model.ops.maxsim import maxsim

@@ -15,9 +15,8 @@ import pytest
 import whimbrel.model.runner
 from whimbrel import Engine
 from whimbrel.engine.dispatcher import Dispatcher
-from whimbrel.engine.engine_request import EngineRequest, Scheduling
+from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job, Scheduling
 from whimbrel.engine.finish_pool import FinishPool
-from whimbrel.engine.job import BatchObserver, Job
 from whimbrel.engine.lanes import Lanes
 from whimbrel.outputs.finishers import ReturnRows, RowsFinisher
 from whimbrel.outputs.layout import plan_layout

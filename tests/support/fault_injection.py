@@ -29,7 +29,7 @@ from typing import Any, Final, cast
 import numpy as np
 import tokenizers
 
-from whimbrel.engine.job import RunnerProtocol
+from whimbrel.engine.engine_request import RunnerProtocol
 from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.batch import Batch

@@ -160,7 +160,7 @@ def test_no_place_for_temporary_files_is_a_setup_error(monkeypatch: pytest.Monke
 
 def test_a_place_that_cannot_be_written_is_a_setup_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(metrics, "_place", None)
+    monkeypatch.setattr(metrics, "_own_files", None)
     monkeypatch.setattr(metrics, "_values", type("Values", (), {"MultiProcessValue": lambda **_: None}))
     monkeypatch.setenv(metrics.DIRECTORY, "")
     with pytest.raises(SetupError, match="cannot keep metrics"):

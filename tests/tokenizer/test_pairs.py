@@ -20,7 +20,7 @@ from whimbrel.checkpoint.config.reader import _ARCHITECTURES
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
 from whimbrel.tokenizer.pairs import cut_pair, find_template
 from whimbrel.tokenizer.tokenizer import Tokenizer
-from whimbrel.tokenizer.truncation import MAX_CHARACTERS
+from whimbrel.tokenizer.validation import MAX_CHARACTERS
 from whimbrel.types.request import Pair, Request
 from whimbrel.types.seq import Seq
 

@@ -15,7 +15,7 @@ from tokenizer_files import load
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
 from whimbrel.tokenizer.tokenizer import Tokenizer
-from whimbrel.tokenizer.truncation import MAX_CHARACTERS
+from whimbrel.tokenizer.validation import MAX_CHARACTERS
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
 from whimbrel.types.request import Request
@@ -165,7 +165,7 @@ def test_a_broken_tokenizer_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_tokens_around_a_text_must_not_depend_on_it(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from whimbrel.tokenizer import special_tokens as module
+    from whimbrel.tokenizer import tokenizer as module
 
     answers = iter([((1,), (), frozenset({0})), ((2, 3), (), frozenset({0}))])
     monkeypatch.setattr(module, "_split_text", lambda *_: next(answers))

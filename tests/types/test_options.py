@@ -15,7 +15,7 @@ from test_llm_rerankers import qwen, write
 from classifiers import write_classifier
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import InvalidRequest, Location, NonFinite, TooLarge, TooLong
-from whimbrel.tokenizer.truncation import MAX_CHARACTERS
+from whimbrel.tokenizer.validation import MAX_CHARACTERS
 from whimbrel.types.request import Request
 
 

@@ -15,10 +15,7 @@ from typing import Any, Final, TypeVar, cast
 from whimbrel.errors import CheckpointError
 
 T = TypeVar("T")
-
 _REQUIRED: Final[Any] = object()
-_MAX_NAMES: Final = 800
-"""Characters of an error's list of supported values."""
 
 
 def find_file(folder: Path, file: str) -> Path:
@@ -31,8 +28,8 @@ def find_file(folder: Path, file: str) -> Path:
     except ValueError:  # NUL in the name
         raise CheckpointError("is not a valid file name.", file=repr(file)) from None
     repositories = [parent.parent for parent in home.parents if parent.name == "snapshots"]
-    blobs = [place / "blobs" for repository in repositories for place in (repository, repository.parent)]
-    if not any(path.is_relative_to(place) for place in (home, *blobs)):
+    blobs = [parent / "blobs" for repository in repositories for parent in (repository, repository.parent)]
+    if not any(path.is_relative_to(allowed) for allowed in (home, *blobs)):
         raise CheckpointError("is a link that leads out of the checkpoint's folder; put the file itself there.", file=file)
     if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
         raise CheckpointError("is not a regular file.", file=file)
@@ -92,7 +89,6 @@ class JsonFile:
         self._read.update(keys)
 
     def was_read(self, key: str) -> bool:
-        """Return whether `key` was read or ignored."""
         return key in self._read
 
     def positive(self, key: str, default: int = _REQUIRED) -> int:

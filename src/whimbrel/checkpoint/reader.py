@@ -1,8 +1,8 @@
-"""Checkpoint layout detection.
+"""Card of a checkpoint.
 
-Chooses the reader of a checkpoint's layout, which makes the `Card`. Every key of the files must be used, be known not to change
-a vector, or have its one supported value. Anything else raises `CheckpointError` with file and key (ADR 4). Knows nothing of
-devices, options or weights.
+Chooses the reader of a checkpoint's layout, which makes the `Card`, and reads models with a Transformer itself. Every key of
+the files must be used, be known not to change a vector, or have its one supported value. Anything else raises
+`CheckpointError` with file and key (ADR 4). Knows nothing of devices, options or weights.
 
 The layouts are those of Sentence Transformers (up to 5.3, and since 5.4), transformers alone, late interaction and rerankers.
 The reader of each names its source code.
@@ -14,23 +14,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from whimbrel.checkpoint.config.decoders import read_stated_pooling
+from whimbrel.checkpoint.config.adapters import read_adapter_folders, read_default_adapter, read_instructions
+from whimbrel.checkpoint.config.common import read_matryoshka
+from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling
+from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
-from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder, names_classes
-from whimbrel.checkpoint.scores.llm_rerankers import is_reranker, read_reranker
-from whimbrel.checkpoint.scores.step_rewards import MATH_SHEPHERD_IDS
-from whimbrel.checkpoint.sentence_transformers.heads import CHAINED
+from whimbrel.checkpoint.scores import classifiers, llm_rerankers
+from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder
+from whimbrel.checkpoint.sentence_transformers import modules
+from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, cut_output, finish_output, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import KINDS, MODULES, WITH_TASKS, Rows, has_modules, read_modules
 from whimbrel.checkpoint.sentence_transformers.router import read_router
+from whimbrel.checkpoint.sentence_transformers.sparse import FILL_MASK, read_m3, read_splade
 from whimbrel.checkpoint.sentence_transformers.static import is_model2vec, read_static_card
-from whimbrel.checkpoint.transformer import read_transformer_card
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, PoolingOption, RerankerName
+from whimbrel.types.card import Card, Encoder, Instruction, Output, PoolingOption, RerankerName
+from whimbrel.types.request import OutputName
 
 _TABLES: Final = ("StaticEmbedding", "SparseStaticEmbedding")
 _SPARSE_PIPELINES: Final = (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"], ["SparseStaticEmbedding"])
 _FIRST: Final = (["Transformer"], ["StaticEmbedding"])
+_GRITLM: Final = Instruction("<|user|>\n", "<|embed|>\n")
 
 
 def read_card(folder: Path, name: str, *, pooling: PoolingOption | None = None, reranker: RerankerName | None = None) -> Card:
@@ -41,8 +47,8 @@ def read_card(folder: Path, name: str, *, pooling: PoolingOption | None = None, 
     """
     if not has_modules(folder) and not (folder / "config.json").exists():
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
-    if pooling is None and is_reranker(folder, name, reranker):
-        return read_reranker(folder, name, reranker)
+    if pooling is None and llm_rerankers.is_reranker(folder, name, reranker):
+        return llm_rerankers.read_reranker(folder, name, reranker)
     if reranker is not None:
         raise CheckpointError("is for models that judge pairs; leave out --pooling or --reranker.", file=MODULES)
     if (layout := find_layout(folder)) is not None:
@@ -51,10 +57,10 @@ def read_card(folder: Path, name: str, *, pooling: PoolingOption | None = None, 
         if pooling is not None:
             raise CheckpointError("says how tokens are pooled; leave out --pooling.", file=MODULES)
         return _read_modules(folder, name)
-    pooling = _pooling(folder, "math-shepherd" if pooling is None and name in MATH_SHEPHERD_IDS else pooling)
+    pooling = _pooling(folder, "math-shepherd" if pooling is None and name in llm_rerankers.MATH_SHEPHERD_IDS else pooling)
     if is_model2vec(folder):
         return read_static_card(folder, name, [("StaticEmbedding", "")])
-    return read_transformer_card(folder, name, [("Transformer", "")], pooling)
+    return _read_transformer_card(folder, name, [("Transformer", "")], pooling)
 
 
 def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | None:
@@ -64,45 +70,117 @@ def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | Non
     if stated is not None and pooling is not None:
         raise config.error("says how tokens are pooled; leave out --pooling.", "pooling")
     pooling = stated or pooling
-    if pooling is None and not is_model2vec(folder) and not names_classes(config):
-        raise CheckpointError(
-            "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean, or splade).",
-            file=MODULES,
-        )
+    if pooling is None and not is_model2vec(folder) and not classifiers.names_classes(config):
+        message = "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean, or splade)."
+        raise CheckpointError(message, file=MODULES)
     return pooling
 
 
 def _read_modules(folder: Path, name: str) -> Card:
-    """Read the card of the modules in modules.json. A Router makes a tower for each route."""
     rows = read_modules(folder, KINDS)
     router = next((i for i, (kind, _) in enumerate(rows) if kind == "Router"), None)
     if router is None:
         return _read_tower(folder, name, rows)
     if is_chain_of_scores(folder, rows):
         raise CheckpointError("a Router in a CrossEncoder is not supported.", file=MODULES, key="type")
-    routes = read_router(folder, rows[router][1])
-    towers = [_read_tower(folder, name, [*rows[:router], *route, *rows[router + 1 :]]) for route in routes.rows.values()]
-    number = {route: i for i, route in enumerate(routes.rows)}
-    tower_of = {input_type: number[route] for input_type, route in routes.route_of.items()}
+    routes, route_of = read_router(folder, rows[router][1])
+    towers = [_read_tower(folder, name, [*rows[:router], *route, *rows[router + 1 :]]) for route in routes.values()]
+    tower_of = {input_type: list(routes).index(route) for input_type, route in route_of.items()}
     return replace(towers[tower_of.get(None, 0)], towers=tuple(towers), tower_of=tower_of)
 
 
 def _read_tower(folder: Path, name: str, rows: Rows) -> Card:
-    """Read the card of modules that run in sequence."""
     rows = [row for row in rows if row[0] != "Dropout"]
     _check_order(folder, rows)
     if rows[0][0] in _TABLES:
         return read_static_card(folder, name, rows)
-    return read_transformer_card(folder, name, rows, None)
+    return _read_transformer_card(folder, name, rows, None)
 
 
 def _check_order(folder: Path, rows: Rows) -> None:
     kinds = ["Transformer" if kind == WITH_TASKS else kind for kind, _ in rows]
     if kinds in _SPARSE_PIPELINES or (kinds == ["Transformer"] and is_cross_encoder(folder / rows[0][1])):
         return
-    behind = kinds[1:-1] if kinds[-1:] == ["SparseAutoEncoder"] else kinds[1:]
-    if kinds[:1] not in _FIRST or any(kind not in CHAINED for kind in behind) or kinds == ["Transformer"]:
-        raise CheckpointError(
-            f"must begin with one Transformer or StaticEmbedding, and go on with {', '.join(CHAINED)}; is {kinds}.",
-            file=MODULES,
-        )
+    others = kinds[1:-1] if kinds[-1:] == ["SparseAutoEncoder"] else kinds[1:]
+    if kinds[:1] not in _FIRST or any(kind not in CHAINED for kind in others) or kinds == ["Transformer"]:
+        message = f"must begin with one Transformer or StaticEmbedding, and go on with {', '.join(CHAINED)}; is {kinds}."
+        raise CheckpointError(message, file=MODULES)
+
+
+def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: PoolingOption | None) -> Card:
+    """Return the card of a Transformer and the modules after it. A Transformer alone and without `pooling` gives classes."""
+    kind, path = rows[0]
+    root = folder / path
+    is_chain, has_tasks = is_chain_of_scores(folder, rows), kind == WITH_TASKS
+    has_classes = is_chain or (len(rows) == 1 and pooling is None)
+    config = JsonFile.read(root, "config.json")
+    if has_classes:
+        classifiers.note_keys(config)
+    encoder = read_adapter_folders(root, read_encoder(config))
+    if has_tasks and not encoder.adapters:
+        message = f"{kind!r} is code of the checkpoint's own, which is not run; known is that of jina-embeddings-v3 only."
+        raise CheckpointError(message, file=MODULES, key="type")
+    transformer = _settings(root, rows, cross_encoder=has_classes and is_cross_encoder(root))
+    files = JsonFile.read_optional(root, "tokenizer_config.json")
+    sentence = (
+        modules.read_sentence(folder, "CrossEncoder", classifiers.OWN_KEYS)
+        if has_classes
+        else modules.read_sentence(folder, modules.model_kind(rows))
+    )
+    tokenizer = read_tokenizer(root, config, files, lowercase=transformer.get("do_lower_case", bool, False))
+    if is_chain:
+        outputs, labels = classifiers.read_chained_classes(folder, rows, config, encoder, sentence)
+    elif has_classes:
+        outputs, labels = classifiers.read_classes(root, config, encoder, sentence)
+    else:
+        outputs = _read_outputs(folder, rows, config, encoder, pooling=pooling, max_entries=modules.read_max_entries(sentence))
+        labels = llm_rerankers.STEP_LABELS if "token_scores" in outputs else ()
+        if (dense := outputs.get("dense")) is not None:
+            outputs |= read_m3(root, encoder, tokenizer)
+            if is_gritlm(config):  # its instruction gives no vectors, and its own code normalises
+                dense = replace(dense, include_prompt=False, activated=dense.activated or pooling is not None)
+            outputs["dense"] = cut_output(dense, sentence)
+    widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
+    is_cut = sentence.data.get("truncate_dim") is not None
+    prompts, default_prompt_name = modules.read_prompts(sentence)
+    return Card(
+        name=name,
+        path=path,
+        encoder=encoder,
+        outputs=outputs,
+        labels=labels,
+        max_length=modules.read_max_length(encoder, transformer, files),
+        tokenizer=tokenizer,
+        prompts=read_instructions(config, encoder.adapters, sentence) if encoder.adapters else prompts,
+        default_prompt_name=default_prompt_name,
+        default_adapter=read_default_adapter(transformer, encoder.adapters) if has_tasks else None,
+        matryoshka=config.get("is_matryoshka", bool, False) or bool(widths) or is_cut,
+        matryoshka_dimensions=widths,
+        similarity=sentence.data.get("similarity_fn_name"),
+        instruction=_GRITLM if is_gritlm(config) else None,
+    )
+
+
+def _settings(root: Path, rows: Rows, *, cross_encoder: bool) -> JsonFile:
+    fills_masks = rows[-1][0] == "SpladePooling"
+    stated = classifiers.FIXED_TRANSFORMER if cross_encoder else FILL_MASK if fills_masks else None
+    settings = modules.read_transformer(root, used=("model_args",) if rows[0][0] == WITH_TASKS else (), stated=stated)
+    if fills_masks and rows[0][0] == "Transformer":
+        settings.get("transformer_task", str)
+    return settings
+
+
+def _read_outputs(
+    folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, *, pooling: PoolingOption | None, max_entries: int
+) -> dict[OutputName, Output]:
+    """Return the outputs of the modules after the Transformer. `max_entries`: entries of a sparse vector, or 0."""
+    if pooling == "splade":
+        return {"sparse": read_splade(config, encoder, JsonFile("", {}), max_entries)}
+    if pooling == "math-shepherd":
+        return {"token_scores": llm_rerankers.read_step_rewards(folder, config, encoder)}
+    if pooling is not None:
+        return {"dense": Output(encoder.hidden_size, modes=(pooling,), activation="normalize", activated=False)}
+    if rows[1][0] == "SpladePooling":
+        settings = JsonFile.read(folder, f"{rows[1][1]}/config.json")
+        return {"sparse": read_splade(config, encoder, settings, max_entries)}
+    return finish_output(folder, tokens(encoder.hidden_size), rows[1:], max_entries)

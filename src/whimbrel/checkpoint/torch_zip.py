@@ -1,7 +1,6 @@
-"""Tensor shapes in .pt files.
+"""Tensor shapes in .pt files, without torch and without running code of the pickle.
 
-Needs no torch, and runs no code of the pickle. torch.save writes a zip: data.pkl holds the pickle of a state dict, and each
-tensor's bytes are a file. Source: torch/serialization.py (2.x). Does not read the bytes.
+torch.save writes a zip: data.pkl pickles a state dict, and each tensor's bytes are a file. Source: torch/serialization.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar
 
 import typer
 
@@ -40,60 +40,52 @@ _MAX_QUEUE_BYTES: Final = 2**31
 _MAX_QUEUED_REQUESTS: Final = 4
 """Number of requests of the maximum size that a server queues by default."""
 
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="MODEL", help="Checkpoint folder or Hub id (owner/name). [default: the packaged all-MiniLM-L6-v2]"),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help="Checkpoint folder or Hub id (owner/name). [default: the packaged all-MiniLM-L6-v2]",
-    ),
-]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N. auto takes a GPU if there is one.")]
+_MODEL_HELP: Final = "Checkpoint folder or Hub id (owner/name). [default: the packaged all-MiniLM-L6-v2]"
+
+
+def _option(metavar: str, text: str, *names: str, **rest: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, **rest)
+
+
+ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP)]
+ModelOption = Annotated[str | None, _option("MODEL", _MODEL_HELP, "--model", "-m")]
+Device = Annotated[str, _option("DEVICE", "auto, cpu, cuda or cuda:N. auto takes a GPU if there is one.")]
 Dtype = Annotated[
     str,
-    typer.Option(
-        metavar="DTYPE",
-        help="auto, float32, bfloat16, or float16 (GPU only). auto takes bfloat16 where the hardware has it, else float32.",
+    _option(
+        "DTYPE", "auto, float32, bfloat16, or float16 (GPU only). auto takes bfloat16 where the hardware has it, else float32."
     ),
 ]
 MaxLength = Annotated[
     int | None,
-    typer.Option(
-        metavar="N", help="Maximum tokens per text, at most the model's number of positions. [default: from the checkpoint]"
-    ),
+    _option("N", "Maximum tokens per text, at most the model's number of positions. [default: from the checkpoint]"),
 ]
 MaxBatchTokens = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="Maximum tokens in one batch, 1 to 1048576. A longer text runs alone. [default: 512 on a CPU, 16384 on a GPU]",
+    _option(
+        "N", "Maximum tokens in one batch, 1 to 1048576. A longer text runs alone. [default: 512 on a CPU, 16384 on a GPU]"
     ),
 ]
 PoolingArgument = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Pooling of a checkpoint that has no modules.json: mean, cls, max, mean_sqrt_len_tokens, weightedmean, "
+    _option(
+        "NAME",
+        "Pooling of a checkpoint that has no modules.json: mean, cls, max, mean_sqrt_len_tokens, weightedmean, "
         "lasttoken, splade or math-shepherd.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 RerankerOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Prompt format of a reranker whose files do not name it: qwen3, mxbai-v2, bge-gemma, nemotron or zerank.",
-    ),
+    _option("NAME", "Prompt format of a reranker whose files do not name it: qwen3, mxbai-v2, bge-gemma, nemotron or zerank."),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Matryoshka = Annotated[
-    bool,
-    typer.Option("--matryoshka", help="Allow truncated vectors (`dimensions`) for a model whose files do not declare it."),
+    bool, typer.Option("--matryoshka", help="Allow truncated vectors (`dimensions`) for a model whose files do not declare it.")
 ]
+
+
+def _seconds(text: str, *, least: float) -> Any:
+    return _option("SECONDS", text, min=least, callback=_check_finite)
 
 
 def _check_finite(seconds: float) -> float:
@@ -127,93 +119,62 @@ def serve(
         ),
     ] = None,
     *,
-    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen on. 0 takes any free port.")
-    ] = 8000,
+    host: Annotated[str, _option("HOST", "Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, _option("PORT", "Port to listen on. 0 takes any free port.", min=0, max=65535)] = 8000,
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=256, help="Number of HTTP worker processes. [default: one per 8 cores, 1 to 4]"),
+        int | None, _option("N", "Number of HTTP worker processes. [default: one per 8 cores, 1 to 4]", min=1, max=256)
     ] = None,
-    replicas: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Number of engine processes per model.")] = 1,
+    replicas: Annotated[int, _option("N", "Number of engine processes per model.", min=1, max=256)] = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
     served_name: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Model name for clients, or several separated by commas. Repeat it for the next MODEL. [default: MODEL]",
+        _option(
+            "NAME", "Model name for clients, or several separated by commas. Repeat it for the next MODEL. [default: MODEL]"
         ),
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Require this API key of every client. May be repeated. [env var: WHIMBREL_API_KEY]"),
+        _option("KEY", "Require this API key of every client. May be repeated. [env var: WHIMBREL_API_KEY]"),
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH", help="Require one of the API keys in this file: one per line. Lines that start with # are comments."
-        ),
+        _option("PATH", "Require one of the API keys in this file: one per line. Lines that start with # are comments."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Host name that clients may use. May be repeated. * accepts any. "
+        _option(
+            "NAME",
+            "Host name that clients may use. May be repeated. * accepts any. "
             "[default: localhost if only this machine can connect, else any]",
         ),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ORIGIN", help="Accept browser requests from pages of this origin (CORS). May be repeated. * accepts any."
-        ),
+        _option("ORIGIN", "Accept browser requests from pages of this origin (CORS). May be repeated. * accepts any."),
     ] = None,
     public_metrics: Annotated[bool, typer.Option("--public-metrics", help="Serve /metrics without an API key.")] = False,
     max_length: MaxLength = None,
     max_batch_tokens: MaxBatchTokens = None,
-    max_request_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Maximum tokens in one request.")
-    ] = _MAX_REQUEST_TOKENS,
+    max_request_tokens: Annotated[int, _option("N", "Maximum tokens in one request.", min=1)] = _MAX_REQUEST_TOKENS,
     max_queue_tokens: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
+        _option(
+            "N",
+            "Maximum tokens in the queue of one engine. Above it, requests get 429. [default: 4 * --max-request-tokens]",
             min=1,
-            help="Maximum tokens in the queue of one engine. Above it, requests get 429. [default: 4 * --max-request-tokens]",
         ),
     ] = None,
     max_queue_seconds: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.1,
-            callback=_check_finite,
-            help="Maximum expected time in the queue. Above it, requests get 429.",
-        ),
+        float, _seconds("Maximum expected time in the queue. Above it, requests get 429.", least=0.1)
     ] = 30.0,
     document_cache_bytes: Annotated[
         int,
-        typer.Option(
-            metavar="BYTES",
-            min=0,
-            help="Memory for a cache of reranked documents' token vectors (late interaction). 0 disables it.",
-        ),
+        _option("BYTES", "Memory for a cache of reranked documents' token vectors (late interaction). 0 disables it.", min=0),
     ] = 0,
-    drain_timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", min=0, callback=_check_finite, help="Time to finish accepted requests after SIGINT or SIGTERM."
-        ),
-    ] = 30.0,
+    drain_timeout: Annotated[float, _seconds("Time to finish accepted requests after SIGINT or SIGTERM.", least=0)] = 30.0,
     step_timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.1,
-            callback=_check_finite,
-            help="Maximum time for one batch. After it, the engine process is replaced.",
-        ),
+        float, _seconds("Maximum time for one batch. After it, the engine process is replaced.", least=0.1)
     ] = 60.0,
     pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
@@ -238,13 +199,13 @@ def serve(
     if otel:
         spans.check()
     screen = console.stderr_console()
-    served: list[str | None] = [*models] if models else [None]
-    if len(set(served)) < len(served) and not served_name:
+    model_ids: list[str | None] = [*models] if models else [None]
+    if len(set(model_ids)) < len(model_ids) and not served_name:
         raise SetupError(
             "a model is named twice.",
             hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
         )
-    names = names_of_models(served_name or [], num_models=len(served))
+    names = names_of_models(served_name or [], num_models=len(model_ids))
     listener = listen(host, port)
     limits = read_server_limits(
         address=listener.getsockname()[0],
@@ -276,7 +237,7 @@ def serve(
                 ),
                 _reranker(reranker),
             )
-            for model, own_names in zip(served, names, strict=True)
+            for model, own_names in zip(model_ids, names, strict=True)
         ),
         limits=limits,
         num_workers=workers or max(1, min(4, (os.cpu_count() or 1) // 8)),
@@ -301,20 +262,12 @@ def embed(
     model: ModelOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="PATH",
-            help="Output file: an array if it ends in .npy, else JSONL. [default: JSONL to stdout]",
-        ),
+        _option("PATH", "Output file: an array if it ends in .npy, else JSONL. [default: JSONL to stdout]", "--out", "-o"),
     ] = None,
     prompt: Annotated[
-        str | None,
-        typer.Option(metavar="PROMPT", help="Name of one of the model's prompts, or a text to put before each input."),
+        str | None, _option("PROMPT", "Name of one of the model's prompts, or a text to put before each input.")
     ] = None,
-    dimensions: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Keep the first N columns of each vector. [default: all]")
-    ] = None,
+    dimensions: Annotated[int | None, _option("N", "Keep the first N columns of each vector. [default: all]", min=1)] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     max_length: MaxLength = None,
@@ -323,24 +276,17 @@ def embed(
 ) -> None:
     """Embed texts without a server: one vector per text."""
     _need("torch")
-    from whimbrel.cli import console, embed_io
+    from whimbrel.cli import console
+    from whimbrel.types.plan import Options
 
     if not texts and sys.stdin.isatty():
         raise SetupError("nothing to embed.", hint='whimbrel embed "some text", or whimbrel embed < lines.txt')
-    engine = console.load(
-        console.stderr_console(),
-        model,
-        device=device,
-        dtype=dtype,
-        max_length=max_length,
-        pooling=_pooling(pooling),
-        matryoshka=matryoshka,
-    )
-    with engine:
-        chunks = embed_io.chunks(texts or embed_io.read_lines(sys.stdin.buffer))
+    options = Options(device=device, dtype=dtype, max_length=max_length, matryoshka=matryoshka)
+    with console.load(console.stderr_console(), model, pooling=_pooling(pooling), **options) as engine:
+        chunks = console.chunked(texts or console.read_lines(sys.stdin.buffer))
         vectors = ((chunk, engine.embed(chunk, prompt=prompt, dimensions=dimensions)) for chunk in chunks)
         dense = engine.card.dense
-        embed_io.write(out, vectors, dimension=dimensions or dense.default_width or dense.width)
+        console.write_vectors(out, vectors, dimension=dimensions or dense.default_width or dense.width)
 
 
 @app.command()
@@ -448,7 +394,6 @@ def _reranker(name: str | None) -> RerankerName | None:
 
 
 def _one_of(option: str, name: str | None, choices: Collection[Choice]) -> Choice | None:
-    """Return the choice that equals `name`; None if there is no name. Raises SetupError."""
     match = next((choice for choice in choices if choice == name), None)
     if name is not None and match is None:
         raise SetupError(f"no {option} {name!r}.", hint=f"--{option} takes one of: {', '.join(choices)}")

@@ -8,9 +8,13 @@ import select
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
 
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.console import LoadProgress
@@ -20,9 +24,6 @@ from whimbrel.server.processes.messages import Planned
 from whimbrel.server.processes.supervisor import ServeOptions, Supervisor
 from whimbrel.types.card import Card, Output
 from whimbrel.types.plan import Plan
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _EMBEDDINGS: Final = "/v1/embeddings"
 
@@ -59,10 +60,8 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
     async def run() -> int:
         return await Supervisor(options, listener, on_phase=progress.start_phase, on_ready=on_ready).run()
 
-    try:
+    with closing(progress):
         code = asyncio.run(run())
-    finally:
-        progress.close()
     if select.select([], [sys.stderr], [], 1.0)[1]:  # stderr has a reader with room
         console.print("stopped")
     return code
@@ -94,12 +93,11 @@ def _url_host(address: str) -> str:
 
 
 def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOptions, url: str) -> None:
-    """Print the models, the URL and commands that call it."""
     has_key = bool(options.limits.api_keys)
     console.print()
     for card, plan in models:
         for name, value in _summary(card, plan).items():
-            console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
+            console.print(f"  [bold]{name:<12}[/bold]{escape(value)}")
         if len(models) > 1:
             console.print()
     processes = f"{_count(options.num_replicas * len(models), 'engine')}, {_count(options.num_workers, 'HTTP worker')}"
@@ -108,20 +106,20 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
         "API key": "required" if has_key else "none",
         "URL": f"{url}  (docs: {url}/docs)",
     }.items():
-        console.print(f"  [bold]{name:<12}[/bold]{_plain(value)}")
+        console.print(f"  [bold]{name:<12}[/bold]{escape(value)}")
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
     imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
     card, first = models[0][0], models[0][1].served_name
-    model, chosen = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
+    model, option = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
     path, body = _example(card)
     curl = f"""curl {url}{path} -H 'Content-Type: application/json'{header} -d '{json.dumps({**model, **body})}'"""
     python = (
-        f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{chosen})\nprint(client.embed("Hello, whimbrel!"))'
+        f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{option})\nprint(client.embed("Hello, whimbrel!"))'
     )
     with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
-    console.print(f"\n[bold]In a shell[/bold]{with_key}\n{_plain(curl)}")
+    console.print(f"\n[bold]In a shell[/bold]{with_key}\n{escape(curl)}")
     if path == _EMBEDDINGS:
-        console.print(f"\n[bold]In Python[/bold] ({_plain(_interpreter())}){with_key}\n{_plain(python)}\n")
+        console.print(f"\n[bold]In Python[/bold] ({escape(_interpreter())}){with_key}\n{escape(python)}\n")
 
 
 def _example(card: Card) -> tuple[str, Mapping[str, object]]:
@@ -136,23 +134,19 @@ def _example(card: Card) -> tuple[str, Mapping[str, object]]:
 
 
 def _summary(card: Card, plan: Plan) -> dict[str, str]:
-    return {
+    defaults = "".join(f"{min(form.max_length, plan.max_length):,} of a {kind}, " for kind, form in card.text_formats.items())
+    summary = {
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
-        "max length": f"{_default_lengths(card, plan)}{plan.max_length:,} tokens",
+        "max length": f"{defaults}{plan.max_length:,} tokens",
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
-    } | _about_cpu(plan)
-
-
-def _about_cpu(plan: Plan) -> dict[str, str]:
-    cpu = {"CPU": str(plan.cpu)} if plan.device == "cpu" else {}
-    return cpu | ({"same bits": f"no: {plan.same_bits_reason}"} if plan.same_bits is False else {})
-
-
-def _default_lengths(card: Card, plan: Plan) -> str:
-    """Return the default limits of queries and documents, for models whose defaults are below the maximum."""
-    return "".join(f"{min(form.max_length, plan.max_length):,} of a {kind}, " for kind, form in card.text_formats.items())
+    }
+    if plan.device == "cpu":
+        summary["CPU"] = str(plan.cpu)
+    if plan.same_bits is False:
+        summary["same bits"] = f"no: {plan.same_bits_reason}"
+    return summary
 
 
 def _shape(output: Output, plan: Plan) -> str:
@@ -175,9 +169,3 @@ def _interpreter() -> str:
     """Return the path of this Python, relative to the working directory if it is inside."""
     path = Path(sys.executable)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

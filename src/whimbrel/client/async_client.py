@@ -1,7 +1,4 @@
-"""Client for asyncio.
-
-Long lists are sent in parallel by asyncio tasks of the call.
-"""
+"""Client for asyncio. Tasks of the call send a long list in parallel."""
 
 from __future__ import annotations
 
@@ -14,15 +11,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx2
 
 from whimbrel.client import verbs
-from whimbrel.client.base import Advance, BaseClient, progress_bar, read_reply
-from whimbrel.client.endpoints import Endpoints
+from whimbrel.client.base import Advance, BaseClient, Settings, join_url, progress_bar, read_reply
+from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
-from whimbrel.client.retries import RetryPolicy
-from whimbrel.client.settings import Settings, join_url
 from whimbrel.client.task import Reply, Task
 from whimbrel.client.verbs import Target
 from whimbrel.errors import WhimbrelError
+from whimbrel.types.options import copy_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,13 +27,10 @@ R = TypeVar("R")
 def _async_method(
     verb: Callable[Concatenate[Target, P], Task[R]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
-    """Return the coroutine method that runs the task of a verb."""
-
     async def method(self: AsyncClient, *args: P.args, **options: P.kwargs) -> R:
         return await self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
 
-    verbs.copy_signature(method, verb)
-    return method
+    return copy_signature(method, verb)
 
 
 class AsyncClient(BaseClient):
@@ -73,13 +66,12 @@ class AsyncClient(BaseClient):
         self._connections: dict[asyncio.AbstractEventLoop, _Connections] | None = {}
 
     def _loop_connections(self) -> _Connections:
-        """Return the connections of the running event loop. Raises Unavailable."""
         if self._connections is None:
             raise client_closed()
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
             others = {each: connections for each, connections in self._connections.items() if not each.is_closed()}
-            self._connections = others | {loop: _Connections.of(self._settings)}
+            self._connections = others | {loop: _Connections(self._settings)}
         return self._connections[loop]
 
     async def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> R:
@@ -92,26 +84,19 @@ class AsyncClient(BaseClient):
         return task.combine(parts)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Connections:
     """Connections of one event loop to the servers."""
 
-    settings: Settings
-    endpoints: Endpoints
-    http: httpx2.AsyncClient
-    slots: asyncio.Semaphore
-    """Limit on the requests in flight."""
-
-    @classmethod
-    def of(cls, settings: Settings) -> _Connections:
-        http = settings.make_http(httpx2.AsyncClient)
-        return cls(settings, Endpoints(settings.urls), http, asyncio.Semaphore(settings.max_in_flight))
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.endpoints = Endpoints(settings.urls)
+        self.http = settings.make_http(httpx2.AsyncClient)
+        self.slots = asyncio.Semaphore(settings.max_in_flight)
+        """Limit on the requests in flight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fanout:
-    """The requests of one task."""
-
     task: Task[Any]
     connections: _Connections
     advance: Advance

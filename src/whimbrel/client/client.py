@@ -1,7 +1,4 @@
-"""Synchronous client.
-
-Long lists are sent in parallel by threads of the call.
-"""
+"""Synchronous client. Threads of the call send a long list in parallel."""
 
 from __future__ import annotations
 
@@ -19,28 +16,24 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx2
 
 from whimbrel.client import verbs
-from whimbrel.client.base import Advance, BaseClient, progress_bar, read_reply
-from whimbrel.client.endpoints import Endpoints
+from whimbrel.client.base import Advance, BaseClient, Settings, join_url, progress_bar, read_reply
+from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
-from whimbrel.client.retries import RetryPolicy
-from whimbrel.client.settings import Settings, join_url
 from whimbrel.client.task import Reply, Task
 from whimbrel.client.verbs import Target
 from whimbrel.errors import WhimbrelError
+from whimbrel.types.options import copy_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def _sync_method(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Concatenate[Client, P], R]:
-    """Return the method that runs the task of a verb."""
-
     def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
         return self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
 
-    verbs.copy_signature(method, verb)
-    return method
+    return copy_signature(method, verb)
 
 
 class Client(BaseClient):
@@ -88,11 +81,8 @@ class Client(BaseClient):
             connections = self._connections = _Connections(self._settings)
         task = verb(self._target, *args, **options)
         spans = list(task.spans(self._settings.max_items))
-        with (
-            connections.open_call() as ended,
-            progress_bar(self._settings.progress, len(task.items), len(spans)) as advance,
-        ):
-            fanout = _Fanout(task, connections, advance, ended)
+        with connections.open_call() as end, progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
+            fanout = _Fanout(task, connections, advance, end)
             parts = fanout.send_all(spans) if len(spans) > 1 else flatten([fanout.send(*span) for span in spans])
         return task.combine(parts)
 
@@ -126,19 +116,19 @@ class _Connections:
     @contextmanager
     def open_call(self) -> Generator[Event]:
         """Register a verb call. The event is set when the call ends or the client is closed. Raises Unavailable."""
-        ended = Event()
+        end = Event()
         with self.reference():
-            self._calls.add(ended)
+            self._calls.add(end)
             try:
-                yield ended
+                yield end
             finally:
-                self._calls.discard(ended)
-                ended.set()
+                self._calls.discard(end)
+                end.set()
 
     def close(self) -> None:
         """End all calls and release the client's reference."""
-        for ended in tuple(self._calls):
-            ended.set()
+        for end in tuple(self._calls):
+            end.set()
         self._release()
 
     def _release(self) -> None:
@@ -151,12 +141,10 @@ class _Connections:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fanout:
-    """The requests of one task."""
-
     task: Task[Any]
     connections: _Connections
     advance: Advance
-    ended: Event
+    end: Event
 
     def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
         """Send several requests at a time and return the parts. After an error no more requests begin.
@@ -197,12 +185,12 @@ class _Fanout:
 
     def _post_with_retries(self, body: bytes) -> Reply:
         retries = RetryPolicy(self.connections.endpoints, self.connections.settings.max_retries)
-        while not self.ended.is_set():
+        while not self.end.is_set():
             with self.connections.endpoints.acquire() as url:
                 reply = self._post(url, body)
             if isinstance(reply, Reply):
                 return reply
-            self.ended.wait(retries.next_delay(url, reply))
+            self.end.wait(retries.next_delay(url, reply))
         raise client_closed()
 
     def _post(self, url: str, body: bytes) -> Reply | WhimbrelError:

@@ -13,37 +13,19 @@ from urllib.request import getproxies, proxy_bypass
 import httpx2
 import msgspec
 
-from whimbrel.errors import (
-    BodyTimeout,
-    ComputeError,
-    DeadlineExceeded,
-    EngineCrash,
-    Forbidden,
-    InvalidRequest,
-    Location,
-    ModelNotFound,
-    NonFinite,
-    NotFound,
-    OutOfMemory,
-    Overloaded,
-    TooLarge,
-    TooLong,
-    Unauthorized,
-    Unavailable,
-    UnsupportedMediaType,
-    WhimbrelError,
-)
+from whimbrel import errors
+from whimbrel.errors import InvalidRequest, Location, Overloaded, TooLarge, Unavailable, WhimbrelError
 
 _ERROR_TYPES: Final = (
-    InvalidRequest, TooLong, TooLarge, ModelNotFound, NotFound, UnsupportedMediaType, BodyTimeout, Unauthorized, Forbidden,
-    DeadlineExceeded, ComputeError, NonFinite, EngineCrash, OutOfMemory,
+    InvalidRequest, TooLarge, errors.TooLong, errors.ModelNotFound, errors.NotFound, errors.UnsupportedMediaType,
+    errors.BodyTimeout, errors.Unauthorized, errors.Forbidden, errors.DeadlineExceeded, errors.ComputeError, errors.NonFinite,
+    errors.EngineCrash, errors.OutOfMemory,
 )  # fmt: skip
 _BY_CODE: Final[Mapping[object, type[WhimbrelError]]] = {each.code: each for each in _ERROR_TYPES}
 _BY_STATUS: Final[Mapping[int, type[WhimbrelError]]] = {
-    401: Unauthorized, 403: Forbidden, 404: NotFound, 408: BodyTimeout, 413: TooLarge, 415: UnsupportedMediaType,
-    424: ComputeError, 504: DeadlineExceeded,
+    401: errors.Unauthorized, 403: errors.Forbidden, 404: errors.NotFound, 408: errors.BodyTimeout, 413: TooLarge,
+    415: errors.UnsupportedMediaType, 424: errors.ComputeError, 504: errors.DeadlineExceeded,
 }  # fmt: skip
-_GATEWAYS: Final = frozenset({502, 503})
 UNREACHED: Final = "unreachable"
 """Error code of a connection that could not be made."""
 LOST: Final = "connection_lost"
@@ -63,7 +45,7 @@ def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) 
         message += " Pass the key to the client as `api_key`."
     if status == 429:
         error: WhimbrelError = Overloaded(message, retry_after=_seconds(headers.get("retry-after"), 1.0))
-    elif status in _GATEWAYS:
+    elif status in (502, 503):
         error = Unavailable(message, retry_after=_seconds(headers.get("retry-after"), 0.0))
     else:
         fallback = _BY_STATUS.get(status) or (InvalidRequest if status < 500 else WhimbrelError)
@@ -82,12 +64,13 @@ def to_failure(url: str, error: Exception, seconds: float) -> Unavailable:
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         is_tls = "SSL" in reason and "CERTIFICATE" not in reason
         hint = ("Does it speak HTTPS?" if is_tls else "Is the server running?") + _proxy_hint(url)
-        failure, code = Unavailable(f"no answer from {url}: {reason}. {hint}", retry_after=0.0), UNREACHED
+        code, message = UNREACHED, f"no answer from {url}: {reason}. {hint}"
     elif isinstance(error, TimeoutError | httpx2.TimeoutException):
         hint = "Increase `timeout`, or reduce `max_items` for fewer texts in a request."
-        failure, code = Unavailable(f"no answer from {url} within {seconds:g} seconds. {hint}", retry_after=0.0), TIMEOUT
+        code, message = TIMEOUT, f"no answer from {url} within {seconds:g} seconds. {hint}"
     else:
-        failure, code = Unavailable(f"the connection to {url} broke: {reason}.", retry_after=0.0), LOST
+        code, message = LOST, f"the connection to {url} broke: {reason}."
+    failure = Unavailable(message, retry_after=0.0)
     failure.code = code
     return failure
 
@@ -101,17 +84,14 @@ def _proxy_hint(url: str) -> str:
 
 
 def client_closed() -> Unavailable:
-    """Return the error of a verb that is called on a closed client."""
     return Unavailable("the client is closed.")
 
 
 def redact_password(url: str) -> str:
-    """Return a URL without its user name and password."""
     return re.sub(r"(?<=//)[^/@]*@", "", url)
 
 
 def _default_message(url: str, status: int, headers: Mapping[str, str], content: bytes) -> str:
-    """Return a message for a response that has none, or none that can be read."""
     message = f"{redact_password(url)} answered {status}"
     if 300 <= status < 400 and "location" in headers:
         return f"{message}: it moved to {headers['location'][:200]}. Use the base URL of that address."
@@ -127,7 +107,7 @@ def _parse_error(content: bytes) -> tuple[str, str | None, str | None]:
     try:
         body: Any = msgspec.json.decode(content)
     except (ValueError, RecursionError):
-        return "", None, None
+        body = None
     if not isinstance(body, dict):
         return "", None, None
     outer = cast(dict[str, Any], body)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest, Locate, Location, locate_pairs
 from whimbrel.outputs.stored_vectors import as_vector_list
-from whimbrel.types.options import ScoreOptions, TextOptions, as_list, check_options
+from whimbrel.types.options import ScoreOptions, TextOptions, as_list
 from whimbrel.types.request import OutputName
 from whimbrel.wire import to_json
 
@@ -18,7 +19,6 @@ Json: TypeAlias = dict[str, Any]
 
 
 def encode_items(fields: Json, name: str, items: Sequence[Any]) -> bytes:
-    """Return an encoded body with the items as the field `name`. Raises InvalidRequest."""
     return encode_body(fields, {name: items})
 
 
@@ -36,24 +36,25 @@ def encode_body(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_
 
 
 def check_count(value: object, param: str) -> None:
-    """Raise InvalidRequest unless the value is None or a positive integer."""
     if value is not None and (type(value) is not int or value < 1):
         raise InvalidRequest(f"must be a positive number, is {value!r}.", param=param)
 
 
-def require_string(value: object, param: str) -> None:
-    """Raise InvalidRequest unless the value is a string."""
-    if not isinstance(value, str):
-        raise InvalidRequest(f"must be a string, is {type(value).__name__}.", param=param)
+def check_query(query: object) -> None:
+    if not isinstance(query, str):
+        raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
 
 
-def model_field(model: str | None) -> Json:
-    """Return the field that names the model, if any. Servers of a single model do not need it."""
-    return {} if model is None else {"model": model}
+def set_fields(**fields: Any) -> Json:
+    """Return the fields that are not None, structs as dicts."""
+    return {
+        name: msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value
+        for name, value in fields.items()
+        if value is not None
+    }
 
 
 def locate_input(location: Location) -> Location:
-    """Return the caller's location of a text from that of a server."""
     return Location("input", location.item)
 
 
@@ -74,30 +75,25 @@ def _is_unicode(item: object) -> bool:
 def text_list(texts: str | Iterable[Any]) -> list[Any]:
     """Return texts, pairs or token ids as a list that can be encoded. Raises InvalidRequest."""
     items = [each.tolist() if isinstance(each, np.ndarray) else each for each in as_list(texts)]
-    _check_texts(items)
+    for index, item in enumerate(items):
+        if not isinstance(item, str | tuple | list):
+            raise InvalidRequest(f"must be a string, is {type(item).__name__}.", item=index)
     return items
 
 
-def choose_output(outputs: OutputName | Sequence[OutputName]) -> OutputName:
-    """Return the single requested output. Default: dense. Raises InvalidRequest."""
+def choose_output(dialect: str, outputs: OutputName | Sequence[OutputName], known: Iterable[str]) -> OutputName:
+    """Return the single requested output of another server's API. Default: dense. Raises InvalidRequest."""
     names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     if len(names) > 1:
         raise InvalidRequest("this API gives one output at a time.", param="outputs")
-    return names[0] if names else "dense"
+    output = names[0] if names else "dense"
+    if output not in known:
+        raise InvalidRequest(f"the dialect {dialect} has no {output!r}; it has {', '.join(known)}.", param="outputs")
+    return output
 
 
-def reject_options(
-    dialect: str,
-    outputs: OutputName | Sequence[OutputName],
-    known_outputs: Sequence[str],
-    options: TextOptions,
-    known: Sequence[str],
-) -> None:
-    """Raise InvalidRequest if another server's API lacks the output or one of the options."""
-    check_options(options, TextOptions)
-    output = choose_output(outputs)
-    if output not in known_outputs:
-        raise InvalidRequest(f"the dialect {dialect} has no {output!r}; it has {', '.join(known_outputs)}.", param="outputs")
+def reject_options(dialect: str, options: TextOptions | ScoreOptions, known: Sequence[str]) -> None:
+    """Raise InvalidRequest if another server's API lacks one of the options."""
     for name, value in options.items():
         is_default = value is None or (value is False and name in _FLAGS)
         if name not in known and not is_default:
@@ -108,44 +104,19 @@ _FLAGS: Final = ("late_chunking", "split_long", "muvera")
 """Options whose default is `False`."""
 
 
-def reject_score_options(api: str, options: ScoreOptions, known: Sequence[str]) -> None:
-    """Raise InvalidRequest if another server's API lacks one of the options."""
-    for name, value in options.items():
-        if name not in known and value is not None:
-            raise InvalidRequest(f"{api}'s API has no such option; it takes {', '.join(known)}.", param=name)
+def build_pairs(inputs: Mapping[str, Any], options: ScoreOptions) -> tuple[list[tuple[Any, Any]], Locate]:
+    """Return pairs that can be encoded, and the function that locates their parts in errors. Raises InvalidRequest.
 
-
-def _check_texts(items: Sequence[Any]) -> None:
-    for index, item in enumerate(items):
-        if not isinstance(item, str | tuple | list):
-            raise InvalidRequest(f"must be a string, is {type(item).__name__}.", item=index)
-
-
-def size_of(item: Any) -> int:
-    """Return the size of an item in characters, or in units of about the same cost."""
-    if isinstance(item, str):
-        return len(item)
-    if isinstance(item, bytes):
-        return len(item) // _BYTES
-    if isinstance(item, dict):
-        return sum(map(size_of, cast(Json, item).values()))
-    return sum(map(size_of, cast(Sequence[Any], item))) if isinstance(item, tuple | list) else 4
-
-
-def build_pairs(first: Any, second: Any, names: tuple[str, str], options: ScoreOptions) -> tuple[list[tuple[Any, Any]], Locate]:
-    """Return pairs that can be encoded, and the function that locates their parts in errors. Raises InvalidRequest."""
+    `inputs` are queries and documents by the names of the caller's arguments.
+    """
     output = options.get("score_by") or "dense"
-    (queries, is_one), (documents, is_one_document) = (
-        _side(texts, name, output) for texts, name in zip((first, second), names, strict=True)
-    )
+    (queries, is_one), (documents, is_one_document) = (_side(texts, name, output) for name, texts in inputs.items())
     if is_one:
         queries = queries * len(documents)
     if len(queries) != len(documents):
-        message = (
-            f"{len(queries):,} queries and {len(documents):,} documents; there must be one query, or one for each document."
-        )
-        raise InvalidRequest(message, param=names[1])
-    return list(zip(queries, documents, strict=True)), locate_pairs(*names, single=(is_one, is_one_document))
+        counts = f"{len(queries):,} queries and {len(documents):,} documents"
+        raise InvalidRequest(f"{counts}; there must be one query, or one for each document.", param="documents")
+    return list(zip(queries, documents, strict=True)), locate_pairs(*inputs, single=(is_one, is_one_document))
 
 
 def _side(texts: object, name: str, output: OutputName) -> tuple[list[Any], bool]:
@@ -175,14 +146,12 @@ def _encode_vectors(vectors: object, location: Location) -> Json:
     if array.dtype == np.float64:
         array = array.astype(np.float32)
     if array.dtype.name not in _DTYPES or array.ndim not in (1, 2):
-        what = f"is of {array.dtype} and of {array.ndim} dimensions"
-        raise InvalidRequest(f"{what}; it takes one or two, of {', '.join(_DTYPES)} (bits).", location=location)
+        summary = f"is of {array.dtype} and of {array.ndim} dimensions"
+        raise InvalidRequest(f"{summary}; it takes one or two, of {', '.join(_DTYPES)} (bits).", location=location)
     kind = _DTYPES[array.dtype.name]
     data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
     shape = [len(array), array.shape[-1] * (8 if kind == "binary" else 1)]
     return {"data": data, "dtype": kind} | ({"shape": shape} if array.ndim == 2 else {})
 
 
-_BYTES: Final = 80
-"""Bytes of vectors that count as one character. It limits a request to 16 MB, half of what a server takes."""
 _DTYPES: Final = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "binary"}

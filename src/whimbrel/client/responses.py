@@ -6,7 +6,7 @@ Nothing a server sends is trusted: types, shapes, offsets and finite values are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,23 +14,22 @@ from numpy.typing import NDArray
 
 from whimbrel.client.task import Reply
 from whimbrel.types.arrays import Float32Array
+from whimbrel.types.batch import offsets_of
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Sparse
 from whimbrel.wire import Block, read_blocks
 
 
-class _HasIndex(Protocol):
+class IndexedRow(msgspec.Struct):
+    """Row of a response, with the index of its input."""
+
     index: int
 
 
-class _HasScore(Protocol):
+class ScoredRow(IndexedRow):
     score: float
 
 
-T = TypeVar("T", bound=_HasIndex)
-
-METADATA: Final = "metadata"
-"""Response header that describes the arrays in the body."""
-
+Row = TypeVar("Row", bound=IndexedRow)
 _Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
@@ -40,9 +39,9 @@ class _Metadata(msgspec.Struct):
 
 def read_outputs(requested: Sequence[str], reply: Reply, count: int) -> Outputs:
     """Return the outputs of a binary response of /v1/embed. The arrays are views of its bytes."""
-    if METADATA not in reply.headers:
-        raise ValueError(f"it has no header {METADATA!r}, as Whimbrel's have")
-    metadata = msgspec.json.decode(reply.headers[METADATA], type=_Metadata)
+    if "metadata" not in reply.headers:
+        raise ValueError("it has no header 'metadata', as Whimbrel's have")
+    metadata = msgspec.json.decode(reply.headers["metadata"], type=_Metadata)
     arrays = read_blocks(metadata.arrays, reply.content)
     outputs = Outputs(
         dense=_array(arrays, "dense"),
@@ -60,13 +59,12 @@ def read_outputs(requested: Sequence[str], reply: Reply, count: int) -> Outputs:
 def check_outputs(outputs: Outputs, requested: Sequence[str], count: int) -> Outputs:
     """Return the outputs. Raise ValueError unless the requested ones are there, have `count` rows and finite values."""
     for name in Outputs.__slots__:
-        output = getattr(outputs, name)
-        if output is None and name in requested:
-            raise ValueError(f"it has no {name}")
-        if output is not None and len(output) != count:
-            raise ValueError(f"{len(output)} rows of {name} for {count} inputs")
-        if output is None:
+        if (output := getattr(outputs, name)) is None:
+            if name in requested:
+                raise ValueError(f"it has no {name}")
             continue
+        if len(output) != count:
+            raise ValueError(f"{len(output)} rows of {name} for {count} inputs")
         values = _values(output)
         if 0 in values.shape[1:]:
             raise ValueError(f"{name} has no columns")
@@ -110,7 +108,7 @@ def _offsets(arrays: _Arrays, name: str, *counts: int) -> NDArray[np.int64]:
     return offsets_N1
 
 
-def sort_by_index(rows: list[T], count: int) -> list[T]:
+def sort_by_index(rows: list[Row], count: int) -> list[Row]:
     """Return the rows in the order of their `index`. There must be one for each of `count` inputs."""
     ordered = sorted(rows, key=lambda row: row.index)
     if [row.index for row in ordered] != list(range(count)):
@@ -132,9 +130,9 @@ def join_scores(parts: list[Float32Array]) -> Float32Array:
     return np.concatenate([np.empty(0, np.float32), *parts])
 
 
-def scores_of(rows: Sequence[_HasScore]) -> Float32Array:
-    """Return the scores of rows. They must be finite."""
-    scores_N = float_array([row.score for row in rows], 1)
+def scores_of(rows: Sequence[ScoredRow], count: int) -> Float32Array:
+    """Return the scores of `count` documents in their order. They must be finite."""
+    scores_N = float_array([row.score for row in sort_by_index(list(rows), count)], 1)
     if not np.isfinite(scores_N).all():
         raise ValueError("scores that are infinite")
     return scores_N
@@ -147,9 +145,7 @@ class _Explanation(msgspec.Struct):
     places: list[int]
 
 
-class _Score(msgspec.Struct):
-    index: int
-    score: float
+class _Score(ScoredRow):
     explanation: _Explanation | None = None
 
 
@@ -157,19 +153,13 @@ class _ScoreResponse(msgspec.Struct):
     data: list[_Score]
 
 
-def _scores(reply: Reply, count: int) -> list[_Score]:
-    return sort_by_index(msgspec.json.decode(reply.content, type=_ScoreResponse).data, count)
-
-
 def read_scores(reply: Reply, count: int) -> Float32Array:
-    """Return the scores of a response of /v1/score."""
-    return scores_of(_scores(reply, count))
+    return scores_of(msgspec.json.decode(reply.content, type=_ScoreResponse).data, count)
 
 
 def read_explanations(reply: Reply, count: int) -> list[Explanation]:
-    """Return the explanations of a response of /v1/score."""
     explanations: list[Explanation] = []
-    for row in _scores(reply, count):
+    for row in sort_by_index(msgspec.json.decode(reply.content, type=_ScoreResponse).data, count):
         if (each := row.explanation) is None:
             raise ValueError("there is no explanation")
         maxima, places = np.array(each.maxima, np.float32), np.array(each.places, np.int32)
@@ -184,7 +174,6 @@ class _ClassifyResponse(msgspec.Struct):
 
 
 def read_classes(reply: Reply, count: int) -> Classes:
-    """Return the classes of a response of /v1/classify."""
     response = msgspec.json.decode(reply.content, type=_ClassifyResponse)
     if len(response.scores) != count:
         raise ValueError(f"{len(response.scores)} rows for {count} inputs")
@@ -196,7 +185,6 @@ class _TokenClassifyResponse(msgspec.Struct):
 
 
 def read_entities(reply: Reply, count: int) -> list[list[Entity]]:
-    """Return the entities of a response of /v1/token_classify."""
     entities = msgspec.json.decode(reply.content, type=_TokenClassifyResponse).entities
     if len(entities) != count:
         raise ValueError(f"{len(entities)} rows for {count} inputs")
@@ -204,13 +192,7 @@ def read_entities(reply: Reply, count: int) -> list[list[Entity]]:
 
 
 def flatten(parts: list[list[Any]]) -> list[Any]:
-    """Return the lists as one."""
     return [each for part in parts for each in part]
-
-
-def offsets_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the offsets of consecutive lists with these lengths."""
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 
 def join_classes(parts: list[Classes]) -> Classes:

@@ -17,12 +17,12 @@ JSON: Final = "application/json"
 MESSAGE_PACK: Final = "application/msgpack"
 _MAX_CHARACTERS: Final = 200_000
 """Maximum characters in one request: some 50,000 tokens, which take a CPU seconds."""
+_VECTOR_BYTES: Final = 80
+"""Bytes of vectors that count as one character. It limits a request to 16 MB, half of what a server takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Successful response."""
-
     content: bytes
     headers: Mapping[str, str]
     """Header fields. Lookup must ignore the case of names."""
@@ -30,7 +30,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task(Generic[R]):
-    """Operation over a list of items that may be split over several requests."""
+    """Verb over a list of items that may be split over several requests."""
 
     path: str
     items: Sequence[Any]
@@ -40,17 +40,15 @@ class Task(Generic[R]):
     """Decode the response to N items as their part of the result. Raises ValueError."""
     join: Callable[[list[Any]], R]
     """Join the parts to the result. Raises ValueError if they do not fit together."""
-    size: Callable[[Any], int]
-    """Return the approximate characters of an item."""
     media_type: str = JSON
     locate: Locate | None = None
     """Map a server's location to that of the caller's argument. None keeps the server's location."""
     whole: bool = False
-    """True if all items must be in one request."""
+    """All items must be in one request."""
     may_be_empty: bool = False
-    """True if an empty list needs no request: its result is the join of no parts."""
+    """An empty list needs no request: its result is the join of no parts."""
     max_items: int | None = None
-    """Maximum items in one request, if the server has such a limit."""
+    """The server's limit of items in one request."""
 
     def then(self, finish: Callable[[R], S]) -> Task[S]:
         """Return a task whose result is `finish` of this one's."""
@@ -65,7 +63,7 @@ class Task(Generic[R]):
         max_items = min(max_items, self.max_items or max_items)
         start, characters = 0, 0
         for index, item in enumerate(() if self.whole else self.items):
-            size = self.size(item)
+            size = _size_of(item)
             if index > start and (index - start >= max_items or characters + size > _MAX_CHARACTERS):
                 yield start, index
                 start, characters = index, 0
@@ -108,6 +106,17 @@ class Task(Generic[R]):
         if self.locate is not None:
             return error.at(self.locate(Location("input", item, _PARTS[location.field])))
         return error if start == 0 and location is error.location else error.at(replace_fields(location, item=item))
+
+
+def _size_of(item: Any) -> int:
+    """Return the size of an item in characters, or in units of about the same cost."""
+    if isinstance(item, str):
+        return len(item)
+    if isinstance(item, bytes):
+        return len(item) // _VECTOR_BYTES
+    if isinstance(item, dict):
+        return sum(map(_size_of, cast(dict[str, Any], item).values()))
+    return sum(map(_size_of, cast(Sequence[Any], item))) if isinstance(item, tuple | list) else 4
 
 
 _PARTS: Final = {"input": 1, "inputs": 1, "texts": 1, "documents": 1, "query": 0, "queries": 0}

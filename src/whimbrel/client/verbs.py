@@ -1,25 +1,47 @@
 """Verbs of the clients, as functions that return tasks.
 
-Client and AsyncClient run the tasks. The docstrings here are those of their methods.
+Client and AsyncClient run the tasks. The docstrings here are those of their methods. Verbs without a table of dialects are
+Whimbrel's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial, update_wrapper
-from inspect import Parameter, signature
-from typing import Any, Unpack
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias, Unpack
 
-from whimbrel.client.dialects import encoder_of, require_whimbrel, reranker_of, whimbrel
+from whimbrel.client.dialects import cohere, openai, tei, whimbrel
 from whimbrel.client.request_bodies import check_count
 from whimbrel.client.task import Task
+from whimbrel.errors import InvalidRequest
 from whimbrel.outputs.entities import Aggregation
 from whimbrel.outputs.scoring import rank
 from whimbrel.types.arrays import Float32Array
-from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera
+from whimbrel.types.options import ScoreOptions, TextOptions, check_options, reject_muvera, require, require_muvera
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Sparse
+
+DialectName: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
+Encode: TypeAlias = Callable[[str | None, str | Iterable[Any], OutputName | Sequence[OutputName], TextOptions], Task[Outputs]]
+Rerank: TypeAlias = Callable[[str | None, Any, Any, ScoreOptions], Task[Float32Array]]
+
+_ENCODE: Final[dict[str, Encode]] = {
+    "whimbrel": whimbrel.encode, "openai": openai.encode, "tei": tei.encode, "cohere": cohere.encode
+}  # fmt: skip
+_RERANK: Final[dict[str, Rerank]] = {"whimbrel": whimbrel.rerank, "tei": tei.rerank, "cohere": cohere.rerank}
+
+
+def encoder_of(dialect: str) -> Encode:
+    """Return the function that requests vectors in a dialect. Raises InvalidRequest."""
+    if dialect not in _ENCODE:
+        raise InvalidRequest(f"{dialect!r} is not known; it takes {', '.join(_ENCODE)}.", param="dialect")
+    return _ENCODE[dialect]
+
+
+def _require(dialect: str, known: Iterable[str], verb: str) -> None:
+    if dialect not in known:
+        raise InvalidRequest(f"the dialect {dialect} has no {verb!r}; those that have it: {', '.join(known)}.", param="dialect")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +52,6 @@ class Target:
     model: str | None
 
 
-def copy_signature(method: Callable[..., Any], verb: Callable[..., Any]) -> None:
-    """Give a client's method the name, docstring and signature of its verb, as `help` shows them."""
-    update_wrapper(method, verb)
-    verb_signature = signature(verb)
-    _, *parameters = verb_signature.parameters.values()
-    result = str(verb_signature.return_annotation).removeprefix("Task[").removesuffix("]")
-    self_parameter = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [self_parameter, *parameters]
-    vars(method)["__signature__"] = verb_signature.replace(parameters=parameters, return_annotation=result)
-
-
 def embed(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Float32Array]:
     """Return dense vectors of `texts`: float32, (N, D), or (D,) for a single string.
 
@@ -48,7 +59,7 @@ def embed(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]
     TooLong if a text exceeds the limit and `truncate` is "never".
     """
     vectors = encode(to, texts, "dense", **options).then(lambda outputs: require(outputs.dense))
-    return vectors.then(_only) if isinstance(texts, str) else vectors
+    return vectors.then(lambda vectors_1D: vectors_1D[0]) if isinstance(texts, str) else vectors
 
 
 def sparse(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Sparse]:
@@ -74,7 +85,7 @@ def muvera(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions
     `input_type` is required. The other options are those of `whimbrel.types.options.TextOptions`; `muvera` takes parameters.
     """
     vectors = encode(to, texts, "multi_vector", **require_muvera(options)).then(lambda outputs: require(outputs.muvera))
-    return vectors.then(_only) if isinstance(texts, str) else vectors
+    return vectors.then(lambda vectors_1E: vectors_1E[0]) if isinstance(texts, str) else vectors
 
 
 def encode(
@@ -85,7 +96,8 @@ def encode(
     `outputs` names them, e.g. ["dense", "sparse"]. Default: the outputs that the model is made for. The options are those of
     `whimbrel.types.options.TextOptions`.
     """
-    return encoder_of(to.dialect)(to.model, texts, outputs, options)
+    check_options(options, TextOptions)
+    return _ENCODE[to.dialect](to.model, texts, outputs, options)
 
 
 def score(to: Target, queries: Any, documents: Any, **options: Unpack[ScoreOptions]) -> Task[Float32Array]:
@@ -96,7 +108,7 @@ def score(to: Target, queries: Any, documents: Any, **options: Unpack[ScoreOptio
     text, or the token vectors of one text if `score_by` is "multi_vector". The options are those of
     `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
     """
-    require_whimbrel(to.dialect, "score")
+    _require(to.dialect, ["whimbrel"], "score")
     return whimbrel.score(to.model, queries, documents, options)
 
 
@@ -109,7 +121,8 @@ def rerank(
     are those of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
     """
     check_count(top_n, "top_n")
-    return reranker_of(to.dialect)(to.model, query, documents, options).then(partial(rank, top_n=top_n))
+    _require(to.dialect, _RERANK, "rerank")
+    return _RERANK[to.dialect](to.model, query, documents, options).then(partial(rank, top_n=top_n))
 
 
 def explain(to: Target, query: Any, documents: Any, **options: Unpack[ScoreOptions]) -> Task[list[Explanation]]:
@@ -117,7 +130,7 @@ def explain(to: Target, query: Any, documents: Any, **options: Unpack[ScoreOptio
 
     Late-interaction models only. The options are those of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
     """
-    require_whimbrel(to.dialect, "explain")
+    _require(to.dialect, ["whimbrel"], "explain")
     return whimbrel.explain(to.model, query, documents, options)
 
 
@@ -126,7 +139,7 @@ def classify(to: Target, texts: str | Iterable[Any], **options: Unpack[ScoreOpti
 
     The options are `prompt`, `activate` and `truncate` of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
     """
-    require_whimbrel(to.dialect, "classify")
+    _require(to.dialect, ["whimbrel"], "classify")
     return whimbrel.classify(to.model, texts, options)
 
 
@@ -138,9 +151,5 @@ def token_classify(
     `aggregation` combines tokens into entities, as in transformers: "none", "simple" (default), "first", "average" or "max".
     The options are `prompt`, `activate` and `truncate` of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
     """
-    require_whimbrel(to.dialect, "token_classify")
+    _require(to.dialect, ["whimbrel"], "token_classify")
     return whimbrel.token_classify(to.model, texts, aggregation, options)
-
-
-def _only(vectors_1D: Float32Array) -> Float32Array:
-    return vectors_1D[0]

@@ -29,8 +29,7 @@ from whimbrel.dialects.common.responses import (
 )
 from whimbrel.dialects.common.route import ErrorTerms, Route, binary_formats
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError
-from whimbrel.types.options import read_truncate
-from whimbrel.types.request import OutputName, Request, Truncate
+from whimbrel.types.request import OutputName, Request, Truncate, read_truncate
 from whimbrel.types.result import Result
 from whimbrel.wire import ByteOrder, EncodedArray, FloatType, base64_list, to_json
 

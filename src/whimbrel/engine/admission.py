@@ -33,20 +33,17 @@ class ThroughputEstimate:
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def begin(self, now: float) -> None:
-        """Note that a batch begins."""
         if not self._running:
             self._since = now
         self._running += 1
 
     def end(self, now: float, tokens: int) -> None:
-        """Note that a batch ends that has computed `tokens` tokens."""
         self._running -= 1
         self._tokens = self._tokens * _KEEP + tokens
         self._seconds = self._seconds * _KEEP + now - self._since
         self._since = now
 
     def reset(self) -> None:
-        """Forget all measurements."""
         self._tokens = self._seconds = 0.0
 
 

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Final, Self, TypeVar, Unpack
+from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
+from whimbrel.engine import verbs
 from whimbrel.engine.engine import Engine, ProgressCallback, ignore_progress
 from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.engine.prepare import AsyncPreprocessor
 from whimbrel.errors import relocating
 from whimbrel.outputs import scoring
-from whimbrel.outputs.entities import Aggregation
 from whimbrel.outputs.pair_scoring import PairScoring
-from whimbrel.outputs.scoring import Operation, Texts
-from whimbrel.types.arrays import Float32Array
+from whimbrel.outputs.scoring import Operation
 from whimbrel.types.card import Card, PoolingOption, RerankerName
-from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera, text_request
+from whimbrel.types.options import copy_signature
 from whimbrel.types.plan import Options, Plan
-from whimbrel.types.request import DetokenizeRequest, OutputName, Pair, Request, TokenizeRequest, VectorInput
-from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Result, Sparse
+from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
+from whimbrel.types.result import Result
 from whimbrel.types.seq import TokenInfo
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _MANY_PAIRS: Final = 256
-"""To begin to compare more takes milliseconds, for which an event loop is not held up."""
+"""Pairs above which a thread starts the comparison, as that takes milliseconds."""
+
+
+def _async_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callable[Concatenate[AsyncEngine, P], Awaitable[T]]:
+    async def method(self: AsyncEngine, *args: P.args, **options: P.kwargs) -> T:
+        operation = verb(self.card, *args, **options)
+        with relocating(operation.locate):
+            return operation.postprocess(await self.run(operation.request))
+
+    return copy_signature(method, verb)
 
 
 class AsyncEngine:
@@ -61,65 +70,23 @@ class AsyncEngine:
 
     @property
     def status(self) -> str:
-        """In a word, how it is."""
+        """State of the engine: ready or closed."""
         return "ready" if self.ready else "closed"
 
     @property
     def queued_tokens(self) -> int:
         return self._engine.queued_tokens
 
-    async def embed(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
-        """Async form of `Engine.embed`."""
-        vectors = (await self.run(text_request(self.card, texts, ("dense",), **options))).dense
-        return vectors[0] if isinstance(texts, str) else vectors
-
-    async def sparse(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Sparse:
-        """Async form of `Engine.sparse`."""
-        return require((await self.encode(texts, ("sparse",), **options)).sparse)
-
-    async def multi_vector(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Ragged:
-        """Async form of `Engine.multi_vector`."""
-        reject_muvera(options)
-        return require((await self.encode(texts, ("multi_vector",), **options)).multi_vector)
-
-    async def muvera(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
-        """Async form of `Engine.muvera`."""
-        vectors = require((await self.encode(texts, ("multi_vector",), **require_muvera(options))).muvera)
-        return vectors[0] if isinstance(texts, str) else vectors
-
-    async def encode(
-        self, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName] = (), **options: Unpack[TextOptions]
-    ) -> Outputs:
-        """Async form of `Engine.encode`."""
-        return (await self.run(text_request(self.card, texts, outputs, **options))).outputs
-
-    async def score(self, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Float32Array:
-        """Async form of `Engine.score`."""
-        return await self._answer(scoring.score(self.card, queries, documents, **options))
-
-    async def rerank(
-        self, query: str | VectorInput, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
-    ) -> list[Ranked]:
-        """Async form of `Engine.rerank`."""
-        return await self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))
-
-    async def explain(self, query: str | VectorInput, documents: Texts, **options: Unpack[ScoreOptions]) -> list[Explanation]:
-        """Async form of `Engine.explain`."""
-        return await self._answer(scoring.explain(self.card, query, documents, **options))
-
-    async def classify(self, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Classes:
-        """Async form of `Engine.classify`."""
-        return await self._answer(scoring.classify(self.card, texts, **options))
-
-    async def token_classify(
-        self, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
-    ) -> list[list[Entity]]:
-        """Async form of `Engine.token_classify`."""
-        return await self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
-
-    async def _answer(self, operation: Operation[T]) -> T:
-        with relocating(operation.locate):
-            return operation.postprocess(await self.run(operation.request))
+    embed = _async_method(verbs.embed)
+    sparse = _async_method(verbs.sparse)
+    multi_vector = _async_method(verbs.multi_vector)
+    muvera = _async_method(verbs.muvera)
+    encode = _async_method(verbs.encode)
+    score = _async_method(scoring.score)
+    rerank = _async_method(scoring.rerank)
+    explain = _async_method(scoring.explain)
+    classify = _async_method(scoring.classify)
+    token_classify = _async_method(scoring.token_classify)
 
     async def run(self, request: Request) -> Result:
         """Answer one request. Cancelling it drops what has not been computed yet."""

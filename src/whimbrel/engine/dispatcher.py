@@ -24,7 +24,7 @@ from time import perf_counter
 from weakref import ref
 
 from whimbrel.engine.admission import QueueState, ThroughputEstimate, admit
-from whimbrel.engine.job import Job
+from whimbrel.engine.engine_request import Job
 from whimbrel.engine.scheduler import ScheduledBatch, Scheduler
 from whimbrel.errors import ComputeError, DeadlineExceeded, OutOfMemory, Unavailable, WhimbrelError
 from whimbrel.outputs.finishers import locate_error
@@ -35,8 +35,6 @@ from whimbrel.types.result import Timings
 
 @dataclass(frozen=True, slots=True)
 class LoadStats:
-    """The load of an engine."""
-
     queued_tokens: int
     """Tokens that wait for a lane."""
     small_tokens: int
@@ -47,8 +45,6 @@ class LoadStats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Selection:
-    """The outcome of one look at the queue."""
-
     batch: ScheduledBatch[Job] | None
     started: list[Job]
     """Jobs whose first batch this is."""
@@ -206,11 +202,11 @@ class Dispatcher:
             self._in_flight -= 1
             self._changed.notify_all()
 
-    def requeue(self, batch: ScheduledBatch[Job], *, out_of_memory: bool) -> None:
-        """Run a batch that failed again, in halves; a single text alone on the device. Call it before `batch_done`."""
+    def requeue(self, batch: ScheduledBatch[Job], *, lower_budget: bool) -> None:
+        """Run a batch that failed again: in halves, or a single text alone on the device. Call it before `batch_done`."""
         middle = len(batch.items) // 2
         with self._lock:
-            if out_of_memory:
+            if lower_budget:
                 self._scheduler.out_of_memory(sum(seq.ids.size for _, seq in batch.items))
             if middle:
                 self._retries += [replace(batch, items=half) for half in (batch.items[:middle], batch.items[middle:])]
@@ -239,7 +235,6 @@ class Dispatcher:
             return not job.num_pending
 
     def answer(self, job: Job) -> None:
-        """Answer a job with the result of its finisher, if it still waits."""
         if not self._claim(job) or not job.future.set_running_or_notify_cancel():
             return
         request = job.request
@@ -257,7 +252,6 @@ class Dispatcher:
             job.future.set_result(request.result(outputs, timings))
 
     def fail(self, job: Job, error: WhimbrelError) -> None:
-        """Answer a job with an error, if it still waits."""
         if self._claim(job):
             _set_error(job, error)
 
@@ -307,7 +301,6 @@ class Dispatcher:
             self._throughput.reset()
 
     def close(self) -> None:
-        """Accept no more jobs."""
         with self._lock:
             self._closed = True
             self._changed.notify_all()

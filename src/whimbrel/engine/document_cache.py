@@ -23,8 +23,6 @@ _ENTRY_BYTES: Final = 400
 
 
 class HasNbytes(Protocol):
-    """An array or a tensor."""
-
     @property
     def nbytes(self) -> int: ...
 

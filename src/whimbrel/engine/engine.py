@@ -9,50 +9,58 @@ import atexit
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine import verbs
 from whimbrel.engine.dispatcher import Dispatcher, LoadStats
 from whimbrel.engine.document_cache import DocumentCache, cache_key
-from whimbrel.engine.engine_request import EngineRequest
+from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job, RunnerProtocol
 from whimbrel.engine.finish_pool import FinishPool
-from whimbrel.engine.job import BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.lanes import Lanes
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, NonFinite, SetupError, relocating
 from whimbrel.outputs import scoring
-from whimbrel.outputs.entities import Aggregation
 from whimbrel.outputs.finishers import make_finisher
 from whimbrel.outputs.layout import plan_layout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
-from whimbrel.outputs.scoring import Operation, Texts
+from whimbrel.outputs.scoring import Operation
 from whimbrel.telemetry.trace import count
-from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card, PoolingOption, RerankerName
-from whimbrel.types.options import ScoreOptions, TextOptions, reject_muvera, require, require_muvera, text_request
+from whimbrel.types.options import copy_signature
 from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
-from whimbrel.types.request import OutputName, Pair, Request, VectorInput
-from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Result, Sparse, Timings
+from whimbrel.types.request import Request
+from whimbrel.types.result import Ragged, Result, Timings
 from whimbrel.types.seq import Seq
 
 if TYPE_CHECKING:
     from whimbrel.model.maxsim_scorer import MaxSimScorer
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 ProgressCallback: TypeAlias = Callable[[str], None]
 """Called with the name of each phase of loading as it begins."""
+
+
+def _sync_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callable[Concatenate[Engine, P], T]:
+    def method(self: Engine, *args: P.args, **options: P.kwargs) -> T:
+        operation = verb(self.card, *args, **options)
+        with relocating(operation.locate):
+            return operation.postprocess(self.run(operation.request))
+
+    return copy_signature(method, verb)
 
 
 def ignore_progress(_: str) -> None:
@@ -108,70 +116,16 @@ class Engine:
             self.close()
             raise
 
-    # The verbs
-
-    def embed(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
-        """Dense vectors of `texts`: float32, (N, D), or (D,) for a single string. The options are those of TextOptions."""
-        vectors = self.run(text_request(self.card, texts, ("dense",), **options)).dense
-        return vectors[0] if isinstance(texts, str) else vectors
-
-    def sparse(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Sparse:
-        """Weights of vocabulary entries, for each of `texts`. The options are those of TextOptions."""
-        return require(self.encode(texts, ("sparse",), **options).sparse)
-
-    def multi_vector(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Ragged:
-        """A vector for each token that counts, for each of `texts`. The options are those of TextOptions, but for `muvera`."""
-        reject_muvera(options)
-        return require(self.encode(texts, ("multi_vector",), **options).multi_vector)
-
-    def muvera(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Float32Array:
-        """A vector in place of token vectors (see whimbrel.outputs.muvera): float32, (N, E), or (E,) for a single string.
-
-        The options are those of TextOptions; `input_type` must be given, and `muvera` may give parameters."""
-        vectors = require(self.encode(texts, ("multi_vector",), **require_muvera(options)).muvera)
-        return vectors[0] if isinstance(texts, str) else vectors
-
-    def encode(
-        self, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName] = (), **options: Unpack[TextOptions]
-    ) -> Outputs:
-        """Any of the outputs that the model gives, all from one pass; none named: what the model is made for.
-
-        The options are those of TextOptions. A single string is a list of one.
-        """
-        return self.run(text_request(self.card, texts, outputs, **options)).outputs
-
-    def score(self, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Float32Array:
-        """Return the scores of query-document pairs: float32, (N,), or (N, C) of a model with C classes.
-
-        A single query is paired with every document; else there are as many queries as documents. For models that compare
-        vectors, any text may be replaced by its stored vectors, as the other verbs give them or in fewer bits
-        (`outputs/stored_vectors.py`). The options are those of ScoreOptions.
-        """
-        return self._answer(scoring.score(self.card, queries, documents, **options))
-
-    def rerank(
-        self, query: str | VectorInput, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
-    ) -> list[Ranked]:
-        """The places of documents and their scores, the best first. The options are those of ScoreOptions."""
-        return self._answer(scoring.rerank(self.card, query, documents, top_n=top_n, **options))
-
-    def explain(self, query: str | VectorInput, documents: Texts, **options: Unpack[ScoreOptions]) -> list[Explanation]:
-        """Return the best match of each query token in each document, of late-interaction models, in the order of documents."""
-        return self._answer(scoring.explain(self.card, query, documents, **options))
-
-    def classify(self, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Classes:
-        """The classes of texts or of pairs; a single string is a list of one. The options are those of ScoreOptions."""
-        return self._answer(scoring.classify(self.card, texts, **options))
-
-    def token_classify(
-        self, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
-    ) -> list[list[Entity]]:
-        """The entities in each of `texts`; a single string is a list of one. The options are those of ScoreOptions."""
-        return self._answer(scoring.token_classify(self.card, texts, aggregation, **options))
-
-    def _answer(self, operation: Operation[T]) -> T:
-        with relocating(operation.locate):
-            return operation.postprocess(self.run(operation.request))
+    embed = _sync_method(verbs.embed)
+    sparse = _sync_method(verbs.sparse)
+    multi_vector = _sync_method(verbs.multi_vector)
+    muvera = _sync_method(verbs.muvera)
+    encode = _sync_method(verbs.encode)
+    score = _sync_method(scoring.score)
+    rerank = _sync_method(scoring.rerank)
+    explain = _sync_method(scoring.explain)
+    classify = _sync_method(scoring.classify)
+    token_classify = _sync_method(scoring.token_classify)
 
     def run(self, request: Request) -> Result:
         """Answer one request; blocks. Interrupted, it drops what has not run yet."""
@@ -245,12 +199,10 @@ class Engine:
 
     @property
     def load(self) -> LoadStats:
-        """The queue and the throughput."""
         return self._dispatcher.load
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that wait for a lane."""
         return self.load.queued_tokens
 
     def close(self) -> None:

@@ -32,13 +32,10 @@ class _JobQueue(Generic[K]):
     seqs: deque[Seq]
     tokens: int
     is_virtual_active: bool = True
-    """True if the job would still be active under even sharing."""
 
 
 @dataclass(slots=True, eq=False)
 class _TenantQueue(Generic[K]):
-    """The waiting jobs of a tenant."""
-
     queues: dict[K, _JobQueue[K]] = field(default_factory=dict[K, "_JobQueue[K]"])
     heap: list[tuple[float, int, _JobQueue[K]]] = field(default_factory=list[tuple[float, int, "_JobQueue[K]"]])
     """(virtual finish, number, queue) of each job; discarded ones stay for a while."""
@@ -51,7 +48,6 @@ class _TenantQueue(Generic[K]):
     tokens: int = 0
 
     def advance_virtual_time(self, tokens: float) -> None:
-        """Advance the virtual time by `tokens` served."""
         while self.virtual_work:
             finish, _, queue = self.virtual_work[0]
             if queue.is_virtual_active:
@@ -83,15 +79,12 @@ class _TenantQueue(Generic[K]):
             self.num_active -= 1
 
     def head(self) -> tuple[K, _JobQueue[K]]:
-        """Return the job with the least virtual finish, and its queue."""
         while (job := self.heap[0][2].job) is None:
             heapq.heappop(self.heap)
         return job, self.heap[0][2]
 
 
 class FairQueue(Generic[K]):
-    """Waiting seqs, in the order of fair queueing."""
-
     def __init__(self) -> None:
         self.tokens = 0
         self._tenants: OrderedDict[str, _TenantQueue[K]] = OrderedDict()
@@ -108,7 +101,6 @@ class FairQueue(Generic[K]):
         self.tokens += queue.tokens
 
     def discard(self, job: K, tenant_name: str) -> int:
-        """Remove the waiting seqs of a job. Return their tokens."""
         tenant = self._tenants.get(tenant_name)
         queue = tenant.queues.pop(job, None) if tenant else None
         if tenant is None or queue is None:

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from whimbrel.engine.dispatcher import Dispatcher
-from whimbrel.engine.job import Job
+from whimbrel.engine.engine_request import Job
 from whimbrel.errors import ComputeError, OutOfMemory
 from whimbrel.outputs.finishers import Step
 from whimbrel.outputs.rows import BatchOutput

@@ -1,15 +1,18 @@
 """Lanes: the threads that run batches. They launch, collect and answer.
 
-Theory of operation. Each lane is a thread: it takes a batch, launches it, and takes the next at once. The collector is one more
-thread: it waits for launched batches in order, checks their rows and delivers them. Each lane has at most two batches in
-flight. The dispatcher decides what is taken when and who answers a job.
+Theory of operation. `Engine.submit` makes a `Job` of an `EngineRequest`, and the dispatcher (dispatcher.py) keeps it in the
+scheduler. Each lane is a thread: it takes a batch from the dispatcher, launches it, and takes the next at once. The collector
+is one more thread: it waits for launched batches in order, checks their rows and delivers them to the finish pool
+(finish_pool.py), which fills the responses and answers the job when its last row has come. Each lane has at most two batches of
+its own in flight.
 
-Where the lane is the device (a CPU), the model calls back between its layers. If small requests have come meanwhile, the lane
-then runs a batch of them before it goes on with its own, which must be bulk.
+Where the lane is the device (a CPU), the model calls back between the layers of a bulk batch. If small requests have come
+meanwhile, the lane runs a batch of them first, besides its two.
 
-A batch that fails, at launch or at collection, is halved and requeued, until only the requests fail that fail alone. If it
-failed for want of memory, batches are smaller for a while. A text whose rows are not finite fails. A thread that dies of a bug
-takes the engine with it: every waiting request is told, and none hangs.
+A batch that fails, at launch or at collection, is halved and requeued, until each text that fails is alone; only its request
+fails. If it failed for want of memory, batches are smaller for a while. A text whose rows are not finite fails its request.
+Rows of a request that is answered already, for any reason, are dropped. A thread that dies of a bug takes the engine with it:
+every waiting request is told, and none hangs.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.engine.dispatcher import Dispatcher
+from whimbrel.engine.engine_request import BatchItems, BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.finish_pool import FinishPool
-from whimbrel.engine.job import BatchItems, BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.scheduler import ScheduledBatch
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
 from whimbrel.outputs.rows import BatchOutput, DeviceRows, OutputRows, RowSelection, finite_seqs, select_rows
@@ -58,13 +61,10 @@ class _TowerBatch:
 
 @dataclass(slots=True, eq=False)
 class _InFlightBatch:
-    """A batch that was launched and is not collected yet."""
-
     batch: ScheduledBatch[Job]
     slots: threading.Semaphore | None
     """The semaphore of its lane, of which it holds one; None if it runs between the layers of another batch."""
-    observed: int
-    """The observer's slot."""
+    observer_slot: int
     started: float
     towers: list[_TowerBatch]
 
@@ -117,14 +117,16 @@ class Lanes:
 
     def _launch(self, batch: ScheduledBatch[Job], slots: threading.Semaphore | None) -> None:
         started = perf_counter()
-        observed = self._observer.started(batch.items)
-        between_layers = partial(self._preempt, batch.priority, observed) if self._preempts and batch.kind == "bulk" else None
+        observer_slot = self._observer.started(batch.items)
+        between_layers = (
+            partial(self._preempt, batch.priority, observer_slot) if self._preempts and batch.kind == "bulk" else None
+        )
         try:
             towers = [self._launch_tower(items, between_layers) for items in self._by_tower(batch.items)]
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
-            self._batch_failed(batch, slots, observed, error)
+            self._batch_failed(batch, slots, observer_slot, error)
         else:
-            self._launched.put(_InFlightBatch(batch, slots, observed, started, towers))
+            self._launched.put(_InFlightBatch(batch, slots, observer_slot, started, towers))
 
     def _run_collector(self) -> None:
         while (flight := self._launched.get()) is not None:
@@ -136,16 +138,18 @@ class Lanes:
             with Timer("collect"):
                 outputs = [self._collect_tower(tower) for tower in flight.towers]
         except BaseException as error:  # whatever it is, the requests get an answer and the collector lives
-            self._batch_failed(flight.batch, flight.slots, flight.observed, error)
+            self._batch_failed(flight.batch, flight.slots, flight.observer_slot, error)
         else:
             self._batch_done(flight)
             seconds = perf_counter() - flight.started
             observe("compute", seconds)
+            for job in {job for job, _ in flight.batch.items}:
+                job.compute += seconds
             for tower, output in zip(flight.towers, outputs, strict=True):
-                self._answer(tower, output, seconds)
+                self._answer(tower, output)
 
-    def _answer(self, tower: _TowerBatch, output: BatchOutput, seconds: float) -> None:
-        """Deliver to every job its rows; the last of a job answer it. Texts whose rows are not finite fail."""
+    def _answer(self, tower: _TowerBatch, output: BatchOutput) -> None:
+        """Deliver to every job its rows. A row that is not finite fails its job."""
         finite_B: list[bool] = _finite_seqs(output, len(tower.items)).tolist()
         rows: dict[Job, tuple[list[int], list[int]]] = {}
         order: list[int] = tower.batch.order_B.tolist()
@@ -159,17 +163,16 @@ class Lanes:
                 count("non_finite", model=self._model)
                 self._dispatcher.fail(job, _non_finite(seq))
         for job, (of_batch, of_job) in rows.items():
-            job.compute += seconds
             if of_job:
                 self._finishing.deliver(job, output, of_batch, of_job)
 
     # Parts of these
 
-    def _preempt(self, priority: int, observed: int) -> None:
+    def _preempt(self, priority: int, observer_slot: int) -> None:
         """Run one batch of small jobs, if any wait. The model calls this between the layers of a bulk batch."""
         if self._dispatcher.load.small_tokens and (batch := self._dispatcher.take_small(priority)):
             self._launch(batch, None)
-            self._observer.resumed(observed)
+            self._observer.resumed(observer_slot)
 
     def _by_tower(self, items: BatchItems) -> list[BatchItems]:
         if not self._card.towers:
@@ -199,26 +202,26 @@ class Lanes:
         return BatchOutput(tower.selections, rows)
 
     def _batch_done(self, flight: _InFlightBatch) -> None:
-        self._observer.ended(flight.observed)
+        self._observer.ended(flight.observer_slot)
         num_tokens = sum(seq.ids.size for _, seq in flight.batch.items)
         observe("batch_tokens", num_tokens, model=self._model)
         observe("batch_seqs", len(flight.batch.items), model=self._model)
         self._release(flight.slots, num_tokens)
 
     def _batch_failed(
-        self, batch: ScheduledBatch[Job], slots: threading.Semaphore | None, observed: int, error: BaseException
+        self, batch: ScheduledBatch[Job], slots: threading.Semaphore | None, observer_slot: int, error: BaseException
     ) -> None:
         """Requeue the halves of a batch, so that only a text that fails alone fails."""
-        self._observer.ended(observed)
+        self._observer.ended(observer_slot)
         out_of_memory = isinstance(error, MemoryError)
         if out_of_memory:
             count("out_of_memory", model=self._model)
         if len(batch.items) > 1:
             count("halvings", model=self._model)
             _log.warning("a batch of %d texts failed and is run again in halves: %r", len(batch.items), error)
-            self._dispatcher.requeue(batch, out_of_memory=out_of_memory)
+            self._dispatcher.requeue(batch, lower_budget=out_of_memory)
         elif out_of_memory and batch.kind != "suspect":  # the batches beside it may have taken the memory
-            self._dispatcher.requeue(batch, out_of_memory=False)
+            self._dispatcher.requeue(batch, lower_budget=False)
         else:
             job, seq = batch.items[0]
             _log.error("a text of %d tokens failed alone", seq.ids.size, exc_info=error)
@@ -244,8 +247,6 @@ class Lanes:
 
 
 class _NoObserver:
-    """Observes nothing."""
-
     def started(self, items: BatchItems) -> int:
         return 0
 

@@ -1,6 +1,7 @@
 """Preprocessing: Request -> EngineRequest. It runs in the process that received the request.
 
-Knows the card, the plan and the tokenizers; knows nothing of queues, devices or other processes.
+`Engine.submit_tokenized` makes a job of the result. Knows the card, the plan and the tokenizers; knows nothing of queues,
+devices or other processes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ import numpy as np
 from whimbrel.engine.engine_request import EngineRequest, Scheduling
 from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable, WhimbrelError, relocating
 from whimbrel.outputs.finishers import Finish, ReturnRows, ReturnRowsWithOffsets, locate_error
-from whimbrel.outputs.layout import plan_layout
+from whimbrel.outputs.layout import plan_layout, token_mask
 from whimbrel.outputs.merge import Deduplication
 from whimbrel.outputs.multi_vector import TokenReduction, require_scipy, resolve_reduction
-from whimbrel.outputs.pair_scoring import PairScoring, PairSide, scores_by_similarity, scoring_method, split_pairs
-from whimbrel.outputs.requested import OutputSpec, max_sparse_entries, resolve_outputs, resolve_width, validate_for_outputs
-from whimbrel.outputs.token_mask import token_mask
+from whimbrel.outputs.pair_scoring import PairScoring, PairSide, scoring_method, split_pairs
+from whimbrel.outputs.requested import (
+    OutputSpec,
+    max_sparse_entries,
+    resolve_outputs,
+    resolve_width,
+    scores_by_similarity,
+    validate_for_outputs,
+)
 from whimbrel.telemetry.trace import Timer
 from whimbrel.tokenizer.chunking import encode_document, encode_split
 from whimbrel.tokenizer.offsets import encode_with_offsets
@@ -37,7 +44,6 @@ from whimbrel.types.plan import Plan, max_length_for
 from whimbrel.types.request import DetokenizeRequest, OutputName, Request, Similarity, TokenizeRequest
 from whimbrel.types.seq import PairTokens, Seq, TokenInfo
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 _INLINE_TEXTS: Final = 32
@@ -65,7 +71,7 @@ class Preprocessor:
         for output in card.outputs.values():
             require_scipy(output.token_pooling)
         self._tokenizers = [
-            self._tokenizer(folder, tower, replace(plan, max_length=max_length_for(plan, card, tower)), number)
+            _make_tokenizer(folder, tower, replace(plan, max_length=max_length_for(plan, card, tower)), number)
             for number, tower in enumerate(card.towers or (card,))
         ]
 
@@ -76,8 +82,9 @@ class Preprocessor:
         """
         received = perf_counter() if received is None else received
         with Timer("tokenize") as tokenized:
-            request = self._truncate_sides(request)
             by_similarity = scores_by_similarity(self._card, request)
+            if request.max_query_tokens is not None or request.max_document_tokens is not None:
+                request = self._truncate_sides(request, by_similarity=by_similarity)
             encoded = self._encode_pairs(request) if by_similarity else self._encode_distinct(request)
         layout = plan_layout(encoded.card, encoded.seqs, encoded.specs)
         engine_request = EngineRequest(
@@ -119,11 +126,8 @@ class Preprocessor:
         rows = check_ids([np.asarray(row, np.int64) for row in request.ids], self._card.encoder.vocab_size)
         return self._tokenizers[0].backend.texts(rows, special=request.special)
 
-    def _truncate_sides(self, request: Request) -> Request:
-        if request.max_query_tokens is None and request.max_document_tokens is None:
-            return request
-        compares = scores_by_similarity(self._card, request)
-        towers = [self._card.tower_for(side) if compares else 0 for side in ("query", "document")]
+    def _truncate_sides(self, request: Request, *, by_similarity: bool) -> Request:
+        towers = [self._card.tower_for(side) if by_similarity else 0 for side in ("query", "document")]
         return truncate_sides(request, *(self._tokenizers[tower].backend for tower in towers))
 
     def _encode_distinct(self, request: Request) -> _Encoded:
@@ -212,8 +216,9 @@ class Preprocessor:
         ]
         return replace(encoded, specs=specs)
 
-    def _tokenizer(self, folder: Path, card: Card, plan: Plan, tower: int) -> Tokenizer | TemplateTokenizer:
-        return TemplateTokenizer(folder, card, plan) if card.template else Tokenizer(folder, card, plan, tower=tower)
+
+def _make_tokenizer(folder: Path, card: Card, plan: Plan, tower: int) -> Tokenizer | TemplateTokenizer:
+    return TemplateTokenizer(folder, card, plan) if card.template else Tokenizer(folder, card, plan, tower=tower)
 
 
 def _encode_chunks(
@@ -261,13 +266,13 @@ class AsyncPreprocessor:
         received = perf_counter()
         if _is_small(request):
             return self._preprocessor.preprocess(request, received=received)
-        return await self._in_thread(partial(self._preprocessor.preprocess, received=received), request)
+        return await self._in_thread(partial(self._preprocessor.preprocess, request, received=received))
 
-    async def _in_thread(self, action: Callable[[S], T], request: S) -> T:
+    async def _in_thread(self, action: Callable[[], T]) -> T:
         if self._waiting >= _MAX_WAITING:
             raise Overloaded(f"{self._waiting:,} requests wait to be tokenised. Try again later.", retry_after=1.0)
         try:
-            running = self._threads.submit(action, request)
+            running = self._threads.submit(action)
         except RuntimeError:
             raise Unavailable("the engine is closed.") from None
         self._waiting += 1
@@ -278,14 +283,14 @@ class AsyncPreprocessor:
 
     async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
         """Async form of `Preprocessor.tokenize`."""
-        return await self._in_thread(self._preprocessor.tokenize, request)
+        return await self._in_thread(partial(self._preprocessor.tokenize, request))
 
     async def decode(self, request: DetokenizeRequest) -> list[str]:
         """Async form of `Preprocessor.decode`."""
-        return await self._in_thread(self._preprocessor.decode, request)
+        return await self._in_thread(partial(self._preprocessor.decode, request))
 
     def close(self) -> None:
-        """Finish the requests that have begun, then end the threads."""
+        """Finish the requests that were accepted, then end the threads."""
         self._threads.shutdown()
 
 

@@ -3,19 +3,22 @@
 Theory of operation. A job waits at its priority, and only the most urgent priority that waits is served; lower numbers come
 first. Each priority has three queues, and a batch holds seqs of one of them:
 
-- *suspect*: seqs that were on the device when an engine died. They come first, and few at a time.
+- *suspect*: seqs that were on the device when an engine died. They come first, and few at a time: the supervisor's quarantine
+  says how many may share a batch. The dispatcher runs such a batch alone on the device.
 - *small*: jobs that fill no more than a quarter of a batch, such as single queries.
 - *bulk*: everything else.
 
 Small and bulk batches alternate while both wait, so neither starves. A small batch is never filled up with bulk, so that it is
-over soon. `take_small` gives such a batch to a lane that has reached a boundary between two layers of a bulk batch.
+over soon. `take_small` gives such a batch to a lane that has reached a boundary between two layers of a bulk batch. That is
+besides the turns, so it does not count as the turn of the small ones.
 
 A queue serves its tenants in turn, one seq each, and the jobs of a tenant by fair queueing (fair_queue.py). So a tenant that
-sends more delays nobody else, and jobs are finished one after another. Within a job the longest seqs come first: seqs of
-similar length stay together and the short ones fill the end, so that lanes finish a request together.
+sends more delays no other, and of a tenant's equal jobs the first is finished first. Within a job the longest seqs come first:
+seqs of similar length stay together, and the short ones are left for last, so that lanes finish a request together.
 
-A job whose deadline has passed is never taken from again; `expire` returns it. After the device ran out of memory, batches have
-fewer tokens, and slowly more again. The scheduler knows jobs by identity and seqs by length.
+The waiting seqs of a job whose deadline has passed are dropped; `expire` returns the job. After the device ran out of memory,
+batches have fewer tokens, and slowly more again. The scheduler knows jobs by identity and seqs by length. The dispatcher
+(dispatcher.py) adds jobs, waits for `wake_at`, and answers those that expire.
 """
 
 from __future__ import annotations
@@ -36,9 +39,9 @@ K = TypeVar("K", bound=Hashable)
 Kind: TypeAlias = Literal["suspect", "small", "bulk"]
 
 _MIN_SHARE: Final = 128
-"""Tokens below which it gains nothing to split work over idle lanes."""
+"""Tokens. Idle lanes do not share work in pieces that are smaller than this."""
 _SMALL_PART: Final = 4
-"""A job is small if it has at most this fraction of a batch."""
+"""A job is small if it has at most 1 / `_SMALL_PART` of a batch's tokens."""
 _MIN_BUDGET: Final = 16
 _RECOVERY_BATCHES: Final = 32
 _RECOVERY_PART: Final = 8
@@ -55,13 +58,13 @@ class ScheduledBatch(Generic[K]):
 
 
 class Scheduler(Generic[K]):
-    """The waiting seqs of all jobs. Not thread-safe: the dispatcher holds its lock around every call. Properties may be read
-    without it.
+    """The waiting seqs of all jobs. Not thread-safe: the dispatcher holds its lock around every call.
+
+    `token_budget`, `queued_tokens` and `small_tokens` may be read without it.
     """
 
     def __init__(self, max_batch_tokens: int) -> None:
         self.token_budget = max_batch_tokens
-        """The most tokens of a batch at present."""
         self.queued_tokens = 0
         self.small_tokens = 0
         """The queued tokens that belong to small jobs."""
@@ -71,9 +74,9 @@ class Scheduler(Generic[K]):
         self._priorities: list[int] = []  # the keys of _levels, sorted
         self._entries: dict[K, _JobState] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap; deadlines of jobs that are gone stay for a while
-        self._expiring: dict[int, K] = {}  # by number
+        self._expiring: dict[int, K] = {}  # jobs with a deadline, by the number of their state
         self._numbers = count()
-        self._expired: list[K] = []
+        self._expired: list[K] = []  # removed by `take` or `take_small`; the next `expire` returns them
 
     def add(
         self,
@@ -86,19 +89,21 @@ class Scheduler(Generic[K]):
         suspects: Mapping[int, int] = _NOTHING,
         first: Container[int] = (),
     ) -> None:
-        """Queue the seqs of one job, the longest first, but the indices in `first` before all others.
+        """Queue the seqs of one job, the longest first; called once per job.
 
-        `suspects` maps the index of a seq to the most seqs of a batch that it is in.
+        The indices in `first` come before all others, such as queries, without which documents could not be scored. `suspects`
+        maps the index of a seq to the largest number of seqs of a batch that holds it.
         """
         if not seqs:
             return
         tokens = sum(seq.ids.size for seq in seqs)
         ordered = sorted(seqs, key=lambda seq: (seq.index not in first, -seq.ids.size))
-        apart = [seq for seq in ordered if seq.index in suspects] if suspects else []
-        rest = [seq for seq in ordered if seq.index not in suspects] if suspects else ordered
-        entry = _JobState(priority, tenant, self._kind_of(tokens), suspects, bool(apart) + bool(rest), next(self._numbers))
+        suspect_seqs = [seq for seq in ordered if seq.index in suspects]
+        rest = [seq for seq in ordered if seq.index not in suspects]
+        num_queues = bool(suspect_seqs) + bool(rest)
+        entry = _JobState(priority, tenant, self._kind_of(tokens), suspects, num_queues, next(self._numbers))
         level = self._level(priority)
-        level.queues["suspect"].add(job, tenant, apart)
+        level.queues["suspect"].add(job, tenant, suspect_seqs)
         level.queues[entry.kind].add(job, tenant, rest)
         self._entries[job] = entry
         self._count(tokens, entry.kind)
@@ -106,7 +111,6 @@ class Scheduler(Generic[K]):
             self._add_deadline(deadline, entry.number, job)
 
     def cancel(self, job: K) -> None:
-        """Remove the seqs of a job that were not taken yet. Do nothing if there are none."""
         if entry := self._entries.pop(job, None):
             self._expiring.pop(entry.number, None)
             queues = self._levels[entry.priority].queues
@@ -126,7 +130,7 @@ class Scheduler(Generic[K]):
 
     @property
     def wake_at(self) -> float:
-        """The time at which the next waiting job expires; infinity if none does."""
+        """The time at which the next waiting job expires; infinity if none does. A lane that waits wakes then."""
         while self._deadlines and self._deadlines[0][1] not in self._expiring:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else inf
@@ -162,11 +166,10 @@ class Scheduler(Generic[K]):
         return ScheduledBatch(self._fill_batch(first, "small", self.token_budget), "small", first)
 
     def is_small(self, tokens: int) -> bool:
-        """Return whether a job of `tokens` tokens is small."""
         return tokens <= self._max_batch_tokens // _SMALL_PART
 
     def tokens_ahead(self, tokens: int, priority: int = 0, *, tenant: str = "") -> int:
-        """Return about how many tokens run until a new request would be done, its own included.
+        """Estimate the tokens that must run until a new request is done, its own included.
 
         These are all more urgent tokens, those of its own queue that run before it is done, and as many of the other queue,
         with which its own alternates, plus a batch. The time is linear in the number of priorities, not of jobs.
@@ -182,7 +185,10 @@ class Scheduler(Generic[K]):
         return before + level.queues["suspect"].tokens + done + min(other, done + self.token_budget)
 
     def out_of_memory(self, num_tokens: int) -> None:
-        """Note that a batch of `num_tokens` did not fit: for a while no batch has more than half as many."""
+        """Note that a batch of `num_tokens` did not fit: the budget becomes half of that, and at least `_MIN_BUDGET`.
+
+        A single text that is longer still runs, as a batch of its own.
+        """
         self.token_budget = min(self.token_budget, max(_MIN_BUDGET, num_tokens // 2))
         self._good_batches = 0
 
@@ -201,20 +207,18 @@ class Scheduler(Generic[K]):
         """Take seqs in turn until the next does not fit. The first always fits."""
         waiting = self._levels[priority].queues[kind]
         items: list[tuple[K, Seq]] = []
-        most: float = inf
+        max_seqs: float = inf
         while waiting.tokens:
             job, seq = waiting.head()
             size = seq.ids.size
             entry = self._entries[job]
             if kind == "suspect":
-                most = min(most, entry.suspects[seq.index])
-            if items and (size > budget or len(items) >= most):
+                max_seqs = min(max_seqs, entry.suspects[seq.index])
+            if items and (size > budget or len(items) >= max_seqs):
                 break
             items.append((job, seq))
             budget -= size
-            self.queued_tokens -= size
-            if entry.kind == "small":
-                self.small_tokens -= size
+            self._count(-size, entry.kind)
             if waiting.pop():
                 entry.num_queues -= 1
                 if not entry.num_queues:
@@ -231,7 +235,6 @@ class Scheduler(Generic[K]):
         return level
 
     def _drop_empty(self, priority: int) -> None:
-        """Remove a priority level that is empty."""
         if not self._levels[priority].tokens:
             del self._levels[priority]
             self._priorities.remove(priority)
@@ -251,21 +254,16 @@ class Scheduler(Generic[K]):
 
 @dataclass(slots=True, eq=False)
 class _JobState:
-    """The state of a waiting job."""
-
     priority: int
     tenant: str
     kind: Literal["small", "bulk"]
     suspects: Mapping[int, int]
     num_queues: int
-    """Queues that hold some of its seqs."""
     number: int
     """The number that its deadline refers to."""
 
 
 class _PriorityLevel(Generic[K]):
-    """The waiting seqs of one priority."""
-
     def __init__(self) -> None:
         self.queues: dict[Kind, FairQueue[K]] = {"suspect": FairQueue(), "small": FairQueue(), "bulk": FairQueue()}
         self.last: Kind = "bulk"

@@ -31,7 +31,8 @@ from whimbrel.model.ops.token_vectors import TokenVectors
 from whimbrel.outputs.finishers import Step
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.stored_vectors import StoredVectors, entry_bounds, quantization_scale, to_float32
-from whimbrel.types.arrays import Float32Array, Int64Array, ranges
+from whimbrel.types.arrays import Float32Array, Int64Array
+from whimbrel.types.batch import ranges
 from whimbrel.types.result import Ragged
 
 _STEP_BYTES: Final = 8 * 2**20

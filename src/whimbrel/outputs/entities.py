@@ -54,7 +54,6 @@ AGGREGATIONS: Final = ("none", "simple", *_WORDS)
 def find_entities(
     text: str, scores_TC: Float32Array, offsets: TokenOffsets, labels: Sequence[str], aggregation: Aggregation
 ) -> list[Entity]:
-    """Return the entities of a text from the scores and character offsets of its tokens."""
     is_text_T = ~offsets.special_T
     scores_TC, chars_T2 = scores_TC[is_text_T], offsets.chars_T2[is_text_T]
     is_continuation_T = offsets.is_continuation_T[is_text_T]

@@ -26,7 +26,8 @@ from whimbrel.outputs.multi_vector import TokenReduction, pool_documents
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import BatchOutput, DeviceRows
 from whimbrel.outputs.similarity import score_pairs
-from whimbrel.types.arrays import Float32Array, Int32Array, ranges
+from whimbrel.types.arrays import Float32Array, Int32Array
+from whimbrel.types.batch import ranges
 from whimbrel.types.result import Outputs, Ragged, Sparse
 from whimbrel.types.seq import TokenOffsets
 
@@ -41,7 +42,6 @@ class ReturnRows:
     """The rows are the response."""
 
     def apply(self, outputs: Outputs) -> Outputs:
-        """Return the outputs as they are."""
         return outputs
 
 
@@ -50,7 +50,6 @@ class ReturnRowsWithOffsets(ReturnRows):
     """The rows are the response, and with them the characters that each token covers."""
 
     token_offsets: Sequence[TokenOffsets]
-    """The offsets of each text."""
 
 
 LocalFinish: TypeAlias = ReturnRows | ChunkMerge | Deduplication | TokenReduction
@@ -83,8 +82,6 @@ def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
 
 
 class Finisher(Protocol):
-    """Collects the rows of one request and makes its outputs of them."""
-
     adds_slowly: bool
     """True if `add` may take long, so that it runs in the finish pool. If not, it may write into the response."""
     finishes_slowly: bool
@@ -186,9 +183,7 @@ class TokenScorer(Protocol):
     scores: Float32Array
     """The scores of all pairs, once all texts were added and all steps have run: (P,)."""
     token_matches: Ragged | None
-    """The token matches of an explanation, then too."""
     known_documents: Collection[int]
-    """Seqs whose vectors are known."""
     num_steps: int
 
     def take_steps(self) -> Sequence[Step]: ...

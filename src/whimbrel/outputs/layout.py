@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
-from whimbrel.outputs.token_mask import entry_keys, token_mask
-from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array, offsets_of
+from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
+from whimbrel.types.batch import offsets_of
 from whimbrel.types.card import Card, Output
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Ragged, Sparse
@@ -51,7 +51,6 @@ class ArraySlot:
         return self.num_rows * self.spec.width * _FLOAT_BYTES
 
     def rows(self, memory: NDArray[np.uint8]) -> Float32Array:
-        """Return the rows as a view of `memory`: (P, width)."""
         flat = memory[self.start : self.start + self.num_bytes].view(np.float32)
         return flat.reshape(self.num_rows, self.spec.width)
 
@@ -74,14 +73,12 @@ class ResultLayout:
         return [*(place.spec for place in self.by_name.values()), *([self.dynamic_output] if self.dynamic_output else [])]
 
     def spec(self, name: OutputName) -> OutputSpec | None:
-        """Return the spec of an output, or None if the request does not ask for it."""
         place = self.by_name.get(name)
         if place is not None:
             return place.spec
         return self.dynamic_output if self.dynamic_output is not None and self.dynamic_output.name == name else None
 
     def arrays(self, memory: NDArray[np.uint8]) -> dict[OutputName, Float32Array]:
-        """Return a view of `memory` for each output: (P, width)."""
         return {name: slot.rows(memory) for name, slot in self.by_name.items()}
 
     def token_matches_in(self, memory: NDArray[np.uint8]) -> Ragged | None:
@@ -143,7 +140,6 @@ def _count_rows(output: Output, seqs: Sequence[Seq]) -> tuple[Int64Array, Int32A
 
 
 def _tokens(output: Output, seqs: Sequence[Seq]) -> tuple[Int32Array, Int64Array, NDArray[np.bool_]]:
-    """Return the tokens of all seqs, the seq of each token, and whether it gives a row."""
     ids_T = np.concatenate([seq.ids for seq in seqs]) if seqs else np.empty(0, np.int32)
     lengths = np.fromiter((seq.ids.size for seq in seqs), np.int64, len(seqs))
     is_query_B = np.fromiter((seq.is_query for seq in seqs), np.bool_, len(seqs))
@@ -199,3 +195,23 @@ def _drop_zeros(slot: ArraySlot, weights_P1: Float32Array) -> Sparse:
     weights_P = weights_P1[:, 0]
     mask_P = weights_P != 0
     return Sparse(slot.ids_P[mask_P], weights_P[mask_P], offsets_of(mask_P)[slot.offsets_N1])
+
+
+def token_mask(
+    output: Output, ids_T: Int32Array, cu_seqlens: NDArray[np.integer], is_query_B: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return whether each token gives a row of `output`: (T,). Queries keep the skipped ids where the output says so."""
+    mask_T = np.isin(ids_T, np.array(output.keep_ids, np.int32)) if output.keep_ids else np.ones(ids_T.size, np.bool_)
+    if output.skip_ids:
+        mask_T &= ~np.isin(ids_T, np.array(output.skip_ids, np.int32))
+        if not output.skip_in_queries:
+            mask_T |= np.repeat(is_query_B, np.diff(cu_seqlens))
+    for leading in range(output.skip_first):
+        first = cu_seqlens[:-1] + leading
+        mask_T[first[first < cu_seqlens[1:]]] = False
+    return mask_T
+
+
+def entry_keys(seq_X: NDArray[np.integer], ids_X: Int32Array) -> Int64Array:
+    """Return sort keys of (seq, token id): ordered by seq, then by id: (X,)."""
+    return (seq_X.astype(np.int64) << 32) | ids_X

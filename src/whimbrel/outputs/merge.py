@@ -24,12 +24,10 @@ class ChunkMerge:
     offsets_N1: Int64Array
     """Chunks offsets_N1[i] to offsets_N1[i + 1] belong to text i."""
     weights_S: Float32Array
-    """Tokens of each chunk."""
     normalized: bool
     """True if the vectors have norm 1."""
 
     def apply(self, outputs: Outputs) -> Outputs:
-        """Return the outputs with a dense vector per text."""
         if outputs.dense is None:
             return outputs
         starts, counts = self.offsets_N1[:-1], np.diff(self.offsets_N1)
@@ -42,7 +40,6 @@ class ChunkMerge:
         return replace(outputs, dense=dense)
 
     def text_of(self, seq: int) -> int:
-        """Return the index of the text that a seq is a chunk of."""
         return int(np.searchsorted(self.offsets_N1[1:], seq, side="right"))
 
 
@@ -56,7 +53,6 @@ class Deduplication:
     """The first text of each seq."""
 
     def apply(self, outputs: Outputs) -> Outputs:
-        """Return the outputs with scores for every text of the request."""
         assert outputs.scores is not None
         return replace(outputs, scores=outputs.scores[self.index_N])
 

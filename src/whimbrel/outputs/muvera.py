@@ -53,16 +53,12 @@ class Muvera:
     """MUVERA encoder with its random draws. Raises InvalidRequest."""
 
     width: int
-    """Columns of the token vectors."""
     k_sim: int = 5
-    """Number of planes; there are 2**k_sim buckets."""
     dim_proj: int = 16
     """Columns of a bucket; if this is the width, buckets are not projected."""
     r_reps: int = 20
-    """Number of repetitions, each with its own planes and signs."""
     seed: int = 42
     _planes_DK: _Float64Array = field(init=False, repr=False, compare=False)
-    """Planes of all repetitions."""
     _signs_DP: _Float64Array = field(init=False, repr=False, compare=False)
     """Projections of all repetitions, scaled."""
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from typing import cast
 
 import numpy as np
 
 from whimbrel.errors import InvalidRequest, Location
+from whimbrel.outputs.requested import SIMILARITIES, default_scoring_output
 from whimbrel.outputs.stored_vectors import StoredVectors, StoredVectorsBuilder
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
@@ -39,7 +40,6 @@ class PairScoring:
     explain: bool = False
     """True if the response says which document token each query token matches best."""
     pooling: TokenPooling | None = None
-    """Token pooling of the documents that are computed, or None."""
     pair_tokens: Sequence[PairTokens] | None = None
     """The tokens of each pair, of an explanation. They stay in the process that tokenized the request."""
 
@@ -53,42 +53,17 @@ class PairScoring:
         return int(np.flatnonzero((self.queries_P, self.documents_P)[part] == seq)[0]), part
 
 
-_SIMILARITIES: Final[dict[OutputName, tuple[Similarity, ...]]] = {
-    "dense": ("cosine", "dot", "euclidean", "manhattan"),
-    "multi_vector": ("maxsim", "meanmaxsim"),
-    "sparse": ("dot",),
-}
-"""Similarities of each output, the default first."""
-
-
-def scores_by_similarity(card: Card, request: Request) -> bool:
-    """Return whether a request asks for scores that are similarities of vectors."""
-    if request.outputs != ("scores",) or "scores" in card.outputs or not can_score(card):
-        return False
-    return not request.texts or isinstance(request.texts[0], tuple)
-
-
-def can_score(card: Card) -> bool:
-    """Return whether a model can score pairs, by itself or by similarity."""
-    return any(name in card.outputs for name in ("scores", *_SIMILARITIES))
-
-
-def default_scoring_output(card: Card) -> OutputName:
-    """Return the output that pairs are compared by if the request does not say. The card has no scores of its own."""
-    return next(name for name in card.outputs if name in _SIMILARITIES)
-
-
 def scoring_method(card: Card, request: Request) -> tuple[OutputName, Similarity]:
     """Return the output that pairs are compared by, and the similarity. Raises InvalidRequest."""
     if request.activate is not None:
         raise InvalidRequest("this model's scores are similarities, which have no activation.", param="activate")
-    names: list[OutputName] = [name for name in card.outputs if name in _SIMILARITIES]
+    names: list[OutputName] = [name for name in card.outputs if name in SIMILARITIES]
     name = request.score_by or default_scoring_output(card)
     if name not in names:
         raise InvalidRequest(f"pairs are compared by {', '.join(names)}, not by {name!r}.", param="score_by")
     if request.explain and name != "multi_vector":
         raise InvalidRequest(f"is for pairs that are compared by token vectors; these are by {name}.", param="explain")
-    similarities = _SIMILARITIES[name]
+    similarities = SIMILARITIES[name]
     stated = cast(Similarity, card.similarity)
     return name, stated if stated in similarities else card.outputs[name].similarity or similarities[0]
 
@@ -98,12 +73,10 @@ class PairSide:
     """The distinct queries of pairs, or the distinct documents: texts, and stored vectors."""
 
     request: Request
-    """The request for the vectors of the texts."""
     stored: tuple[StoredVectors, ...]
     index_P: Int32Array
     """The text of each pair; numbers from `len(first_N)` on are stored vectors."""
     first_N: list[int]
-    """The first pair of each text."""
     part: int
 
     def locate(self, location: Location) -> Location:
@@ -156,7 +129,6 @@ def _side(request: Request, pairs: list[PairInput], output: OutputName, width: i
 
 
 def _check_pairs(texts: Sequence[object]) -> list[PairInput]:
-    """Return the pairs of a request. Raises InvalidRequest for anything else."""
     for index, pair in enumerate(texts):
         if not isinstance(pair, tuple):
             message = "pairs and what is no pair cannot be mixed in one list." if index else "must be a pair."

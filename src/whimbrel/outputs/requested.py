@@ -12,7 +12,7 @@ from typing import Final
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.card import Card
 from whimbrel.types.heads import SparseAutoencoder
-from whimbrel.types.request import OutputName, Request
+from whimbrel.types.request import OutputName, Request, Similarity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +23,6 @@ class OutputSpec:
     width: int
     """Number of leading columns to return."""
     activated: bool
-    """Apply the activation."""
     max_entries: int = 0
     """Number of the largest entries that a text keeps; 0: all."""
     keep_on_device: bool = False
@@ -61,6 +60,13 @@ def validate_for_outputs(card: Card, request: Request, outputs: Collection[Outpu
         raise InvalidRequest("is for token_scores alone.", param="return_offsets")
 
 
+SIMILARITIES: Final[dict[OutputName, tuple[Similarity, ...]]] = {
+    "dense": ("cosine", "dot", "euclidean", "manhattan"),
+    "multi_vector": ("maxsim", "meanmaxsim"),
+    "sparse": ("dot",),
+}
+"""Similarities of each output, the default first."""
+
 _VECTORS: Final = ("dense", "multi_vector", "token_dense")
 """Outputs whose rows may be truncated."""
 
@@ -96,8 +102,24 @@ def resolve_width(card: Card, request: Request, name: OutputName, *, matryoshka:
     return requested
 
 
+def scores_by_similarity(card: Card, request: Request) -> bool:
+    """Return whether a request asks for scores that are similarities of vectors."""
+    if request.outputs != ("scores",) or "scores" in card.outputs or not can_score(card):
+        return False
+    return not request.texts or isinstance(request.texts[0], tuple)
+
+
+def can_score(card: Card) -> bool:
+    """Return whether a model can score pairs, by itself or by similarity."""
+    return any(name in card.outputs for name in ("scores", *SIMILARITIES))
+
+
+def default_scoring_output(card: Card) -> OutputName:
+    """Return the output that pairs are compared by if the request does not say. The card has no scores of its own."""
+    return next(name for name in card.outputs if name in SIMILARITIES)
+
+
 def max_sparse_entries(card: Card) -> int:
-    """Return the largest number of entries of a sparse vector."""
     return max(card.encoder.vocab_size, card.output("sparse").width)
 
 

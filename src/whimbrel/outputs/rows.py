@@ -12,10 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.outputs.layout import ResultLayout, has_dynamic_size
-from whimbrel.outputs.token_mask import entry_keys, token_mask
-from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array, offsets_of, ranges
-from whimbrel.types.batch import Batch
+from whimbrel.outputs.layout import ResultLayout, entry_keys, has_dynamic_size, token_mask
+from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
+from whimbrel.types.batch import Batch, offsets_of, ranges
 from whimbrel.types.card import Card, Output
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Sparse
@@ -30,7 +29,6 @@ class RowSelection:
     origins_P: Int32Array
     """The first token of each row's seq."""
     starts_P: Int32Array
-    """The first token that is pooled to each row; a prompt may be left out."""
     ends_P: Int32Array
     """One after the last token that is pooled to each row."""
     widths_P: Int32Array | None
@@ -109,7 +107,6 @@ def _text_rows(output: Output, batch: Batch, requested_B: NDArray[np.bool_]) -> 
 
 
 def _ends_before_padding(batch: Batch, padding_id: int) -> Int32Array:
-    """Return one after the last token of each seq that is not padding; one after the first if all are padding."""
     index_T = np.where(batch.ids_T == padding_id, 0, np.arange(batch.num_tokens, dtype=np.int32))
     starts_B = batch.cu_seqlens[:-1]
     return np.maximum(np.maximum.reduceat(index_T, starts_B), starts_B) + 1
@@ -117,10 +114,7 @@ def _ends_before_padding(batch: Batch, padding_id: int) -> Int32Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceRows:
-    """Rows that stay on the device that computed them."""
-
     rows_PD: Any
-    """A tensor."""
     finite_P: NDArray[np.bool_]
     """True if all numbers of each row are finite."""
 

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest, Locate, locate_pairs
 from whimbrel.outputs.entities import AGGREGATIONS, Aggregation, find_entities
-from whimbrel.outputs.pair_scoring import can_score, default_scoring_output
+from whimbrel.outputs.requested import can_score, default_scoring_output
 from whimbrel.outputs.stored_vectors import as_vector_list
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import read_token_pooling
-from whimbrel.types.options import ScoreOptions, as_list, as_strings, check_options, read_truncate, require, resolve_prompt
-from whimbrel.types.request import OutputName, Pair, Request, ScoringOutput, VectorInput
+from whimbrel.types.options import ScoreOptions, as_list, as_strings, check_options, require, resolve_prompt
+from whimbrel.types.request import OutputName, Pair, Request, ScoringOutput, VectorInput, read_truncate
 from whimbrel.types.result import Classes, Entity, Explanation, Ragged, Ranked, Result, Sparse
 
 T = TypeVar("T")
@@ -43,12 +43,16 @@ class Operation(Generic[T]):
 
 
 def score(card: Card, queries: Texts, documents: Texts, **options: Unpack[ScoreOptions]) -> Operation[Float32Array]:
-    """Score documents for queries: (N,), or (N, C) for a model with C classes."""
+    """Return the scores of query-document pairs: float32, (N,), or (N, C) of a model with C classes.
+
+    A single query is paired with every document. Otherwise there are as many queries as documents. Models that compare vectors
+    also take stored vectors in place of texts, as the other verbs return them or in fewer bits (`outputs/stored_vectors.py`).
+    The options are those of ScoreOptions.
+    """
     return _score(card, {"queries": queries, "documents": documents}, options)
 
 
 def _score(card: Card, inputs: Mapping[str, Texts], options: ScoreOptions) -> Operation[Float32Array]:
-    """Score pairs. `inputs` are queries and documents by the names of the caller's arguments."""
     if not can_score(card):
         card.output("scores")
     items = {name: _items(card, texts, name, options.get("score_by")) for name, texts in inputs.items()}
@@ -71,7 +75,10 @@ def _items(card: Card, texts: Texts, param: str, score_by: ScoringOutput | None)
 def rerank(
     card: Card, query: str | VectorInput, documents: Texts, *, top_n: int | None = None, **options: Unpack[ScoreOptions]
 ) -> Operation[list[Ranked]]:
-    """Rank documents by score, best first; equal scores keep the order of the documents."""
+    """Return the index and the score of each document, best first, at most `top_n`. The options are those of ScoreOptions.
+
+    Equal scores keep the order of the documents.
+    """
     if "scores" in card.outputs and card.output("scores").width != 1:
         labels = ", ".join(card.labels)
         raise InvalidRequest(f"this model gives a score for each of several classes ({labels}); ask for score or classify.")
@@ -84,7 +91,7 @@ def rerank(
 def explain(
     card: Card, query: str | VectorInput, documents: Texts, **options: Unpack[ScoreOptions]
 ) -> Operation[list[Explanation]]:
-    """Explain the score of each document by the best match of each query token."""
+    """Return the best match of each query token in each document, for late-interaction models. Options as ScoreOptions."""
     scoring = _one_to_many(card, query, documents, options)
     return Operation(replace(scoring.request, explain=True), explanations, scoring.locate)
 
@@ -105,7 +112,6 @@ def _one_to_many(card: Card, query: str | VectorInput, documents: Texts, options
 
 
 def descending(scores_N: Float32Array, top_n: int | None = None) -> list[int]:
-    """Return the indices of the highest scores, best first; of equal scores the first comes first."""
     return np.argsort(-scores_N, kind="stable")[:top_n].tolist()
 
 
@@ -116,7 +122,7 @@ def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
 
 
 def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Operation[Classes]:
-    """Classify texts or pairs."""
+    """Return the class scores of texts or pairs. A single string is a list of one. The options are those of ScoreOptions."""
     card.output("scores")
     request = _request(card, "scores", as_list(texts), options)
     return Operation(request, lambda result: Classes(card.labels, require(result.outputs.scores)))
@@ -125,7 +131,7 @@ def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[Sc
 def token_classify(
     card: Card, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
 ) -> Operation[list[list[Entity]]]:
-    """Find the entities in each text."""
+    """Return the entities in each of `texts`. A single string is a list of one. The options are those of ScoreOptions."""
     card.output("token_scores")
     if aggregation not in AGGREGATIONS:
         raise InvalidRequest(f"{aggregation!r} is not known; it takes {', '.join(AGGREGATIONS)}.", param="aggregation")
@@ -161,7 +167,6 @@ def _request(
 
 
 def _pair(first: list[Any], second: list[Any]) -> list[Pair]:
-    """Pair each query with its document, or the only query with every document."""
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):

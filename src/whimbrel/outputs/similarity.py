@@ -18,7 +18,8 @@ import numpy as np
 from whimbrel.outputs.layout import concat_sparse
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.stored_vectors import to_float32
-from whimbrel.types.arrays import Float32Array, ranges
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.batch import ranges
 from whimbrel.types.request import Similarity
 from whimbrel.types.result import Outputs, Sparse
 
@@ -66,7 +67,6 @@ def _score_dense(dense_ND: Float32Array, comparison: PairScoring) -> Float32Arra
 
 
 def _sparse_vectors(outputs: Outputs, comparison: PairScoring) -> Sparse:
-    """Return the vectors of all texts: first the computed ones, then the stored ones."""
     if outputs.sparse is not None and not comparison.stored:
         return outputs.sparse
     computed = outputs.sparse or concat_sparse({})

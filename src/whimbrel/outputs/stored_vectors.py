@@ -38,7 +38,6 @@ class StoredVectors:
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """All arrays."""
         return [self.offsets_N1, self.rows_XD, *([] if self.ids_X is None else [self.ids_X])]
 
 
@@ -129,7 +128,6 @@ class StoredVectorsBuilder:
 
 
 def to_float32(vectors: StoredVectors) -> Float32Array:
-    """Return all rows as float32, (X, D)."""
     rows_XD = vectors.rows_XD
     if rows_XD.dtype == np.uint8:
         rows_XD = np.unpackbits(rows_XD, axis=1).astype(np.float32) * np.float32(2) - np.float32(1)
@@ -138,7 +136,6 @@ def to_float32(vectors: StoredVectors) -> Float32Array:
 
 
 def quantization_scale(vectors: StoredVectors) -> np.float32:
-    """Return the factor of the rows."""
     if vectors.rows_XD.dtype == np.int8:
         return np.float32(1 / _STEPS)
     num_bits = 8 * int(vectors.rows_XD.shape[1])

@@ -56,7 +56,6 @@ def pool_tokens(documents: Ragged, pooling: TokenPooling) -> Ragged:
 
 
 def _cluster(document_TD: Float32Array, pooling: TokenPooling) -> Int64Array:
-    """Return the index of the pooled vector that each token belongs to."""
     num_protected = min(pooling.num_protected_tokens, len(document_TD))
     free_TD = document_TD[num_protected:]
     num_clusters = max(int(len(free_TD) // pooling.pool_factor), 1)

@@ -56,7 +56,6 @@ def _merge_pairs(distances_NN: _Floats) -> _Floats:
 
 
 def _merged_distances(distances_NN: _Floats, sizes_N: _Floats, x: int, y: int) -> _Floats:
-    """Return the distances of the cluster that x and y form; infinity to itself."""
     to_x_N, to_y_N, apart, size_x, size_y = distances_NN[x], distances_NN[y], distances_NN[x, y], sizes_N[x], sizes_N[y]
     share_N = 1 / (sizes_N + (size_x + size_y))
     squares_N = (sizes_N + size_x) * share_N * to_x_N * to_x_N + (sizes_N + size_y) * share_N * to_y_N * to_y_N

@@ -21,10 +21,9 @@ from logging.handlers import QueueHandler, QueueListener
 from queue import Empty, Full, Queue
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
-from whimbrel.telemetry.trace import RequestFinished, subscribe
+from whimbrel.telemetry.trace import RequestFailed, RequestFinished, subscribe
 
 LogFormat: TypeAlias = Literal["plain", "json"]
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 _log = logging.getLogger("whimbrel")
 _access_log = logging.getLogger("whimbrel.access")
@@ -35,10 +34,8 @@ _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """The user's options for the log."""
-
     format: LogFormat = "plain"
-    level: LogLevel = "info"
+    level: Literal["debug", "info", "warning", "error"] = "info"
     access: bool = False
     """Log a line for every request."""
 
@@ -57,7 +54,7 @@ def configure(
     levels = _log.level, _access_log.level
     _log.setLevel(options.level.upper())
     _access_log.setLevel(logging.INFO)  # whatever the level of other lines
-    end_requests = subscribe(RequestFinished, _log_access if options.access else _log_failure)
+    end_requests = subscribe(RequestFinished, _log_access) if options.access else subscribe(RequestFailed, _log_failure)
 
     def end() -> None:
         end_requests()
@@ -73,13 +70,12 @@ def _log_access(request: RequestFinished) -> None:
     _access_log.info("request", extra={"fields": _fields(request)})
 
 
-def _log_failure(request: RequestFinished) -> None:
-    if request.status >= 500 or request.outcome == "error":
-        _log.warning(f"answered {request.status} ({request.error})", extra={"fields": _fields(request)})
+def _log_failure(failed: RequestFailed) -> None:
+    request = failed.request
+    _log.warning(f"answered {request.status} ({request.error})", extra={"fields": _fields(request)})
 
 
 def _fields(request: RequestFinished) -> dict[str, object]:
-    """Return the fields of a request's line, without empty ones."""
     fields: dict[str, object] = {
         "method": request.method,
         "path": request.path,
@@ -106,7 +102,6 @@ class LogThrottle:
 
     def __init__(self, *, first: int = 5, window: float = 10.0, max_kinds: int = 64) -> None:
         self.window = window
-        """Seconds."""
         self._first = first
         self._max_kinds = max_kinds
         self._kinds: dict[str, tuple[float, int]] = {}  # kind -> (its window's end, records in it)
@@ -123,13 +118,13 @@ class LogThrottle:
 
     def flush_windows(self, now: float) -> list[tuple[str, int]]:
         """Forget the kinds whose window has ended. Return those with suppressed records, and their number."""
-        ended = [kind for kind, (end, _) in self._kinds.items() if now >= end]
-        counts = [(kind, self._kinds.pop(kind)[1] - self._first) for kind in ended]
+        expired = [kind for kind, (end, _) in self._kinds.items() if now >= end]
+        counts = [(kind, self._kinds.pop(kind)[1] - self._first) for kind in expired]
         return [(kind, num_suppressed) for kind, num_suppressed in counts if num_suppressed > 0]
 
 
 class LogHandler(QueueHandler):
-    """Formats records and queues the lines for a thread that writes them to a stream.
+    """Handler that formats records and queues the lines for the thread that writes them.
 
     The caller never waits: a stopped terminal or a pipe without a reader would otherwise stop event loops, lanes and the
     supervisor. Lines that do not fit into the queue are counted, and the next line that is written says how many were lost.
@@ -141,7 +136,6 @@ class LogHandler(QueueHandler):
         super().__init__(self._lines)
         self.setFormatter(formatter)
         self.num_lost = 0
-        """Lines that did not fit into the queue."""
         self._throttle = LogThrottle()
         self._listener = _Listener(self, self._lines, stream, self._throttle.window)
         self._listener.start()
@@ -237,8 +231,6 @@ def _record(text: str) -> logging.LogRecord:
 
 
 class _Formatter(logging.Formatter):
-    """Formats a record as one line, without API keys."""
-
     def __init__(self, log_format: LogFormat, process: str, secrets: Sequence[str]) -> None:
         super().__init__()
         self._write = _write_json if log_format == "json" else _write_plain

@@ -25,41 +25,24 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import prometheus_client.multiprocess
 import prometheus_client.values
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from whimbrel.errors import SetupError
-from whimbrel.telemetry.trace import (
-    Count,
-    CounterEvent,
-    GaugeEvent,
-    GaugeName,
-    HistogramEvent,
-    RequestFinished,
-    RequestStarted,
-    Size,
-    Stage,
-    subscribe,
-)
+from whimbrel.telemetry import trace
+from whimbrel.telemetry.trace import CounterEvent, GaugeEvent, HistogramEvent, RequestFinished, RequestStarted, subscribe
 
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
-_REQUEST_STAGES: Final[tuple[Stage, ...]] = ("receive", "read", "write")
+_REQUEST_STAGES: Final[tuple[trace.Stage, ...]] = ("receive", "read", "write")
 """Stages that are reported with the end of their request."""
-_SIZES: Final[dict[Size, tuple[str, tuple[int, ...]]]] = {
+_SIZES: Final[dict[trace.Size, tuple[str, tuple[int, ...]]]] = {
     "batch_tokens": ("Tokens in a batch.", tuple(2**power for power in range(4, 17))),
     "batch_seqs": ("Texts in a batch.", tuple(2**power for power in range(12))),
 }
-_COUNTS: Final[dict[Count, tuple[str, str]]] = {
+_COUNTS: Final[dict[trace.Count, tuple[str, str]]] = {
     "retries": ("request_retries", "Requests sent to another engine after theirs died."),
     "halvings": ("batch_halvings", "Batches split in halves after a failure."),
     "non_finite": ("non_finite", "Texts that failed because the model gave NaN or infinity for them."),
@@ -70,7 +53,7 @@ _COUNTS: Final[dict[Count, tuple[str, str]]] = {
     "document_cache_hits": ("document_cache_hits", "Documents whose token vectors were in the cache."),
     "document_cache_misses": ("document_cache_misses", "Documents whose token vectors had to be computed."),
 }
-_GAUGES: Final[dict[GaugeName, tuple[str, str]]] = {
+_GAUGES: Final[dict[trace.GaugeName, tuple[str, str]]] = {
     "queue_tokens": ("queue_tokens", "Tokens in the queue."),
     "queue_small_tokens": ("queue_small_tokens", "Tokens in the queue that belong to small requests."),
     "engines_up": ("engines_up", "Engines that are up."),
@@ -81,7 +64,7 @@ _RECEIVED: Final = "whimbrel_requests_received_total"
 _REQUESTS: Final = "whimbrel_requests_total"
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable with the directory of the metrics."""
+"""Environment variable with the directory of the metrics."""
 
 _IDENTITY: Final = re.compile(r"[a-z0-9-]+")  # "_" separates the parts of the files' names
 _FOLDER_PREFIX: Final = "whimbrel-metrics-"
@@ -93,7 +76,7 @@ _FILE_BYTES: Final = 256 * 1024
 _multiprocess: Any = prometheus_client.multiprocess  # these have no types
 _values: Any = prometheus_client.values
 
-_place: tuple[Path, str] | None = None
+_own_files: tuple[Path, str] | None = None
 """Directory of the server's metrics, and the identity of this process in it."""
 
 
@@ -136,10 +119,10 @@ def use_directory(path: Path, identity: str) -> None:
     `identity` names the process in the server, for example "worker-0". No two living processes may share one. A process that
     takes the identity of a dead one continues its counters. Raises SetupError.
     """
-    global _place  # noqa: PLW0603
+    global _own_files  # noqa: PLW0603
     if not _IDENTITY.fullmatch(identity):
         raise ValueError(f"{identity!r}: an identity is made of a-z, 0-9 and -")
-    _place = path, identity
+    _own_files = path, identity
     os.environ[DIRECTORY] = str(path)
     _values.ValueClass = _values.MultiProcessValue(process_identifier=lambda: identity)
     try:
@@ -154,9 +137,9 @@ def use_directory(path: Path, identity: str) -> None:
 
 def process_ended(identity: str) -> None:
     """Remove the gauges of a process of this server that has died. Its counters stay."""
-    if _place is not None:
-        _multiprocess.mark_process_dead(identity, str(_place[0]))
-        (_place[0] / f"{identity}.pid").unlink(missing_ok=True)
+    if _own_files is not None:
+        _multiprocess.mark_process_dead(identity, str(_own_files[0]))
+        (_own_files[0] / f"{identity}.pid").unlink(missing_ok=True)
 
 
 def _reserve(file: Path) -> None:
@@ -173,9 +156,9 @@ class Metrics:
         """`models` are the served names whose counters start at zero, since a missing counter has no rate."""
         disable_created_metrics()
         own = CollectorRegistry()
-        counter = partial(_counter, own)
-        gauge = partial(_gauge, own)
-        histogram = partial(_histogram, own)
+        counter = partial(_labelled, Counter, registry=own)
+        gauge = partial(_labelled, Gauge, registry=own, multiprocess_mode="livesum")
+        histogram = partial(_labelled, Histogram, registry=own, buckets=_SECONDS)
         self._received = counter(_RECEIVED, "Requests received.", "route")
         self._in_flight = gauge("whimbrel_requests_in_flight", "Requests in progress.", "route")
         self._requests = counter(_REQUESTS, "Requests ended.", "route", "model", "outcome", "status")
@@ -195,15 +178,15 @@ class Metrics:
         for model in models:
             for metric in (self._texts, self._tokens, self._truncated, *of_models):
                 metric(model)
-        self._registry = own if _place is None else CollectorRegistry()
-        if _place is not None:
-            _multiprocess.MultiProcessCollector(self._registry, str(_place[0]))
-            self._count_lost_requests(*_place)
+        self._registry = own if _own_files is None else CollectorRegistry()
+        if _own_files is not None:
+            _multiprocess.MultiProcessCollector(self._registry, str(_own_files[0]))
+            self._count_lost_requests(*_own_files)
         self._registry.register(_Processes())
         self._unsubscribe = (
             subscribe(HistogramEvent, self._observe),
-            subscribe(CounterEvent, self._count),
-            subscribe(GaugeEvent, self._set_gauge),
+            subscribe(CounterEvent, lambda event: self._counts[event.name](event.model).inc(event.amount)),
+            subscribe(GaugeEvent, lambda event: self._gauges[event.name](event.model).set(event.value)),
             subscribe(RequestStarted, self._receive),
             subscribe(RequestFinished, self._finish),
         )
@@ -211,7 +194,7 @@ class Metrics:
     @property
     def shared(self) -> bool:
         """True if the page shows other processes of the server, too."""
-        return _place is not None
+        return _own_files is not None
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return the page and its content type: OpenMetrics if `accept` names it, else Prometheus' text format."""
@@ -219,7 +202,6 @@ class Metrics:
         return encode(self._registry), content_type
 
     def close(self) -> None:
-        """Stop counting."""
         for end in self._unsubscribe:
             end()
 
@@ -228,12 +210,6 @@ class Metrics:
             size(event.model).observe(event.value)
         else:
             self._stages(event.name).observe(event.value)
-
-    def _count(self, event: CounterEvent) -> None:
-        self._counts[event.name](event.model).inc(event.amount)
-
-    def _set_gauge(self, event: GaugeEvent) -> None:
-        self._gauges[event.name](event.model).set(event.value)
 
     def _receive(self, event: RequestStarted) -> None:
         self._received(event.route).inc()
@@ -257,12 +233,9 @@ class Metrics:
         """Count the requests that the last process of this identity left open as ended, with the outcome "lost"."""
         num_open: Tally[str] = Tally()
         file = path / f"counter_{identity}.db"
-        for metric in _multiprocess.MultiProcessCollector.merge([str(file)]):
-            for sample in metric.samples:
-                if sample.name == _RECEIVED:
-                    num_open[sample.labels["route"]] += int(sample.value)
-                elif sample.name == _REQUESTS:
-                    num_open[sample.labels["route"]] -= int(sample.value)
+        for sample in (each for metric in _multiprocess.MultiProcessCollector.merge([str(file)]) for each in metric.samples):
+            if sign := {_RECEIVED: 1, _REQUESTS: -1}.get(sample.name):
+                num_open[sample.labels["route"]] += sign * int(sample.value)
         for route, num_lost in num_open.items():
             if num_lost > 0:
                 self._requests(route, "", "lost", 0).inc(num_lost)
@@ -272,18 +245,8 @@ _Labelled: TypeAlias = Callable[..., M]
 """A metric as a cached function from the values of its labels to the child metric."""
 
 
-def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> _Labelled[Counter]:
-    return cache(Counter(name, text, labels, registry=registry).labels)
-
-
-def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> _Labelled[Gauge]:
-    return cache(Gauge(name, text, labels, registry=registry, multiprocess_mode="livesum").labels)
-
-
-def _histogram(
-    registry: CollectorRegistry, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS
-) -> _Labelled[Histogram]:
-    return cache(Histogram(name, text, labels, registry=registry, buckets=buckets).labels)
+def _labelled(kind: type[M], name: str, text: str, *labels: str, **options: Any) -> _Labelled[M]:
+    return cache(kind(name, text, labels, **options).labels)
 
 
 class _Processes(Collector):
@@ -294,20 +257,20 @@ class _Processes(Collector):
         self._collector = ProcessCollector(pid=lambda: self._pid, registry=None)
 
     def collect(self) -> Iterable[Metric]:
-        merged: dict[str, Metric] = {}
+        totals: dict[str, Metric] = {}
         for process, pid in self._processes():
             self._pid = pid
             for metric in self._collector.collect():
-                total = merged.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                total = totals.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
                 for sample in metric.samples:
                     total.add_sample(sample.name, {"process": process}, sample.value)
-        return merged.values()
+        return totals.values()
 
     def _processes(self) -> Iterator[tuple[str, str]]:
-        if _place is None:
+        if _own_files is None:
             yield "server", "self"
             return
-        for file in sorted(_place[0].glob("*.pid")):
+        for file in sorted(_own_files[0].glob("*.pid")):
             try:
                 yield file.stem, file.read_text()
             except FileNotFoundError:  # the process has just died

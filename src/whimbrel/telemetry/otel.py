@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
@@ -34,11 +35,15 @@ def start(processor: SpanProcessor | None = None) -> Callable[[], None]:
 
     from whimbrel import __version__
 
+    if processor is None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        processor = BatchSpanProcessor(OTLPSpanExporter())
     names = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "whimbrel"}
     provider = TracerProvider(resource=Resource.create({**names, "service.version": __version__}))
-    provider.add_span_processor(processor or _otlp())
-    spans = _Spans(provider.get_tracer("whimbrel", __version__))
-    end_spans = subscribe(RequestFinished, spans.add)
+    provider.add_span_processor(processor)
+    end_spans = subscribe(RequestFinished, partial(_add_span, provider.get_tracer("whimbrel", __version__)))
 
     def end() -> None:
         end_spans()
@@ -59,50 +64,31 @@ def check() -> None:
         )
 
 
-def _otlp() -> SpanProcessor:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+def _add_span(tracer: Tracer, request: RequestFinished) -> None:
+    """Make the span of a request, and spans of its stages one after another from its start.
 
-    return BatchSpanProcessor(OTLPSpanExporter())
+    Stages have a duration but no start, so the time between them goes to the end. Batches of one request may overlap, so
+    stages are cut at the end of the request.
+    """
+    from opentelemetry.context import Context
+    from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-
-class _Spans:
-    """Makes spans of finished requests."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        self._tracer = tracer
-        self._propagator = TraceContextTextMapPropagator()
-
-    def add(self, request: RequestFinished) -> None:
-        """Make the span of a request, and spans of its stages one after another from its start.
-
-        Stages have a duration but no start, so the time between them goes to the end. Batches of one request may overlap, so
-        stages are cut at the end of the request.
-        """
-        from opentelemetry.context import Context
-        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
-
-        if request.route in _PROBES:
-            return
-        start = _nanoseconds(request.received)
-        end = start + _nanoseconds(request.seconds)
-        span = self._tracer.start_span(
-            f"{request.method} {request.route}",
-            self._propagator.extract({"traceparent": request.traceparent}, Context()),
-            SpanKind.SERVER,
-            _attributes(request),
-            start_time=start,
-        )
-        if request.status >= 500 or request.outcome == "error":
-            span.set_status(Status(StatusCode.ERROR, request.error))
-        at = start
-        for stage, seconds in request.stages.items():
-            child = self._tracer.start_span(stage, set_span_in_context(span, Context()), start_time=at)
-            at = min(at + _nanoseconds(seconds), end)
-            child.end(at)
-        span.end(end)
+    if request.route in _PROBES:
+        return
+    start = _nanoseconds(request.received)
+    end = start + _nanoseconds(request.seconds)
+    parent = TraceContextTextMapPropagator().extract({"traceparent": request.traceparent}, Context())
+    name, attributes = f"{request.method} {request.route}", _attributes(request)
+    span = tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=start)
+    if request.is_server_error:
+        span.set_status(Status(StatusCode.ERROR, request.error))
+    at = start
+    for stage, seconds in request.stages.items():
+        child = tracer.start_span(stage, set_span_in_context(span, Context()), start_time=at)
+        at = min(at + _nanoseconds(seconds), end)
+        child.end(at)
+    span.end(end)
 
 
 def _attributes(request: RequestFinished) -> Mapping[str, str | int]:

@@ -1,8 +1,7 @@
 """Events of requests and batches, and their subscribers.
 
 This is the only instrumentation of the server. Metrics, logs and spans subscribe, and the code that reports an event knows none
-of them. Without a subscriber an event costs nothing. All names come from fixed sets, and models are served ones, so what a
-subscriber keeps by name is bounded.
+of them. All names come from fixed sets, and models are served ones, so what a subscriber keeps by name is bounded.
 """
 
 from __future__ import annotations
@@ -21,43 +20,17 @@ Stage: TypeAlias = Literal["receive", "read", "tokenize", "queue", "pack", "comp
 """Stages of a request, in order. `receive` is the transfer of its body."""
 
 Size: TypeAlias = Literal["batch_tokens", "batch_seqs"]
-"""Sizes of a batch."""
-
 Count: TypeAlias = Literal[
-    "retries",
-    "halvings",
-    "non_finite",
-    "out_of_memory",
-    "engine_restarts",
-    "worker_restarts",
-    "dropped",
-    "document_cache_hits",
-    "document_cache_misses",
-]
-"""Events that are counted.
-
-retries: requests sent to another engine after theirs died. halvings: batches split in halves after a failure.
-non_finite_retries: rows computed again in float32. out_of_memory: batches that did not fit into device memory.
-engine_restarts, worker_restarts: restarted processes. dropped: requests whose client left or whose deadline passed.
-document_cache_hits, document_cache_misses: documents whose token vectors were in the cache or had to be computed.
-"""
-
+    "retries", "halvings", "non_finite", "out_of_memory", "engine_restarts", "worker_restarts", "dropped",
+    "document_cache_hits", "document_cache_misses",
+]  # fmt: skip
+"""Counts, each explained in `telemetry/metrics.py`."""
 GaugeName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up"]
-"""Values that rise and fall: queued tokens, queued tokens of small requests, and engines that are up."""
 
 Outcome: TypeAlias = Literal[
-    "ok",
-    "invalid",
-    "unauthorized",
-    "forbidden",
-    "not_found",
-    "overloaded",
-    "unavailable",
-    "timeout",
-    "client_gone",
-    "error",
+    "ok", "invalid", "unauthorized", "forbidden", "not_found", "overloaded", "unavailable", "timeout", "client_gone", "error",
     "lost",
-]
+]  # fmt: skip
 """The end of a request as its client sees it. Every request has exactly one. lost: its worker stopped or died."""
 
 
@@ -70,16 +43,12 @@ class HistogramEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class CounterEvent(msgspec.Struct, frozen=True, gc=False):
-    """An increment of a count."""
-
     name: Count
     amount: int = 1
     model: str = ""
 
 
 class GaugeEvent(msgspec.Struct, frozen=True, gc=False):
-    """The present value of a gauge."""
-
     name: GaugeName
     value: float
     model: str = ""
@@ -121,9 +90,19 @@ class RequestFinished(msgspec.Struct, frozen=True):
     traceparent: str = ""
     """The client's `traceparent` header (W3C Trace Context) if it is valid, or ""."""
 
+    @property
+    def is_server_error(self) -> bool:
+        return self.status >= 500 or self.outcome == "error"
 
-Event: TypeAlias = HistogramEvent | CounterEvent | GaugeEvent | RequestStarted | RequestFinished
-E = TypeVar("E", HistogramEvent, CounterEvent, GaugeEvent, RequestStarted, RequestFinished)
+
+class RequestFailed(msgspec.Struct, frozen=True, gc=False):
+    """The end of a request that failed on the server's side, reported after its RequestFinished."""
+
+    request: RequestFinished
+
+
+Event: TypeAlias = HistogramEvent | CounterEvent | GaugeEvent | RequestStarted | RequestFinished | RequestFailed
+E = TypeVar("E", HistogramEvent, CounterEvent, GaugeEvent, RequestStarted, RequestFinished, RequestFailed)
 
 _subscribers: dict[type[Event], tuple[Callable[[Any], None], ...]] = {}
 
@@ -145,36 +124,29 @@ def subscribe(kind: type[E], subscriber: Callable[[E], None]) -> Callable[[], No
 
 def observe(name: Stage | Size, value: float, *, model: str = "") -> None:
     """Report the duration of a stage in seconds, or a size of a batch."""
-    if subscribers := _subscribers.get(HistogramEvent):
-        _notify(subscribers, HistogramEvent(name, value, model))
+    _notify(HistogramEvent(name, value, model))
 
 
 def count(name: Count, amount: int = 1, *, model: str = "") -> None:
-    """Report `amount` more of a count."""
-    if subscribers := _subscribers.get(CounterEvent):
-        _notify(subscribers, CounterEvent(name, amount, model))
+    _notify(CounterEvent(name, amount, model))
 
 
 def gauge(name: GaugeName, value: float, *, model: str = "") -> None:
-    """Report the present value of a gauge."""
-    if subscribers := _subscribers.get(GaugeEvent):
-        _notify(subscribers, GaugeEvent(name, value, model))
+    _notify(GaugeEvent(name, value, model))
 
 
 def request_started(route: str) -> None:
-    """Report the arrival of an HTTP request."""
-    if subscribers := _subscribers.get(RequestStarted):
-        _notify(subscribers, RequestStarted(route))
+    _notify(RequestStarted(route))
 
 
 def request_finished(request: RequestFinished) -> None:
-    """Report the end of an HTTP request."""
-    if subscribers := _subscribers.get(RequestFinished):
-        _notify(subscribers, request)
+    _notify(request)
+    if request.is_server_error:
+        _notify(RequestFailed(request))
 
 
-def _notify(subscribers: tuple[Callable[[Any], None], ...], event: Event) -> None:
-    for subscriber in subscribers:
+def _notify(event: Event) -> None:
+    for subscriber in _subscribers.get(type(event), ()):
         try:
             subscriber(event)
         except Exception:  # a request must not fail because it could not be counted

@@ -16,9 +16,9 @@ import numpy as np
 import tokenizers
 
 from whimbrel.checkpoint.tokenizer.classes import read_as_class
-from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.tokenizer.truncation import MAX_CHARACTERS, Index, check_characters, location_of
+from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, check_characters, location_of
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.seq import TokenInfo
@@ -126,11 +126,9 @@ class BackendTokenizer:
         return [_tokens(encoding) for encodings in slices for encoding in encodings]
 
     def texts(self, rows: Sequence[Int32Array], *, special: bool = True) -> list[str]:
-        """Decode ids, row by row."""
         return self.raw.decode_batch([row.tolist() for row in rows], skip_special_tokens=not special)
 
     def check_sizes(self, sizes: Sequence[int], indices: Sequence[Index] | None = None) -> None:
-        """Raise TooLarge if texts of these sizes, in characters, exceed the limit."""
         check_characters(sizes, self._max_characters, indices)
 
 
@@ -162,7 +160,6 @@ def _is_backend_error(error: BaseException) -> bool:
 
 
 def _slices(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yield slices of neighbouring texts that have at most MAX_CHARACTERS together."""
     start = total = 0
     for index, size in enumerate(sizes):
         if total + size > MAX_CHARACTERS and index > start:
@@ -179,7 +176,6 @@ def _tokens(encoding: tokenizers.Encoding) -> TokenInfo:
 
 
 def _flat(lists: list[list[int]]) -> list[Int32Array]:
-    """Return lists of ids as views of one flat array."""
     sizes = np.fromiter(map(len, lists), np.int64, len(lists))
     flat = np.fromiter(chain.from_iterable(lists), np.int32, int(sizes.sum()))
     ends: list[int] = np.cumsum(sizes).tolist()

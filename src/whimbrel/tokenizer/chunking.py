@@ -81,7 +81,6 @@ def encode_document(tokenizer: Tokenizer, request: Request) -> list[Seq]:
 
 
 def _encode_with_offsets(tokenizer: Tokenizer, texts: list[str], prompt: str) -> tuple[Int32Array, NDArray[np.int64]]:
-    """Return the ids of one document and their character offsets, (T, 2)."""
     try:
         ((encoding,),) = tokenizer.backend.encode_batches([prompt + "".join(texts)], with_offsets=True)
     except InvalidRequest as error:
@@ -126,7 +125,6 @@ def split(ids: Int32Array, before: int, after: int, max_length: int) -> list[tup
 
 
 def common_prefix(first: Int32Array, second: Int32Array) -> int:
-    """Return the number of leading ids that are equal."""
     size = min(first.size, second.size)
     differs = np.flatnonzero(first[:size] != second[:size])
     return int(differs[0]) if differs.size else size

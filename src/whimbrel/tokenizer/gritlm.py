@@ -20,10 +20,7 @@ from whimbrel.types.card import Instruction
 
 
 class InstructionFinder:
-    """Counts the tokens of an instruction."""
-
     def __init__(self, instruction: Instruction, tokenizer: tokenizers.Tokenizer, prefix: Int32Array) -> None:
-        """`prefix` holds the special tokens before any text."""
         opening, closing = _ids(tokenizer, instruction.opening), _ids(tokenizer, instruction.closing)
         both = _ids(tokenizer, f"{instruction.opening}\n{instruction.closing}")
         if not opening.size or not closing.size or not np.array_equal(both[: opening.size], opening):
@@ -55,7 +52,6 @@ def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> Int32Array:
 
 
 def _find(ids: Int32Array, mark: Int32Array) -> int:
-    """Return the index at which `mark` first begins, or -1."""
     data, wanted = ids.tobytes(), mark.tobytes()
     place = data.find(wanted)
     while place > 0 and place % ids.itemsize:  # found across the bytes of two ids

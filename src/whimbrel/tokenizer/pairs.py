@@ -19,7 +19,7 @@ import tokenizers
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.tokenizer.backend import BackendTokenizer
-from whimbrel.tokenizer.truncation import Index, TruncationLimit
+from whimbrel.tokenizer.validation import Index, TruncationLimit
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq
@@ -29,8 +29,6 @@ _PROBES: Final = (("a", "b"), ("the quick brown fox", "jumps over 2 dogs"), ("b"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairTemplate:
-    """The tokens around two texts."""
-
     before: Int32Array
     between: Int32Array
     after: Int32Array
@@ -126,7 +124,6 @@ def truncate_sides(request: Request, *backends: BackendTokenizer) -> Request:
 
 
 def _truncate_side(side: Sequence[object], limit: int, part: int, backend: BackendTokenizer) -> list[object]:
-    """Cut each text where its first `limit` tokens end."""
     indices: dict[str, Index] = {}
     for index, text in enumerate(side):
         if isinstance(text, str):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import tokenizers
 
-from whimbrel.tokenizer.truncation import TruncationLimit
+from whimbrel.tokenizer.validation import TruncationLimit
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import StaticTokenizer
 
@@ -33,24 +33,20 @@ class StaticRules:
         return self.token_size > 0 and limit.truncate != "never"
 
     def shorten(self, text: str, limit: TruncationLimit) -> str:
-        """Return the text without the characters beyond the limit."""
         most = self.token_size * limit.max_length
         return text[-most:] if limit.truncate == "left" else text[:most]
 
     def fill_empty(self, ids: Int32Array) -> Int32Array:
-        """Return `ids`, or the token for an empty text."""
         return ids if ids.size else np.array([self.empty_id], np.int32)
 
 
 def find_static_rules(tokenizer: tokenizers.Tokenizer, card: StaticTokenizer) -> StaticRules:
-    """Resolve the card's rules for this vocabulary."""
     unknown_id = _unknown_id(tokenizer) if card.drop_unknown else None
     token_size = int(np.median([len(token) for token in tokenizer.get_vocab()])) if card.cut_characters else 0
     return StaticRules(card.empty_id, unknown_id, token_size)
 
 
 def _unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
-    """Return the id of the unknown token, if the tokenizer's model names one."""
     model: dict[str, object] = json.loads(tokenizer.to_str())["model"]
     name, number = model.get("unk_token"), model.get("unk_id")
     return tokenizer.token_to_id(name) if isinstance(name, str) else number if isinstance(number, int) else None

@@ -20,10 +20,8 @@ import tokenizers
 
 from whimbrel.errors import CheckpointError, Hint, InvalidRequest, TooLong
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
-from whimbrel.tokenizer.special_tokens import SpecialTokens
-from whimbrel.tokenizer.tokenizer import Tokenizer
-from whimbrel.tokenizer.truncation import LengthBounds, TruncationLimit
-from whimbrel.tokenizer.validation import check_pairs, has_ids
+from whimbrel.tokenizer.tokenizer import SpecialTokens, Tokenizer
+from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit, check_pairs, has_ids
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
@@ -39,14 +37,11 @@ _EXAMPLE: Final = ("How far do birds fly?", "Some fly 10,000 km.\nThat is far", 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TokenizedTemplate:
-    """A template whose own text is encoded."""
-
     pieces: tuple[Int32Array | str, ...]
     """Token ids, and format strings that are tokenised per pair."""
 
     @property
     def runs(self) -> list[str]:
-        """The format strings."""
         return [piece for piece in self.pieces if isinstance(piece, str)]
 
     @property
@@ -140,7 +135,6 @@ class TemplateTokenizer:
         return [[ids[next(texts)] if isinstance(piece, str) else piece for piece in form.pieces] for texts in map(iter, runs)]
 
     def _least_size(self, form: _TokenizedTemplate) -> int:
-        """Return the number of tokens of an empty pair."""
         return self._around.num_tokens + sum(piece.size for piece in self._rows([("", "")], form, "")[0])
 
     def _limits(self, different: Sequence[list[Int32Array]], form: _TokenizedTemplate, limit: TruncationLimit) -> _Limits:

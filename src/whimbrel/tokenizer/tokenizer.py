@@ -6,11 +6,12 @@ special tokens. So one backend, which nothing reconfigures, serves all threads. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from whimbrel.errors import CheckpointError, Hint, InvalidRequest
@@ -18,10 +19,16 @@ from whimbrel.tokenizer.backend import BackendTokenizer, load_tokenizer
 from whimbrel.tokenizer.colbert import add_markers_and_expansion, length_bounds, remaining_limit
 from whimbrel.tokenizer.gritlm import InstructionFinder
 from whimbrel.tokenizer.pairs import find_template
-from whimbrel.tokenizer.special_tokens import find_special_tokens
 from whimbrel.tokenizer.static import find_static_rules
-from whimbrel.tokenizer.truncation import MAX_CHARACTERS_PER_TOKEN, LengthBounds, TruncationLimit
-from whimbrel.tokenizer.validation import check_ids, check_pairs, check_texts, has_ids
+from whimbrel.tokenizer.validation import (
+    MAX_CHARACTERS_PER_TOKEN,
+    LengthBounds,
+    TruncationLimit,
+    check_ids,
+    check_pairs,
+    check_texts,
+    has_ids,
+)
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card, TextFormat
 from whimbrel.types.plan import Plan
@@ -29,12 +36,39 @@ from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq
 
 _FILE: Final = "tokenizer.json"
+_PROBES: Final = ("a", "the quick brown fox")
+"""Texts around which the post-processor must put the same tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpecialTokens:
+    """The tokens before and after a text, and the token type of the whole."""
+
+    before: Int32Array
+    after: Int32Array
+    type_id: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.before.size + self.after.size
+
+    def surround(self, ids: Int32Array) -> bool:
+        first, last = ids[: self.before.size], ids[ids.size - self.after.size :]
+        return np.array_equal(first, self.before) and np.array_equal(last, self.after)
+
+    def truncate_indices(self, ids: Int32Array, limit: TruncationLimit) -> slice | Int32Array:
+        """Return which tokens of a text the limit keeps. Special tokens are kept, unless `ids` came without them."""
+        if ids.size <= limit.max_length:
+            return slice(None)
+        places = np.arange(ids.size, dtype=np.int32)
+        if not self.surround(ids):
+            return limit.cut(places, limit.max_length)
+        first, end = self.before.size, ids.size - self.after.size
+        return np.concatenate((places[:first], limit.cut(places[first:end], limit.max_length - self.num_tokens), places[end:]))
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeParams:
-    """The parameters that apply to all texts of a request."""
-
     prompt: str
     prompt_tokens: int
     """Leading tokens that pooling skips."""
@@ -79,10 +113,11 @@ class Tokenizer:
         if form is None:
             return seqs
         is_query = request.input_type == "query"
-        return [add_markers_and_expansion(seq, None if has_ids(request) else form, is_query=is_query) for seq in seqs]
+        if has_ids(request):
+            return [replace(seq, is_query=is_query) for seq in seqs]
+        return [add_markers_and_expansion(seq, form, is_query=is_query) for seq in seqs]
 
     def tokens(self, ids: Int32Array) -> tuple[str, ...]:
-        """Return tokens as the vocabulary spells them."""
         names = map(self.backend.raw.id_to_token, ids.tolist())
         return tuple(token or f"<{id_}>" for token, id_ in zip(names, ids.tolist(), strict=True))
 
@@ -95,7 +130,7 @@ class Tokenizer:
         return EncodeParams(
             prompt,
             0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt),
-            limit if has_ids(request) else remaining_limit(form, limit),
+            limit if form is None or has_ids(request) else remaining_limit(form, limit),
             self.card.adapter(request.prompt_name),
         )
 
@@ -127,7 +162,6 @@ class Tokenizer:
         )
 
     def known(self, ids: Int32Array) -> slice | NDArray[np.bool_]:
-        """Return which tokens remain after unknown ones are dropped."""
         unknown_id = None if self.static is None else self.static.unknown_id
         return slice(None) if unknown_id is None else ids != unknown_id
 
@@ -154,7 +188,6 @@ class Tokenizer:
         return None if request.input_type is None else forms.get(request.input_type)
 
     def _prompt(self, request: Request) -> str:
-        """Return the prompt of the request."""
         if has_ids(request):
             if request.prompt is not None or request.prompt_name is not None:
                 raise InvalidRequest("a prompt cannot be put before token ids; send text.", param="prompt")
@@ -171,7 +204,10 @@ class Tokenizer:
 
     def _lengths(self, form: TextFormat | None = None, *, least: int = 0) -> LengthBounds:
         """Return the length bounds of a text in a format, or of a pair with at least `least` tokens."""
-        return length_bounds(form, max(least, self.special.num_tokens + 1), self._max_length)
+        least = max(least, self.special.num_tokens + 1)
+        if form is None:
+            return LengthBounds(least, self._max_length, self._max_length)
+        return length_bounds(form, least, self._max_length)
 
     def _check_text_formats(self) -> None:
         """Raise CheckpointError if a text cannot have the default length, or has no place for its marker."""
@@ -183,3 +219,28 @@ class Tokenizer:
                 )
         if self.special.before.size != 1 and any(form.marker_id is not None for form in forms):
             raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)
+
+
+def find_special_tokens(tokenizer: tokenizers.Tokenizer, card: Card) -> SpecialTokens:
+    """Return the special tokens. Raises CheckpointError if they depend on the text or have an unknown token type."""
+    if card.tokenizer.static is not None:
+        return SpecialTokens(np.empty(0, np.int32), np.empty(0, np.int32))
+    results = {_split_text(tokenizer, probe) for probe in _PROBES}
+    if len(results) != 1:
+        raise CheckpointError("does not put the same tokens around every text.", file=_FILE, key="post_processor")
+    before, after, type_ids = results.pop()
+    num_types = card.encoder.type_vocab_size
+    type_id = max(type_ids) if num_types > 1 else 0
+    if num_types > 1 and (len(type_ids) != 1 or type_id >= num_types):
+        raise CheckpointError(f"gives one text the token types {sorted(type_ids)}.", file=_FILE, key="post_processor")
+    return SpecialTokens(np.array(before, np.int32), np.array(after, np.int32), type_id)
+
+
+def _split_text(tokenizer: tokenizers.Tokenizer, text: str) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[int]]:
+    own = tokenizer.encode(text, add_special_tokens=False).ids
+    encoding = tokenizer.encode(text)
+    ids = encoding.ids
+    start = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), None)
+    if not own or start is None:
+        raise CheckpointError("does not simply put special tokens around a text.", file=_FILE, key="post_processor")
+    return tuple(ids[:start]), tuple(ids[start + len(own) :]), frozenset(encoding.type_ids)

@@ -1,4 +1,4 @@
-"""Ragged batches: the tokens of all seqs concatenated, with offsets. numpy only; without padding.
+"""Ragged arrays and batches: the rows or tokens of several texts concatenated, with offsets. numpy only; without padding.
 
 Shapes: T tokens, B seqs, S spans.
 """
@@ -11,26 +11,36 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.types.arrays import Int32Array
+from whimbrel.types.arrays import Int32Array, Int64Array
 from whimbrel.types.seq import Seq
+
+
+def offsets_of(counts: NDArray[np.integer | np.bool_]) -> Int64Array:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+
+
+def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> Int64Array:
+    """Concatenate the integers of several ranges."""
+    counts = ends - starts
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - before, counts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Ragged batch on the host. Seqs are sorted by length, then by attended tokens, so that equal ones are neighbors."""
+    """Ragged batch on the host: the input of a model. The longest seqs come first, and equal ones are neighbors."""
 
     order_B: Int32Array
     """Index of each seq among the arguments of `pack`."""
     ids_T: Int32Array
-    """Token ids."""
     positions_T: Int32Array
-    """Rows of the position table."""
     type_ids_T: Int32Array
     cu_seqlens: Int32Array
     """B + 1 offsets: seq i owns tokens cu_seqlens[i] to cu_seqlens[i + 1]."""
     prompt_tokens_B: Int32Array
+    """Number of leading tokens of each seq that pooling leaves out."""
     num_attended_B: Int32Array
-    """Number of leading tokens of each seq that are attended to; mostly all."""
+    """Number of leading tokens of each seq that are attended to: all, unless its expansion tokens are not."""
     is_query_B: NDArray[np.bool_]
     spans_B: list[Int32Array | None] | None
     """Ranges of tokens of each seq, each pooled to its own row; None if no seq has any."""
@@ -49,7 +59,7 @@ class Batch:
 
 
 def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> Batch:
-    """Concatenate the seqs, sorted by length.
+    """Concatenate the seqs of one tower, the longest first. Seqs of equal length are sorted by attended tokens.
 
     `position_offset` is 0, or the RoBERTa family's pad_id + 1. There, as in transformers' `create_position_ids_from_
     input_ids`, a padding token inside a text has position pad_id and is not counted.
@@ -69,16 +79,16 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
             for seq in ordered
         ],
         np.int32,
-    ).reshape(-1, 6)
-    prompt_tokens, type_ids, seconds, num_keys, is_query, adapters = np.ascontiguousarray(table_B6.T)
+    )
+    prompt_tokens, type_ids, second_starts, num_attended, is_query, adapters = np.ascontiguousarray(table_B6.T)
     return Batch(
         order_B=order,
         ids_T=ids,
         positions_T=_positions(ids, cu_seqlens, lengths, position_offset, pad_id),
-        type_ids_T=_type_ids(cu_seqlens, lengths, type_ids, seconds),
+        type_ids_T=_type_ids(cu_seqlens, lengths, type_ids, second_starts),
         cu_seqlens=cu_seqlens,
         prompt_tokens_B=prompt_tokens,
-        num_attended_B=np.where(num_keys > 0, num_keys, lengths).astype(np.int32),
+        num_attended_B=np.where(num_attended > 0, num_attended, lengths).astype(np.int32),
         is_query_B=is_query.astype(np.bool_),
         spans_B=[seq.spans_S2 for seq in ordered] if any(seq.spans_S2 is not None for seq in ordered) else None,
         adapters_B=adapters,
@@ -86,10 +96,10 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
     )
 
 
-def _type_ids(cu_seqlens: Int32Array, lengths: Int32Array, type_ids_B: Int32Array, seconds_B: Int32Array) -> Int32Array:
+def _type_ids(cu_seqlens: Int32Array, lengths: Int32Array, type_ids_B: Int32Array, second_starts_B: Int32Array) -> Int32Array:
     type_ids_T = np.repeat(type_ids_B, lengths)
-    if seconds_B.any():
-        begins_B = np.where(seconds_B > 0, cu_seqlens[:-1] + seconds_B, cu_seqlens[1:])
+    if second_starts_B.any():
+        begins_B = np.where(second_starts_B > 0, cu_seqlens[:-1] + second_starts_B, cu_seqlens[1:])
         type_ids_T += np.arange(type_ids_T.size, dtype=np.int32) >= np.repeat(begins_B, lengths)
     return type_ids_T
 
@@ -102,11 +112,13 @@ def _positions(ids: Int32Array, cu_seqlens: Int32Array, lengths: Int32Array, off
     return np.where(ids != pad_id, counted[1:] - counted[starts] + (offset - 1), pad_id).astype(np.int32)
 
 
-def equal_length_groups(cu_seqlens: Int32Array, num_keys_B: Int32Array | None = None) -> list[tuple[int, int, int, int]]:
+def equal_length_groups(cu_seqlens: Int32Array, num_attended_B: Int32Array | None = None) -> list[tuple[int, int, int, int]]:
     """Return (first token, number of seqs, length, attended tokens) of each run of seqs that are equal in the last two."""
     lengths = np.diff(cu_seqlens)
-    keys = lengths if num_keys_B is None else num_keys_B
-    changes = (np.diff(lengths, prepend=-1) != 0) | (np.diff(keys, prepend=-1) != 0)
+    attended = lengths if num_attended_B is None else num_attended_B
+    changes = (np.diff(lengths, prepend=-1) != 0) | (np.diff(attended, prepend=-1) != 0)
     starts = np.flatnonzero(changes)
     counts = np.diff(starts, append=lengths.size)
-    return list(zip(cu_seqlens[starts].tolist(), counts.tolist(), lengths[starts].tolist(), keys[starts].tolist(), strict=True))
+    return list(
+        zip(cu_seqlens[starts].tolist(), counts.tolist(), lengths[starts].tolist(), attended[starts].tolist(), strict=True)
+    )

@@ -39,7 +39,6 @@ class Rotary:
 
     theta: float
     width: int
-    """Number of leading columns of each head that are rotated."""
     interleaved: bool = False
     """Pair adjacent columns instead of columns half a width apart."""
     scaling: Mapping[str, Any] | None = None
@@ -54,7 +53,6 @@ class Layer:
     """Attention window: tokens before each token, and unless causal as many after it. None: all tokens."""
     rotary: Rotary | None = None
     num_experts: int = 0
-    """Number of experts; 0: one MLP for all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +81,10 @@ class Encoder:
     embedding_scale: float = 1.0
     positions: Positions = "learned"
     num_buckets: int = 0
-    """Number of buckets of relative positions."""
     position_offset: int = 0
     """Row of the position table of the first token: 0, or pad id + 1 in the RoBERTa family."""
     pad_id: int = 0
     type_vocab_size: int = 0
-    """Number of token types; 0: none."""
     causal: bool = False
     norm: NormKind = "layer"
     norm_bias: bool = True
@@ -108,7 +104,6 @@ class Encoder:
     adapters: tuple[str, ...] = ()
     """Names of the LoRA adapters, of which a text may use one: weight + adapter_scale * B @ A."""
     adapter_rank: int = 0
-    """Rank of each adapter: rows of A."""
     adapter_scale: float = 0.0
     adapter_paths: tuple[str, ...] = ()
     """Folder of each adapter; empty: the adapters are among the model's weights."""
@@ -129,7 +124,6 @@ class Output:
     """
 
     width: int
-    """Columns of a row."""
     default_width: int = 0
     """Number of leading columns that a request gets by default; 0: all."""
     rows: Literal["text", "token", "entry", "vocabulary"] = "text"
@@ -305,7 +299,6 @@ class Card:
 
     @property
     def all_outputs(self) -> Mapping[OutputName, Output]:
-        """All outputs that can be requested."""
         return {**self.outputs, **self.token_outputs}
 
     def tower_for(self, input_type: InputType | None) -> int:
@@ -316,7 +309,6 @@ class Card:
         raise InvalidRequest(f"this model runs texts in different ways; say which, of: {names}.", param="input_type")
 
     def tower(self, number: int) -> Card:
-        """Return the card of one of the towers."""
         return self.towers[number] if self.towers else self
 
     @property
@@ -325,7 +317,6 @@ class Card:
         return self.output("dense")
 
     def output(self, name: OutputName) -> Output:
-        """Return an output. Raises InvalidRequest with the known names."""
         outputs = self.all_outputs
         if name not in outputs:
             raise InvalidRequest(f"this model gives no {name!r}; it gives: {', '.join(outputs)}.", param="outputs")

@@ -36,7 +36,6 @@ class Cpu:
     """Environment variables (NAME=value) that are set and restrict the instruction set of a library."""
 
     def __str__(self) -> str:
-        """Return a readable line, e.g. "AMD EPYC (AVX-512 with bfloat16)"."""
         switches = f"; {', '.join(self.switches)}" if self.switches else ""
         return f"{self.name} ({CPU_LEVEL_NAMES[self.level]}{switches})"
 

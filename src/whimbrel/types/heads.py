@@ -48,8 +48,6 @@ class LogitScore:
 
 @dataclass(frozen=True, slots=True)
 class DivideBy:
-    """Division by a constant."""
-
     divisor: float
 
 
@@ -63,7 +61,6 @@ class SparseAutoencoder:
     """Encoder of a sparse autoencoder: keeps the k largest latents if they are positive; all others are 0."""
 
     source: str
-    """Folder of the weights."""
     in_features: int
     out_features: int
     k: int

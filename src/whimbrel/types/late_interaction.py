@@ -67,7 +67,6 @@ class MuveraParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def num_dims(self) -> int:
-        """Dimension of an encoded text."""
         return self.r_reps * self.dim_proj << self.k_sim
 
     def check_width(self, width: int) -> None:

@@ -5,38 +5,21 @@ Shared by Engine, AsyncEngine and the clients, so that `embed`, `score` and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import update_wrapper
+from inspect import Parameter, signature
 from typing import Any, Final, TypedDict, TypeVar, Unpack, cast
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
-from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput, Truncate
+from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput, Truncate, read_prompt, read_truncate
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
 
 _NOT_LISTS: Final = (bytes, bytearray, memoryview, Mapping, set, frozenset)
 """Iterables whose items are not the texts that the caller meant, or have no order."""
-
-
-def read_truncate(value: object) -> Truncate | None:
-    """Return the truncation that a caller asked for: an end, "never" (also False), or None (also True) for the default."""
-    for word in ("right", "left", "never"):
-        if value == word:
-            return word
-    if value is None or isinstance(value, bool):
-        return "never" if value is False else None
-    raise InvalidRequest(f"{value!r} is not known; it takes right, left, never, true or false.", param="truncate")
-
-
-def read_prompt(value: object) -> tuple[str | None, str | None]:
-    """Return (name, text) of a prompt. A word is a name; a string that is empty or has a space or a colon is the text."""
-    if value is None:
-        return None, None
-    if not isinstance(value, str):
-        raise InvalidRequest(f"must be a string, is {type(value).__name__}.", param="prompt")
-    is_text = value == "" or any(character.isspace() or character == ":" for character in value)
-    return (None, value) if is_text else (value, None)
 
 
 class TextOptions(TypedDict, total=False):
@@ -96,7 +79,6 @@ class ScoreOptions(TypedDict, total=False):
 def text_request(
     card: Card, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName], **options: Unpack[TextOptions]
 ) -> Request:
-    """Return the Request for texts and options. Raises InvalidRequest."""
     check_options(options, TextOptions)
     name, text = resolve_prompt(card, options.get("prompt"))
     return Request(
@@ -162,7 +144,6 @@ def as_list(texts: str | Iterable[T], param: str = "input") -> list[str] | list[
 
 
 def as_strings(texts: str | Iterable[str], param: str) -> list[str]:
-    """Return a list of strings. Raises InvalidRequest."""
     strings = as_list(texts, param)
     for index, text in enumerate(strings):
         if not isinstance(cast(object, text), str):
@@ -182,3 +163,18 @@ def require(output: T | None) -> T:
     """Return an output that was requested and therefore exists."""
     assert output is not None
     return output
+
+
+def copy_signature(method: C, verb: Callable[..., Any]) -> C:
+    """Return a method with the name, docstring and signature of its verb, as `help` shows them.
+
+    The verb's first parameter becomes `self`, and its result `Wrapper[T]` becomes `T`.
+    """
+    update_wrapper(method, verb)
+    verb_signature = signature(verb)
+    first, *parameters = verb_signature.parameters.values()
+    result = str(verb_signature.return_annotation).partition("[")[2].removesuffix("]")
+    vars(method)["__signature__"] = verb_signature.replace(
+        parameters=[first.replace(name="self", annotation=Parameter.empty), *parameters], return_annotation=result
+    )
+    return method

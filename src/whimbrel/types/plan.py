@@ -67,25 +67,19 @@ class Plan:
     num_lanes: int
     """Execution threads: one per core on a CPU, one on a GPU."""
     max_batch_tokens: int
-    """Limit in tokens per batch of a lane; a longer text runs alone."""
     max_length: int
-    """Limit in tokens per text."""
     max_queue_tokens: int
     """Limit in tokens that may run before a new request is done; above it the request is rejected as overload."""
     max_queue_seconds: float
     """Limit in seconds of a new request's wait, estimated from the measured rate."""
     max_queue_bytes: int
-    """Limit in bytes of token ids and vectors of all unanswered requests."""
     max_request_tokens: int
     matryoshka: bool
     document_cache_bytes: int
-    """Size in bytes of the cache of scored documents' token vectors; 0: no cache."""
     cpu: Cpu = field(default_factory=Cpu)
-    """Processor features that this process may use."""
     same_bits: bool | None = None
     """A text has the same bits alone and in any batch. None on a CPU until the loaded weights have been tried."""
     same_bits_reason: str = ""
-    """Reason why `same_bits` is False."""
 
     def with_same_bits(self, unstable: Sequence[str]) -> Plan:
         """Return the plan after loading. `unstable` lists the products whose bits depend on the batch."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from math import inf
+from math import inf, isnan
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
@@ -54,6 +54,26 @@ PairInput: TypeAlias = tuple[str | VectorInput, str | VectorInput]
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]
 """Similarity of two texts' vectors. Distances are negative. "maxsim" sums each query token's best match; "meanmaxsim" takes
 the mean."""
+
+
+def read_truncate(value: object) -> Truncate | None:
+    """Return the truncation that a caller asked for: an end, "never" (also False), or None (also True) for the default."""
+    for word in ("right", "left", "never"):
+        if value == word:
+            return word
+    if value is None or isinstance(value, bool):
+        return "never" if value is False else None
+    raise InvalidRequest(f"{value!r} is not known; it takes right, left, never, true or false.", param="truncate")
+
+
+def read_prompt(value: object) -> tuple[str | None, str | None]:
+    """Return (name, text) of a prompt. A word is a name; a string that is empty or has a space or a colon is the text."""
+    if value is None:
+        return None, None
+    if not isinstance(value, str):
+        raise InvalidRequest(f"must be a string, is {type(value).__name__}.", param="prompt")
+    is_text = value == "" or any(character.isspace() or character == ":" for character in value)
+    return (None, value) if is_text else (value, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +161,7 @@ class DetokenizeRequest:
 
 
 _PARAMETERS: Final = (("token_pooling", TokenPooling, "a TokenPooling"), ("muvera", MuveraParameters, "MuveraParameters"))
-"""Fields that hold objects. msgspec would construct these from a mapping, so that the request would keep the mapping."""
+"""Fields that hold objects. msgspec would also accept a mapping here, and the request would keep it."""
 
 _NOT_SCALAR: Final = ("texts", "outputs", *(name for name, *_ in _PARAMETERS))
 
@@ -156,7 +176,7 @@ def check_fields(request: Request) -> None:
         value = getattr(request, name)
         if value is not None and not isinstance(value, kind):
             raise InvalidRequest(f"must be {noun}, is {value!r:.80}.", param=name)
-    if request.deadline != request.deadline:
+    if isnan(request.deadline):
         raise InvalidRequest("must be a number, is NaN.", param="deadline")
     if request.prompt is not None and request.prompt_name is not None:
         raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")

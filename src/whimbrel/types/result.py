@@ -85,7 +85,6 @@ class Explanation:
     query_tokens: tuple[str, ...] | None
     """Tokens with a vector, special ones included, as the vocabulary spells them. None: the query came as vectors."""
     document_tokens: tuple[str, ...] | None
-    """Tokens of the document, as for `query_tokens`."""
     maxima_Q: Float32Array
     """Greatest similarity of each query token to a document token."""
     places_Q: Int32Array
@@ -97,7 +96,6 @@ class Classes:
     """Classes of texts and their scores."""
 
     labels: tuple[str, ...]
-    """Names of the classes."""
     scores_NC: Float32Array
     """Probabilities; logits if the checkpoint has no activation or the request turns it off."""
 
@@ -109,23 +107,16 @@ class Classes:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Ranked document."""
-
     index: int
-    """Position among the documents of the request."""
     score: float
 
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Entity in a text."""
-
     label: str
     score: float
     start: int
-    """Index of the first character."""
     end: int
-    """Index after the last character."""
     text: str
 
 

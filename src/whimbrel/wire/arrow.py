@@ -28,8 +28,6 @@ _ALIGN: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, or a child of one, without nulls. `buffers` leaves out the validity bitmap."""
-
     name: str
     length: int
     kind: int
@@ -53,7 +51,6 @@ def list_column(name: str, offsets_N1: Int64Array, items: Column) -> Column:
 
 
 def struct_column(name: str, *columns: Column) -> Column:
-    """Return one column of the columns' rows."""
     return Column(name, columns[0].length, _STRUCT, Table(), children=columns)
 
 
@@ -115,7 +112,6 @@ def _key_values(metadata: Mapping[str, str]) -> list[Table] | None:
 
 
 def _flat_buffers(column: Column) -> Iterator[EncodedArray | None]:
-    """Yield the buffers in Arrow's order, with None for each validity bitmap."""
     yield None
     yield from column.buffers
     for each in column.children:

@@ -34,7 +34,6 @@ ByteOrder: TypeAlias = Literal["native", "little", "big"]
 
 FLOATS: Final[tuple[FloatType, ...]] = get_args(FloatType)
 _CHUNK_ITEMS: Final = 2**16
-"""Numbers converted at a time."""
 _LARGEST: Final[Mapping[str, float]] = {
     # half a step above the largest number, where rounding would start to give infinity
     "float16": 65520.0,
@@ -65,7 +64,6 @@ class EncodedArray:
     dtype: DType = "float32"
     order: ByteOrder = "little"
     name: str = "this"
-    """The array's name in error messages."""
 
     def __post_init__(self) -> None:
         if self.dtype in _LARGEST and self.array.size:
@@ -93,7 +91,6 @@ class EncodedArray:
 
     @property
     def is_big(self) -> bool:
-        """True if the most significant byte comes first."""
         return _byte_order_mark(self.order) == ">"
 
     @property
@@ -171,7 +168,6 @@ def _decode(codes: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 @cache
 def _fp8_values(dtype: str) -> Float32Array:
-    """Return the number of each of the 256 codes. A lookup takes a fifth of the time of `astype`."""
     return np.arange(256, dtype=np.uint8).view(_ML_DTYPES[dtype]).astype(np.float32)
 
 

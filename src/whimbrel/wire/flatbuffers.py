@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An integer slot. `kind` is its `struct` format: b, h, i or q."""
-
     kind: str
     value: int
 
@@ -31,8 +29,6 @@ Item: TypeAlias = "str | Structs | Table | list[Table]"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. Its slots are in the order of the schema, and None is the default value."""
-
     slots: Sequence[Number | Item | None] = ()
 
 
@@ -44,13 +40,11 @@ def write_flatbuffer(root: Table) -> bytes:
 
 
 def _write_reference(data: bytearray, place: int, item: Item) -> None:
-    """Append `item`, and write its relative offset at `place`."""
     start = _write(data, item)
     struct.pack_into("<I", data, place, start - place)
 
 
 def _write(data: bytearray, item: Item) -> int:
-    """Append `item` and return where it begins."""
     if isinstance(item, Table):
         return _write_table(data, item)
     if isinstance(item, Structs):

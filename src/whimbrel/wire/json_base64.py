@@ -27,7 +27,6 @@ _CHUNK_ITEMS: Final = 20 * 2**10
 _CHUNK_BYTES: Final = 2**20
 """Bytes encoded as base64 without a pause: about a quarter of a millisecond."""
 _FEW_ROWS: Final = 16
-"""Rows up to which encoding one by one is faster."""
 _TABLE_ROWS: Final = 1000
 _MIN_CHUNK_BYTES: Final = 2**16
 """Least size of a chunk, except the last."""
@@ -135,7 +134,6 @@ def _base64_letters(rows_ND: NDArray[Any]) -> tuple[NDArray[np.uint8], int]:
 
 
 def _tables(text: bytes, start: int, end: int) -> Iterator[NDArray[np.uint8]]:
-    """Yield tables of `text % index` for the indices from `start` to `end`, one table for texts of one length."""
     while start < end:
         first = max(start // _TABLE_ROWS * _TABLE_ROWS, 10 ** (len(str(start)) - 1) if start else 0)
         table = _table(text, first)
@@ -146,7 +144,6 @@ def _tables(text: bytes, start: int, end: int) -> Iterator[NDArray[np.uint8]]:
 
 @lru_cache(maxsize=64)
 def _table(text: bytes, first: int) -> NDArray[np.uint8]:
-    """Return `text % index` for the indices from `first` that have as many digits, at most a thousand."""
     last = min(first // _TABLE_ROWS * _TABLE_ROWS + _TABLE_ROWS, 10 ** len(str(first)))
     return np.frombuffer(b"".join([text % index for index in range(first, last)]), np.uint8).reshape(last - first, -1)
 

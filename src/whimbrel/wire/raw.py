@@ -27,9 +27,7 @@ class Block(msgspec.Struct, frozen=True):
     endianness: ByteOrder
     shape: tuple[int, ...]
     start: int
-    """Offset of the first byte."""
     end: int
-    """Offset after the last byte."""
 
 
 def join_blocks(arrays: Mapping[str, EncodedArray]) -> tuple[list[Block], int, Iterator[bytes | memoryview]]:

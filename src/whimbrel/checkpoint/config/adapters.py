@@ -1,10 +1,10 @@
 """Task adapters of jina-embeddings-v3.
 
+A task adds its adapter to all weights, embedding tables included, and puts its instruction before each text. Only retrieval
+has an instruction. Without a task the weights are unchanged.
+
 Sources: on the hub, modeling_lora.py of jinaai/xlm-roberta-flash-implementation, custom_st.py of jinaai/jina-embeddings-v3 and
 the files of jinaai/jina-embeddings-v3-hf; transformers' tests/models/jina_embeddings_v3; peft/tuners/lora/config.py (0.21).
-
-A task adds its adapter to all weights, embedding tables included, and `encode(task=...)` puts the task's instruction before
-each text. The instruction is empty except for retrieval. Without a task the weights are unchanged.
 """
 
 from __future__ import annotations
@@ -19,24 +19,19 @@ from whimbrel.checkpoint.config.common import read_positive
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder
 
-_UNUSED_IN_FOLDERS: Final = (
-    "load_trained_adapters", "lora_alpha", "lora_dropout_p", "lora_main_params_trainable", "lora_rank", "use_flash_attn",
-    "emb_pooler",
-)  # fmt: skip
+_UNUSED_IN_FOLDERS: Final = """
+    load_trained_adapters lora_alpha lora_dropout_p lora_main_params_trainable lora_rank use_flash_attn emb_pooler
+""".split()
 """Keys of stacked adapters that config.json keeps if the adapters are in folders."""
-
-_PEFT_INERT: Final = frozenset(
-    """
+_PEFT_INERT: Final = """
     auto_mapping base_model_name_or_path ensure_weight_tying inference_mode loftq_config lora_dropout megatron_core peft_version
     qalora_group_size revision task_type
-    """.split()
-)
+""".split()
 _PEFT_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "init_lora_weights": (True, False, "gaussian", None),  # the others change the weights that are added to
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
+    **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
     **dict.fromkeys(("fan_in_fan_out", "lora_bias", "use_bdlora", "use_dora", "use_qalora", "use_rslora"), (False, None)),
     **dict.fromkeys(
         """
@@ -48,14 +43,11 @@ _PEFT_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     ),
 }
 _TARGETS: Final = frozenset({"word_embeddings", "token_type_embeddings", "q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"})
-_UNUSED_TARGETS: Final = frozenset({"dense"})
-"""The layer on top, which only pre-training uses."""
 
 
 def read_stacked_adapters(config: JsonFile) -> dict[str, Any]:
     """Return the fields of an Encoder for adapters among the weights. Empty without adapters."""
-    names = _read_names(config)
-    if not names:
+    if not (names := _read_names(config)):
         config.require_values({"load_trained_adapters": (False, None), "task_instructions": (None, {})})
         config.ignore("lora_alpha", "lora_rank")
         return {}
@@ -92,9 +84,8 @@ def read_instructions(config: JsonFile, adapters: tuple[str, ...], prompts: Json
         if name not in adapters or not isinstance(text, str):
             raise config.error(f"{name!r:.80} is no adapter, or {text!r:.80} no text.", "task_instructions")
         if stated.get(name, text) != text:
-            raise prompts.error(
-                f"{name!r} is {stated[name]!r:.80}; config.json (task_instructions) has {text!r:.80}.", "prompts"
-            )
+            message = f"{name!r} is {stated[name]!r:.80}; config.json (task_instructions) has {text!r:.80}."
+            raise prompts.error(message, "prompts")
     return dict.fromkeys(adapters, "") | stated | cast(dict[str, str], instructions)
 
 
@@ -118,11 +109,10 @@ def _read_names(config: JsonFile) -> tuple[str, ...]:
 
 
 def _read_peft(config: JsonFile) -> tuple[int, float]:
-    """Return (rank, scale) of an adapter."""
     config.require_values(_PEFT_FIXED)
     config.get("peft_type", str)
     targets = cast(list[object], config.get("target_modules", list))
-    if not _TARGETS <= set(map(str, targets)) <= _TARGETS | _UNUSED_TARGETS:
+    if not _TARGETS <= set(map(str, targets)) <= _TARGETS | {"dense"}:  # the layer on top, which only pre-training uses
         raise config.error(f"must be {', '.join(sorted(_TARGETS))}; is {targets!r:.200}.", "target_modules")
     rank = config.positive("r")
     scale = read_positive(config, "lora_alpha", 8.0) / rank

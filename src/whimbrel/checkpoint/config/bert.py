@@ -6,23 +6,12 @@ gte-base-en-v1.5, snowflake-arctic-embed-m-v2.0). `hub_code.py` reads the dialec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from functools import partial
 
+from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.adapters import name_adapter_folders, read_stacked_adapters
-from whimbrel.checkpoint.config.common import (
-    ACTIVATIONS,
-    FULL,
-    SLIDING,
-    allow_auto_map,
-    read_depth,
-    read_layer_types,
-    read_layers,
-    read_rotary,
-    read_sizes,
-    read_types,
-)
+from whimbrel.checkpoint.config.common import ACTIVATIONS, FULL, SLIDING, allow_auto_map
 from whimbrel.checkpoint.config.hub_code import JINA_INERT, read_hub_nomic, read_jina_roberta
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder, Layer
@@ -31,31 +20,19 @@ from whimbrel.types.card import Encoder, Layer
 def read_bert(config: JsonFile, family: str = "bert", *, after_padding: bool = False) -> Encoder:
     """Read BERT and models that share its config. `after_padding`: positions begin after the padding id."""
     config.require_values({"position_embedding_type": ("absolute", None)})
-    config.ignore(*_TINYBERT_INERT)
-    pad_id = config.get("pad_token_id", int) if after_padding else config.get("pad_token_id", int, 0)
-    offset = pad_id + 1 if after_padding else 0
-    max_positions = config.positive("max_position_embeddings") - offset
-    if max_positions <= 0:
-        raise config.error(f"leaves no position after pad_token_id {pad_id}.", "max_position_embeddings")
+    config.ignore("cell", "emb_size", "pre_trained", "structure", "training")  # TinyBERT's, which no code reads
     return Encoder(
         family=family,
-        **read_sizes(config),
-        max_positions=max_positions,
-        position_offset=offset,
-        pad_id=pad_id,
+        **common.read_sizes(config),
+        **common.read_positions(config, after_padding=after_padding),
         type_vocab_size=config.positive("type_vocab_size", 2),
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
         activation=config.choice("hidden_act", ACTIVATIONS, "gelu"),
     )
 
 
-_TINYBERT_INERT: Final = ("cell", "emb_size", "pre_trained", "structure", "training")
-"""Keys that TinyBERT's training left in config.json and that no code reads."""
-
-
-def read_roberta(config: JsonFile) -> Encoder:
-    """Read RoBERTa, CamemBERT and XLM-RoBERTa."""
-    return read_bert(config, "roberta", after_padding=True)
+read_roberta = partial(read_bert, family="roberta", after_padding=True)
+"""Reader of RoBERTa, CamemBERT and XLM-RoBERTa."""
 
 
 def read_electra(config: JsonFile) -> Encoder:
@@ -65,9 +42,8 @@ def read_electra(config: JsonFile) -> Encoder:
 def read_mpnet(config: JsonFile) -> Encoder:
     config.require_values({"relative_attention_num_buckets": (32,), "pad_token_id": (1,)})
     bert = read_bert(config, "mpnet", after_padding=True)
-    return replace(
-        bert, type_vocab_size=0, positions="relative", num_buckets=config.get("relative_attention_num_buckets", int, 32)
-    )
+    num_buckets = config.get("relative_attention_num_buckets", int, 32)
+    return replace(bert, type_vocab_size=0, positions="relative", num_buckets=num_buckets)
 
 
 def read_distilbert(config: JsonFile) -> Encoder:
@@ -80,10 +56,9 @@ def read_distilbert(config: JsonFile) -> Encoder:
         vocab_size=config.positive("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=config.positive("hidden_dim"),
-        layers=(Layer(),) * read_depth(config, "n_layers"),
+        layers=(Layer(),) * common.read_depth(config, "n_layers"),
         num_heads=num_heads,
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 0),
+        **common.read_positions(config),
         norm_eps=1e-12,
         activation=config.choice("activation", ACTIVATIONS, "gelu"),
     )
@@ -114,31 +89,23 @@ def read_nomic(config: JsonFile) -> Encoder:
 def read_gte(config: JsonFile, theta: float) -> Encoder:
     """Read GTE, saved by transformers or by the original code."""
     allow_auto_map(config)
-    config.require_values(_GTE_FIXED)
+    config.require_values({"layer_norm_type": ("layer_norm", None), "position_embedding_type": ("rope", None)})
+    config.require_values(dict.fromkeys(("logn_attention_clip1", "logn_attention_scale"), (False, None)))
+    config.require_values({"pack_qkv": (True, None)})
     for key in ("unpad_inputs", "use_memory_efficient_attention"):
         config.get(key, bool, False)
     return _rotary_bert(config, "gte", theta=theta, types=1, gated=True, biases=True)
 
 
-_GTE_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
-    "layer_norm_type": ("layer_norm", None),
-    "logn_attention_clip1": (False, None),
-    "logn_attention_scale": (False, None),
-    "pack_qkv": (True, None),
-    "position_embedding_type": ("rope", None),
-}
-
-
 def _rotary_bert(config: JsonFile, family: str, *, theta: float, types: int, gated: bool, biases: bool) -> Encoder:
     """Read nomic_bert, gte and jina_embeddings_v3 of transformers: post-norm, rotary positions."""
-    sizes = read_sizes(config)
-    rotary = read_rotary(config, theta, sizes["head_width"])
+    sizes = common.read_sizes(config)
+    rotary = common.read_rotary(config, theta, sizes["head_width"])
     return Encoder(
         family=family,
-        **dict(sizes, layers=tuple(replace(layer, rotary=rotary) for layer in sizes["layers"])),
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 0),
-        type_vocab_size=read_types(config, types),
+        **dict(sizes, layers=(Layer(rotary=rotary),) * len(sizes["layers"])),
+        **common.read_positions(config),
+        type_vocab_size=common.read_types(config, types),
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
         activation=config.choice("hidden_act", ACTIVATIONS),
         positions="rotary",
@@ -154,32 +121,28 @@ def read_jina_v3(config: JsonFile) -> Encoder:
     """Read jina-embeddings-v3 of transformers. Keys of the code on the hub, which transformers ignores, must agree."""
     encoder = _rotary_bert(config, "jina_embeddings_v3", theta=20_000.0, types=1, gated=False, biases=True)
     rotary = encoder.layers[0].rotary
-    config.require_values(
-        {
-            "position_embedding_type": ("rotary", None),
-            "rotary_emb_base": (rotary.theta if rotary else None, None),
-            "truncate_dim": (None,),
-        }
-    )
+    config.require_values({"position_embedding_type": ("rotary", None), "truncate_dim": (None,)})
+    config.require_values({"rotary_emb_base": (rotary.theta if rotary else None, None)})
     return replace(encoder, **name_adapter_folders(config))
 
 
 def read_modernbert(config: JsonFile) -> Encoder:
-    config.ignore(*_MODERNBERT_INERT)
-    sizes = read_sizes(config)
+    config.ignore(*"""
+        position_embedding_type layer_norm_eps classifier_activation classifier_bias classifier_dropout classifier_pooling
+        cls_token_id decoder_bias deterministic_flash_attn embedding_dropout initializer_cutoff_factor mlp_dropout
+        reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
+    """.split())  # fmt: skip
+    sizes = common.read_sizes(config)
     num_layers = len(sizes["layers"])
     every = config.positive("global_attn_every_n_layers", 3)
-    kinds = read_layer_types(config, num_layers, [FULL if i % every == 0 else SLIDING for i in range(num_layers)])
-    thetas = {
-        FULL: config.get("global_rope_theta", float, 160_000.0),
-        SLIDING: config.get("local_rope_theta", float, 10_000.0),
-    }
+    kinds = common.read_layer_types(config, num_layers, [FULL if i % every == 0 else SLIDING for i in range(num_layers)])
+    full, sliding = config.get("global_rope_theta", float, 160_000.0), config.get("local_rope_theta", float, 10_000.0)
     window = config.positive("local_attention", 128) // 2
-    bias = config.get("attention_bias", bool, False)
-    mlp_bias = config.get("mlp_bias", bool, False)
     return Encoder(
         family="modernbert",
-        **dict(sizes, layers=read_layers(config, kinds, thetas, sizes["head_width"], window=window)),
+        **dict(
+            sizes, layers=common.read_layers(config, kinds, {FULL: full, SLIDING: sliding}, sizes["head_width"], window=window)
+        ),
         max_positions=config.positive("max_position_embeddings", 8192),
         pad_id=config.get("pad_token_id", int, 50283),
         norm_eps=config.get("norm_eps", float, 1e-5),
@@ -187,16 +150,5 @@ def read_modernbert(config: JsonFile) -> Encoder:
         activation=config.choice("hidden_activation", ACTIVATIONS, "gelu"),
         positions="rotary",
         gated=True,
-        qkv_bias=bias,
-        out_bias=bias,
-        up_bias=mlp_bias,
-        down_bias=mlp_bias,
+        **common.read_biases(config),
     )
-
-
-_MODERNBERT_INERT: Final = """
-    position_embedding_type layer_norm_eps
-    classifier_activation classifier_bias classifier_dropout classifier_pooling cls_token_id decoder_bias
-    deterministic_flash_attn embedding_dropout initializer_cutoff_factor mlp_dropout reference_compile
-    repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
-""".split()

@@ -10,18 +10,17 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Layer, Rotary
 from whimbrel.types.heads import Activation
 
+NO_LAYERS: Final[dict[str, Any]] = {
+    "intermediate_size": 0, "layers": (), "num_heads": 1, "norm_eps": 0.0, "activation": "identity",
+}  # fmt: skip
+"""Fields of an `Encoder` whose layers Whimbrel does not run."""
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
     "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
     "tanh": "tanh",
 }
-
 _MAX_LAYERS: Final = 2**12
 
 
@@ -40,12 +39,29 @@ def read_sizes(config: JsonFile) -> dict[str, Any]:
     }
 
 
+def read_biases(config: JsonFile) -> dict[str, Any]:
+    bias, mlp_bias = config.get("attention_bias", bool, False), config.get("mlp_bias", bool, False)
+    return {"qkv_bias": bias, "out_bias": bias, "up_bias": mlp_bias, "down_bias": mlp_bias}
+
+
 def read_depth(config: JsonFile, key: str) -> int:
     """Return the number of layers. The limit protects the memory of a list of layers."""
     layers = config.positive(key)
     if layers > _MAX_LAYERS:
         raise config.error(f"{layers:,} layers; the limit is {_MAX_LAYERS:,}.", key)
     return layers
+
+
+def read_positions(
+    config: JsonFile, *, pad_id: int = 0, after_padding: bool = False, key: str = "max_position_embeddings"
+) -> dict[str, Any]:
+    """Return the padding id, whose default is `pad_id`, and the positions, which begin at 0 or after the padding id."""
+    pad_id = config.get("pad_token_id", int) if after_padding else config.get("pad_token_id", int, pad_id)
+    offset = pad_id + 1 if after_padding else 0
+    max_positions = config.positive(key) - offset
+    if max_positions <= 0:
+        raise config.error(f"leaves no position after pad_token_id {pad_id}.", key)
+    return {"pad_id": pad_id, "position_offset": offset, "max_positions": max_positions}
 
 
 def read_types(config: JsonFile, default: int) -> int:
@@ -57,7 +73,6 @@ def read_types(config: JsonFile, default: int) -> int:
 
 
 def read_matryoshka(config: JsonFile, dimension: int) -> tuple[int, ...]:
-    """Return the Matryoshka dimensions of config.json."""
     widths: list[object] = config.get("matryoshka_dimensions", list, [])
     for width in widths:
         if type(width) is not int or not 1 <= width <= dimension:
@@ -81,14 +96,15 @@ def reject_auto_map(config: JsonFile) -> None:
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of attention layers: without a window and with one."""
 
+_OPTIONAL: Final = frozenset({"attention_factor", "beta_fast", "beta_slow", "truncate"})
+"""Parameters of rotary scaling that have a default."""
 _SCALINGS: Final[Mapping[str, frozenset[str]]] = {
     "linear": frozenset({"factor"}),
     "ntk": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
-    "yarn": frozenset({"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"}),
+    "yarn": _OPTIONAL | {"factor", "original_max_position_embeddings"},
 }
-"""Parameters of each kind of rotary scaling. Those in `_OPTIONAL` have a default."""
-_OPTIONAL: Final = frozenset({"attention_factor", "beta_fast", "beta_slow", "truncate"})
+"""Kind of rotary scaling -> its parameters."""
 
 
 def read_layer_types(config: JsonFile, num_layers: int, default: list[str]) -> list[str]:
@@ -108,10 +124,7 @@ def read_layers(
 
 
 def _rope_parameters(config: JsonFile, theta: float, kind: str | None) -> dict[str, Any]:
-    """Return the rotary parameters of a kind of layers.
-
-    Old configs have rope_theta and rope_scaling, new ones rope_parameters for both.
-    """
+    """Return the rotary parameters of a kind of layers: rope_theta and rope_scaling, or rope_parameters in newer configs."""
     theta = theta if kind else config.get("rope_theta", float, theta)
     old = cast(dict[str, Any], config.get("rope_scaling", dict, {})) if kind != SLIDING else {}
     new = cast(dict[str, Any], config.get("rope_parameters", dict, {}))

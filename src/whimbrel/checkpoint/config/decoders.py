@@ -1,10 +1,7 @@
-"""Configs of decoders: Llama, its descendants and Gemma.
+"""Configs of decoders: Llama, its descendants and Gemma. Attention is causal, or bidirectional in adapted models.
 
-Attention is causal, or bidirectional in models that were adapted.
-
-Sources: transformers/models/*/configuration_*.py (5.23), and code on the hub that checkpoints came with:
-llama_bidirectional_model.py of nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2, modeling_gritlm7b.py of
-GritLM/GritLM-7B.
+Sources: transformers/models/*/configuration_*.py (5.23), and on the hub llama_bidirectional_model.py of
+nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2 and modeling_gritlm7b.py of GritLM/GritLM-7B.
 """
 
 from __future__ import annotations
@@ -13,17 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from whimbrel.checkpoint.config.common import (
-    ACTIVATIONS,
-    FULL,
-    SLIDING,
-    allow_auto_map,
-    read_layer_types,
-    read_layers,
-    read_positive,
-    read_rotary,
-    read_sizes,
-)
+from whimbrel.checkpoint.config import common
+from whimbrel.checkpoint.config.common import ACTIVATIONS, FULL, SLIDING, allow_auto_map
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder, Layer, PoolingMode
 
@@ -46,14 +34,6 @@ def is_gritlm(config: JsonFile) -> bool:
     )
 
 
-def read_llama(config: JsonFile) -> Encoder:
-    return _decoder(config, "llama")
-
-
-def read_qwen3(config: JsonFile) -> Encoder:
-    return _decoder(config, "qwen3")
-
-
 def read_llama_bidirec(config: JsonFile) -> Encoder:
     allow_auto_map(config)
     read_stated_pooling(config)
@@ -68,13 +48,11 @@ def read_qwen2(config: JsonFile) -> Encoder:
     model: object = cast(dict[str, object], code).get("AutoModel") if isinstance(code, dict) else None
     is_gte = isinstance(model, str) and model.rpartition("--")[2] == "modeling_qwen.Qwen2Model"
     if is_gte and config.data.get("is_causal") is None:
-        raise config.error(
-            "is missing, and code of this name sees both ways unless it is told not to; add false or true, as the model was"
-            " trained.", "is_causal",
-        )  # fmt: skip
+        message = "is missing, and code of this name sees both ways unless it is told not to; add false or true"
+        raise config.error(f"{message}, as the model was trained.", "is_causal")
     if is_gte or config.data.get("is_causal") is False or any(name.endswith("RewardModel") for name in names):
         allow_auto_map(config)
-    return _decoder(config, "llama", qkv_bias=True)
+    return replace(read_llama(config), qkv_bias=True, out_bias=False)
 
 
 def read_mistral(config: JsonFile) -> Encoder:
@@ -86,31 +64,25 @@ def read_mistral(config: JsonFile) -> Encoder:
     return replace(encoder, causal=False, layers=tuple(replace(layer, window=None) for layer in encoder.layers))
 
 
-def _decoder(config: JsonFile, family: str, *, qkv_bias: bool | None = None) -> Encoder:
-    """Read Llama and its descendants. `qkv_bias` is the default if the config does not state one."""
-    sizes = read_sizes(config)
-    rotary = read_rotary(config, 10_000.0, sizes["head_width"])
+def read_llama(config: JsonFile, family: str = "llama") -> Encoder:
+    """Read Llama and its descendants."""
+    sizes = common.read_sizes(config)
+    rotary = common.read_rotary(config, 10_000.0, sizes["head_width"])
     causal = config.get("is_causal", bool, True)
-    bias = config.get("attention_bias", bool, False)
-    mlp_bias = config.get("mlp_bias", bool, False)
     config.require_values({"pretraining_tp": (1, None)})
     windows = _windows(config, len(sizes["layers"]), causal=causal)
     return Encoder(
         family=family,
         **dict(sizes, layers=tuple(Layer(window, rotary) for window in windows)),
         num_kv_heads=config.positive("num_key_value_heads", sizes["num_heads"]),
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 0),
+        **common.read_positions(config),
         causal=causal,
         norm="rms",
         norm_eps=config.get("rms_norm_eps", float, 1e-6),
         activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
         positions="rotary",
         gated=True,
-        qkv_bias=bias if qkv_bias is None else qkv_bias,
-        out_bias=bias and qkv_bias is None,
-        up_bias=mlp_bias,
-        down_bias=mlp_bias,
+        **common.read_biases(config),
     )
 
 
@@ -120,12 +92,11 @@ def _windows(config: JsonFile, num_layers: int, *, causal: bool) -> list[int | N
     transformers counts the token itself in a causal window, and not in one that goes both ways (masking_utils.py).
     """
     width = config.get("sliding_window", int, 0)
-    used = config.get(
-        "use_sliding_window", bool, "use_sliding_window" not in config.data and "max_window_layers" not in config.data
-    )
+    is_unstated = not {"use_sliding_window", "max_window_layers"} & config.data.keys()
+    used = config.get("use_sliding_window", bool, is_unstated)
     first = config.get("max_window_layers", int, 0)
     default = [SLIDING if width and used and i >= first else FULL for i in range(num_layers)]
-    kinds = read_layer_types(config, num_layers, default)
+    kinds = common.read_layer_types(config, num_layers, default)
     if SLIDING in kinds and width <= 0:
         raise config.error(f"must be positive, is {width}.", "sliding_window")
     return [width - causal if kind == SLIDING else None for kind in kinds]
@@ -135,7 +106,7 @@ def read_gemma(config: JsonFile) -> Encoder:
     """Read Gemma, whose `hidden_act` "gelu" means the tanh form."""
     config.positive("head_dim")
     config.require_values({"hidden_activation": ("gelu_pytorch_tanh", None)})
-    decoder = _decoder(config, "gemma")
+    decoder = read_llama(config, "gemma")
     return replace(
         decoder,
         embedding_scale=decoder.hidden_size**0.5,
@@ -146,10 +117,10 @@ def read_gemma(config: JsonFile) -> Encoder:
 
 
 def read_gemma2(config: JsonFile) -> Encoder:
-    sizes = read_sizes(config)
+    sizes = common.read_sizes(config)
     num_layers = len(sizes["layers"])
-    rotary = read_rotary(config, 10_000.0, sizes["head_width"])
-    kinds = read_layer_types(config, num_layers, [FULL if i % 2 else SLIDING for i in range(num_layers)])
+    rotary = common.read_rotary(config, 10_000.0, sizes["head_width"])
+    kinds = common.read_layer_types(config, num_layers, [FULL if i % 2 else SLIDING for i in range(num_layers)])
     window = config.positive("sliding_window", 4096) - 1
     config.require_values({"sliding_window_size": (window + 1, None)})
     layers = tuple(Layer(window if kind == SLIDING else None, rotary) for kind in kinds)
@@ -157,18 +128,15 @@ def read_gemma2(config: JsonFile) -> Encoder:
 
 
 def read_gemma3(config: JsonFile) -> Encoder:
-    sizes = read_sizes(config)
+    sizes = common.read_sizes(config)
     num_layers = len(sizes["layers"])
     every = config.positive("sliding_window_pattern", config.positive("_sliding_window_pattern", 6))
-    kinds = read_layer_types(config, num_layers, [SLIDING if (i + 1) % every else FULL for i in range(num_layers)])
-    thetas = {
-        FULL: config.get("rope_theta", float, 1_000_000.0),
-        SLIDING: config.get("rope_local_base_freq", float, 10_000.0),
-    }
+    kinds = common.read_layer_types(config, num_layers, [SLIDING if (i + 1) % every else FULL for i in range(num_layers)])
+    full, sliding = config.get("rope_theta", float, 1_000_000.0), config.get("rope_local_base_freq", float, 10_000.0)
     both_ways = config.get("use_bidirectional_attention", bool, False)
     width = config.positive("sliding_window", 4096)
     window = width // 2 if both_ways else width - 1
-    layers = read_layers(config, kinds, thetas, sizes["head_width"], window=window)
+    layers = common.read_layers(config, kinds, {FULL: full, SLIDING: sliding}, sizes["head_width"], window=window)
     config.require_values({"attn_logit_softcapping": (None,)})
     return _gemma(config, "gemma3", dict(sizes, layers=layers), softcap=None)
 
@@ -181,8 +149,7 @@ def _gemma(config: JsonFile, family: str, sizes: dict[str, Any], *, softcap: str
         family=family,
         **sizes,
         num_kv_heads=config.positive("num_key_value_heads"),
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 0),
+        **common.read_positions(config),
         embedding_scale=sizes["hidden_size"] ** 0.5,
         causal=not config.get("use_bidirectional_attention", bool, False),
         norm="rms_plus_one",
@@ -194,6 +161,6 @@ def _gemma(config: JsonFile, family: str, sizes: dict[str, Any], *, softcap: str
         out_bias=bias,
         up_bias=False,
         down_bias=False,
-        score_scale=read_positive(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        score_scale=common.read_positive(config, "query_pre_attn_scalar", 256.0) ** -0.5,
         softcap=capped or None,
     )

@@ -10,34 +10,26 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Final, TypeAlias, cast
 
+from whimbrel.checkpoint.config.common import NO_LAYERS, read_positions
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder
 
-FALLBACK: Final = "hf"
-"""Family of such an Encoder."""
+JSON: TypeAlias = dict[str, Any]
 
+FALLBACK: Final = "hf"
+"""Family of an Encoder that transformers runs."""
 _ENDINGS: Final = ("Model", "ForCausalLM", "ForMaskedLM", "ForPreTraining")
 _AFTER_PADDING: Final = frozenset({"data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"})
 """Model types whose positions begin after the padding id."""
-
-_BIAS: Final = "its bias of relative positions does not pass through transformers' attention interface"
-_SPARSE: Final = "its sparse attention does not pass through transformers' attention interface"
-_RELATIVE: Final = "its attention to relative positions does not pass through transformers' attention interface"
-_MASKS: Final = "it looks at the mask tokens of all texts of a batch at once"
+_BYPASS: Final = "does not pass through transformers' attention interface"
 _UNPACKABLE: Final[Mapping[str, str]] = {
-    "big_bird": _SPARSE,
-    "deberta": _RELATIVE,
-    "deberta-v2": _RELATIVE,
-    "esm": _MASKS,
-    "esmc": _MASKS,
+    **dict.fromkeys(("big_bird", "longformer"), f"its sparse attention {_BYPASS}"),
+    **dict.fromkeys(("deberta", "deberta-v2", "xlnet"), f"its attention to relative positions {_BYPASS}"),
+    **dict.fromkeys(("esm", "esmc"), "it looks at the mask tokens of all texts of a batch at once"),
+    **dict.fromkeys(("mt5", "t5", "umt5"), f"its bias of relative positions {_BYPASS}"),
+    "rembert": f"its attention {_BYPASS}",
     "funnel": "it shortens a batch as if it were one text",
     "llama4_text": "its attention is cut into chunks",
-    "longformer": _SPARSE,
-    "mt5": _BIAS,
-    "rembert": "its attention does not pass through transformers' attention interface",
-    "t5": _BIAS,
-    "umt5": _BIAS,
-    "xlnet": _RELATIVE,
 }
 """Model type -> reason why packed texts would not get their own vectors."""
 _CHANGING: Final = ("dynamic", "longrope")
@@ -64,14 +56,10 @@ _UNDECLARED: Final[Mapping[str, str]] = {
     "phi3": "attention_bias",  # if there were biases, their weights would be unknown
     "smollm3": "max_window_layers pretraining_tp",
 }
-"""Keys in configs on the hub that transformers' classes do not declare, for all models and by model type. They are old names
-that transformers translates, or unused."""
-
+"""Model type, or "" for all -> keys on the hub that transformers' classes do not declare: translated old names, or unused."""
 _HIDDEN: Final = ("hidden_size", "n_embd")
 _POSITIONS: Final = ("max_position_embeddings", "n_positions")
 """Names that configs give to the same setting."""
-
-JSON: TypeAlias = dict[str, Any]
 
 
 def is_offered(config: JsonFile, names: list[object]) -> bool:
@@ -84,17 +72,14 @@ def is_offered(config: JsonFile, names: list[object]) -> bool:
     if not names or not all(isinstance(name, str) and name.endswith(_ENDINGS) for name in names):
         return False
     if find_spec("transformers") is None:
-        raise config.error(
-            f"{names!r:.80} is not among the families that Whimbrel runs itself; others need transformers:"
-            " pip install 'whimbrel[hf]'.", "architectures",
-        )  # fmt: skip
+        reason = "is not among the families that Whimbrel runs itself; others need transformers: pip install 'whimbrel[hf]'."
+        raise config.error(f"{names!r:.80} {reason}", "architectures")
     import transformers
 
     return frozenset(dir(transformers)).issuperset(names)
 
 
 def read_fallback(config: JsonFile) -> Encoder:
-    """Return the Encoder of an architecture for which `is_offered` is true. Raises CheckpointError."""
     model_type = config.get("model_type", str)
     if model_type in _UNPACKABLE:
         raise config.error(f"{model_type} cannot be run in a ragged batch: {_UNPACKABLE[model_type]}.", "model_type")
@@ -104,25 +89,13 @@ def read_fallback(config: JsonFile) -> Encoder:
     config.require_values(_FIXED)
     for key in ("rope_scaling", "rope_parameters"):
         _refuse_dynamic_scaling(config, key, config.get(key, dict, {}))
-    pad_id = config.get("pad_token_id", int) if model_type in _AFTER_PADDING else config.get("pad_token_id", int, 0)
-    offset = pad_id + 1 if model_type in _AFTER_PADDING else 0
-    positions = _key(config, _POSITIONS)
-    max_positions = config.positive(positions) - offset
-    if max_positions <= 0:
-        raise config.error(f"leaves no position after pad_token_id {pad_id}.", positions)
     return Encoder(
         family=FALLBACK,
         vocab_size=config.positive("vocab_size"),
         hidden_size=config.positive(_key(config, _HIDDEN)),
-        max_positions=max_positions,
-        position_offset=offset,
-        pad_id=pad_id,
+        **read_positions(config, after_padding=model_type in _AFTER_PADDING, key=_key(config, _POSITIONS)),
         type_vocab_size=config.get("type_vocab_size", int, 0),
-        intermediate_size=0,
-        layers=(),
-        num_heads=1,
-        norm_eps=0.0,
-        activation="identity",
+        **NO_LAYERS,
     )
 
 

@@ -10,44 +10,35 @@ Whimbrel implements that code natively and never runs it. Sources, all on the hu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from whimbrel.checkpoint.config.adapters import read_stacked_adapters
-from whimbrel.checkpoint.config.common import ACTIVATIONS, allow_auto_map, read_depth, read_sizes, read_types
+from whimbrel.checkpoint.config.common import ACTIVATIONS, allow_auto_map, read_depth, read_positions, read_sizes, read_types
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder, Layer, Rotary
 from whimbrel.types.heads import Activation
-
-# Nomic's BERT, whose config is GPT-2's
 
 _NOMIC_INERT: Final = """
     attn_pdrop dense_seq_output embd_pdrop fused_bias_fc fused_dropout_add_ln last_layer_subset max_position_embeddings n_ctx
     parallel_block_tied_norm reorder_and_upcast_attn resid_pdrop use_flash_attn use_xentropy
     moe_impl moe_resid_pdrop router_aux_loss_coef
 """.split()
-
+_NOMIC_OFF: Final = """
+    causal expert_choice_router moe_normalize_expert_weights norm_mlp parallel_block prenorm rotary_head_dim
+    scale_attn_by_inverse_layer_idx use_rms_norm
+""".split()
 _NOMIC_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
-    "causal": (False, None),
-    "expert_choice_router": (False, None),
+    **dict.fromkeys(_NOMIC_OFF, (False, None)),
     "ffn_div": (1, None),
-    "moe_normalize_expert_weights": (False, None),
-    "norm_mlp": (False, None),
     "num_shared_experts": (0, None),
-    "parallel_block": (False, None),
-    "prenorm": (False, None),
     "rotary_emb_scale_base": (None,),
-    "rotary_head_dim": (False, None),
-    "scale_attn_by_inverse_layer_idx": (False, None),
     "scale_attn_weights": (True, None),
-    "use_rms_norm": (False, None),
 }
-
 _GATES: Final[Mapping[str, Activation]] = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
 
 
 def read_hub_nomic(config: JsonFile) -> Encoder:
-    """Read Nomic's BERT: post-norm, rotary positions, MLPs that are gated or not, and experts in some layers."""
+    """Read Nomic's BERT, whose config is GPT-2's: post-norm, rotary positions, and experts in some layers."""
     allow_auto_map(config)
     config.ignore(*_NOMIC_INERT)
     config.require_values(_NOMIC_FIXED)
@@ -58,17 +49,14 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
     multiple = config.positive("pad_vocab_size_multiple", 1)
     bias = config.get("qkv_proj_bias", bool, True)
     gated = config.data.get("activation_function") != "gelu"
-    layer = Layer(rotary=rotary)
     every, experts = _nomic_experts(config, gated=gated)
+    depth = read_depth(config, "n_layer")
     encoder = Encoder(
         family="nomic_bert" if gated else "nomic_bert_ungated",
         vocab_size=_round_up(config.positive("vocab_size"), multiple),
         hidden_size=width,
         intermediate_size=_round_up(config.positive("n_inner", 8 * width // 3), 256) if gated else config.positive("n_inner"),
-        layers=tuple(
-            replace(layer, num_experts=experts) if every and i % every == 1 else layer
-            for i in range(read_depth(config, "n_layer"))
-        ),
+        layers=tuple(Layer(rotary=rotary, num_experts=experts if every and i % every == 1 else 0) for i in range(depth)),
         num_heads=num_heads,
         max_positions=_nomic_positions(config),
         pad_id=config.get("pad_token_id", int, 0),
@@ -88,7 +76,7 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
 
 
 def _nomic_experts(config: JsonFile, *, gated: bool) -> tuple[int, int]:
-    """Return (n, experts): the second of every n layers has that many experts. (0, 0) without experts."""
+    """Return (n, number of experts in the second of every n layers). (0, 0) without experts."""
     every, experts = config.get("moe_every_n_layers", int, 0), config.get("num_experts", int, 0)
     top = config.get("moe_top_k", int, 1)
     if every == 0 and experts == 0:
@@ -111,11 +99,7 @@ def _nomic_rotary(config: JsonFile, head_width: int) -> Rotary:
 
 
 def _nomic_positions(config: JsonFile) -> int:
-    """Return the maximum tokens per text.
-
-    A scaling factor, which is the default, changes the frequencies of texts longer than those of training, by their length.
-    Such texts are refused.
-    """
+    """Return the maximum tokens per text. With a scaling factor, longer texts than in training would have other frequencies."""
     positions, trained = config.positive("n_positions"), config.positive("max_trained_positions", 2048)
     default = 0.0 if "rotary_scaling_factor" in config.data else 1.0
     return min(positions, trained) if config.get("rotary_scaling_factor", float, default) else positions
@@ -141,9 +125,6 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-# Jina's BERT with ALiBi
-
-
 def read_jina_bert(config: JsonFile) -> Encoder:
     """Read Jina's BERT, with ALiBi instead of positions and mostly with a gated MLP."""
     allow_auto_map(config)
@@ -155,8 +136,7 @@ def read_jina_bert(config: JsonFile) -> Encoder:
     return Encoder(
         family="jina_bert" if gate else "jina_bert_ungated",
         **read_sizes(config),
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 0),
+        **read_positions(config),
         type_vocab_size=config.positive("type_vocab_size", 2),
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
         activation=gate or activation,
@@ -166,9 +146,6 @@ def read_jina_bert(config: JsonFile) -> Encoder:
     )
 
 
-# Jina's XLM-RoBERTa with rotary positions
-
-_JINA_FIXED: Final[Mapping[str, tuple[object, ...]]] = {"position_embedding_type": ("rotary",), "truncate_dim": (None,)}
 JINA_INERT: Final = ("emb_pooler", "lora_dropout_p", "lora_main_params_trainable", "use_reentrant")
 _GELUS: Final[Mapping[str, Activation]] = {name: value for name, value in ACTIVATIONS.items() if value in ("gelu", "gelu_tanh")}
 
@@ -176,7 +153,7 @@ _GELUS: Final[Mapping[str, Activation]] = {name: value for name, value in ACTIVA
 def read_jina_roberta(config: JsonFile, family: str = "jina_embeddings_v3") -> Encoder:
     """Read XLM-RoBERTa with rotary positions, with adapters or without."""
     allow_auto_map(config)
-    config.require_values(_JINA_FIXED)
+    config.require_values({"position_embedding_type": ("rotary",), "truncate_dim": (None,)})
     adapters = read_stacked_adapters(config)
     if adapters and family != "jina_embeddings_v3":
         raise config.error("adapters are supported for jina-embeddings-v3 only.", "lora_adaptations")
@@ -188,9 +165,8 @@ def read_jina_roberta(config: JsonFile, family: str = "jina_embeddings_v3") -> E
     rotary = Rotary(theta, sizes["head_width"])
     return Encoder(
         family=family,
-        **dict(sizes, layers=tuple(replace(layer, rotary=rotary) for layer in sizes["layers"])),
-        max_positions=config.positive("max_position_embeddings"),
-        pad_id=config.get("pad_token_id", int, 1),
+        **dict(sizes, layers=(Layer(rotary=rotary),) * len(sizes["layers"])),
+        **read_positions(config, pad_id=1),
         type_vocab_size=read_types(config, 1),
         norm_eps=config.get("layer_norm_eps", float, 1e-5),
         activation=config.choice("hidden_act", _GELUS, "gelu"),

@@ -10,62 +10,35 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, TypeAlias, cast
 
-from whimbrel.checkpoint.config.bert import (
-    read_bert,
-    read_distilbert,
-    read_electra,
-    read_gte,
-    read_jina_v3,
-    read_modernbert,
-    read_mpnet,
-    read_nomic,
-    read_roberta,
-    read_xlm_roberta,
-)
+from whimbrel.checkpoint.config import bert, decoders
 from whimbrel.checkpoint.config.common import reject_auto_map
-from whimbrel.checkpoint.config.decoders import (
-    read_gemma,
-    read_gemma2,
-    read_gemma3,
-    read_llama,
-    read_llama_bidirec,
-    read_mistral,
-    read_qwen2,
-    read_qwen3,
-)
 from whimbrel.checkpoint.config.fallback import is_offered, read_fallback, undeclared_keys
 from whimbrel.checkpoint.config.hub_code import read_jina_bert, read_jina_roberta
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder
 
 _Reader: TypeAlias = Callable[[JsonFile], Encoder]
-
 # Keys that never change a vector: training, generation, bookkeeping, heads of other tasks.
 _INERT: Final = frozenset(
     """
-    _attn_implementation _commit_hash _name_or_path _num_labels architectures attention_dropout
-    attention_probs_dropout_prob attn_implementation bad_words_ids begin_suppress_tokens bos_token_id cache_implementation
-    chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id directionality
-    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
-    exponential_decay_length_penalty export_model_type finetuning_task forced_bos_token_id forced_eos_token_id
-    gradient_checkpointing hidden_dropout_prob id2label initializer_range label2id language length_penalty max_length
-    min_length model_type name
-    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_past output_scores pad_token_id pooler_fc_size pooler_num_attention_heads
-    pooler_num_fc_layers pooler_size_per_head pooler_type prefix problem_type remove_invalid_values repetition_penalty
-    return_dict return_dict_in_generate sep_token_id summary_activation summary_first_dropout summary_last_dropout
-    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss
-    tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
-    transformers_version typical_p use_bfloat16 use_cache use_return_dict xla_device
-    is_matryoshka matryoshka_dimensions
+    _attn_implementation _commit_hash _name_or_path _num_labels architectures attention_dropout attention_probs_dropout_prob
+    attn_implementation bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    classifier_dropout cross_attention_hidden_size decoder_start_token_id directionality diversity_penalty do_sample dtype
+    early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty export_model_type
+    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout_prob id2label
+    initializer_range label2id language length_penalty max_length min_length model_type name no_repeat_ngram_size
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
+    output_scores pad_token_id pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+    pooler_type prefix problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate
+    sep_token_id summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type
+    summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings
+    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p use_bfloat16
+    use_cache use_return_dict xla_device is_matryoshka matryoshka_dimensions
 """.split()
 )
-
 # Keys that would change a vector, with the only values that are supported.
 _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
-    "is_decoder": (False, None),
-    "is_encoder_decoder": (False, None),
-    "add_cross_attention": (False, None),
+    **dict.fromkeys(("is_decoder", "is_encoder_decoder", "add_cross_attention"), (False, None)),
     "pruned_heads": ({}, None),
     "add_pooling_layer": (True, False, None),
     "quantization_config": (None,),
@@ -105,7 +78,7 @@ def refuse_undeclared(config: JsonFile, declared: Collection[str]) -> None:
 
 
 def _is_native(config: JsonFile, names: list[object]) -> bool:
-    """Return whether Whimbrel runs the family, though perhaps not with these heads."""
+    """Return whether Whimbrel runs the family, with or without these heads."""
     model_type = config.get("model_type", str, "")
     return model_type in _MODEL_TYPES or any(isinstance(name, str) and name in _ARCHITECTURES for name in names)
 
@@ -127,7 +100,7 @@ def _colbert_architecture(config: JsonFile) -> str:
 
 
 def _architecture(config: JsonFile, name: object) -> tuple[str, _Reader]:
-    """Return the model type and the reader of an architecture. An error names those of its family, or the families."""
+    """Return the model type and the reader of an architecture. The error names the architectures of its family."""
     if isinstance(name, str) and name in _ARCHITECTURES:
         return _ARCHITECTURES[name]
     stems = [stem for stem in _FORMS if isinstance(name, str) and name.startswith(f"{stem}For")]
@@ -139,31 +112,31 @@ _CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
 _USUAL: Final = ("Model", "ForMaskedLM", *_CLASSES)
 _CAUSAL: Final = ("Model", "ForCausalLM", *_CLASSES)
 _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
-    "Bert": ("bert", (*_USUAL, "ForPreTraining"), read_bert),
-    "Contriever": ("bert", ("",), read_bert),
-    "Roberta": ("roberta", _USUAL, read_roberta),
-    "XLMRoberta": ("xlm-roberta", _USUAL, read_xlm_roberta),
+    "Bert": ("bert", (*_USUAL, "ForPreTraining"), bert.read_bert),
+    "Contriever": ("bert", ("",), bert.read_bert),
+    "Roberta": ("roberta", _USUAL, bert.read_roberta),
+    "XLMRoberta": ("xlm-roberta", _USUAL, bert.read_xlm_roberta),
     "XLMRobertaLoRA": ("xlm-roberta", ("",), read_jina_roberta),
     "ColBERTJinaRoberta": ("xlm-roberta", ("Model",), partial(read_jina_roberta, family="jina_colbert")),
-    "Camembert": ("camembert", _USUAL, read_roberta),
-    "DistilBert": ("distilbert", _USUAL, read_distilbert),
-    "Electra": ("electra", (*_USUAL, "ForPreTraining"), read_electra),
-    "MPNet": ("mpnet", _USUAL, read_mpnet),
-    "NomicBert": ("nomic_bert", (*_USUAL, "ForPreTraining"), read_nomic),
-    "New": ("new", _USUAL, partial(read_gte, theta=10_000.0)),
-    "Gte": ("gte", _USUAL, partial(read_gte, theta=160_000.0)),
+    "Camembert": ("camembert", _USUAL, bert.read_roberta),
+    "DistilBert": ("distilbert", _USUAL, bert.read_distilbert),
+    "Electra": ("electra", (*_USUAL, "ForPreTraining"), bert.read_electra),
+    "MPNet": ("mpnet", _USUAL, bert.read_mpnet),
+    "NomicBert": ("nomic_bert", (*_USUAL, "ForPreTraining"), bert.read_nomic),
+    "New": ("new", _USUAL, partial(bert.read_gte, theta=10_000.0)),
+    "Gte": ("gte", _USUAL, partial(bert.read_gte, theta=160_000.0)),
     "JinaBert": ("bert", _USUAL, read_jina_bert),
-    "JinaEmbeddingsV3": ("jina_embeddings_v3", _USUAL, read_jina_v3),
-    "ModernBert": ("modernbert", _USUAL, read_modernbert),
-    "Llama": ("llama", _CAUSAL, read_llama),
-    "LlamaBidirectional": ("llama_bidirec", ("Model", "ForSequenceClassification"), read_llama_bidirec),
-    "Mistral": ("mistral", _CAUSAL, read_mistral),
-    "GritLM": ("mistral", ("",), read_mistral),
-    "Qwen2": ("qwen2", (*_CAUSAL, "ForRewardModel", "ForProcessRewardModel"), read_qwen2),
-    "Qwen3": ("qwen3", _CAUSAL, read_qwen3),
-    "Gemma": ("gemma", _CAUSAL, read_gemma),
-    "Gemma2": ("gemma2", _CAUSAL, read_gemma2),
-    "Gemma3": ("gemma3_text", ("TextModel", "ForCausalLM", "TextForSequenceClassification"), read_gemma3),
+    "JinaEmbeddingsV3": ("jina_embeddings_v3", _USUAL, bert.read_jina_v3),
+    "ModernBert": ("modernbert", _USUAL, bert.read_modernbert),
+    "Llama": ("llama", _CAUSAL, decoders.read_llama),
+    "LlamaBidirectional": ("llama_bidirec", ("Model", "ForSequenceClassification"), decoders.read_llama_bidirec),
+    "Mistral": ("mistral", _CAUSAL, decoders.read_mistral),
+    "GritLM": ("mistral", ("",), decoders.read_mistral),
+    "Qwen2": ("qwen2", (*_CAUSAL, "ForRewardModel", "ForProcessRewardModel"), decoders.read_qwen2),
+    "Qwen3": ("qwen3", _CAUSAL, partial(decoders.read_llama, family="qwen3")),
+    "Gemma": ("gemma", _CAUSAL, decoders.read_gemma),
+    "Gemma2": ("gemma2", _CAUSAL, decoders.read_gemma2),
+    "Gemma3": ("gemma3_text", ("TextModel", "ForCausalLM", "TextForSequenceClassification"), decoders.read_gemma3),
 }
 """Prefix of an architecture's name -> (its model_type, suffixes of the name, the reader)."""
 _ARCHITECTURES: Final[Mapping[str, tuple[str, _Reader]]] = {

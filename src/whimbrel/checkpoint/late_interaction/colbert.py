@@ -1,100 +1,176 @@
 """Settings files of late-interaction models.
 
-Stanford's ColBERT has artifact.metadata, PyLate config_sentence_transformers.json, and MultiVectorEncoder of Sentence
-Transformers that, sentence_bert_config.json and modules of its own. `layouts.py` tells them apart, and names the sources.
+Stanford's ColBERT has artifact.metadata. PyLate has config_sentence_transformers.json. MultiVectorEncoder of Sentence
+Transformers has both that file and sentence_bert_config.json, and its own modules. `layouts.py` names the sources.
 """
 
 from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, cast
 
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.late_interaction.common import (
-    METADATA,
-    Base,
-    ParsedLayout,
-    fill_token,
-    read_expansion,
-    read_similarity,
-    read_words,
-)
-from whimbrel.checkpoint.sentence_transformers.modules import KNOWN_SENTENCE, MODULES, SENTENCE, read_max_length, read_prompts
-from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
+from whimbrel.checkpoint.sentence_transformers import modules
+from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, resolve_features, tokens, without_norm
+from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.types.card import QueryExpansion, TextFormat
-from whimbrel.types.heads import Dense
+from whimbrel.types.card import Encoder, QueryExpansion, TextFormat, TokenizerCard
+from whimbrel.types.heads import Dense, Head
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import InputType
 
+METADATA: Final = "artifact.metadata"
+
+_SIMILARITIES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("MaxSim", "maxsim", "cosine"), "maxsim"),  # "cosine": of the base class, and unused
+    "meanmaxsim": "meanmaxsim",
+}
+_MAX_EXPANSION: Final = 1024
+"""Limit of query expansion in tokens, so that a short query does not cost as much as a long document."""
 PYLATE_KEYS: Final = frozenset(
     """
     query_prefix document_prefix query_length document_length do_query_expansion attend_to_expansion_tokens skiplist_words
 """.split()
 )
-
-# Keys of artifact.metadata that do not change a vector: where the model was trained, how, and how it is indexed and searched.
-_INERT_METADATA: Final = frozenset(
-    """
+# Keys of artifact.metadata that do not change a vector: training, index and search.
+_INERT_METADATA: Final = """
     accumsteps amp avoid_fork_if_possible bsize centroid_score_threshold checkpoint clustering_mode collection
     distillation_alpha doc_token experiment gpus ignore_scores index_bsize index_name index_path index_root kmeans_niters
     load_index_with_mmap lr maxsteps meta model_name name nbits ncells ndocs nranks num_partitions_max nway overwrite
     protected_tokens queries query_token rank reranker resume root save_every total_visible_gpus triples use_ib_negatives
     warmup warmup_bert
 """.split()
-)
 _FIXED_METADATA: Final[Mapping[str, tuple[object, ...]]] = {
     "interaction": ("colbert", None),
     "pool_factor": (1, None),
     "relu": (False, None),
     "similarity": ("cosine", None),
 }
-
-# Stanford's: the weights of the head lie among the transformer's
-
 DIMENSIONS: Final = ("dim", "colbert_dim", "projection_dim")
-"""Keys of config.json that may repeat the width."""
+"""Keys of config.json in Stanford's layout that may repeat the width."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The files and settings that all layouts share."""
+
+    folder: Path
+    path: str
+    modules: Rows
+    """Modules after the Transformer."""
+    config: JsonFile
+    encoder: Encoder
+    transformer: JsonFile
+    tokenizer: JsonFile
+    tokenizer_card: TokenizerCard
+    ids: Mapping[str, int]
+    """Token -> id."""
+    roles: Mapping[str, str]
+    """Role -> special token."""
+
+    def token_id(self, token: object, file: JsonFile, key: str) -> int:
+        """Return the id of a token that `file` names. Raises CheckpointError."""
+        if not isinstance(token, str) or token not in self.ids:
+            raise file.error(f"{token!r:.80} is not a token of this vocabulary that the model embeds.", key)
+        return self.ids[token]
+
+    def text_format(self, max_length: int, marker_id: int | None = None, expansion: QueryExpansion | None = None) -> TextFormat:
+        return TextFormat(min(max_length, self.encoder.max_positions), marker_id, expansion)
+
+    def heads(self) -> tuple[tuple[Head, ...], bool]:
+        """Return (heads of each token's vector, whether the vectors are normalised at last)."""
+        rows = [row for row in self.modules if row[0] in CHAINED]
+        features, target = tokens(self.encoder.hidden_size), "token_embeddings"
+        return without_norm(resolve_features(self.folder, rows, features, target, of_dense=target).token_head)
+
+    def ids_of(self, words: Iterable[str]) -> tuple[int, ...]:
+        """Return the ids of the words that are tokens."""
+        return tuple(sorted({self.ids[word] for word in words if word in self.ids}))
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedLayout:
+    text_formats: Mapping[InputType, TextFormat]
+    head: tuple[Head, ...]
+    skip_ids: tuple[int, ...]
+    skip_in_queries: bool = False
+    activated: bool = True
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    default_prompt_name: str | None = None
+    similarity: str = "maxsim"
+    token_pooling: TokenPooling | None = None
+
+
+def read_expansion(
+    base: Base, file: JsonFile, keys: tuple[str, str], length: int, *, token_id: int, attended: bool
+) -> QueryExpansion:
+    """Return the expansion. Raises CheckpointError if it is not supported. `keys` name the length and `attended`."""
+    if length > (limit := min(_MAX_EXPANSION, base.encoder.max_positions)):
+        raise file.error(f"every query would be filled up to {length:,} tokens; the limit is {limit:,}.", keys[0])
+    encoder = base.encoder
+    windows = [layer.window for layer in encoder.layers if layer.window is not None]
+    sees_all = encoder.layers and not encoder.causal and min(windows, default=length) >= length - 1
+    if not attended and not sees_all:
+        message = (
+            "tokens that fill up a query and are not attended to are not supported in a model that is causal, that "
+            f"transformers runs, or whose window is narrower than the {length:,} tokens of a query: some might see nothing."
+        )
+        raise file.error(message, keys[1])
+    return QueryExpansion(token_id, length, attended)
+
+
+def _fill_token(base: Base, file: JsonFile, key: str) -> int:
+    """Return the id of the default expansion token: the mask, or the end of a text."""
+    token = base.roles.get("mask", base.roles.get("eos"))
+    if token is None:
+        raise file.error("queries are filled up, but the tokenizer has neither a mask nor an end of text.", key)
+    return base.token_id(token, file, key)
+
+
+def _read_similarity(file: JsonFile) -> str:
+    return file.choice("similarity_fn_name", _SIMILARITIES) if file.data.get("similarity_fn_name") else "maxsim"
+
+
+def _read_words(file: JsonFile, default: list[str]) -> list[str]:
+    words = cast(list[object], file.get("skiplist_words", list, default))
+    if not all(isinstance(word, str) for word in words):
+        raise file.error("must be a list of strings.", "skiplist_words")
+    return cast(list[str], words)
 
 
 def read_stanford(base: Base) -> ParsedLayout:
-    """Read Stanford's layout, with the defaults of ColBERTConfig.
+    """Read Stanford's layout, with the defaults of ColBERTConfig and the head's weights among the transformer's.
 
-    That code treats a padding token in a text as padding: it becomes an expansion token in a query, and has no vector in a
-    document.
+    A padding token in a text becomes an expansion token in a query, and has no vector in a document.
     """
     file = JsonFile.read(base.folder, METADATA)
     file.require_values(_FIXED_METADATA)
     width = file.positive("dim", 128)
     base.config.require_values(dict.fromkeys(DIMENSIONS, (width, None)))
-    expansion = read_expansion(
-        base,
-        file,
-        ("query_maxlen", "attend_to_mask_tokens"),
-        file.positive("query_maxlen", 32),
-        token_id=fill_token(base, file, "query_maxlen"),
-        attended=file.get("attend_to_mask_tokens", bool, False),
-    )
+    keys = ("query_maxlen", "attend_to_mask_tokens")
+    length, attended = file.positive("query_maxlen", 32), file.get("attend_to_mask_tokens", bool, False)
+    token_id = _fill_token(base, file, "query_maxlen")
     pad_id = base.ids.get(base.roles.get("pad", ""))
-    expansion = replace(expansion, stands_for=pad_id)  # wherever the padding's token comes from
-    markers = {
-        key: base.token_id(file.get(key, str, default), file, key)
-        for key, default in (("query_token_id", "[unused0]"), ("doc_token_id", "[unused1]"))
-    }
-    forms: dict[InputType, TextFormat] = {
-        "query": base.form(expansion.length, markers["query_token_id"], expansion),
-        "document": base.form(file.positive("doc_maxlen", 220), markers["doc_token_id"]),
+    expansion = replace(read_expansion(base, file, keys, length, token_id=token_id, attended=attended), stands_for=pad_id)
+    query_marker = base.token_id(file.get("query_token_id", str, "[unused0]"), file, "query_token_id")
+    document_marker = base.token_id(file.get("doc_token_id", str, "[unused1]"), file, "doc_token_id")
+    text_formats: dict[InputType, TextFormat] = {
+        "query": base.text_format(expansion.length, query_marker, expansion),
+        "document": base.text_format(file.positive("doc_maxlen", 220), document_marker),
     }
     skips = string.punctuation if file.get("mask_punctuation", bool, True) else ""
-    skip_ids = {*base.known(_first_pieces(base, skips)), *([] if pad_id is None else [pad_id])}
+    skip_ids = {*base.ids_of(_first_pieces(base, skips)), *([] if pad_id is None else [pad_id])}
     file.reject_unread_keys(_INERT_METADATA)
     head = Dense(None, "linear", base.encoder.hidden_size, width, bias=False, activation="identity")
-    return ParsedLayout(forms, (head,), tuple(sorted(skip_ids)))
+    return ParsedLayout(text_formats, (head,), tuple(sorted(skip_ids)))
 
 
 def _first_pieces(base: Base, words: Iterable[str]) -> list[str]:
-    """Return the first token of each word's encoding. SentencePiece puts a space before, in one token if likelier."""
+    """Return the first token of each word's encoding. SentencePiece puts a space before, in the same token if likelier."""
     model = cast(dict[str, Any], read_tokenizer_file(base.folder / base.path).get("model", dict))
     if model.get("type") != "Unigram":
         return list(words)
@@ -102,14 +178,11 @@ def _first_pieces(base: Base, words: Iterable[str]) -> list[str]:
     space = "\u2581"
 
     def first(word: str) -> str:
-        whole, parts = scores.get(space + word), [scores.get(space), scores.get(word)]
-        apart = None if None in parts else sum(cast(list[float], parts))
-        return space + word if whole is not None and (apart is None or whole >= apart) else space
+        joint, parts = scores.get(space + word), [scores.get(space), scores.get(word)]
+        separate = None if None in parts else sum(cast(list[float], parts))
+        return space + word if joint is not None and (separate is None or joint >= separate) else space
 
     return [first(word) for word in words]
-
-
-# PyLate's
 
 
 def read_pylate(base: Base) -> ParsedLayout:
@@ -117,7 +190,7 @@ def read_pylate(base: Base) -> ParsedLayout:
     if not base.modules or any(kind != "Dense" for kind, _ in base.modules):
         raise CheckpointError(f"must be a Transformer and Dense layers, is {[kind for kind, _ in base.modules]}.", file=MODULES)
     file = JsonFile.read(base.folder, SENTENCE)
-    file.reject_unknown_keys(PYLATE_KEYS, KNOWN_SENTENCE)
+    file.reject_unknown_keys(PYLATE_KEYS, modules.KNOWN_SENTENCE)
     file.require_values({"truncate_dim": (None,)})
     prefixes: dict[InputType, str] = {
         "query": file.get("query_prefix", str, "[Q] "),
@@ -130,73 +203,62 @@ def read_pylate(base: Base) -> ParsedLayout:
     expansion = None
     attended = file.get("attend_to_expansion_tokens", bool, False)
     if file.get("do_query_expansion", bool, True):
-        token_id = fill_token(base, file, "do_query_expansion")
+        token_id = _fill_token(base, file, "do_query_expansion")
         keys = ("query_length", "attend_to_expansion_tokens")
         expansion = read_expansion(base, file, keys, length, token_id=token_id, attended=attended)
-    forms: dict[InputType, TextFormat] = {
-        "query": base.form(length, marker_ids["query"], expansion),
-        "document": base.form(file.positive("document_length", 180), marker_ids["document"]),
+    text_formats: dict[InputType, TextFormat] = {
+        "query": base.text_format(length, marker_ids["query"], expansion),
+        "document": base.text_format(file.positive("document_length", 180), marker_ids["document"]),
     }
-    prompts, default = read_prompts(file)
-    for kind, prefix in prefixes.items():  # newer files say the prefix there as well
+    prompts, default = modules.read_prompts(file)
+    for kind, prefix in prefixes.items():  # which newer files repeat in the prompts
         if kind in prompts:
             prompts[kind] = prompts[kind].removeprefix(prefix)
-    return ParsedLayout(
-        forms,
-        base.heads()[0],
-        base.known(read_words(file, default=list(string.punctuation))),
-        prompts=prompts,
-        default_prompt_name=default,
-        similarity=read_similarity(file),
-    )
-
-
-# Sentence Transformers'
+    head, skip_ids = base.heads()[0], base.ids_of(_read_words(file, default=list(string.punctuation)))
+    similarity = _read_similarity(file)
+    return ParsedLayout(text_formats, head, skip_ids, prompts=prompts, default_prompt_name=default, similarity=similarity)
 
 
 def read_multi_vector_encoder(base: Base) -> ParsedLayout:
     file = JsonFile.read(base.folder, SENTENCE)
-    file.reject_unknown_keys(KNOWN_SENTENCE)
+    file.reject_unknown_keys(modules.KNOWN_SENTENCE)
     file.require_values({"truncate_dim": (None,)})
-    head, finished = base.heads()
+    head, normalizes = base.heads()
     masks = [path for kind, path in base.modules if kind == "MultiVectorMask"]
     if len(masks) > 1:
         raise CheckpointError("must have one MultiVectorMask at most.", file=MODULES)
-    expansion = _stated_expansion(base)
+    expansion = _stated_query_expansion(base)
     if expansion is not None and not masks:
         raise base.transformer.error("queries are filled up, but no MultiVectorMask keeps those tokens.", "query_expansion")
     skip_ids, skip_in_queries = _mask(base, masks[0]) if masks else ((), False)
-    usual = read_max_length(base.encoder, base.transformer, base.tokenizer)
-    forms: dict[InputType, TextFormat] = {
-        "query": base.form(_query_length(base.transformer, expansion, usual), None, expansion),
-        "document": base.form(base.transformer.positive("document_length", usual)),
+    limit = modules.read_max_length(base.encoder, base.transformer, base.tokenizer)
+    text_formats: dict[InputType, TextFormat] = {
+        "query": base.text_format(_query_length(base.transformer, expansion, limit), None, expansion),
+        "document": base.text_format(base.transformer.positive("document_length", limit)),
     }
-    prompts, default = read_prompts(file)
-    pooling = _token_pooling(base, finished=finished)
-    return ParsedLayout(forms, head, skip_ids, skip_in_queries, finished, prompts, default, read_similarity(file), pooling)
-
-
-def _stated_expansion(base: Base) -> QueryExpansion | None:
-    key = "query_expansion"
-    if base.transformer.data.get(key) is None:
-        return None
-    stated = JsonFile(f"{base.transformer.name}: {key}", base.transformer.data[key])
-    stated.reject_unknown_keys({"strategy", "attend", "token", "length"})
-    stated.choice("strategy", {"fixed": True, "min": True})
-    token = stated.data.get("token")
-    return read_expansion(
-        base,
-        stated,
-        ("length", "attend"),
-        stated.positive("length"),
-        token_id=fill_token(base, stated, "token") if token is None else base.token_id(token, stated, "token"),
-        attended=stated.get("attend", bool, False),
+    prompts, default = modules.read_prompts(file)
+    pooling = _token_pooling(base, normalizes=normalizes)
+    return ParsedLayout(
+        text_formats, head, skip_ids, skip_in_queries, normalizes, prompts, default, _read_similarity(file), pooling
     )
 
 
-def _query_length(transformer: JsonFile, expansion: QueryExpansion | None, usual: int) -> int:
+def _stated_query_expansion(base: Base) -> QueryExpansion | None:
+    key = "query_expansion"
+    if base.transformer.data.get(key) is None:
+        return None
+    file = JsonFile(f"{base.transformer.name}: {key}", base.transformer.data[key])
+    file.reject_unknown_keys({"strategy", "attend", "token", "length"})
+    file.choice("strategy", {"fixed": True, "min": True})
+    token, length = file.data.get("token"), file.positive("length")
+    token_id = _fill_token(base, file, "token") if token is None else base.token_id(token, file, "token")
+    attended = file.get("attend", bool, False)
+    return read_expansion(base, file, ("length", "attend"), length, token_id=token_id, attended=attended)
+
+
+def _query_length(transformer: JsonFile, expansion: QueryExpansion | None, default: int) -> int:
     """Return the limit of queries, which a "fixed" expansion sets and a "min" expansion does not."""
-    length = transformer.positive("query_length", usual)
+    length = transformer.positive("query_length", default)
     if expansion is None:
         return length
     if transformer.data.get("query_length") is not None and length < expansion.length:
@@ -210,40 +272,41 @@ def _mask(base: Base, path: str) -> tuple[tuple[int, ...], bool]:
     file = JsonFile.read(base.folder, f"{path}/config.json")
     file.reject_unknown_keys({"skiplist_words", "skiplist_tasks", "keep_only_token_ids"})
     file.require_values({"keep_only_token_ids": (None, [])})
-    value: object = file.data.get("skiplist_tasks")
-    tasks = [value] if isinstance(value, str) else file.get("skiplist_tasks", list, ["document"])
+    value, tasks = _tasks(file, "skiplist_tasks")
     if any(task not in ("query", "document") for task in tasks) or (tasks and "document" not in tasks):
         raise file.error(f"{value!r:.80} is not supported; must be document, with or without query, or none.", "skiplist_tasks")
-    return base.known(read_words(file, default=[])) if tasks else (), "query" in tasks
+    return base.ids_of(_read_words(file, default=[])) if tasks else (), "query" in tasks
 
 
-def _token_pooling(base: Base, *, finished: bool) -> TokenPooling | None:
+def _tasks(file: JsonFile, key: str) -> tuple[object, list[object]]:
+    """Return the value of `key`, which is an input type or a list of them, and the list."""
+    value: object = file.data.get(key)
+    return value, [value] if isinstance(value, str) else cast(list[object], file.get(key, list, ["document"]))
+
+
+def _token_pooling(base: Base, *, normalizes: bool) -> TokenPooling | None:
     """Return the token pooling of the document vectors, if any. A module without effect may stand anywhere."""
-    kept: list[tuple[int, TokenPooling]] = []
-    for place, (kind, path) in enumerate(base.modules, start=1):
-        pooling = _stated_pooling(base, path) if kind == "HierarchicalTokenPooling" else None
-        if pooling is not None and (pooling.pool_factor > 1 or not finished):
-            kept.append((place, pooling))
-    if not kept:
-        return None
-    if [place for place, _ in kept] != [len(base.modules)]:
+    poolings: dict[int, TokenPooling] = {}
+    for position, (kind, path) in enumerate(base.modules, start=1):
+        pooling = _read_token_pooling(base, path) if kind == "HierarchicalTokenPooling" else None
+        if pooling is not None and (pooling.pool_factor > 1 or not normalizes):
+            poolings[position] = pooling
+    if poolings and list(poolings) != [len(base.modules)]:
         raise CheckpointError("must have one HierarchicalTokenPooling at most, as its last module.", file=MODULES)
-    return kept[0][1]
+    return poolings.get(len(base.modules))
 
 
-def _stated_pooling(base: Base, path: str) -> TokenPooling | None:
-    """Return a module's token pooling, if any. Its first versions had no option to normalise, and did not (load_config)."""
+def _read_token_pooling(base: Base, path: str) -> TokenPooling | None:
+    """Return a module's token pooling, if any. The first versions have no `normalize_embeddings`, and do not normalise."""
     file = JsonFile.read(base.folder, f"{path}/config.json")
     file.reject_unknown_keys({"pool_factor", "num_protected_tokens", "normalize_embeddings", "tasks"})
     normalizes = file.get("normalize_embeddings", bool, False)
+    factor, num_protected = file.get("pool_factor", float, 1.0), file.get("num_protected_tokens", int, 1)
     try:
-        pooling = TokenPooling(
-            file.get("pool_factor", float, 1.0), file.get("num_protected_tokens", int, 1), normalize_embeddings=normalizes
-        )
+        pooling = TokenPooling(factor, num_protected, normalize_embeddings=normalizes)
     except InvalidRequest as error:
         raise file.error(error.message, error.param or "pool_factor") from None
-    value: object = file.data.get("tasks")
-    tasks = [value] if isinstance(value, str) else file.get("tasks", list, ["document"])
+    value, tasks = _tasks(file, "tasks")
     if not tasks or (pooling.pool_factor == 1 and not normalizes):
         return None
     if tasks != ["document"]:

@@ -1,12 +1,9 @@
 """Layouts of late-interaction checkpoints.
 
-These models give a vector for each token, and have separate formats for queries and documents. `colbert.py` reads the files of
-the three layouts: Stanford's (HF_ColBERT, with artifact.metadata), PyLate's and that of Sentence Transformers 6. Every key is
-used, known not to matter, or refused.
-
-Each layout follows its own code. A marker is an inserted token in Stanford's and PyLate's layouts, and the text of a prompt in
-Sentence Transformers'. For a punctuation mark, Stanford's layout skips the first token of its encoding. Words without a token
-are not skipped, as in Sentence Transformers. Otherwise every unknown word of a document would be skipped.
+Recognizes the three layouts: Stanford's (HF_ColBERT, with artifact.metadata), PyLate's and that of Sentence Transformers 6.
+`colbert.py` reads their files. A marker is an inserted token in the first two, and the text of a prompt in the third. For a
+punctuation mark, Stanford's layout skips the first token of its encoding. Words without a token are not skipped: otherwise
+every unknown word of a document would be.
 
 Sources: stanford-futuredata/ColBERT, colbert/modeling and colbert/infra/config; lightonai/pylate, models/colbert.py and
 Dense.py; sentence_transformers/multi_vector_encoder and base/modules/transformer.py (6.2).
@@ -14,56 +11,44 @@ Dense.py; sentence_transformers/multi_vector_encoder and base/modules/transforme
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 
 from whimbrel.checkpoint.config.common import read_matryoshka
 from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.json_file import JsonFile, read_json
-from whimbrel.checkpoint.late_interaction.colbert import (
-    DIMENSIONS,
-    PYLATE_KEYS,
-    read_multi_vector_encoder,
-    read_pylate,
-    read_stanford,
-)
-from whimbrel.checkpoint.late_interaction.common import METADATA, Base
+from whimbrel.checkpoint.late_interaction import colbert
+from whimbrel.checkpoint.late_interaction.colbert import Base
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, kinds_of, read_modules, read_transformer
 from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
-from whimbrel.checkpoint.tokenizer.config import read_tokenizer
-from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Output, PoolingOption
 from whimbrel.types.heads import Dense
 
 Layout: TypeAlias = Literal["stanford", "pylate", "sentence_transformers"]
 
-_KINDS: Final = kinds_of("""
-    pylate.models.Dense.Dense
-    sentence_transformers.models.Transformer
-    sentence_transformers.models.Dense
-    sentence_transformers.models.Dropout
-    sentence_transformers.base.modules.transformer.Transformer
-    sentence_transformers.base.modules.dense.Dense
-    sentence_transformers.base.modules.normalize.Normalize
-    sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask
-    sentence_transformers.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling
-""")
+_KINDS: Final[Mapping[str, str]] = {
+    "pylate.models.Dense.Dense": "Dense",
+    **kinds_of("models", "Transformer Dense Dropout"),
+    **kinds_of("base.modules", "transformer.Transformer dense.Dense normalize.Normalize"),
+    **kinds_of("multi_vector_encoder.modules", "multi_vector_mask.MultiVectorMask token_pooling.HierarchicalTokenPooling"),
+}
 _LENGTHS: Final = ("query_length", "document_length", "query_expansion")
 
 
 def find_layout(folder: Path) -> Layout | None:
-    """Return the layout of a checkpoint, if it has one of these."""
     sentence = JsonFile.read_optional(folder, SENTENCE).data
     if (kind := sentence.get("model_type")) in ("ColBERT", "MultiVectorEncoder"):
         return "pylate" if kind == "ColBERT" else "sentence_transformers"
     names: object = JsonFile.read_optional(folder, "config.json").data.get("architectures")
     architectures = cast(list[object], names) if isinstance(names, list) else []
     jina = "ColBERTJinaRobertaModel" in architectures
-    is_stanford = "HF_ColBERT" in architectures or (jina and (folder / METADATA).exists())
+    is_stanford = "HF_ColBERT" in architectures or (jina and (folder / colbert.METADATA).exists())
     if is_stanford and not _has_dense(folder):  # a modules.json of the base model may remain
         return "stanford"
-    return "pylate" if PYLATE_KEYS & sentence.keys() else None
+    return "pylate" if colbert.PYLATE_KEYS & sentence.keys() else None
 
 
 def _has_dense(folder: Path) -> bool:
@@ -86,7 +71,7 @@ def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: Pooli
         rows="token",
         head=parsed.head,
         activation="normalize",
-        activated=parsed.finished,
+        activated=parsed.activated,
         skip_ids=parsed.skip_ids,
         skip_in_queries=parsed.skip_in_queries,
         token_pooling=parsed.token_pooling,
@@ -103,7 +88,7 @@ def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: Pooli
         matryoshka=base.config.get("is_matryoshka", bool, False) or bool(widths),
         matryoshka_dimensions=widths,
         similarity=parsed.similarity,
-        text_formats=parsed.forms,
+        text_formats=parsed.text_formats,
     )
 
 
@@ -117,7 +102,7 @@ def _read_base(folder: Path, layout: Layout) -> Base:
     root = folder / path
     config = JsonFile.read(root, "config.json")
     if layout == "stanford":
-        config.ignore(*DIMENSIONS)
+        config.ignore(*colbert.DIMENSIONS)
     encoder = read_encoder(config)
     tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
     used = _LENGTHS if layout == "sentence_transformers" else ()
@@ -128,4 +113,8 @@ def _read_base(folder: Path, layout: Layout) -> Base:
     return Base(folder, path, modules[1:], config, encoder, transformer, tokenizer, card, ids, roles)
 
 
-_READERS: Final = {"stanford": read_stanford, "pylate": read_pylate, "sentence_transformers": read_multi_vector_encoder}
+_READERS: Final = {
+    "stanford": colbert.read_stanford,
+    "pylate": colbert.read_pylate,
+    "sentence_transformers": colbert.read_multi_vector_encoder,
+}

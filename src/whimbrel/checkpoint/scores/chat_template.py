@@ -1,8 +1,7 @@
 """Chat templates of rerankers.
 
-Reads a Jinja template with the roles `query` and `document` into a `Template`. It runs once, in Jinja's sandbox and with marks
-in place of the texts, when the card is read. A template that does more than insert query and document is refused. No request
-reaches Jinja.
+Reads a Jinja template with the roles `query` and `document` into a `Template`. Jinja's sandbox runs it once, with marks in
+place of the texts. A template that does more than insert query and document is refused. No request reaches Jinja.
 
 Sources: sentence_transformers/base/modality.py (`pair_to_messages`, `prepend_prompt_to_messages`; 6.2), and
 transformers/utils/chat_template_utils.py (5.23).
@@ -37,25 +36,22 @@ _Render: TypeAlias = Callable[[str, str, str | None], str]
 
 
 def read_chat_template(root: Path, tokenizer: JsonFile, *, structured: bool, variables: Mapping[str, Any]) -> Template:
-    """Return the template of the checkpoint in `root`.
-
-    `structured`: whether a message holds a list of parts. `variables`: other variables of the template. Raises CheckpointError.
-    """
+    """Return the template of the checkpoint in `root`. Raises CheckpointError. `structured`: messages hold lists of parts."""
     file, source = _source(root, tokenizer)
     render = _renderer(file, source, structured, {**_special_tokens(tokenizer), **variables})
-    strips = [strips for strips in (False, True) if _holds(render, _text(file, render, None), None, strips=strips)]
-    if not strips:
+    plain = _text(file, render, None)
+    strips = next((strips for strips in (False, True) if _holds(render, plain, None, strips=strips)), None)
+    if strips is None:
         raise CheckpointError("does more with query and document than to put them somewhere.", file=file, key="chat_template")
-    template = Template((_text(file, render, None),), strip_inputs=strips[0])
     try:
         text = _text(file, render, _MARKS["instruction"])
     except CheckpointError:
-        return template  # it has no place for an instruction
+        text = plain  # without a place for an instruction
     if "instruction" not in fields(text):
-        return template
-    if not all(_holds(render, text, instruction, strips=strips[0]) for instruction in ("i", _ASCII)):
+        return Template((plain,), strip_inputs=strips)
+    if not all(_holds(render, text, instruction, strips=strips) for instruction in ("i", _ASCII)):
         raise CheckpointError("does more with a system message than to put it somewhere.", file=file, key="chat_template")
-    return Template(template.texts, (text,), strip_inputs=strips[0])
+    return Template((plain,), (text,), strip_inputs=strips)
 
 
 def _source(root: Path, tokenizer: JsonFile) -> tuple[str, str]:
@@ -65,9 +61,8 @@ def _source(root: Path, tokenizer: JsonFile) -> tuple[str, str]:
     else:
         file, source = tokenizer.name, tokenizer.get("chat_template", str)
     if len(source) > _MAX_CHARACTERS:
-        raise CheckpointError(
-            f"has {len(source):,} characters; the limit is {_MAX_CHARACTERS:,}.", file=file, key="chat_template"
-        )
+        message = f"has {len(source):,} characters; the limit is {_MAX_CHARACTERS:,}."
+        raise CheckpointError(message, file=file, key="chat_template")
     return file, source
 
 
@@ -103,7 +98,6 @@ def _render_error(file: str, error: Exception) -> CheckpointError:
 
 
 def _special_tokens(tokenizer: JsonFile) -> dict[str, str]:
-    """Return bos_token and the like, which templates may use."""
     tokens = dict[str, str]()
     for key, value in tokenizer.data.items():
         content: object = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value

@@ -32,7 +32,6 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "ForProcessRewardModel": "step",
 }
 """Suffix of an architecture's name -> kind of head."""
-
 _STEP_TAG: Final = "<extra_0>"
 """The token at the end of each step in Qwen's process reward models."""
 
@@ -55,31 +54,20 @@ _TWO: Final = _Layers("classifier.out_proj", (("classifier.dense", "tanh"),))
 _SCORE: Final = _Layers("score", mode="lasttoken", bias=False)
 _SCORE_OF_TWO: Final = _Layers("score.2", (("score.0", "relu"),), mode="lasttoken")
 
+_DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3")
 _OF_TEXTS: Final[Mapping[str, _Layers]] = {
-    "bert": _POOLER,
-    "roberta": _TWO,
-    "mpnet": _TWO,
+    **dict.fromkeys(("bert", "nomic_bert", "gte", "jina_bert", "jina_bert_ungated"), _POOLER),
+    **dict.fromkeys(("roberta", "mpnet", "jina_embeddings_v3", "jina_reranker"), _TWO),
     "electra": _Layers("classifier.out_proj", (("classifier.dense", "gelu"),)),
     "distilbert": _Layers("classifier", (("pre_classifier", "relu"),)),
-    "nomic_bert": _POOLER,
-    "gte": _POOLER,
-    "jina_bert": _POOLER,
-    "jina_bert_ungated": _POOLER,
-    "jina_embeddings_v3": _TWO,
-    "jina_reranker": _TWO,
     "modernbert": _Layers("classifier"),
-    "llama": _SCORE,
-    "qwen3": _SCORE,
-    "gemma": _SCORE,
-    "gemma2": _SCORE,
-    "gemma3": _SCORE,
+    **dict.fromkeys(_DECODERS, _SCORE),
 }
 """Family -> layers of a text classifier."""
-_DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3")
 _PADDING: Final = {"gemma": 0, "gemma2": 0, "gemma3": 0}
 """Default padding ids of families."""
 
-_ACTIVATION: Final[Mapping[str, OutputActivation]] = {
+_ACTIVATIONS: Final[Mapping[str, OutputActivation]] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.Identity": "identity",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -99,14 +87,11 @@ FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
     "module_output_name": ("scores", None),
 }
 """Required values of sentence_bert_config.json in a CrossEncoder."""
-
-
 OWN_KEYS: Final = ("activation_fn", "keep_in_fp32_modules")
 """Keys of config_sentence_transformers.json that only a CrossEncoder has."""
 
 
 def names_classes(config: JsonFile) -> bool:
-    """Return whether config.json names an architecture with classes."""
     return _kind(config) is not None
 
 
@@ -131,10 +116,7 @@ def note_keys(config: JsonFile) -> None:
 def read_classes(
     root: Path, config: JsonFile, encoder: Encoder, sentence: JsonFile
 ) -> tuple[Mapping[OutputName, Output], tuple[str, ...]]:
-    """Return (outputs, labels) of the checkpoint in `root`. `sentence` is its config_sentence_transformers.json.
-
-    Raises CheckpointError.
-    """
+    """Return (outputs, labels) of the checkpoint in `root`. Raises CheckpointError."""
     kind = _kind(config)
     if kind is None:
         raise config.error("names no architecture that gives scores.", "architectures")
@@ -143,26 +125,27 @@ def read_classes(
         raise config.error(f"classes of {encoder.family} models are not supported.", "architectures")
     if kind in ("text", "reward"):
         layers = _SCORE_OF_TWO if kind == "reward" else _OF_TEXTS[encoder.family]
-        output = replace(_output(config, encoder, layers, len(labels)), modes=(_mode(config, encoder, layers),))
+        modes: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean"}
+        mode = config.choice("classifier_pooling", modes, "cls") if encoder.family == "modernbert" else layers.mode
+        output = replace(_output(config, encoder, layers, len(labels)), modes=(mode,))
         if layers.mode == "lasttoken":
             padding = config.data.get("pad_token_id", _PADDING.get(encoder.family))
             output = replace(output, padding_id=None if padding is None else encoder.pad_id)
-        finish, finished = _finish(config, sentence, encoder, len(labels))
-        return {"scores": replace(output, activation=finish, activated=finished and kind == "text")}, labels
-    layers = _SCORE_OF_TWO if kind == "step" else _of_tokens(config, encoder)
-    finish = "softmax" if len(labels) > 1 else "sigmoid"
+        activation, activated = _activation(config, sentence, encoder, len(labels))
+        return {"scores": replace(output, activation=activation, activated=activated and kind == "text")}, labels
+    layers = _SCORE_OF_TWO if kind == "step" else _Layers("classifier")
+    if kind == "token" and encoder.family in _DECODERS:
+        layers = replace(_SCORE, bias=config.get("token_classification_bias", bool, True))
+    activation = "softmax" if len(labels) > 1 else "sigmoid"
     keep_ids = (_step_tag(root),) if kind == "step" else ()
     output = _output(config, encoder, layers, len(labels))
-    return {"token_scores": replace(output, rows="token", activation=finish, keep_ids=keep_ids)}, labels
+    return {"token_scores": replace(output, rows="token", activation=activation, keep_ids=keep_ids)}, labels
 
 
 def read_chained_classes(
     folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, sentence: JsonFile
 ) -> tuple[dict[OutputName, Output], tuple[str, ...]]:
-    """Return (outputs, labels) if a module after the Transformer gives the scores.
-
-    The labels come from config.json if it has as many. Raises CheckpointError.
-    """
+    """Return (outputs, labels) of modules that give the scores. config.json names the labels if it has as many."""
     root = folder / rows[0][1]
     features: Features = tokens(encoder.hidden_size)
     if is_cross_encoder(root):
@@ -173,7 +156,7 @@ def read_chained_classes(
     labels = _labels(config, 2)
     if len(labels) != output.width:
         labels = tuple(f"LABEL_{i}" for i in range(output.width))
-    return {"scores": replace(output, activation=_finish(config, sentence, encoder, output.width)[0])}, labels
+    return {"scores": replace(output, activation=_activation(config, sentence, encoder, output.width)[0])}, labels
 
 
 def _kind(config: JsonFile) -> _Kind | None:
@@ -183,11 +166,10 @@ def _kind(config: JsonFile) -> _Kind | None:
 
 
 def _labels(config: JsonFile, default: int) -> tuple[str, ...]:
-    """Return the labels as transformers does: named, counted, or two. jina-reranker-v1 states neither, and has one."""
+    """Return the labels by transformers' rule: id2label, else numbers up to num_labels, else up to `default`."""
     stated = cast(dict[str, Any], config.get("id2label", dict, {}))
     if not stated:
-        count = config.positive("num_labels", default)
-        return tuple(f"LABEL_{i}" for i in range(count))
+        return tuple(f"LABEL_{i}" for i in range(config.positive("num_labels", default)))
     labels = {int(key) if key.isdecimal() else -1: name for key, name in stated.items()}
     if sorted(labels) != list(range(len(stated))) or not all(isinstance(name, str) for name in labels.values()):
         raise config.error(f"must name the classes 0 to {len(stated) - 1}.", "id2label")
@@ -212,25 +194,14 @@ def _output(config: JsonFile, encoder: Encoder, layers: _Layers, num_labels: int
     return Output(num_labels, head=(*before, last))
 
 
-def _of_tokens(config: JsonFile, encoder: Encoder) -> _Layers:
-    if encoder.family in _DECODERS:
-        return replace(_SCORE, bias=config.get("token_classification_bias", bool, True))
-    return _Layers("classifier")
-
-
-def _mode(config: JsonFile, encoder: Encoder, layers: _Layers) -> PoolingMode:
-    modes: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean"}
-    return config.choice("classifier_pooling", modes, "cls") if encoder.family == "modernbert" else layers.mode
-
-
-def _finish(config: JsonFile, sentence: JsonFile, encoder: Encoder, num_labels: int) -> tuple[OutputActivation, bool]:
+def _activation(config: JsonFile, sentence: JsonFile, encoder: Encoder, num_labels: int) -> tuple[OutputActivation, bool]:
     """Return (activation of scores, whether it is applied by default)."""
     stated = config.get("sentence_transformers", dict, {})
     inner = JsonFile(f"{config.name}: sentence_transformers", stated)
     inner.reject_unknown_keys({"activation_fn", "version"})
     for file, key in ((sentence, "activation_fn"), (inner, "activation_fn"), (config, _OLD_ACTIVATION)):
         if file.data.get(key) is not None:
-            return file.choice(key, _ACTIVATION), True
+            return file.choice(key, _ACTIVATIONS), True
     if stated or _OLD_ACTIVATION in config.data or sentence.data.get("model_type") is not None:
         return ("sigmoid" if num_labels == 1 else "identity"), True
     problem = config.choice("problem_type", _BY_PROBLEM) if config.data.get("problem_type") is not None else None

@@ -48,7 +48,7 @@ class Convention:
     tokens: tuple[str, str | None] | None = None
     """Tokens of a causal model's score: the next-token logit of the first, less that of the second."""
     divisor: float = 1.0
-    finished: bool = True
+    activated: bool = True
     """True if the sigmoid is applied to scores by default."""
     max_length: int | None = None
     ids: tuple[str, ...] = ()
@@ -57,10 +57,7 @@ class Convention:
 
 CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {
     "qwen3": Convention(
-        Template(
-            (_QWEN3.replace("{instruction}", _QWEN3_INSTRUCTION),),
-            (_QWEN3,),
-        ),
+        Template((_QWEN3.replace("{instruction}", _QWEN3_INSTRUCTION),), (_QWEN3,)),
         stems=("Qwen3",),
         tokens=("yes", "no"),
         max_length=8192,
@@ -78,7 +75,7 @@ CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {
         ),
         stems=("Qwen2",),
         tokens=("1", "0"),
-        finished=False,
+        activated=False,
         ids=("mixedbread-ai/mxbai-rerank-base-v2", "mixedbread-ai/mxbai-rerank-large-v2"),
     ),
     "bge-gemma": Convention(
@@ -90,13 +87,13 @@ CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {
         ),
         stems=("Gemma",),
         tokens=("Yes", None),
-        finished=False,
+        activated=False,
         ids=("BAAI/bge-reranker-v2-gemma",),
     ),
     "nemotron": Convention(
         Template(("question:{query} \n \n passage:{document}",), add_special_tokens=True),
         stems=("LlamaBidirectional",),
-        finished=False,
+        activated=False,
         max_length=8192,
         ids=("nvidia/llama-nemotron-rerank-1b-v2",),
     ),

@@ -1,11 +1,13 @@
-"""LLM rerankers.
+"""LLM rerankers and step rewards.
 
 Reads the template and the score of a language model that scores pairs. A checkpoint states both in the layout of Sentence
 Transformers (since 5.4: a Transformer with the modality "message", maybe a LogitScore). Otherwise it follows one of the
 CONVENTIONS, which the user names or the hub id implies. Architecture and folder imply nothing.
 
-Sources: sentence_transformers/cross_encoder/{model,modules/logit_score}.py and base/modules/transformer.py (6.2), and
-llama_bidirectional_model.py of nvidia/llama-nemotron-rerank-1b-v2.
+math-shepherd scores each step of a solution. Its reward at the tag ' ки' is the sigmoid of the logit of '+' less that of '-'.
+
+Sources: sentence_transformers/cross_encoder/{model,modules/logit_score}.py and base/modules/transformer.py (6.2),
+llama_bidirectional_model.py of nvidia/llama-nemotron-rerank-1b-v2, and the card of peiyi9979/math-shepherd-mistral-7b-prm.
 """
 
 from __future__ import annotations
@@ -21,19 +23,9 @@ from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.scores.chat_template import read_chat_template
 from whimbrel.checkpoint.scores.conventions import CONVENTIONS, convention_of
+from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.heads import resolve_features, tokens
-from whimbrel.checkpoint.sentence_transformers.modules import (
-    MODULES,
-    SENTENCE,
-    Rows,
-    has_modules,
-    kinds_of,
-    read_max_length,
-    read_modules,
-    read_prompts,
-    read_sentence,
-    read_transformer,
-)
+from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows, has_modules, kinds_of
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Encoder, Output, RerankerName
@@ -41,15 +33,11 @@ from whimbrel.types.heads import Dense, DivideBy, Head, LogitScore, OutputActiva
 from whimbrel.types.template import Template, fill
 
 _FILE: Final = "sentence_bert_config.json"
-_KINDS: Final = kinds_of("""
-    sentence_transformers.base.modules.transformer.Transformer
-    sentence_transformers.base.modules.dense.Dense
-    sentence_transformers.base.modules.normalize.Normalize
-    sentence_transformers.sentence_transformer.modules.pooling.Pooling
-    sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm
-    sentence_transformers.sentence_transformer.modules.dropout.Dropout
-    sentence_transformers.cross_encoder.modules.logit_score.LogitScore
-""")
+_KINDS: Final[Mapping[str, str]] = {
+    **kinds_of("base.modules", "transformer.Transformer dense.Dense normalize.Normalize"),
+    **kinds_of("sentence_transformer.modules", "pooling.Pooling layer_norm.LayerNorm dropout.Dropout"),
+    **kinds_of("cross_encoder.modules", "logit_score.LogitScore"),
+}
 _SCORE_ACTIVATIONS: Final[Mapping[str, OutputActivation]] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -58,12 +46,25 @@ _UNCAPPED: Final = ("gemma", "gemma3", "llama", "qwen3")
 """Families whose logits are products of hidden states and output embeddings, with no cap."""
 _TIED: Final = ("gemma", "gemma3_text")
 """Model types that tie the output embeddings to the input by default."""
+_ACTIVATION_KEYS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")
+_NO_VARIABLES: Final = """
+    padding truncation max_length return_tensors restore_suffix tokenize messages tools documents chat_template
+""".split()
+_TASKS: Final = {
+    "text-generation": ("logits", "causal_logits"),
+    "sequence-classification": ("logits", "scores"),
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+}
+"""Task -> (the model's output, its name as a feature)."""
+
+MATH_SHEPHERD_IDS: Final = ("peiyi9979/math-shepherd-mistral-7b-prm",)
+STEP_LABELS: Final = ("+",)
+_STEP_TOKENS: Final = ("\u2581+", "\u2581-", "\u2581ки")
+"""Good, bad and tag: encode("+ -")[1:] and encode("ки")[-1] on the model's card."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ParsedReranker:
-    """The settings of a reranker without its tokenizer."""
-
     encoder: Encoder
     output: Output
     template: Template
@@ -79,10 +80,8 @@ def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
             raise CheckpointError("says what the model does; leave out --reranker.", file=MODULES)
         transformer = JsonFile.read_optional(folder, _FILE)
         modalities, task = transformer.get("modality_config", dict, {}), transformer.data.get("transformer_task")
-        is_scoring = (
-            task == "sequence-classification"
-            or JsonFile.read_optional(folder, SENTENCE).data.get("model_type") == "CrossEncoder"
-        )
+        is_cross_encoder = JsonFile.read_optional(folder, SENTENCE).data.get("model_type") == "CrossEncoder"
+        is_scoring = is_cross_encoder or task == "sequence-classification"
         return task == "text-generation" or (is_scoring and "message" in modalities)
     return (stated or convention_of(name)) is not None
 
@@ -93,7 +92,7 @@ def read_reranker(folder: Path, name: str, stated: RerankerName | None) -> Card:
     tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
     tokenizer.require_values({"truncation_side": ("right", None)})
     parsed = _read_modules(folder, config, tokenizer) if has_modules(folder) else _read_convention(folder, name, config, stated)
-    max_length = read_max_length(parsed.encoder, JsonFile.read_optional(folder, _FILE), tokenizer)
+    max_length = modules.read_max_length(parsed.encoder, JsonFile.read_optional(folder, _FILE), tokenizer)
     return Card(
         name=name,
         path="",
@@ -105,9 +104,6 @@ def read_reranker(folder: Path, name: str, stated: RerankerName | None) -> Card:
         default_prompt_name=parsed.default_prompt_name,
         template=parsed.template,
     )
-
-
-# The conventions
 
 
 def _read_convention(folder: Path, name: str, config: JsonFile, stated: RerankerName | None) -> _ParsedReranker:
@@ -122,17 +118,17 @@ def _read_convention(folder: Path, name: str, config: JsonFile, stated: Reranker
         raise config.error(f"{stem!r} is not what rerankers of the kind {kind!r} are made of.", "architectures")
     if is_causal:
         true, false = cast(tuple[str, str | None], convention.tokens)
-        head = read_token_logits(config, encoder, token_id(folder, true), None if false is None else token_id(folder, false))
+        head = _read_token_logits(config, encoder, _token_id(folder, true), None if false is None else _token_id(folder, false))
         heads = (head,) if convention.divisor == 1.0 else (head, DivideBy(convention.divisor))
     else:
         heads = _score(config, encoder)
-    finish = _activation_in(config)
-    finished = convention.finished if finish is None else finish == "sigmoid"
+    activation = _activation_in(config)
+    activated = convention.activated if activation is None else activation == "sigmoid"
     return _ParsedReranker(
         encoder,
-        Output(1, modes=(read_stated_pooling(config) or "lasttoken",), head=heads, activation="sigmoid", activated=finished),
+        Output(1, modes=(read_stated_pooling(config) or "lasttoken",), head=heads, activation="sigmoid", activated=activated),
         convention.template,
-        convention.max_length or _most_tokens(convention.template),
+        convention.max_length or _max_tokens(convention.template),
     )
 
 
@@ -145,8 +141,7 @@ def _architecture(config: JsonFile) -> tuple[str, bool]:
     raise config.error(f"{name!r} has neither logits nor scores.", "architectures")
 
 
-def token_id(folder: Path, token: str) -> int:
-    """Return the id of a token of the vocabulary. Raises CheckpointError."""
+def _token_id(folder: Path, token: str) -> int:
     file = JsonFile.read(folder, "tokenizer.json")
     number: object = cast(dict[str, Any], file.get("model", dict)).get("vocab", {}).get(token)
     if type(number) is not int:
@@ -154,7 +149,7 @@ def token_id(folder: Path, token: str) -> int:
     return number
 
 
-def read_token_logits(config: JsonFile, encoder: Encoder, true_id: int, false_id: int | None) -> LogitScore:
+def _read_token_logits(config: JsonFile, encoder: Encoder, true_id: int, false_id: int | None) -> LogitScore:
     """Return the head of one next-token logit less another. Raises CheckpointError for models that change logits further."""
     if encoder.family not in _UNCAPPED or config.data.get("final_logit_softcapping") is not None:
         raise config.error("logits of this model are not supported.", "architectures")
@@ -164,10 +159,7 @@ def read_token_logits(config: JsonFile, encoder: Encoder, true_id: int, false_id
 
 
 def _score(config: JsonFile, encoder: Encoder) -> tuple[Head, ...]:
-    """Return the one-class head of transformers' decoders.
-
-    llama_bidirec divides by a temperature. In other models that key is for generation.
-    """
+    """Return the one-class head of transformers' decoders. Only in llama_bidirec does `temperature` divide the score."""
     labels = cast(dict[str, object], config.get("id2label", dict, {}))
     num_labels = len(labels) or config.get("num_labels", int, 2)
     if num_labels != 1:
@@ -179,42 +171,33 @@ def _score(config: JsonFile, encoder: Encoder) -> tuple[Head, ...]:
     return (dense,) if temperature == 1.0 else (dense, DivideBy(temperature))
 
 
-def _most_tokens(template: Template) -> int | None:
+def _max_tokens(template: Template) -> int | None:
     """Return the maximum tokens of a template, as a token has at least one byte."""
     if template.body_length is None:
         return None
     return template.body_length + sum(len(fill(text).encode()) for text in template.texts)
 
 
-# The layout of Sentence Transformers
-
-
 def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> _ParsedReranker:
-    rows = [row for row in read_modules(folder, _KINDS) if row[0] != "Dropout"]
+    rows = [row for row in modules.read_modules(folder, _KINDS) if row[0] != "Dropout"]
     if rows[:1] != [("Transformer", "")] or any(kind == "Transformer" for kind, _ in rows[1:]):
         raise CheckpointError(f"must begin with one Transformer, in this folder; is {rows}.", file=MODULES)
     config.ignore(*_ACTIVATION_KEYS)
     encoder = read_encoder(config)
     task, variables, structured = _read_transformer(folder)
-    sentence = read_sentence(folder, "CrossEncoder", {"activation_fn"})
-    stated = sentence.data.get("activation_fn")
-    finish = _activation_in(config) if stated is None else sentence.choice("activation_fn", _SCORE_ACTIVATIONS)
+    sentence = modules.read_sentence(folder, "CrossEncoder", {"activation_fn"})
+    is_stated = sentence.data.get("activation_fn") is not None
+    activation = sentence.choice("activation_fn", _SCORE_ACTIVATIONS) if is_stated else _activation_in(config)
     template = read_chat_template(folder, tokenizer, structured=structured, variables=variables)
-    prompts, default = read_prompts(sentence)
+    prompts, default = modules.read_prompts(sentence)
     if template.texts_with_instruction is None and any(prompts.values()):
         raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
-    output = _read_output(folder, rows, task, config, encoder)
-    return _ParsedReranker(
-        encoder,
-        replace(output, activation=finish or "sigmoid"),
-        template,
-        prompts=prompts,
-        default_prompt_name=default,
-    )
+    output = replace(_read_output(folder, rows, task, config, encoder), activation=activation or "sigmoid")
+    return _ParsedReranker(encoder, output, template, prompts=prompts, default_prompt_name=default)
 
 
 def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder: Encoder) -> Output:
-    """Return the score: of token logits, of transformers' own classifier, or of modules after a model with neither."""
+    """Return the score of token logits, of transformers' classifier, or of modules after a model with neither."""
     kinds = [kind for kind, _ in rows[1:]]
     if task == "feature-extraction" and "LogitScore" not in kinds:
         output = resolve_features(folder, rows[1:], tokens(encoder.hidden_size), "scores")
@@ -238,15 +221,7 @@ def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encode
     for key, number in (("true_token_id", true), ("false_token_id", false)):
         if number is not None and not 0 <= number < encoder.vocab_size:
             raise file.error(f"{number} is outside the vocabulary of {encoder.vocab_size}.", key)
-    return read_token_logits(config, encoder, true, false)
-
-
-_TASKS: Final = {
-    "text-generation": ("logits", "causal_logits"),
-    "sequence-classification": ("logits", "scores"),
-    "feature-extraction": ("last_hidden_state", "token_embeddings"),
-}
-"""Task -> (the model's output, its name as a feature)."""
+    return _read_token_logits(config, encoder, true, false)
 
 
 def _read_transformer(folder: Path) -> tuple[str, Mapping[str, Any], bool]:
@@ -262,7 +237,7 @@ def _read_transformer(folder: Path) -> tuple[str, Mapping[str, Any], bool]:
         "module_output_name": (feature,),
         "do_lower_case": (False, None),
     }
-    file = read_transformer(folder, used=("processing_kwargs",), stated=stated)
+    file = modules.read_transformer(folder, used=("processing_kwargs",), stated=stated)
     modalities = cast(dict[str, Any], file.get("modality_config", dict))
     processing = JsonFile(file.name, file.get("processing_kwargs", dict, {}))
     processing.reject_unknown_keys({"chat_template"})
@@ -273,17 +248,16 @@ def _read_transformer(folder: Path) -> tuple[str, Mapping[str, Any], bool]:
     return task, variables, modalities["message"]["format"] == "structured"
 
 
-_NO_VARIABLES: Final = frozenset(
-    "padding truncation max_length return_tensors restore_suffix tokenize messages tools documents chat_template".split()
-)
-
-
 def _activation_in(config: JsonFile) -> OutputActivation | None:
-    """Return the activation in config.json, in which older versions of Sentence Transformers store it."""
+    """Return the activation that older versions of Sentence Transformers store in config.json."""
     new, old = _ACTIVATION_KEYS
     section: dict[str, Any] = config.get(new, dict, {})
     stated: object = section.get("activation_fn", config.data.get(old))
     return None if stated is None else config.lookup(new if section else old, stated, _SCORE_ACTIVATIONS)
 
 
-_ACTIVATION_KEYS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")
+def read_step_rewards(root: Path, config: JsonFile, encoder: Encoder) -> Output:
+    """Return math-shepherd's output with a reward at each tag. Raises CheckpointError if the vocabulary has no such tag."""
+    good, bad, tag = (_token_id(root, token) for token in _STEP_TOKENS)
+    logits = _read_token_logits(config, encoder, good, bad)
+    return Output(1, rows="token", head=(logits,), activation="sigmoid", keep_ids=(tag,))

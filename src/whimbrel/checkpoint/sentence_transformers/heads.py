@@ -1,12 +1,11 @@
 """Chained modules: Pooling, Dense, LayerNorm, Normalize and SparseAutoEncoder.
 
-Each reads one named feature and writes one. A Transformer gives "token_embeddings", or "scores" if it has classes; a Pooling
-makes "sentence_embedding" of "token_embeddings"; a LayerNorm changes that; Dense and Normalize say what they read and write.
-So a Dense may stand before or after the Pooling, and give the "scores" of a CrossEncoder. This module follows the names.
-Features that no module reads are never computed.
+Each module reads one named feature and writes one. A Transformer gives "token_embeddings", or "scores" if it has classes. A
+Pooling makes "sentence_embedding" of "token_embeddings", and a LayerNorm changes it. The settings of Dense and Normalize name
+their input and output, so a Dense may stand before or after the Pooling, or give "scores". Unread features are not computed.
 
-Sources: sentence_transformers/sentence_transformer/modules/{pooling,layer_norm}.py, base/modules/{dense,normalize}.py and
-sparse_encoder/modules/sparse_auto_encoder.py (6.2); of Pooling also what it said before 5.4.
+Sources: sentence_transformers/sentence_transformer/modules/{pooling,layer_norm}.py (6.2, and Pooling before 5.4),
+base/modules/{dense,normalize}.py and sparse_encoder/modules/sparse_auto_encoder.py (6.2).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, Rows
@@ -25,12 +24,7 @@ from whimbrel.types.request import OutputName
 
 Feature: TypeAlias = Literal["token_embeddings", "sentence_embedding", "scores"]
 Features: TypeAlias = Mapping[Feature, Output]
-_FEATURES: Final[Mapping[str, Feature]] = {
-    "token_embeddings": "token_embeddings",
-    "sentence_embedding": "sentence_embedding",
-    "scores": "scores",
-}
-
+_FEATURES: Final[Mapping[str, Feature]] = {name: name for name in get_args(Feature)}
 _OLD_POOLING: Final[Mapping[str, PoolingMode]] = {  # in the order in which the modes are concatenated
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -50,14 +44,11 @@ _ACTIVATIONS: Final[Mapping[str, Activation]] = {
 
 
 def finish_output(folder: Path, features: Features, rows: Rows, max_entries: int) -> dict[OutputName, Output]:
-    """Return the dense output after the modules, or the sparse one if a SparseAutoEncoder comes last.
-
-    `max_entries`: entries of a sparse vector, or 0 if not stated.
-    """
+    """Return the dense output after the modules, or the sparse one, of `max_entries`, if a SparseAutoEncoder comes last."""
     code = rows[-1][1] if rows and rows[-1][0] == "SparseAutoEncoder" else None
     dense = resolve_features(folder, rows if code is None else rows[:-1], features, "sentence_embedding")
-    head, finished = without_norm(dense.head)
-    dense = replace(dense, head=head, activated=finished)
+    head, activated = without_norm(dense.head)
+    dense = replace(dense, head=head, activated=activated)
     return {"dense": dense} if code is None else {"sparse": _read_sparse_code(folder, code, dense, max_entries)}
 
 
@@ -72,10 +63,7 @@ def cut_output(dense: Output, sentence: JsonFile) -> Output:
 def resolve_features(
     folder: Path, rows: Rows, inputs: Features, target: Feature, *, of_dense: Feature = "sentence_embedding"
 ) -> Output:
-    """Return the feature `target` after the modules `rows`, whose first reads `inputs`.
-
-    `of_dense` is the default input of a Dense. Raises CheckpointError.
-    """
+    """Return the feature `target` after the modules. `of_dense`: default input of a Dense. Raises CheckpointError."""
     features = dict(inputs)
     for kind, path in rows:
         features |= CHAINED[kind](folder, path, features, of_dense)
@@ -91,10 +79,10 @@ def tokens(width: int) -> Features:
 
 def without_norm(heads: tuple[Head, ...]) -> tuple[tuple[Head, ...], bool]:
     """Return (heads without final Normalize, whether there was one). A request may change the final normalisation."""
-    kept = list(heads)
-    while kept and isinstance(kept[-1], Normalize):
-        kept.pop()
-    return tuple(kept), len(kept) < len(heads)
+    count = len(heads)
+    while count and isinstance(heads[count - 1], Normalize):
+        count -= 1
+    return heads[:count], count < len(heads)
 
 
 def _with_head(output: Output, head: Head) -> Output:
@@ -176,7 +164,7 @@ CHAINED: Final[Mapping[str, Callable[[Path, str, Features, Feature], Features]]]
 
 
 def _ends(config: JsonFile, path: str, features: Features, default: Feature) -> tuple[Output, Feature]:
-    """Return a module's input and the name of its output. Both must have rows of tokens, or both of texts."""
+    """Return a module's input and the name of its output. Both must have a row per token, or both a row per text."""
     source = config.choice("module_input_name", _FEATURES, default)
     before = _input(path, features, source, config)
     target = config.choice("module_output_name", _FEATURES) if config.data.get("module_output_name") is not None else source
@@ -190,9 +178,7 @@ def _input(path: str, features: Features, name: Feature, config: JsonFile | None
     if name in features:
         return features[name]
     message = f"{path!r} works on {name!r}, but what comes before gives only {_names(features)}."
-    if config is not None:
-        raise config.error(message, "module_input_name")
-    raise CheckpointError(message, file=MODULES)
+    raise CheckpointError(message, file=MODULES) if config is None else config.error(message, "module_input_name")
 
 
 def _names(features: Features) -> str:

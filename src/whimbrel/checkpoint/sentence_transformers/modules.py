@@ -1,7 +1,6 @@
 """Settings files of Sentence Transformers.
 
-modules.json lists the modules, config_sentence_transformers.json has the settings of the whole model, and
-sentence_bert_config.json those of its Transformer. `heads.py`, `sparse.py` and `static.py` read the other modules.
+Reads modules.json, config_sentence_transformers.json (the whole model) and sentence_bert_config.json (its Transformer).
 
 Sources: sentence_transformers/base/model.py and base/modules/transformer.py (6.2); both layouts, up to 5.3 and since 5.4.
 """
@@ -22,55 +21,36 @@ Rows: TypeAlias = list[tuple[str, str]]
 """(kind, path) of modules in their order."""
 
 
-def kinds_of(classes: str) -> dict[str, str]:
-    """Return the kind of module for each class: the class's own name."""
-    return {name: name.rpartition(".")[2] for name in classes.split()}
+def kinds_of(package: str, classes: str) -> dict[str, str]:
+    """Return the kind of module for each class of Sentence Transformers: the class's own name."""
+    return {f"sentence_transformers.{package}.{name}": name.rpartition(".")[2] for name in classes.split()}
 
 
 WITH_TASKS: Final = "custom_st.Transformer"
-"""The Transformer of jina-embeddings-v3, which chooses an adapter by the task. Whimbrel implements it natively."""
+"""The Transformer of jina-embeddings-v3, which chooses an adapter by the task."""
 KINDS: Final[Mapping[str, str]] = {
     "sentence_transformers.models.Asym": "Router",
-    **kinds_of("""
-        sentence_transformers.models.Router
-        sentence_transformers.base.modules.router.Router
-        sentence_transformers.models.StaticEmbedding
-        sentence_transformers.models.StaticEmbedding.StaticEmbedding
-        sentence_transformers.sentence_transformer.modules.static_embedding.StaticEmbedding
-        sentence_transformers.models.Transformer
-        sentence_transformers.base.modules.transformer.Transformer
-        sentence_transformers.models.Pooling
-        sentence_transformers.sentence_transformer.modules.pooling.Pooling
-        sentence_transformers.models.Dense
-        sentence_transformers.base.modules.dense.Dense
-        sentence_transformers.models.LayerNorm
-        sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm
-        sentence_transformers.models.Normalize
-        sentence_transformers.base.modules.normalize.Normalize
-        sentence_transformers.sentence_transformer.modules.normalize.Normalize
-        sentence_transformers.models.Dropout
-        sentence_transformers.sentence_transformer.modules.dropout.Dropout
-        sentence_transformers.sparse_encoder.models.MLMTransformer
-        sentence_transformers.sparse_encoder.modules.mlm_transformer.MLMTransformer
-        sentence_transformers.sparse_encoder.models.SpladePooling
-        sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling
-        sentence_transformers.sparse_encoder.models.SparseAutoEncoder
-        sentence_transformers.sparse_encoder.modules.sparse_auto_encoder.SparseAutoEncoder
-        sentence_transformers.sparse_encoder.models.SparseStaticEmbedding
-        sentence_transformers.sparse_encoder.modules.sparse_static_embedding.SparseStaticEmbedding
-    """),
+    **kinds_of(
+        "models",
+        "Router StaticEmbedding StaticEmbedding.StaticEmbedding Transformer Pooling Dense LayerNorm Normalize Dropout",
+    ),
+    **kinds_of("base.modules", "router.Router transformer.Transformer dense.Dense normalize.Normalize"),
+    **kinds_of("sentence_transformer.modules", "static_embedding.StaticEmbedding pooling.Pooling layer_norm.LayerNorm"),
+    **kinds_of("sentence_transformer.modules", "normalize.Normalize dropout.Dropout"),
+    **kinds_of("sparse_encoder.models", "MLMTransformer SpladePooling SparseAutoEncoder SparseStaticEmbedding"),
+    **kinds_of("sparse_encoder.modules", "mlm_transformer.MLMTransformer splade_pooling.SpladePooling"),
+    **kinds_of("sparse_encoder.modules", "sparse_auto_encoder.SparseAutoEncoder sparse_static_embedding.SparseStaticEmbedding"),
     WITH_TASKS: WITH_TASKS,
 }
 """Class -> kind of module, without those of late interaction."""
 
 
 def has_modules(folder: Path) -> bool:
-    """Return whether Sentence Transformers saved this folder."""
     return (folder / MODULES).exists()
 
 
 def read_modules(folder: Path, kinds: Mapping[str, str]) -> Rows:
-    """Return the modules of modules.json. `kinds` has the classes that it may name."""
+    """Return the modules of modules.json. `kinds`: supported classes."""
     values = read_json(folder, MODULES)
     if not isinstance(values, list):
         raise CheckpointError("must be a list of objects.", file=MODULES)
@@ -101,35 +81,30 @@ def module_path(folder: Path, parent: str, file: JsonFile, key: str, name: str) 
     return path
 
 
-# sentence_bert_config.json
-
-_TRANSFORMER_FILES: Final = tuple(
-    f"sentence_{model}_config.json"
-    for model in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
+_TRANSFORMER_FILES: Final = [
+    f"sentence_{model}_config.json" for model in "bert roberta distilbert camembert albert xlm-roberta xlnet".split()
+]
 _FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("feature-extraction", None),
     # with "message" beside it every text would go through the chat template, as a message of a user
     "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}}, None),
     "module_output_name": ("token_embeddings", None),
     "processing_kwargs": ({}, None),
-    "query_length": (None,),
-    "document_length": (None,),
-    "query_expansion": (None,),
+    **dict.fromkeys(("query_length", "document_length", "query_expansion"), (None,)),
 }
 """Supported settings of a Transformer that gives hidden states."""
 _ARGUMENTS: Final = ("model_args", "config_args", "tokenizer_args", "model_kwargs", "config_kwargs", "processor_kwargs")
 """Keys with arguments for loading a model's parts in transformers."""
 _INERT_ARGUMENTS: Final = frozenset({"attn_implementation", "dtype", "torch_dtype", "trust_remote_code"})
-"""Arguments that do not matter, since Whimbrel runs no custom code and the user chooses dtype and kernels."""
+"""Arguments that do not matter: Whimbrel runs no custom code, and the user chooses dtype and kernels."""
 
 
 def read_transformer(
     folder: Path, *, used: Collection[str] = (), stated: Mapping[str, tuple[object, ...]] | None = None
 ) -> JsonFile:
-    """Read and check the settings of the Transformer in `folder`, except the keys `used` by the caller.
+    """Return the settings of the Transformer in `folder`, checked except for the keys `used` by the caller.
 
-    `stated` has the supported values of a Transformer that does not give hidden states.
+    `stated`: supported values of a Transformer that does not give hidden states.
     """
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
@@ -153,16 +128,14 @@ def read_max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile
     return int(min(stated, encoder.max_positions))
 
 
-# config_sentence_transformers.json
-
 KNOWN_SENTENCE: Final = frozenset(
     "__version__ default_prompt_name model_type prompts requirements similarity_fn_name truncate_dim".split()
 )
-"""Keys for all kinds of models."""
+"""Keys of config_sentence_transformers.json for all kinds of models."""
 
 
 def read_sentence(folder: Path, kind: str, own: Collection[str] = ()) -> JsonFile:
-    """Read and check the settings of a whole model of this kind. `own` has the keys that only this kind has."""
+    """Return the checked settings of a whole model of this kind. `own`: keys that only this kind has."""
     config = JsonFile.read_optional(folder, SENTENCE)
     config.reject_unknown_keys(KNOWN_SENTENCE, {"max_active_dims"}, own)
     config.require_values({"model_type": (kind, None)})
@@ -176,7 +149,7 @@ def read_sentence(folder: Path, kind: str, own: Collection[str] = ()) -> JsonFil
 
 
 def model_kind(rows: Rows) -> str:
-    """Return Sentence Transformers' name for a model of these modules that gives vectors."""
+    """Return the model_type of a model of these modules that gives vectors."""
     is_sparse = rows[-1][0] in ("SpladePooling", "SparseAutoEncoder", "SparseStaticEmbedding")
     return "SparseEncoder" if is_sparse else "SentenceTransformer"
 

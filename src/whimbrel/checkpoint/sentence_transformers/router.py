@@ -1,9 +1,6 @@
-"""Router modules.
+"""Router modules, which send queries and documents through different modules.
 
-A Router sends queries and documents through different modules.
-
-A Router may stand first, each route with a model of its own, or after a model that the routes share. Either way a route is a
-list of modules, which `checkpoint/reader.py` reads like any other.
+A Router stands first, or after a model that its routes share. `checkpoint/reader.py` reads a route like any list of modules.
 
 Source: sentence_transformers/base/modules/router.py (6.2), where Asym is its old name.
 """
@@ -11,8 +8,6 @@ Source: sentence_transformers/base/modules/router.py (6.2), where Asym is its ol
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -24,18 +19,8 @@ _FILES: Final = ("router_config.json", "config.json")
 _TASKS: Final[tuple[InputType | None, ...]] = (None, "query", "document")
 
 
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """The routes of a Router."""
-
-    rows: Mapping[str, Rows]
-    """Route -> its modules."""
-    route_of: Mapping[InputType | None, str]
-    """Input type -> route. Types without a route are refused. None stands for texts without a type."""
-
-
-def read_router(folder: Path, path: str) -> Routes:
-    """Read the Router in `path`. Raises CheckpointError."""
+def read_router(folder: Path, path: str) -> tuple[dict[str, Rows], dict[InputType | None, str]]:
+    """Return (route -> its modules; input type, or None for texts without one -> route). Raises CheckpointError."""
     name = next((name for name in _FILES if (folder / path / name).exists()), _FILES[0])
     config = JsonFile.read(folder, f"{path}/{name}" if path else name)
     config.reject_unknown_keys({"types", "structure", "parameters"})
@@ -51,7 +36,7 @@ def read_router(folder: Path, path: str) -> Routes:
     route_of = _route_of(JsonFile(config.name, config.get("parameters", dict, {})), list(rows))
     if unreachable := rows.keys() - set(route_of.values()):
         raise config.error(f"no query and no document takes the route {min(unreachable)!r}.", "structure")
-    return Routes(rows, route_of)
+    return rows, route_of
 
 
 def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None, str]:
@@ -65,9 +50,9 @@ def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None,
         raise parameters.error(f"{default!r} is no route; routes: {', '.join(routes)}.", "default_route")
     route_of = dict[InputType | None, str]()
     for task in _TASKS:
-        named = [route for route in (task, "text") if route in routes]
         keys = ((task, "text"), (task, None), (None, "text"), (None, None))
-        choices = [*(mapped[key] for key in keys if key in mapped), *named]
+        choices = [mapped[key] for key in keys if key in mapped]
+        choices += [route for route in (task, "text") if route in routes]
         if task is None and isinstance(default, str):
             choices.append(default)
         if choices:

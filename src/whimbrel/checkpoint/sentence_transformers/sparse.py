@@ -1,12 +1,12 @@
 """Sparse heads of SPLADE and BGE-M3.
 
-Which tokens of a text count for SPLADE: all of them, [CLS] and [SEP] too. So it is in the code that the models were trained and
-published with (naver/splade and the models' cards: scores times the attention mask), in Sentence Transformers and in Text
-Embeddings Inference. vLLM leaves those two out; its numbers are not those of the cards. For BGE-M3 FlagEmbedding's code says
-which tokens count: inference/embedder/encoder_only/m3.py, `_process_token_weights` and `_process_colbert_vecs`.
+In SPLADE, all tokens of a text count, [CLS] and [SEP] too: so in the models' training code (naver/splade) and cards, Sentence
+Transformers and Text Embeddings Inference. vLLM leaves those two out, so its numbers are not those of the cards. In BGE-M3, the
+tokens count that FlagEmbedding's code selects.
 
-Sources of the formats: sentence_transformers/sparse_encoder/modules/splade_pooling.py (6.2) and the heads in
-transformers/models/*/modeling_*.py (5.23); of "new", Alibaba-NLP/new-impl on the hub.
+Sources: sentence_transformers/sparse_encoder/modules/splade_pooling.py (6.2) and the heads in
+transformers/models/*/modeling_*.py (5.23); of "new", Alibaba-NLP/new-impl on the hub; of BGE-M3, FlagEmbedding's
+inference/embedder/encoder_only/m3.py, `_process_token_weights` and `_process_colbert_vecs`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from whimbrel.checkpoint.json_file import JsonFile, find_file
 from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
-from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.checkpoint.torch_zip import tensor_shapes
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder, Output, TokenizerCard
@@ -33,7 +33,7 @@ FILL_MASK: Final[Mapping[str, tuple[object, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _LanguageHead:
-    """Names of a masked-language-model head's tensors, in one family."""
+    """Names of a masked-language-model head's tensors."""
 
     dense: str
     norm: str
@@ -44,9 +44,8 @@ class _LanguageHead:
     """Activation, or None for the transformer's own."""
 
 
-_LM_HEAD: Final = _LanguageHead(
-    "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", ("lm_head.decoder.bias", "lm_head.bias")
-)
+_BIASES: Final = ("lm_head.decoder.bias", "lm_head.bias")
+_LM_HEAD: Final = _LanguageHead("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", _BIASES)
 _HEADS: Final[Mapping[str, _LanguageHead]] = {
     "bert": _LanguageHead(
         "cls.predictions.transform.dense",
@@ -69,9 +68,6 @@ _HEADS: Final[Mapping[str, _LanguageHead]] = {
     ),
 }
 
-_LOGS: Final[Mapping[str, int]] = {"relu": 1, "log1p_relu": 2}
-_STRATEGIES: Final[Mapping[str, Literal["max", "sum"]]] = {"max": "max", "sum": "sum"}
-
 
 def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entries: int) -> Output:
     """Return SPLADE's output. config.json decides the head. `pooling` is SpladePooling's config, which may be empty."""
@@ -81,6 +77,7 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
         pooling.require_values({key: (encoder.vocab_size, None)})
     if (names := _HEADS.get(encoder.family)) is None:
         raise config.error("the language-modelling head of this architecture is not supported.", "architectures")
+    strategies: Mapping[str, Literal["max", "sum"]] = {"max": "max", "sum": "sum"}
     return Output(
         encoder.vocab_size,
         rows="vocabulary",
@@ -91,35 +88,27 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
             biases=names.biases if _has_bias(config, "decoder_bias", default=True) else (),
             in_features=encoder.embedding_size,
             out_features=encoder.vocab_size,
-            strategy=pooling.choice("pooling_strategy", _STRATEGIES, "max"),
-            num_logs=pooling.choice("activation_function", _LOGS, "relu"),
+            strategy=pooling.choice("pooling_strategy", strategies, "max"),
+            num_logs=pooling.choice("activation_function", {"relu": 1, "log1p_relu": 2}, "relu"),
         ),
         max_entries=max_entries,
     )
 
 
 def _transform(config: JsonFile, encoder: Encoder, names: _LanguageHead) -> tuple[Dense, LayerNorm]:
-    """Return the layers before the decoder."""
     if encoder.family == "modernbert":
         config.require_values({"classifier_activation": ("gelu", None)})
+    bias = _has_bias(config, "classifier_bias", default=encoder.family != "modernbert")
+    activation = names.activation or encoder.activation
     return (
-        Dense(
-            None,
-            names.dense,
-            in_features=encoder.hidden_size,
-            out_features=encoder.embedding_size,
-            bias=_has_bias(config, "classifier_bias", default=encoder.family != "modernbert"),
-            activation=names.activation or encoder.activation,
-        ),
+        Dense(None, names.dense, encoder.hidden_size, encoder.embedding_size, bias=bias, activation=activation),
         LayerNorm(None, names.norm, encoder.embedding_size, encoder.norm_eps, encoder.norm_bias),
     )
 
 
 def _has_bias(config: JsonFile, key: str, *, default: bool) -> bool:
     """Return whether a layer has a bias. Only ModernBERT's config states it; other models have one."""
-    if config.data.get("model_type") != "modernbert":
-        return True
-    return config.get(key, bool, default)
+    return config.data.get("model_type") != "modernbert" or config.get(key, bool, default)
 
 
 _SPARSE, _COLBERT = "sparse_linear.pt", "colbert_linear.pt"

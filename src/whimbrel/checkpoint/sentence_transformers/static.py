@@ -1,14 +1,11 @@
-"""Static embedding models.
+"""Static embedding models, which have a table with one vector per token.
 
-These checkpoints are a table with one vector per token: Sentence Transformers' StaticEmbedding, and model2vec.
+Sentence Transformers' StaticEmbedding and model2vec have a tokenizer.json, used as it is, and the tensors. The table's shape is
+in the header of model.safetensors. model2vec drops unknown tokens. It truncates texts first to `max_length` times the median
+token length in characters, then to `max_length` tokens.
 
-Both say little: a tokenizer.json, which is used as it is, and the tensors. What a table holds is in the header of
-model.safetensors, which is read here without any library. model2vec's checkpoints have a config.json, and treat texts in
-another way: tokens that the vocabulary does not have are dropped, and texts are cut, to `max_length` tokens and first to as
-many characters as so many tokens of the median length have.
-
-SparseStaticEmbedding has a number for each token, mostly its inverse document frequency, in a tensor or in a JSON file; its
-tokenizer is what AutoTokenizer makes of the files, without special tokens around a text.
+SparseStaticEmbedding has a weight for each token, usually its inverse document frequency, in a tensor or a JSON file. Its
+tokenizer is that of AutoTokenizer, without special tokens around a text.
 
 Sources: sentence_transformers/sentence_transformer/modules/static_embedding.py and sparse_encoder/modules/
 sparse_static_embedding.py (6.2); model2vec/model.py and model2vec/persistence/persistence.py (0.10).
@@ -22,12 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
+from whimbrel.checkpoint.config.common import NO_LAYERS
 from whimbrel.checkpoint.json_file import JsonFile, find_file
 from whimbrel.checkpoint.sentence_transformers.heads import cut_output, finish_output
 from whimbrel.checkpoint.sentence_transformers.modules import Rows, model_kind, read_max_entries, read_prompts, read_sentence
 from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
-from whimbrel.checkpoint.tokenizer.config import read_tokenizer
-from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Encoder, Output, StaticTokenizer, TokenizerCard
 from whimbrel.types.request import OutputName
@@ -36,21 +33,16 @@ _WEIGHTS: Final = "model.safetensors"
 _TABLES: Final = ("embedding.weight", "embeddings")
 _MAX_HEADER: Final = 2**24
 UNLIMITED: Final = 2**22
-"""Tokens per text where nothing limits them: more than any text that is taken can have."""
+"""Tokens per text without a limit: more than any accepted text has."""
 _MODEL2VEC_LENGTH: Final = 512
-_MOST_TOKENS: Final = 2**31
-
-# Keys of model2vec's config.json that tell how the table was made, or what the tensors say themselves.
-_INERT: Final = frozenset(
-    """
+# Keys of model2vec's config.json about the table's origin, or that repeat the tensors' shapes.
+_INERT: Final = """
     apply_pca apply_zipf architectures embedding_dtype head_config hidden_dim language pooling seq_length sif_coefficient
     tokenizer_name transformers_version vocabulary_quantization
 """.split()
-)
 
 
 def is_model2vec(root: Path) -> bool:
-    """Return whether model2vec saved this folder."""
     return JsonFile.read_optional(root, "config.json").data.get("model_type") == "model2vec"
 
 
@@ -85,7 +77,7 @@ def read_static_card(folder: Path, name: str, rows: Rows) -> Card:
 
 
 def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
-    """Return (encoder, tokenizer, tokens per text, whether vectors are normalised, or None if not stated)."""
+    """Return (encoder, tokenizer, limit in tokens, whether vectors are normalised, or None if not stated)."""
     shapes = _shapes(root)
     name = next((name for name in _TABLES if name in shapes), _TABLES[0])
     if len(shape := shapes.get(name, [])) != 2 or min(shape) < 1:
@@ -106,7 +98,7 @@ def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
 
 
 def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard, int, Output]:
-    """Return (encoder, tokenizer, tokens per text, sparse output) of a SparseStaticEmbedding."""
+    """Return (encoder, tokenizer, limit in tokens, sparse output) of a SparseStaticEmbedding."""
     root = folder / path
     config = JsonFile.read_optional(root, "config.json")
     config.reject_unknown_keys({"frozen", "path"})
@@ -117,7 +109,7 @@ def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard,
         idf = next((file for file in _beside(config, path) if (folder / file).exists()), None)
         if idf is None:
             raise config.error("this file is not in the checkpoint.", "path")
-        ids, _ = read_vocabulary(read_tokenizer_file(root).data, tokenizer, _MOST_TOKENS)
+        ids, _ = read_vocabulary(read_tokenizer_file(root).data, tokenizer, vocab_size=2**31)
         shape = [1 + max(ids.values(), default=0)]
     elif len(shape := _shapes(root).get("weight", [])) != 1:
         raise CheckpointError(f"must be a row of weights, is {shape or 'not there'}.", file=_WEIGHTS, key="weight")
@@ -131,7 +123,7 @@ def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard,
 
 
 def _beside(config: JsonFile, path: str) -> list[str]:
-    """Folders that may hold the file of weights: in the module's folder or in the checkpoint's."""
+    """Return the paths that the file of weights may have: in the module's folder or the checkpoint's."""
     name = config.get("path", str)
     if Path(name).name != name or not name.endswith(".json"):
         raise config.error(f"{name!r:.80} is no JSON file of this folder.", "path")
@@ -139,21 +131,11 @@ def _beside(config: JsonFile, path: str) -> list[str]:
 
 
 def _table_encoder(vocab_size: int, width: int) -> Encoder:
-    return Encoder(
-        family="static",
-        vocab_size=vocab_size,
-        hidden_size=width,
-        intermediate_size=0,
-        layers=(),
-        num_heads=1,
-        max_positions=UNLIMITED,
-        norm_eps=0.0,
-        activation="identity",
-    )
+    return Encoder(family="static", vocab_size=vocab_size, hidden_size=width, max_positions=UNLIMITED, **NO_LAYERS)
 
 
 def _tokenizer(side: Literal["right", "left"], bare: StaticTokenizer) -> TokenizerCard:
-    """Read tokenizer.json as it is: no other file counts."""
+    """Return the card of tokenizer.json without any other file."""
     return TokenizerCard(
         tokenizer_class="tokenizer.json",
         truncate=side,
@@ -174,7 +156,7 @@ def _tokenizer(side: Literal["right", "left"], bare: StaticTokenizer) -> Tokeniz
 
 
 def _truncation(tokenizer: JsonFile) -> tuple[int, Literal["right", "left"]]:
-    """Return the truncation that is saved in tokenizer.json, which Sentence Transformers leaves as it is."""
+    """Return (limit in tokens, side) of tokenizer.json's truncation, which Sentence Transformers keeps."""
     truncation = JsonFile(tokenizer.name, tokenizer.get("truncation", dict, {}))
     if not truncation.data:
         return UNLIMITED, "right"
@@ -184,7 +166,7 @@ def _truncation(tokenizer: JsonFile) -> tuple[int, Literal["right", "left"]]:
 
 
 def _shapes(root: Path) -> dict[str, list[int]]:
-    """Return the shapes of the tensors in model.safetensors: the length of a header, then the header, which is JSON."""
+    """Return the shapes in the header of model.safetensors, whose length comes first."""
     try:
         with find_file(root, _WEIGHTS).open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))

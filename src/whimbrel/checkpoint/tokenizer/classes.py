@@ -1,10 +1,8 @@
 """Tokenizer classes of transformers.
 
-Rebuilds tokenizer.json as these classes read it. Pure: JSON in, JSON out.
-
-Most classes take the vocabulary from tokenizer.json and build everything else themselves, from tokenizer_config.json and their
-own defaults; where the files disagree, the ids are those of the class. Decoders' classes take the post-processor too. Other
-checkpoints use the file as it is. In all, the tokens that tokenizer_config.json adds overrule those of the file.
+Rebuilds tokenizer.json as a class reads it. Most classes take only the vocabulary from the file. They build the other parts
+from tokenizer_config.json and their own defaults. Decoders' classes keep the post-processor too. Checkpoints without a class
+use the whole file. In every case, the added tokens of tokenizer_config.json replace those of tokenizer.json.
 
 Source: transformers/tokenization_utils_tokenizers.py and models/*/tokenization_*.py (5.23).
 """
@@ -20,23 +18,12 @@ from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass
 
 JSON: TypeAlias = dict[str, Any]
 
-_ROLES: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_ROLES: Final = list[str](("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _SPACE: Final = "\u2581"
-
-_FAIRSEQ: Final = {
-    "bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>",
-}  # fmt: skip
+_FAIRSEQ: Final = dict(zip(_ROLES, "<s> </s> <unk> </s> <pad> <s> <mask>".split(), strict=True))
 _DEFAULT_TOKENS: Final[Mapping[TokenizerClass, Mapping[str, str]]] = {
     "tokenizer.json": {},
-    "AlbertTokenizer": {
-        "bos": "[CLS]",
-        "eos": "[SEP]",
-        "unk": "<unk>",
-        "sep": "[SEP]",
-        "pad": "<pad>",
-        "cls": "[CLS]",
-        "mask": "[MASK]",
-    },
+    "AlbertTokenizer": dict(zip(_ROLES, "[CLS] [SEP] <unk> [SEP] <pad> [CLS] [MASK]".split(), strict=True)),
     "BertTokenizer": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
     "CamembertTokenizer": _FAIRSEQ,
     "GPT2Tokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
@@ -47,13 +34,10 @@ _DEFAULT_TOKENS: Final[Mapping[TokenizerClass, Mapping[str, str]]] = {
     "RobertaTokenizer": _FAIRSEQ,
     "XLMRobertaTokenizer": _FAIRSEQ,
 }
-"""Special tokens of a class, where no others are stated."""
-_DEFAULT_EXTRA: Final[Mapping[TokenizerClass, tuple[str, ...]]] = {
-    "CamembertTokenizer": ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
-}
+"""Default special tokens of each class."""
+_CAMEMBERT_EXTRA: Final = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
 _MASK_TAKES_SPACE: Final = ("CamembertTokenizer", "MPNetTokenizer")
-"""Classes whose <mask> swallows the spaces before it, where its flags are not stated."""
-
+"""Classes whose <mask> strips the spaces before it by default."""
 _QWEN2_WORDS: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -62,16 +46,11 @@ _QWEN2_WORDS: Final = (
 def read_as_class(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
     """Return tokenizer.json as the checkpoint's tokenizer class reads it. Raises CheckpointError.
 
-    The model embeds `vocab_size` tokens; an added token that is not in the vocabulary gets an id if there is room below.
+    The model embeds `vocab_size` tokens. An added token outside the vocabulary gets an id if there is one below `vocab_size`.
     """
-    names = _special_tokens(file, card)
-    added = _added_tokens(file, card, names.values(), vocab_size)
-    built = dict(file)
-    if card.tokenizer_class != "tokenizer.json":
-        ids = {**_vocabulary(file), **{token["content"]: token["id"] for token in added}}
-        tokens = _Tokens({role: token["content"] for role, token in names.items()}, ids)
-        built |= _BUILDERS[card.tokenizer_class](file, card, tokens)
-    built["added_tokens"] = added
+    tokens, added = _read_tokens(file, card, vocab_size)
+    build = _BUILDERS.get(card.tokenizer_class)
+    built: JSON = file | (build(file, card, tokens) if build else {}) | {"added_tokens": added}
     if card.lowercase and not _lowercases(built.get("normalizer")):
         steps = [{"type": "Lowercase"}, *([built["normalizer"]] if built.get("normalizer") else [])]
         built["normalizer"] = {"type": "Sequence", "normalizers": steps}
@@ -79,17 +58,13 @@ def read_as_class(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
 
 
 def read_vocabulary(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[Mapping[str, int], Mapping[str, str]]:
-    """(token -> id, added tokens included; role -> special token) of the tokenizer that `read_as_class` makes."""
-    names = _special_tokens(file, card)
-    added = _added_tokens(file, card, names.values(), vocab_size)
-    ids = {**_vocabulary(file), **{token["content"]: token["id"] for token in added}}
-    return ids, {role: token["content"] for role, token in names.items()}
+    """Return (token -> id with added tokens, role -> special token) of the tokenizer that `read_as_class` makes."""
+    tokens, _ = _read_tokens(file, card, vocab_size)
+    return tokens.ids, tokens.names
 
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """The special tokens and ids that a class needs."""
-
     names: Mapping[str, str]
     """Role -> token."""
     ids: Mapping[str, int]
@@ -97,9 +72,8 @@ class _Tokens:
 
     def name(self, role: str) -> str:
         if role not in self.names:
-            raise CheckpointError(
-                "must not be null with this tokenizer class.", file="tokenizer_config.json", key=f"{role}_token"
-            )
+            message = "must not be null with this tokenizer class."
+            raise CheckpointError(message, file="tokenizer_config.json", key=f"{role}_token")
         return self.names[role]
 
     def id(self, role: str) -> int:
@@ -109,20 +83,19 @@ class _Tokens:
         return self.ids[name]
 
 
-_Builder: TypeAlias = Callable[[JSON, TokenizerCard, _Tokens], JSON]
+def _read_tokens(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[_Tokens, list[JSON]]:
+    special = _special_tokens(file, card)
+    added = _added_tokens(file, card, special.values(), vocab_size)
+    ids = {**_vocabulary(file), **{token["content"]: token["id"] for token in added}}
+    return _Tokens({role: token["content"] for role, token in special.items()}, ids), added
 
 
 def _bert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
     model = {"unk_token": tokens.name("unk"), "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": card.tokenize_chinese_chars}
     return {
         "model": _model(file, "WordPiece", model),
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": card.tokenize_chinese_chars,
-            "strip_accents": card.strip_accents,
-            "lowercase": card.do_lower_case,
-        },
+        "normalizer": normalizer | {"strip_accents": card.strip_accents, "lowercase": card.do_lower_case},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": _template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
@@ -133,13 +106,8 @@ def _mpnet(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
 
 
 def _roberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
-    add_prefix_space = bool(card.add_prefix_space)
-    return {
-        "model": _model(file, "BPE", _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}),
-        "normalizer": None,
-        "pre_tokenizer": _bytes(add_prefix_space=add_prefix_space),
-        "post_processor": _roberta_processing(tokens, add_prefix_space=add_prefix_space),
-    }
+    post_processor = _roberta_processing(tokens, add_prefix_space=bool(card.add_prefix_space))
+    return _gpt2(file, card, tokens) | {"post_processor": post_processor}
 
 
 def _xlm_roberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
@@ -174,18 +142,16 @@ def _gpt2(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
     return {
         "model": _model(file, "BPE", _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}),
         "normalizer": None,
-        "pre_tokenizer": _bytes(add_prefix_space=bool(card.add_prefix_space)),
+        "pre_tokenizer": _byte_level(card, use_regex=True),
     }
 
 
 def _qwen2(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
     split = {"type": "Split", "pattern": {"Regex": _QWEN2_WORDS}, "behavior": "Isolated", "invert": False}
-    add_prefix_space = bool(card.add_prefix_space)
-    bytes_ = {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": False}
     return {
-        "model": _model(file, "BPE", _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}),
+        **_gpt2(file, card, tokens),
         "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytes_]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, _byte_level(card, use_regex=False)]},
         **({"post_processor": _template("A eos", "A eos B:1 eos:1", tokens)} if card.ends else {}),
     }
 
@@ -208,7 +174,7 @@ def _gemma(file: JSON, _: TokenizerCard, tokens: _Tokens) -> JSON:
     }
 
 
-_BUILDERS: Final[Mapping[TokenizerClass, _Builder]] = {
+_BUILDERS: Final[Mapping[TokenizerClass, Callable[[JSON, TokenizerCard, _Tokens], JSON]]] = {
     "AlbertTokenizer": _albert,
     "BertTokenizer": _bert,
     "CamembertTokenizer": _camembert,
@@ -229,16 +195,15 @@ _BPE: Final = {
 
 
 def _model(file: JSON, kind: str, fields: JSON) -> JSON:
-    stated = file["model"].get("type", kind)
-    if stated != kind:
-        raise CheckpointError(
-            f"{stated!r} does not go with the tokenizer class; must be {kind!r}.", file="tokenizer.json", key="model"
-        )
+    if (stated := file["model"].get("type", kind)) != kind:
+        message = f"{stated!r} does not go with the tokenizer class; must be {kind!r}."
+        raise CheckpointError(message, file="tokenizer.json", key="model")
     return file["model"] | {"type": kind} | fields
 
 
-def _bytes(*, add_prefix_space: bool) -> JSON:
-    return {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": True}
+def _byte_level(card: TokenizerCard, *, use_regex: bool) -> JSON:
+    flags = {"add_prefix_space": bool(card.add_prefix_space), "trim_offsets": True, "use_regex": use_regex}
+    return {"type": "ByteLevel", **flags}
 
 
 def _unigram_words(card: TokenizerCard) -> JSON:
@@ -251,45 +216,35 @@ def _metaspace(scheme: str, *, split: bool) -> JSON:
 
 
 def _roberta_processing(tokens: _Tokens, *, add_prefix_space: bool) -> JSON:
-    return {
-        "type": "RobertaProcessing",
-        "sep": [tokens.name("sep"), tokens.id("sep")],
-        "cls": [tokens.name("cls"), tokens.id("cls")],
-        "trim_offsets": True,
-        "add_prefix_space": add_prefix_space,
-    }
+    sep, cls = ([tokens.name(role), tokens.id(role)] for role in ("sep", "cls"))
+    return {"type": "RobertaProcessing", "sep": sep, "cls": cls, "trim_offsets": True, "add_prefix_space": add_prefix_space}
 
 
 def _template(single: str, pair: str, tokens: _Tokens) -> JSON:
-    """A template is words with a space between: the role of a special token, A or B for a text; each may have :1, its type."""
-    used = sorted({word.partition(":")[0] for word in pair.split()} - {"A", "B"})
+    """Return the post-processor of "cls A sep:1": special tokens by role, A or B for a text, and token types after a colon."""
+
+    def piece(word: str) -> JSON:
+        name, _, type_id = word.partition(":")
+        kind, name = ("Sequence", name) if name in ("A", "B") else ("SpecialToken", tokens.name(name))
+        return {kind: {"id": name, "type_id": int(type_id or 0)}}
+
+    roles = sorted({word.partition(":")[0] for word in pair.split()} - {"A", "B"})
+    ids = {tokens.name(role): tokens.id(role) for role in roles}
     return {
         "type": "TemplateProcessing",
-        "single": [_piece(word, tokens) for word in single.split()],
-        "pair": [_piece(word, tokens) for word in pair.split()],
-        "special_tokens": {
-            tokens.name(role): {"id": tokens.name(role), "ids": [tokens.id(role)], "tokens": [tokens.name(role)]}
-            for role in used
-        },
+        "single": [piece(word) for word in single.split()],
+        "pair": [piece(word) for word in pair.split()],
+        "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ids.items()},
     }
 
 
-def _piece(word: str, tokens: _Tokens) -> JSON:
-    name, _, type_id = word.partition(":")
-    known = {"type_id": int(type_id or 0)}
-    if name in ("A", "B"):
-        return {"Sequence": {"id": name, **known}}
-    return {"SpecialToken": {"id": tokens.name(name), **known}}
-
-
 def _charsmap(normalizer: JSON | None) -> JSON | None:
-    """The precompiled map of SentencePiece, alone: the class keeps nothing else of the normalizer."""
+    """Return SentencePiece's precompiled map, the only step of the normalizer that the class uses."""
     steps: list[JSON] = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
     return next((step for step in steps if step.get("type") == "Precompiled"), None)
 
 
 def _vocabulary(file: JSON) -> Mapping[str, int]:
-    """The model's own tokens, without those that are added to them."""
     try:
         vocab: Any = file["model"]["vocab"]
         return {row[0]: i for i, row in enumerate(cast(list[Any], vocab))} if isinstance(vocab, list) else {**vocab}
@@ -298,39 +253,44 @@ def _vocabulary(file: JSON) -> Mapping[str, int]:
 
 
 def unknown_token(card: TokenizerCard) -> str | None:
-    """Return the unknown token, if any."""
     stated = card.special_tokens.get("unk", {"content": _DEFAULT_TOKENS[card.tokenizer_class].get("unk")})
     return None if stated is None else stated["content"]
 
 
 def _special_tokens(file: JSON, card: TokenizerCard) -> Mapping[str, AddedToken]:
-    """Role -> token, in the order in which they get ids: those stated, or else those of the class."""
+    """Return the token of each role, in the order in which tokens get ids: from the card, else the class's default."""
     kind = card.tokenizer_class
-    takes_padding = bool(file.get("padding")) and kind != "GPT2Tokenizer"  # whose own default is none at all
-    padding = {"pad": file["padding"]["pad_token"]} if takes_padding else {}
+    has_padding = bool(file.get("padding")) and kind != "GPT2Tokenizer"  # a class without a default padding token
+    padding = {"pad": file["padding"]["pad_token"]} if has_padding else {}
     defaults = {role: {"content": token, "special": True} for role, token in {**padding, **_DEFAULT_TOKENS[kind]}.items()}
-    stated = {**defaults, **card.special_tokens}
-    roles = [role for role in _ROLES if role in stated] + [role for role in stated if role not in _ROLES]
-    tokens = {role: stated[role] for role in roles}
-    named = {role: token for role, token in tokens.items() if token is not None}
-    if kind in _MASK_TAKES_SPACE and "mask" in named:
-        named["mask"] = {"lstrip": True, **named["mask"]}
-    return named
+    token_of = {**defaults, **card.special_tokens}
+    roles = [role for role in _ROLES if role in token_of] + [role for role in token_of if role not in _ROLES]
+    tokens = {role: token for role in roles if (token := token_of[role]) is not None}
+    if kind in _MASK_TAKES_SPACE and "mask" in tokens:
+        tokens["mask"] = {"lstrip": True, **tokens["mask"]}
+    return tokens
 
 
-def _added_tokens(file: JSON, card: TokenizerCard, names: Collection[AddedToken], vocab_size: int) -> list[JSON]:
-    """Tokens that texts are searched for, in the order and with the ids in which tokenizers adds them: the file's, overruled by
-    those of tokenizer_config.json, then special tokens that neither lists, the last of the same content in force."""
-    default = ({"content": token, "special": True} for token in _DEFAULT_EXTRA.get(card.tokenizer_class, ()))
-    special = [*names, *(default if card.extra_tokens is None else card.extra_tokens)]
-    listed = {token["content"]: token for token in _listed_tokens(file, card)}
+def _added_tokens(file: JSON, card: TokenizerCard, role_tokens: Collection[AddedToken], vocab_size: int) -> list[JSON]:
+    """Return the added tokens in the order and with the ids of the tokenizers library.
+
+    Tokens of tokenizer_config.json replace those of tokenizer.json. Special tokens in neither file follow. Of several special
+    tokens with the same content, the last one counts.
+    """
+    kind = card.tokenizer_class
+    default = [{"content": token, "special": True} for token in _CAMEMBERT_EXTRA] if kind == "CamembertTokenizer" else []
+    special = [*role_tokens, *(default if card.extra_tokens is None else card.extra_tokens)]
+    in_file: list[AddedToken] = file.get("added_tokens") or []
+    if kind != "tokenizer.json":
+        in_file = sorted(in_file, key=lambda token: token["id"]) if card.added_tokens is None else []
+    tokens = {token["content"]: token for token in [*in_file, *(card.added_tokens or ())]}
     new = list[AddedToken]()
     for token in special:
-        if token["content"] not in listed and token not in new:
+        if token["content"] not in tokens and token not in new:
             new.append(token)
-    tokens = listed | {token["content"]: token for token in new}
-    tokens |= {name: {**tokens[name], "special": True} for name in {token["content"] for token in names}}
-    if card.tokenizer_class == "Qwen2Tokenizer":  # which adds them all once more
+    tokens |= {token["content"]: token for token in new}
+    tokens |= {name: {**tokens[name], "special": True} for name in {token["content"] for token in role_tokens}}
+    if kind == "Qwen2Tokenizer":  # the class adds all of them again
         tokens |= {token["content"]: {"content": token["content"], "special": True} for token in special}
     for name in card.legacy_tokens:
         if name not in tokens:
@@ -338,18 +298,8 @@ def _added_tokens(file: JSON, card: TokenizerCard, names: Collection[AddedToken]
     return list(_with_ids(tokens.values(), file, vocab_size))
 
 
-def _listed_tokens(file: JSON, card: TokenizerCard) -> Iterator[AddedToken]:
-    listed: list[JSON] = file.get("added_tokens") or []
-    if card.tokenizer_class == "tokenizer.json":
-        yield from listed
-    elif card.added_tokens is None:
-        yield from sorted(listed, key=lambda token: token["id"])
-    yield from card.added_tokens or ()
-
-
 def _with_ids(tokens: Iterable[AddedToken], file: JSON, vocab_size: int) -> Iterator[JSON]:
-    """tokenizers' own numbering, which does not look at the ids that are stated. Tokens without a row in the model's table are
-    left out: transformers' models fail at them."""
+    """Yield the tokens that the model embeds, with the ids of the tokenizers library, which ignores the ids in the files."""
     ids = _vocabulary(file)
     free = len(file["model"]["vocab"])
     for token in tokens:

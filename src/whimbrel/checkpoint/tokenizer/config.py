@@ -1,98 +1,68 @@
-"""Tokenizer configuration.
+"""Tokenizer configuration and vocabulary files.
 
 Reads tokenizer_config.json and the files beside it into a `TokenizerCard`. Every key must be known.
 
-Source: transformers/tokenization_utils_base.py, `_from_pretrained`, and models/auto/tokenization_auto.py (5.23).
+Source: transformers/tokenization_utils_base.py, `_from_pretrained`, tokenization_utils_tokenizers.py, and
+models/auto/tokenization_auto.py (5.23).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
-from whimbrel.checkpoint.json_file import JsonFile, find_file
-from whimbrel.checkpoint.tokenizer.vocabulary import read_tokenizer_file
+from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass
 
 JSON: TypeAlias = dict[str, Any]
 
-# Keys of tokenizer_config.json that do not change the ids of a single text. add_bos_token and add_eos_token are among them:
-# where there is a tokenizer.json, its post-processor alone says what stands around a text. Code on the hub may differ: _ENDING.
-_INERT_TOKENIZER: Final = frozenset(
-    """
-    add_bos_token add_eos_token backend chat_template clean_up_tokenization_spaces
-    do_basic_tokenize errors from_slow full_tokenizer_file is_local local_files_only
-    max_length name_or_path never_split pad_to_multiple_of
-    pad_token_type_id padding_side processor_class remove_space return_special_tokens_mask sp_model_kwargs
-    spaces_between_special_tokens
+_VOCABULARY, _WORDS, _PAIRS, _MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
+_NO_VOCABULARY: Final = "not found; load and save the tokenizer once with transformers to make it."
+# Keys of tokenizer_config.json that do not change the ids of a single text. The post-processor of tokenizer.json, not
+# add_bos_token and add_eos_token, adds the tokens around a text. For code on the hub that differs, see _ENDING.
+_INERT: Final = """
+    add_bos_token add_eos_token backend chat_template clean_up_tokenization_spaces do_basic_tokenize errors from_slow
+    full_tokenizer_file is_local local_files_only max_length name_or_path never_split pad_to_multiple_of pad_token_type_id
+    padding_side processor_class remove_space return_special_tokens_mask sp_model_kwargs spaces_between_special_tokens
     special_tokens_map_file stride tokenizer_file tokenizer_type trim_offsets truncation truncation_strategy
     use_default_system_prompt use_fast vocab_file vocab_size
 """.split()
-)
-_USED_TOKENIZER: Final = frozenset(
-    """
+_USED: Final = """
     add_prefix_space added_tokens_decoder additional_special_tokens auto_map do_lower_case extra_special_tokens init_inputs
     keep_accents legacy max_len model_input_names model_max_length model_specific_special_tokens split_special_tokens
     strip_accents tokenize_chinese_chars tokenizer_class truncation_side
 """.split()
-)
 _EXTRA: Final = ("additional_special_tokens", "extra_special_tokens")
 _ROLES: Final = {f"{role}_token": role for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
 _CLASSES: Final[Mapping[str, TokenizerClass]] = {
-    "AlbertTokenizer": "AlbertTokenizer",
-    "BertTokenizer": "BertTokenizer",
-    "CamembertTokenizer": "CamembertTokenizer",
-    "DistilBertTokenizer": "BertTokenizer",
-    "ElectraTokenizer": "BertTokenizer",
-    "GPT2Tokenizer": "GPT2Tokenizer",
-    "GemmaTokenizer": "GemmaTokenizer",
-    "LlamaTokenizer": "LlamaTokenizer",
-    "MPNetTokenizer": "MPNetTokenizer",
-    "MobileBertTokenizer": "BertTokenizer",
+    **{name: name for name in get_args(TokenizerClass) if name != "tokenizer.json"},
+    **dict.fromkeys(("DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"), "BertTokenizer"),
     "PreTrainedTokenizer": "tokenizer.json",
-    "Qwen2Tokenizer": "Qwen2Tokenizer",
-    "RobertaTokenizer": "RobertaTokenizer",
-    "XLMRobertaTokenizer": "XLMRobertaTokenizer",
 }
 _TOKENIZER_CLASSES: Final[Mapping[str, TokenizerClass]] = {
-    "AlbertTokenizer": "AlbertTokenizer",
     **_CLASSES,
     **{f"{name}Fast": kind for name, kind in _CLASSES.items()},
     "TokenizersBackend": "tokenizer.json",
 }
-_IMPLIED: Final[Mapping[str, TokenizerClass]] = {
-    "albert": "AlbertTokenizer",
-    "bert": "BertTokenizer",
-    "camembert": "CamembertTokenizer",
-    "data2vec-text": "RobertaTokenizer",
-    "distilbert": "BertTokenizer",
-    "electra": "BertTokenizer",
-    "ernie": "BertTokenizer",
-    "gemma": "GemmaTokenizer",
-    "gemma2": "GemmaTokenizer",
-    "gemma3_text": "GemmaTokenizer",
-    "gpt2": "GPT2Tokenizer",
-    "gte": "XLMRobertaTokenizer",
-    "jina_embeddings_v3": "XLMRobertaTokenizer",
-    "llama": "tokenizer.json",
-    "mobilebert": "BertTokenizer",
-    "mpnet": "MPNetTokenizer",
-    "nomic_bert": "BertTokenizer",
-    "opt": "GPT2Tokenizer",
-    "phi": "GPT2Tokenizer",
-    "qwen2_moe": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "qwen3_moe": "Qwen2Tokenizer",
-    "roberta": "RobertaTokenizer",
-    "roberta-prelayernorm": "RobertaTokenizer",
-    "starcoder2": "GPT2Tokenizer",
-    "xlm-roberta": "XLMRobertaTokenizer",
-    "xmod": "XLMRobertaTokenizer",
+_TYPES: Final[Mapping[TokenizerClass, str]] = {
+    "AlbertTokenizer": "albert",
+    "BertTokenizer": "bert distilbert electra ernie mobilebert nomic_bert",
+    "CamembertTokenizer": "camembert",
+    "GPT2Tokenizer": "gpt2 opt phi starcoder2",
+    "GemmaTokenizer": "gemma gemma2 gemma3_text",
+    "MPNetTokenizer": "mpnet",
+    "Qwen2Tokenizer": "qwen2_moe qwen3 qwen3_moe",
+    "RobertaTokenizer": "data2vec-text roberta roberta-prelayernorm",
+    "XLMRobertaTokenizer": "gte jina_embeddings_v3 xlm-roberta xmod",
+    "tokenizer.json": "llama",
 }
-"""Model type -> tokenizer class if none is stated."""
+_IMPLIED: Final[Mapping[str, TokenizerClass]] = {
+    model_type: kind for kind, model_types in _TYPES.items() for model_type in model_types.split()
+}
+"""Model type -> default tokenizer class."""
 _FILE_ALONE: Final = """
     ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoeshared hyperclovax internlm3
     iquestcoder mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert modernbert-decoder nemotron
@@ -102,39 +72,54 @@ _FORCED: Final[Mapping[str, TokenizerClass]] = {
     "qwen2": "Qwen2Tokenizer",
     **dict.fromkeys(_FILE_ALONE, "tokenizer.json"),
 }
-"""Model type -> tokenizer class, whatever is stated."""
+"""Model type -> tokenizer class, regardless of tokenizer_class."""
 _ENDING: Final = ("tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast")
-"""Code of gte-Qwen2 and stella: Qwen2's class, with the eos token after a text if add_eos_token is true. Their tokenizer.json
-does not state it."""
-_NEED_A_SPACE_FLAG: Final = (
-    "AlbertTokenizer",
-    "CamembertTokenizer",
-    "GPT2Tokenizer",
-    "RobertaTokenizer",
-    "XLMRobertaTokenizer",
-)
+"""Code of gte-Qwen2 and stella. If add_eos_token is true, it appends an eos token that their tokenizer.json does not."""
+_NEED_A_SPACE_FLAG: Final = """
+    AlbertTokenizer CamembertTokenizer GPT2Tokenizer RobertaTokenizer XLMRobertaTokenizer
+""".split()
 """Classes that do not take a null for add_prefix_space as their default."""
-_INPUTS: Final[Mapping[TokenizerClass, list[str]]] = {"BertTokenizer": ["token_type_ids"]}
-"""Tokenizer class -> default model inputs besides ids. (transformers 4 had types here for nearly all classes.)"""
+
+
+def read_tokenizer_file(root: Path) -> JsonFile:
+    """Return tokenizer.json, or what vocab.txt (WordPiece) or vocab.json and merges.txt (BPE) say of the model.
+
+    `classes.py` adds the parts that those files do not have. Raises CheckpointError.
+    """
+    if (root / _VOCABULARY).exists():
+        return JsonFile.read(root, _VOCABULARY)
+    model: dict[str, Any]
+    if (root / _WORDS).exists():
+        model = {"type": "WordPiece", "vocab": {word: number for number, word in enumerate(_lines(root, _WORDS))}}
+    elif (root / _PAIRS).exists() and (root / _MERGES).exists():
+        merges = [line for line in _lines(root, _MERGES) if line and not line.startswith("#version")]
+        model = {"type": "BPE", "vocab": read_json(root, _PAIRS), "merges": merges}
+    else:
+        raise CheckpointError(_NO_VOCABULARY, file=_VOCABULARY)
+    return JsonFile(_VOCABULARY, {"model": model, "added_tokens": []})
+
+
+def _lines(root: Path, file: str) -> list[str]:
+    try:
+        text = find_file(root, file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot be read: {error}.", file=file) from None
+    return text.removesuffix("\n").split("\n")
 
 
 def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowercase: bool) -> TokenizerCard:
-    """Read the tokenizer's part of the card from config.json and tokenizer_config.json. Raises CheckpointError.
-
-    `lowercase` is the do_lower_case of Sentence Transformers.
-    """
-    tokenizer.reject_unknown_keys(_USED_TOKENIZER, _INERT_TOKENIZER, _ROLES, _own_roles(tokenizer))
+    """Return the tokenizer's card. `lowercase` is Sentence Transformers' do_lower_case. Raises CheckpointError."""
+    tokenizer.reject_unknown_keys(_USED, _INERT, _ROLES, _own_roles(tokenizer))
     tokenizer.require_values({"split_special_tokens": (False, None), "keep_accents": (False, None), "init_inputs": ([], None)})
     file = read_tokenizer_file(root)
     kind = _tokenizer_class(root, config, tokenizer)
     if kind == "tokenizer.json" and not (root / "tokenizer.json").exists():
-        raise CheckpointError(
-            "not found; load and save the tokenizer once with transformers to make it.", file="tokenizer.json"
-        )
+        raise CheckpointError(_NO_VOCABULARY, file=_VOCABULARY)
     truncation = cast(JSON, file.data.get("truncation") or {})
     sides: Mapping[str, Literal["right", "left"]] = {"right": "right", "left": "left"}
     added = tokenizer.data.get("added_tokens_decoder")
-    roles, extra = _named_tokens(root, tokenizer, legacy=added is None)
+    inputs = tokenizer.get("model_input_names", list, ["token_type_ids"] if kind == "BertTokenizer" else [])
+    roles, extra = _special_tokens(root, tokenizer, legacy=added is None)
     return TokenizerCard(
         tokenizer_class=kind,
         truncate=tokenizer.choice("truncation_side", sides, str(truncation.get("direction", "right")).lower()),
@@ -145,7 +130,7 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
         add_prefix_space=_add_prefix_space(tokenizer, kind),
         legacy=tokenizer.get("legacy", bool, False),
         ends=_ends(tokenizer),
-        second_type="token_type_ids" in tokenizer.get("model_input_names", list, _INPUTS.get(kind, [])),
+        second_type="token_type_ids" in inputs,
         special_tokens=roles,
         extra_tokens=extra,
         legacy_tokens=tuple(JsonFile.read_optional(root, "added_tokens.json").data) if added is None else (),
@@ -172,7 +157,7 @@ def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> Token
 
 
 def _ends(tokenizer: JsonFile) -> bool:
-    """Return whether custom code, which Whimbrel implements, puts the eos token after a text."""
+    """Return whether custom code appends the eos token to each text."""
     code = cast(JSON, tokenizer.get("auto_map", dict, {}))
     if not code:
         return False
@@ -192,13 +177,12 @@ def _add_prefix_space(tokenizer: JsonFile, kind: TokenizerClass) -> bool | None:
     return None
 
 
-def _named_tokens(
+def _special_tokens(
     root: Path, tokenizer: JsonFile, *, legacy: bool
 ) -> tuple[Mapping[str, AddedToken | None], tuple[AddedToken, ...] | None]:
-    """Return the special tokens by role, and those without a role.
+    """Return (role -> special token, with custom roles last; special tokens without a role, or None if not stated).
 
-    special_tokens_map.json overrides tokenizer_config.json in checkpoints that do not list their added tokens. Roles of the
-    model's own come last.
+    `legacy`: tokenizer_config.json lists no added tokens, so special_tokens_map.json overrides it.
     """
     old_key, key = _EXTRA
     stated = dict(tokenizer.data)
@@ -210,8 +194,8 @@ def _named_tokens(
         stated |= _special_tokens_map(root, stated)
         own |= _pop_roles(stated, key)
     own = own or cast(JSON, stated.get("model_specific_special_tokens") or {})
-    if both := own.keys() & _ROLES:
-        raise tokenizer.error(f"{min(both)} is no name for a token of the model's own.", key)
+    if clashes := own.keys() & _ROLES:
+        raise tokenizer.error(f"{min(clashes)} is no name for a token of the model's own.", key)
     roles = {role: _token(tokenizer, name, stated[name]) for name, role in _ROLES.items() if name in stated}
     roles |= {name: _token(tokenizer, name, value) for name, value in own.items()}
     if key not in stated and stated.get(old_key) is None:
@@ -221,25 +205,26 @@ def _named_tokens(
     return roles, tuple(token for token in tokens if token is not None)
 
 
-def _own_roles(tokenizer: JsonFile) -> set[str]:
-    """Return the keys of roles of the model's own, such as image_token."""
-    return {key for key, value in tokenizer.data.items() if key.endswith("_token") and isinstance(value, str)} - _ROLES.keys()
+def _own_roles(tokenizer: JsonFile) -> list[str]:
+    """Return the keys of custom roles, such as image_token."""
+    items = tokenizer.data.items()
+    return [key for key, value in items if key.endswith("_token") and isinstance(value, str) and key not in _ROLES]
 
 
 def _pop_roles(stated: JSON, key: str) -> JSON:
-    """Remove and return the extra tokens with names, which become their roles."""
+    """Remove and return the extra tokens that are an object, whose keys are custom roles."""
     return cast(JSON, stated.pop(key)) if isinstance(stated.get(key), dict) else {}
 
 
 def _special_tokens_map(root: Path, stated: JSON) -> JSON:
     file = JsonFile.read_optional(root, "special_tokens_map.json")
     file.reject_unknown_keys(_ROLES, _EXTRA)
-    known = cast(list[Any], stated.get("extra_special_tokens") or [])
-    more: Any = file.data.get("extra_special_tokens")
-    if isinstance(more, list):
-        new = [{**cast(JSON, item), "special": True} if isinstance(item, dict) else item for item in cast(list[Any], more)]
-        return file.data | {"extra_special_tokens": known + [token for token in new if token not in known]}
-    return file.data
+    tokens: Any = file.data.get("extra_special_tokens")
+    if not isinstance(tokens, list):
+        return file.data
+    before = cast(list[Any], stated.get("extra_special_tokens") or [])
+    after = [{**cast(JSON, token), "special": True} if isinstance(token, dict) else token for token in cast(list[Any], tokens)]
+    return file.data | {"extra_special_tokens": before + [token for token in after if token not in before]}
 
 
 def _token(tokenizer: JsonFile, key: str, value: Any) -> AddedToken | None:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from whimbrel.client.request_bodies import encode_items, model_field, reject_options, size_of, text_list
-from whimbrel.client.responses import check_outputs, float_array, join_outputs, sort_by_index
+from whimbrel.client.request_bodies import choose_output, encode_items, reject_options, set_fields, text_list
+from whimbrel.client.responses import IndexedRow, check_outputs, float_array, join_outputs, sort_by_index
 from whimbrel.client.task import Reply, Task
 from whimbrel.types.options import TextOptions
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs
 from whimbrel.wire import from_base64
 
-_OPTIONS: Final = ("dimensions",)
 
-
-class _Row(msgspec.Struct):
-    index: int
+class _Row(IndexedRow):
     embedding: str | list[float]
 
 
@@ -31,12 +28,10 @@ class _Response(msgspec.Struct):
 def encode(
     model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
 ) -> Task[Outputs]:
-    """Return the task that embeds texts."""
-    reject_options("openai", outputs, ("dense",), options, _OPTIONS)
-    fields: dict[str, Any] = {"encoding_format": "base64", **model_field(model)}
-    if options.get("dimensions") is not None:
-        fields["dimensions"] = options.get("dimensions")
-    return Task("/v1/embeddings", text_list(texts), partial(encode_items, fields, "input"), _read, join_outputs, size_of)
+    choose_output("openai", outputs, ("dense",))
+    reject_options("openai", options, ("dimensions",))
+    fields = set_fields(encoding_format="base64", model=model, dimensions=options.get("dimensions"))
+    return Task("/v1/embeddings", text_list(texts), partial(encode_items, fields, "input"), _read, join_outputs)
 
 
 def _read(reply: Reply, count: int) -> Outputs:

@@ -15,8 +15,7 @@ import numpy as np
 from msgspec import Meta
 
 from whimbrel.errors import InvalidRequest, Location, TooLarge
-from whimbrel.types.options import read_truncate
-from whimbrel.types.request import InputType, OutputName, Request
+from whimbrel.types.request import InputType, OutputName, Request, read_truncate
 
 if TYPE_CHECKING:
     from whimbrel.types.card import Card

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from whimbrel.model.ops.tile_products import TileProducts, find_tile_products
 from whimbrel.model.ops.token_vectors import TokenVectors
-from whimbrel.types.arrays import Float32Array, Int64Array, ranges
+from whimbrel.types.arrays import Float32Array, Int64Array
+from whimbrel.types.batch import ranges
 
 _TILE: Final = 2**19
 """Elements of a tile: 2 MiB."""

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from whimbrel.engine.engine import Engine
-from whimbrel.engine.job import BatchItems
+from whimbrel.engine.engine_request import BatchItems
 from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
 from whimbrel.server.processes.channel import Channel, ProtocolError
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, raise_file_limit

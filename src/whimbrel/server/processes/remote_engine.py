@@ -33,7 +33,8 @@ from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, Whimbrel
 from whimbrel.outputs.finishers import locate_error, read_response
 from whimbrel.outputs.layout import concat_sparse
 from whimbrel.outputs.multi_vector import TokenReduction
-from whimbrel.outputs.pair_scoring import PairScoring, scores_by_similarity
+from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.outputs.requested import scores_by_similarity
 from whimbrel.server.processes.channel import ProtocolError
 from whimbrel.server.processes.messages import EngineDown
 from whimbrel.server.processes.quarantine import QuarantineList

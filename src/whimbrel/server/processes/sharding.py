@@ -23,7 +23,8 @@ from whimbrel.outputs.layout import plan_layout
 from whimbrel.outputs.merge import Deduplication
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.stored_vectors import StoredVectors, entry_bounds
-from whimbrel.types.arrays import Int32Array, Int64Array, ranges
+from whimbrel.types.arrays import Int32Array, Int64Array
+from whimbrel.types.batch import ranges
 from whimbrel.types.card import Card
 from whimbrel.types.result import Outputs, Ragged
 
