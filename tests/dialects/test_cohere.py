@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from exchanges import Exchanges, Small, small_server
 from fake import FakeEmbedder, FakeModel, call
 from vectors import is_read_back, vectors
-from whimbrel.dialects.cohere import embed as dialect
-from whimbrel.dialects.cohere import rerank
+from whimbrel.dialects import cohere as dialect
 from whimbrel.errors import Hint, InvalidRequest, Location, TooLarge, TooLong
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
@@ -131,7 +130,7 @@ def as_floats(kind: str, numbers: Any) -> Any:
 
 def test_version_1_gives_bare_vectors_where_no_types_are_asked_for() -> None:
     body, _ = dialect.parse_embed(orjson.dumps({"texts": ["a"]}))
-    found = orjson.loads(dialect.render_embed_v1(body, result([[1, 2]]), model()))
+    found = orjson.loads(dialect.render_embed(body, result([[1, 2]]), model(), version="1"))
     assert (found["embeddings"], found["response_type"], found["texts"]) == ([[1, 2]], "embeddings_floats", ["a"])
     assert found["meta"]["api_version"] == {"version": "1"}
 
@@ -148,13 +147,13 @@ def test_errors_are_in_the_words_of_the_api() -> None:
 
 
 def parse_rerank(body: dict[str, Any]) -> Request:
-    return rerank.parse_rerank(orjson.dumps({"query": "q", "documents": ["a"]} | body))[1]
+    return dialect.parse_rerank(orjson.dumps({"query": "q", "documents": ["a"]} | body))[1]
 
 
 def test_every_field_of_rerank() -> None:
     assert parse_rerank({}) == Request([("q", "a")], ("scores",))
     assert parse_rerank({"model": "m", "top_n": 3, "priority": 4}) == Request([("q", "a")], ("scores",), priority=4)
-    nulls = dict.fromkeys(rerank.CohereRerankRequest.__struct_fields__) | {"query": "q", "documents": ["a"]}
+    nulls = dict.fromkeys(dialect.CohereRerankRequest.__struct_fields__) | {"query": "q", "documents": ["a"]}
     assert parse_rerank(nulls) == parse_rerank({"relevant_spans": {"mode": "disabled"}}) == parse_rerank({})
     assert parse_rerank({"max_tokens_per_doc": 0}) == parse_rerank({})
     assert parse_rerank({"max_tokens_per_doc": 9}) == Request([("q", "a")], ("scores",), max_document_tokens=9)
@@ -163,7 +162,7 @@ def test_every_field_of_rerank() -> None:
 
 def test_every_field_of_version_1() -> None:
     def read(**more: Any) -> Request:
-        return rerank.parse_rerank_v1(orjson.dumps({"query": "q", "documents": [{"text": "a", "title": "t"}]} | more))[1]
+        return dialect.parse_rerank_v1(orjson.dumps({"query": "q", "documents": [{"text": "a", "title": "t"}]} | more))[1]
 
     assert read(rank_fields=["text"]) == read(max_chunks_per_doc=10) == Request([("q", "a")], ("scores",), truncate="never")
     assert read(max_chunks_per_doc=1) == Request([("q", "a")], ("scores",))
@@ -183,17 +182,17 @@ def test_every_field_of_version_1() -> None:
 def test_what_is_wrong_with_a_rerank_is_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_rerank(body)
-    assert orjson.loads(rerank.ROUTES[0].render_error(caught.value))["message"].startswith(f"{param}: ")
+    assert orjson.loads(dialect.ROUTES[2].render_error(caught.value))["message"].startswith(f"{param}: ")
 
 
 def test_the_best_come_first() -> None:
-    body, _ = rerank.parse_rerank(b'{"query": "q", "documents": ["a", "b", "c"], "top_n": 2}')
-    found = orjson.loads(rerank.render_rerank(body, ranked(0.5, 2, 0.5), model()))
+    body, _ = dialect.parse_rerank(b'{"query": "q", "documents": ["a", "b", "c"], "top_n": 2}')
+    found = orjson.loads(dialect.render_rerank(body, ranked(0.5, 2, 0.5), model()))
     assert found["results"] == [{"index": 1, "relevance_score": 2.0}, {"index": 0, "relevance_score": 0.5}]
     assert found["meta"] == {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
     assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
-    body, _ = rerank.parse_rerank_v1(b'{"query": "q", "documents": ["a"], "return_documents": true}')
-    found = orjson.loads(rerank.render_rerank_v1(body, ranked(1), model()))
+    body, _ = dialect.parse_rerank_v1(b'{"query": "q", "documents": ["a"], "return_documents": true}')
+    found = orjson.loads(dialect.render_rerank(body, ranked(1), model(), version="1"))
     assert found["results"] == [{"index": 0, "relevance_score": 1.0, "document": {"text": "a"}}]
     assert found["meta"]["api_version"] == {"version": "1"}
 
@@ -204,7 +203,7 @@ def test_errors_name_the_documents() -> None:
         (Location("input", 3, 0), "query"),
         (Location("max_document_tokens"), "max_tokens_per_doc"),
     ):
-        told = orjson.loads(rerank.ROUTES[0].render_error(InvalidRequest("is wrong.", location=ours)))
+        told = orjson.loads(dialect.ROUTES[2].render_error(InvalidRequest("is wrong.", location=ours)))
         assert told == {"message": f"{theirs}: is wrong."}
 
 

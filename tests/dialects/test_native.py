@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fake import FakeModel
 from vectors import codes_of, same_bits, told, vectors
-from whimbrel.dialects.native import embed
+from whimbrel.dialects import native
 from whimbrel.errors import InvalidRequest
 from whimbrel.server.app.openapi import docs_page, openapi_document
 from whimbrel.types.request import Request
@@ -26,7 +26,7 @@ TOKENS = Ragged(RANDOM.standard_normal((4, 2)).astype(np.float32), np.array([0, 
 
 
 def read(**body: Any) -> Request:
-    return embed.parse_request(orjson.dumps(body))[1]
+    return native.parse_embed(orjson.dumps(body))[1]
 
 
 def test_every_field() -> None:
@@ -58,7 +58,7 @@ def test_every_field() -> None:
         split_long=True,
     )
     assert read(input="a") == Request(["a"])
-    nulls = dict.fromkeys(embed.EmbedRequest.__struct_fields__) | {"input": "a"}
+    nulls = dict.fromkeys(native.EmbedRequest.__struct_fields__) | {"input": "a"}
     assert read(**nulls) == Request(["a"])
 
 
@@ -89,9 +89,9 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None
 
 
 def answer(encoding_format: str) -> Any:
-    body, _ = embed.parse_request(orjson.dumps({"input": "a", "encoding_format": encoding_format}))
+    body, _ = native.parse_embed(orjson.dumps({"input": "a", "encoding_format": encoding_format}))
     outputs = Outputs(dense=DENSE, sparse=SPARSE, multi_vector=TOKENS, scores=DENSE[:, :1].copy())
-    found = orjson.loads(embed.render_response(body, Result(outputs, 11, 0, Timings()), FakeModel.named("m")))
+    found = orjson.loads(native.render_embed(body, Result(outputs, 11, 0, Timings()), FakeModel.named("m")))
     assert (found["model"], found["usage"]) == ("m", {"prompt_tokens": 11, "total_tokens": 11})
     assert set(found["outputs"]) == {"dense", "sparse", "multi_vector", "scores"}
     return found["outputs"]
@@ -123,8 +123,8 @@ def test_what_is_written_reads_back(rows: np.ndarray, form: str) -> None:
     entries = Sparse(np.arange(4, dtype=np.int32), rows[:, 0].copy(), offsets)
     tokens = Ragged(rows, offsets)
     outputs = Outputs(dense=rows[:3], sparse=entries, multi_vector=tokens, scores=rows[:3, :2].copy(), token_scores=tokens)
-    body, _ = embed.parse_request(orjson.dumps({"input": ["a"] * 3, "encoding_format": form}))
-    found = told(embed.render_response(body, Result(outputs, 11, 0, Timings()), FakeModel.named("m")))["outputs"]
+    body, _ = native.parse_embed(orjson.dumps({"input": ["a"] * 3, "encoding_format": form}))
+    found = told(native.render_embed(body, Result(outputs, 11, 0, Timings()), FakeModel.named("m")))["outputs"]
     numbers: Any = floats if form == "base64" else lambda given: np.array(given, np.float32)
     assert same_bits([numbers(row) for row in found["dense"]], rows[:3])
     assert same_bits([numbers(row) for row in found["scores"]], rows[:3, :2])
@@ -137,8 +137,8 @@ def test_what_is_written_reads_back(rows: np.ndarray, form: str) -> None:
 @given(vectors(3, 8), st.sampled_from(["int8", "uint8", "binary", "ubinary"]), st.sampled_from(["float", "base64"]))
 def test_quantised_vectors_read_back(rows: np.ndarray, kind: Any, form: str) -> None:
     """As codes of the type, the same in JSON and in base64."""
-    body, _ = embed.parse_request(orjson.dumps({"input": ["a"] * 3, "encoding_format": form, "embed_dtype": kind}))
-    found = told(embed.render_response(body, Result(Outputs(rows), 11, 0, Timings()), FakeModel.named("m")))["outputs"]["dense"]
+    body, _ = native.parse_embed(orjson.dumps({"input": ["a"] * 3, "encoding_format": form, "embed_dtype": kind}))
+    found = told(native.render_embed(body, Result(Outputs(rows), 11, 0, Timings()), FakeModel.named("m")))["outputs"]["dense"]
     code = np.int8 if kind in ("int8", "binary") else np.uint8
     codes = np.stack([np.frombuffer(base64.b64decode(row), code) if form == "base64" else np.array(row, code) for row in found])
     assert np.array_equal(codes, codes_of(kind, rows))
@@ -150,5 +150,5 @@ def floats(text: str) -> np.ndarray:
 
 def test_the_page_shows_every_field() -> None:
     page = docs_page(openapi_document(), base_url="http://localhost:8000")
-    for field in (*embed.EmbedRequest.__struct_fields__, *embed.EmbedOutputs.__struct_fields__):
+    for field in (*native.EmbedRequest.__struct_fields__, *native.EmbedOutputs.__struct_fields__):
         assert f"<code>{field}</code>" in page or f"{field}: " in page

@@ -12,14 +12,13 @@ from hypothesis import given
 
 from fake import FakeModel
 from vectors import same_bits, told, vectors
-from whimbrel.dialects import ROUTES
-from whimbrel.dialects.native import classify
+from whimbrel.dialects import ROUTES, native
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Timings
 from whimbrel.types.seq import TokenOffsets
 
-READ = {"classify": classify.parse_classify, "token_classify": classify.parse_token_classify}
+READ = {"classify": native.parse_classify, "token_classify": native.parse_token_classify}
 
 
 class Card(SimpleNamespace):
@@ -68,24 +67,24 @@ def test_2049_texts_are_too_many(verb: str) -> None:
 
 
 def test_the_answers() -> None:
-    body, _ = classify.parse_classify(b'{"input": ["a", "b"]}')
+    body, _ = native.parse_classify(b'{"input": ["a", "b"]}')
     scores = np.array([[0.25, 0.75], [1, 0]], np.float32)
-    answer = classify.render_classify(body, Result(Outputs(scores=scores), 5, 0, Timings()), MODEL)
+    answer = native.render_classify(body, Result(Outputs(scores=scores), 5, 0, Timings()), MODEL)
     assert orjson.loads(answer) == {
         "labels": ["O", "BIRD"], "scores": [[0.25, 0.75], [1, 0]], "model": "m", "usage": {"prompt_tokens": 5, "total_tokens": 5}
     }  # fmt: skip
-    tagged, _ = classify.parse_token_classify(b'{"input": "a wader"}')
+    tagged, _ = native.parse_token_classify(b'{"input": "a wader"}')
     scores = Ragged(np.array([[0.9, 0.1], [0.25, 0.75]], np.float32), np.array([0, 2]))
     spans = TokenOffsets(np.array([[0, 1], [2, 7]], np.int32), np.zeros(2, bool), np.zeros(2, bool))
     result = Result(Outputs(token_scores=scores), 2, 0, Timings(), [spans])
-    entities = orjson.loads(classify.render_token_classify(tagged, result, MODEL))["entities"]
+    entities = orjson.loads(native.render_token_classify(tagged, result, MODEL))["entities"]
     assert entities == [[{"label": "BIRD", "score": 0.75, "start": 2, "end": 7, "text": "wader"}]]
 
 
 @given(vectors(3, 2))
 def test_scores_read_back(scores: np.ndarray) -> None:
-    body, _ = classify.parse_classify(b'{"input": ["a", "b", "c"]}')
-    answer = classify.render_classify(body, Result(Outputs(scores=scores), 5, 0, Timings()), MODEL)
+    body, _ = native.parse_classify(b'{"input": ["a", "b", "c"]}')
+    answer = native.render_classify(body, Result(Outputs(scores=scores), 5, 0, Timings()), MODEL)
     assert same_bits(told(answer)["scores"], scores)
 
 

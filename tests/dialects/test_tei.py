@@ -32,8 +32,8 @@ from late_models import write_stanford
 from serving import Server
 from vectors import EVERY_FLOAT, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
-from whimbrel.dialects.common.decode import MalformedBody
-from whimbrel.dialects.tei import ROUTES, answers, describe, embed, root, scores, tokens, vertex
+from whimbrel.dialects.common.bodies import MalformedBody
+from whimbrel.dialects.tei import ROUTES, answers, describe, embed, root, scores, tokens
 from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
@@ -559,7 +559,7 @@ def test_instances_of_another_kind_of_model(tmp_path: Path) -> None:
 )
 def test_instances_read_back(rows: np.ndarray, counts: list[int]) -> None:
     bodies = [{"inputs": ["a"] * count} for count in counts]
-    body, request = vertex.parse_vertex(instances(*bodies))
+    body, request = root.parse_vertex(instances(*bodies))
     assert request is not None
     for name, outputs in (
         ("dense", {"dense": rows[: sum(counts)]}),
@@ -567,7 +567,7 @@ def test_instances_read_back(rows: np.ndarray, counts: list[int]) -> None:
     ):
         kind = model(**{name: Output(3)})
         assert len(request(kind).texts) == sum(counts)
-        predictions = orjson.loads(cast(bytes, vertex.render_vertex(body, result(**outputs), kind)))["predictions"]
+        predictions = orjson.loads(cast(bytes, root.render_vertex(body, result(**outputs), kind)))["predictions"]
         assert [len(each) for each in predictions] == counts
         found = [row for each in predictions for row in each]
         if name == "multi_vector":

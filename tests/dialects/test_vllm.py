@@ -32,7 +32,6 @@ from serving import Server
 from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, __version__
 from whimbrel.dialects import openai, rerank, vllm
-from whimbrel.dialects.vllm import pooling, tokens
 from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge, WhimbrelError
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
@@ -58,12 +57,12 @@ class Card:
 
 
 def pooled(*outputs: str, **body: Any) -> Request:
-    _, request = pooling.parse_pooling(orjson.dumps({"input": "a"} | body))
+    _, request = vllm.parse_pooling(orjson.dumps({"input": "a"} | body))
     return request(FakeModel.named("m", Card(*(outputs or ("dense", "multi_vector", "scores", "token_scores")))))
 
 
 def classified(**body: Any) -> Request:
-    return pooling.parse_classify(orjson.dumps({"input": "a"} | body))[1]
+    return vllm.parse_classify(orjson.dumps({"input": "a"} | body))[1]
 
 
 def embedded(**body: Any) -> Request:
@@ -119,9 +118,9 @@ def test_every_field_of_pooling() -> None:
         truncate="left",
         max_tokens=9,
     )
-    nulls = dict.fromkeys(pooling.PoolingRequest.__struct_fields__) | {"input": "a"}
+    nulls = dict.fromkeys(vllm.PoolingRequest.__struct_fields__) | {"input": "a"}
     assert pooled(**nulls) == pooled()
-    assert classified(**(dict.fromkeys(pooling.VLLMClassifyRequest.__struct_fields__) | {"input": "a"})) == classified()
+    assert classified(**(dict.fromkeys(vllm.VLLMClassifyRequest.__struct_fields__) | {"input": "a"})) == classified()
     assert [row.tolist() for row in pooled(input=[[1, 2], [3]], add_special_tokens=False).texts] == [[1, 2], [3]]  # pyright: ignore
 
 
@@ -252,7 +251,7 @@ def test_what_only_some_routes_refuse() -> None:
 CHAT = orjson.dumps({"messages": [{"role": "user", "content": "a"}]})
 
 
-@pytest.mark.parametrize("read", [pooling.parse_pooling, pooling.parse_classify, tokens.parse_tokenize, openai.parse_request])
+@pytest.mark.parametrize("read", [vllm.parse_pooling, vllm.parse_classify, vllm.parse_tokenize, openai.parse_request])
 def test_chats_are_refused(read: Callable[[bytes], Any]) -> None:
     with pytest.raises(InvalidRequest, match="chats") as caught:
         read(CHAT)
@@ -262,18 +261,18 @@ def test_chats_are_refused(read: Callable[[bytes], Any]) -> None:
 
 
 def test_tokenize_and_detokenize_are_read() -> None:
-    sent, asked = tokens.parse_tokenize(b'{"prompt": "a", "return_token_strs": true, "model": "m"}')
+    sent, asked = vllm.parse_tokenize(b'{"prompt": "a", "return_token_strs": true, "model": "m"}')
     assert (sent.model, asked) == ("m", TokenizeRequest(["a"]))
-    assert tokens.parse_tokenize(b'{"prompt": "", "add_special_tokens": false}')[1] == TokenizeRequest([""], special=False)
-    assert tokens.parse_detokenize(b'{"tokens": [1, 2]}')[1] == DetokenizeRequest([[1, 2]])
+    assert vllm.parse_tokenize(b'{"prompt": "", "add_special_tokens": false}')[1] == TokenizeRequest([""], special=False)
+    assert vllm.parse_detokenize(b'{"tokens": [1, 2]}')[1] == DetokenizeRequest([[1, 2]])
     for read, body, param in (
-        (tokens.parse_tokenize, b"{}", None),
-        (tokens.parse_tokenize, b'{"prompt": ["a"]}', "prompt"),
-        (tokens.parse_detokenize, b'{"tokens": [-1]}', "tokens[0]"),
-        (tokens.parse_detokenize, b'{"tokens": "a"}', "tokens"),
-        (tokens.parse_detokenize, b'{"tokens": [9223372036854775808]}', "tokens[0]"),
-        (tokens.parse_detokenize, b'{"tokens": [' + b"1," * 600_000 + b"1]}", "input"),  # as errors are written: tokens
-        (tokens.parse_detokenize, b"", None),
+        (vllm.parse_tokenize, b"{}", None),
+        (vllm.parse_tokenize, b'{"prompt": ["a"]}', "prompt"),
+        (vllm.parse_detokenize, b'{"tokens": [-1]}', "tokens[0]"),
+        (vllm.parse_detokenize, b'{"tokens": "a"}', "tokens"),
+        (vllm.parse_detokenize, b'{"tokens": [9223372036854775808]}', "tokens[0]"),
+        (vllm.parse_detokenize, b'{"tokens": [' + b"1," * 600_000 + b"1]}", "input"),  # as errors are written: tokens
+        (vllm.parse_detokenize, b"", None),
     ):
         with pytest.raises(InvalidRequest) as caught:
             read(body)
@@ -281,7 +280,7 @@ def test_tokenize_and_detokenize_are_read() -> None:
 
 
 FIELDS = sorted({
-    *(name for route in pooling.ROUTES for name in route.request_type.__struct_fields__),
+    *(name for route in vllm.ROUTES for name in route.request_type.__struct_fields__),
     *("messages", "padding", "late_chunking_params", "chat_template", "chat_template_kwargs", "max_tokens_per_query"),
 })  # fmt: skip
 VALUES = st.recursive(
@@ -291,7 +290,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@given(st.sampled_from(pooling.ROUTES), st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5), st.booleans())
+@given(st.sampled_from(vllm.ROUTES), st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5), st.booleans())
 def test_any_values_are_read_or_refused(route: Any, body: dict[str, Any], whole: bool) -> None:
     example = json.loads(route.example) if whole else {}
     found: InvalidRequest | None = None
@@ -309,8 +308,8 @@ def test_any_values_are_read_or_refused(route: Any, body: dict[str, Any], whole:
 
 
 def write(outputs: dict[str, Any], **body: Any) -> Any:
-    sent, _ = pooling.parse_pooling(orjson.dumps({"input": ["a"] * 3} | body))
-    return pooling.render_pooling(sent, result(**outputs), FakeModel.named("m"))
+    sent, _ = vllm.parse_pooling(orjson.dumps({"input": ["a"] * 3} | body))
+    return vllm.render_pooling(sent, result(**outputs), FakeModel.named("m"))
 
 
 @given(st.sampled_from(list(TORCH)), st.sampled_from(["native", "little", "big"]), st.booleans())
@@ -362,9 +361,9 @@ def test_what_is_written_reads_back(rows: np.ndarray, ragged: bool) -> None:
 
 @given(vectors(3, 2))
 def test_scores_of_classes_read_back(rows: np.ndarray) -> None:
-    body, _ = pooling.parse_classify(b'{"input": ["a", "b", "c"]}')
+    body, _ = vllm.parse_classify(b'{"input": ["a", "b", "c"]}')
     model = FakeModel.named("m", SimpleNamespace(labels=("x", "y")))
-    found = told(pooling.render_classify(body, result(scores=rows), model))["data"]
+    found = told(vllm.render_classify(body, result(scores=rows), model))["data"]
     assert same_bits([each["probs"] for each in found], rows)
     assert [each["label"] for each in found] == ["xy"[best] for best in rows.argmax(1)]
 
@@ -394,11 +393,11 @@ def test_ids_and_times() -> None:
 
 
 def test_classes_without_names() -> None:
-    body, _ = pooling.parse_classify(b'{"input": ["a", "b"]}')
+    body, _ = vllm.parse_classify(b'{"input": ["a", "b"]}')
     scores = np.array([[0.25, 0.5], [1, 0]], np.float32)
     for labels, expected in (((), [None, None]), (("no", "yes"), ["yes", "no"])):
         told = orjson.loads(
-            pooling.render_classify(body, result(scores=scores), FakeModel.named("m", Card("scores", labels=labels)))
+            vllm.render_classify(body, result(scores=scores), FakeModel.named("m", Card("scores", labels=labels)))
         )
         assert [(row["label"], row["probs"], row["num_classes"]) for row in told["data"]] == [
             (expected[0], [0.25, 0.5], 2),
@@ -409,8 +408,8 @@ def test_classes_without_names() -> None:
 def test_tokens_are_written() -> None:
     info = TokenInfo(np.array([5, 6], np.int32), ("a", "##b"), np.zeros(2, np.bool_), np.zeros((2, 2), np.int32))
     for more, names in (({}, None), ({"return_token_strs": True}, ["a", "##b"])):
-        body, _ = tokens.parse_tokenize(orjson.dumps({"prompt": "ab"} | more))
-        assert orjson.loads(tokens.render_tokenize(body, [info], FakeModel.named("m"))) == {
+        body, _ = vllm.parse_tokenize(orjson.dumps({"prompt": "ab"} | more))
+        assert orjson.loads(vllm.render_tokenize(body, [info], FakeModel.named("m"))) == {
             "count": 2,
             "max_model_len": 256,
             "tokens": [5, 6],
@@ -428,7 +427,7 @@ def test_errors_are_in_vllm_s_words() -> None:
         (TooLarge("x"), 413, "Request Entity Too Large"),
         (ComputeError("x"), 500, "InternalServerError"),
     ):
-        assert pooling.status(error) == status
+        assert vllm.status(error) == status
         told = orjson.loads(render("/pooling", error))["error"]
         assert (told["code"], told["type"]) == (status, kind)
         assert told["param"] == (None if error.args == ("x",) else "truncate_prompt_tokens")

@@ -29,8 +29,7 @@ from late_models import write_pylate, write_sentence_transformers, write_stanfor
 from serving import Server
 from whimbrel import AsyncEngine, Engine
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.dialects import rerank
-from whimbrel.dialects.native import embed
+from whimbrel.dialects import native, rerank
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge, WhimbrelError
 from whimbrel.outputs.muvera import Muvera, make_muvera
 from whimbrel.outputs.token_pooling import pool_tokens
@@ -391,7 +390,7 @@ BODIES: list[tuple[Any, str | None]] = [
 @pytest.mark.parametrize(("given", "param"), BODIES, ids=str)
 def test_bodies_that_are_wrong(given: Any, param: str) -> None:
     for read, body in (
-        (embed.parse_request, {"input": "a"}),
+        (native.parse_embed, {"input": "a"}),
         (rerank.parse_rerank, {"query": "a", "documents": ["b"]}),
         (rerank.parse_score, {"queries": "a", "documents": "b"}),
     ):
@@ -400,7 +399,7 @@ def test_bodies_that_are_wrong(given: Any, param: str) -> None:
         assert caught.value.param == param
     for number in ("1e999", "NaN", "-1e400"):
         with pytest.raises(InvalidRequest):
-            embed.parse_request(f'{{"input": "a", "token_pooling": {number}}}'.encode())
+            native.parse_embed(f'{{"input": "a", "token_pooling": {number}}}'.encode())
 
 
 @pytest.mark.parametrize(
@@ -413,16 +412,16 @@ def test_bodies_that_are_wrong(given: Any, param: str) -> None:
 )  # fmt: skip
 def test_bodies_that_are_wrong_of_muvera(given: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        embed.parse_request(json.dumps({"input": "a", "muvera": given}).encode())
+        native.parse_embed(json.dumps({"input": "a", "muvera": given}).encode())
     assert caught.value.param == param
 
 
 def test_bodies() -> None:
     body = {"input": "a", "token_pooling": {"pool_factor": 2, "num_protected_tokens": 3, "normalize_embeddings": False}}
-    _, request = embed.parse_request(orjson.dumps(body | {"muvera": {"seed": 2**64 - 1}}))
+    _, request = native.parse_embed(orjson.dumps(body | {"muvera": {"seed": 2**64 - 1}}))
     assert request == Request(["a"], token_pooling=TokenPooling(2, 3, False), muvera=MuveraParameters(seed=2**64 - 1))
-    assert embed.parse_request(b'{"input": "a", "token_pooling": 2, "muvera": true}')[1].muvera == MuveraParameters()
-    assert embed.parse_request(b'{"input": "a", "token_pooling": null, "muvera": false}')[1] == Request(["a"])
+    assert native.parse_embed(b'{"input": "a", "token_pooling": 2, "muvera": true}')[1].muvera == MuveraParameters()
+    assert native.parse_embed(b'{"input": "a", "token_pooling": null, "muvera": false}')[1] == Request(["a"])
     assert rerank.parse_rerank(b'{"query": "a", "documents": ["b"], "token_pooling": 1.5}')[1].token_pooling == TokenPooling(
         1.5
     )

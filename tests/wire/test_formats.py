@@ -24,9 +24,8 @@ from hypothesis import strategies as st
 from asgi import Answer, ask
 from fake import FakeEmbedder, FakeModel
 from whimbrel import wire
-from whimbrel.dialects import openai
+from whimbrel.dialects import native, openai
 from whimbrel.dialects.common.responses import ARROW, NPY, OCTETS, accepted_media_type
-from whimbrel.dialects.native import embed
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.openapi import docs_page, openapi_document
@@ -195,10 +194,10 @@ def test_what_is_refused_names_its_field() -> None:
 
 
 def test_numbers_too_large_for_a_type() -> None:
-    sent, _ = embed.parse_request(b'{"input": "a", "encoding_format": "npy", "embed_dtype": "float16"}')
+    sent, _ = native.parse_embed(b'{"input": "a", "encoding_format": "npy", "embed_dtype": "float16"}')
     large = Result(Outputs(dense=DENSE * 1e6), 1, 0, Timings())
     with pytest.raises(InvalidRequest, match=r"dense has numbers up to .* float16 does not hold"):
-        embed.render_response(sent, large, FakeModel.named("m"))
+        native.render_embed(sent, large, FakeModel.named("m"))
 
 
 def test_the_page_shows_them() -> None:
@@ -243,8 +242,8 @@ def check(table: Any, dtype: Any) -> None:
 
 
 def test_arrow_pieces_are_the_arrays() -> None:
-    sent, _ = embed.parse_request(b'{"input": "a", "encoding_format": "arrow"}')
-    answer = embed.render_response(sent, Result(ALL, 1, 0, Timings()), FakeModel.named("m"))
+    sent, _ = native.parse_embed(b'{"input": "a", "encoding_format": "arrow"}')
+    answer = native.render_embed(sent, Result(ALL, 1, 0, Timings()), FakeModel.named("m"))
     assert not isinstance(answer, bytes)
     pieces = list(answer.chunks)
     assert sum(map(len, pieces)) == answer.size

@@ -8,22 +8,14 @@ from __future__ import annotations
 from typing import Final
 
 from whimbrel.dialects import cohere, jina, native, ollama, openai, rerank, tei, vllm, voyage
-from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, GetRoute, Response, Route, ServedModel
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel
+from whimbrel.dialects.common.route import MESSAGE_PACK, GetRoute, Route
 
 __all__ = ["GET_ROUTES", "JSON", "MESSAGE_PACK", "ROUTES", "GetRoute", "Response", "Route", "ServedModel"]
 
-ROUTES: Final[tuple[Route, ...]] = (
-    *openai.ROUTES,
-    *native.ROUTES,
-    *rerank.ROUTES,
-    *tei.ROUTES,
-    *ollama.ROUTES,
-    *cohere.ROUTES,
-    *voyage.ROUTES,
-    *jina.ROUTES,
-    *vllm.ROUTES,
-)
-"""All POST routes."""
+_DIALECTS: Final = (openai, native, rerank, tei, ollama, cohere, voyage, jina, vllm)
 
+ROUTES: Final[tuple[Route, ...]] = tuple(route for dialect in _DIALECTS for route in dialect.ROUTES)
+"""All POST routes."""
 GET_ROUTES: Final[tuple[GetRoute, ...]] = (*ollama.GET_ROUTES, *vllm.GET_ROUTES)
 """All GET routes of dialects."""

@@ -1,26 +1,25 @@
 """Jina's embeddings and multi-vector APIs, for texts. Pure functions over bytes.
 
-Source: Jina's API (api.jina.ai/openapi.json) and its clients in LlamaIndex and LangChain. Its `late_chunking` and objects in
-`input` are OpenAI's route's too, and its rerank is /v1/rerank. Texts that are too long are an error unless `truncate` is given,
-as there. The fields of our own that /v1/embeddings has are taken too; fields that are not known are ignored.
+Texts that exceed the limit are an error by default. Whimbrel's own fields of /v1/embeddings are accepted; unknown fields are
+ignored. OpenAI's route takes `late_chunking` and objects in `input` too. Jina's rerank API is /v1/rerank.
+Source: Jina's API (api.jina.ai/openapi.json) and its clients in LlamaIndex and LangChain.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import prompt_for_task
-from whimbrel.dialects.common.hosted import ServiceFields, check_bits, quantize, render_error, service_request, status
-from whimbrel.dialects.common.responses import json_answer, usage
-from whimbrel.dialects.common.route import Dialect, Response, ServedModel
+from whimbrel.dialects.common.bodies import decode, prompt_for_task, text_request
+from whimbrel.dialects.common.hosted import ServiceFields, check_bits, quantize, render_error, status
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.route import ErrorTerms, Route
 from whimbrel.dialects.openai import Usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import InputType, OutputName, Request
@@ -31,7 +30,7 @@ JinaType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubi
 
 _TASKS: Final = ("retrieval", "text-matching", "classification", "separation", "clustering")
 _PARTS: Final[dict[str, InputType]] = {"query": "query", "passage": "document"}
-"""Input types of tasks that end in a dot and one of these words."""
+"""Input types of tasks that end in a dot and a key."""
 
 
 class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
@@ -83,17 +82,9 @@ class JinaEmbeddingsResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def parse_embeddings(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
-    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
-    return _parse(body, "dense")
-
-
-def parse_multi_vector(body: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
-    """Return the body of /v1/multi-vector, and the function from a model to its Request; by default texts are documents."""
-    return _parse(body, "multi_vector")
-
-
-def _parse(raw: bytes, default: OutputName) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+def parse_embeddings(
+    raw: bytes, default: OutputName = "dense"
+) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
     body = decode(JinaEmbeddingsRequest, raw)
     output: OutputName = "multi_vector" if body.return_multivector else default
     body = replace(
@@ -103,7 +94,7 @@ def _parse(raw: bytes, default: OutputName) -> tuple[JinaEmbeddingsRequest, Call
         normalize=body.normalize if body.normalized is None else body.normalized,
         truncate=False if body.truncate is None else body.truncate,
     )
-    request_without_task = service_request(body, output)
+    request_without_task = text_request(body, (output,), input_type=body.input_type)
 
     def request(model: ServedModel) -> Request:
         check_bits(model.card, output, body.dimensions, _kinds(body), param="embedding_type")
@@ -112,14 +103,17 @@ def _parse(raw: bytes, default: OutputName) -> tuple[JinaEmbeddingsRequest, Call
     return body, request
 
 
+def parse_multi_vector(raw: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+    """Return the body of /v1/multi-vector, and the function from a model to its Request; by default texts are documents."""
+    return parse_embeddings(raw, "multi_vector")
+
+
 def _kinds(body: JinaEmbeddingsRequest) -> Sequence[str]:
-    """Return the types that are asked for, each once."""
     kinds = body.embedding_type or body.encoding_type or body.encoding_format or "float"
     return (kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds))
 
 
 def _for_task(task: str, request: Request, model: ServedModel) -> Request:
-    """Return the request for a task; a prompt of its own comes first. Raises InvalidRequest if the task is not known."""
     purpose = prompt_for_task(model.card, task, request.input_type)
     if purpose["prompt_name"] is None and task not in _TASKS and task.rpartition(".")[2] not in _PARTS:
         names = ", ".join(dict.fromkeys((*model.card.prompts, "retrieval.query", "retrieval.passage", *_TASKS)))
@@ -128,7 +122,6 @@ def _for_task(task: str, request: Request, model: ServedModel) -> Request:
 
 
 def render_embeddings(body: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """Return the answer; its numbers are printed from the arrays' memory."""
     texts_N, kinds = result.outputs.multi_vector, _kinds(body)
     name = "embedding" if texts_N is None else "embeddings"
     columns: dict[str, Any] = {
@@ -162,18 +155,18 @@ def _base64(rows_TD: EncodedArray) -> Iterator[str]:
 
 
 _TERMS: Final = ErrorTerms({"outputs": "model"}, {"truncate": "truncate=true"})
-_JINA: Final = Dialect(render_error, _TERMS, status)
+_JINA: Final = partial(Route, render=render_error, terms=_TERMS, status=status)
 _EXAMPLE: Final = '"input": ["A whimbrel is a wader."]'
 
 ROUTES: Final = (
-    _JINA.route(
+    _JINA(
         "/v1/embeddings",
         "Vectors of texts: a body with `task`, `embedding_type`, `normalized` or `return_multivector` (Jina).",
         parse_embeddings, render_embeddings, response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "task": "retrieval.passage", "embedding_type": "ubinary"}}',
         discriminators=frozenset(("task", "embedding_type", "encoding_type", "normalized", "return_multivector")),
     ),
-    _JINA.route(
+    _JINA(
         "/v1/multi-vector", "A vector for each token of texts (Jina).",
         parse_multi_vector, render_embeddings, response_type=JinaEmbeddingsResponse,
         example=f'{{{_EXAMPLE}, "input_type": "document"}}',

@@ -1,33 +1,30 @@
 """Ollama's API for embeddings. Pure functions over bytes.
 
-Source: ollama/ollama, api/types.go and server/routes.go. Options that only generating text knows are ignored, as there.
-Unlike Ollama, more `dimensions` than a vector has are refused, and /api/embeddings refuses a text that is too long.
+Options of text generation are ignored. Unlike Ollama, /api/embed refuses `dimensions` beyond the width of vectors, and
+/api/embeddings refuses texts that exceed the limit. Source: ollama/ollama, api/types.go and server/routes.go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import MAX_INPUTS
-from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import ANY, Dialect, GetRoute, Response, ServedModel
-from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLarge, TooLong, WhimbrelError
-from whimbrel.types.card import Card
+from whimbrel.dialects.common.bodies import MAX_INPUTS, check_count, decode
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Route
+from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLong, WhimbrelError
 from whimbrel.types.request import Request, Truncate
 from whimbrel.types.result import Result
 from whimbrel.wire import to_json
 
 VERSION: Final = "0.12.0"
-"""The version of Ollama that has all of these routes; clients compare it with the one that they need."""
+"""A version of Ollama that has all of these routes; clients compare it with the version that they need."""
 
-_TAG: Final = ":latest"
 _CHANGES_NUMBERS: Final = ("rope_frequency_base", "rope_frequency_scale")
 _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -145,31 +142,22 @@ class VersionResponse(msgspec.Struct):
     version: str
 
 
-class OllamaError(msgspec.Struct):
-    """The body of every error."""
-
-    error: str
-
-
 def parse_embed(raw: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel], Request] | None]:
-    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(OllamaEmbedRequest, raw)
     texts = [body.input] if isinstance(body.input, str) and body.input else list(body.input or ())
-    if len(texts) > MAX_INPUTS:
-        raise TooLarge(f"{len(texts):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+    check_count(len(texts), MAX_INPUTS, " inputs", param="input")
     truncate: Truncate = "never" if body.truncate is False else "right"
     dimensions = body.dimensions or None
     return body, _request(body, texts, truncate=truncate, dimensions=dimensions, normalize=True)
 
 
 def parse_embeddings(raw: bytes) -> tuple[OllamaEmbeddingsRequest, Callable[[ServedModel], Request] | None]:
-    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(OllamaEmbeddingsRequest, raw)
     return body, _request(body, [body.prompt] if body.prompt else [], truncate="never", normalize=False)
 
 
 def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[ServedModel], Request] | None:
-    """Return the function from a model to its Request; None without texts. A context is at most the model's maximum."""
+    """Return the function from a model to its Request; None without texts. `num_ctx` cannot raise the model's maximum."""
     options = body.options or {}
     for name in _CHANGES_NUMBERS:
         if name in options:
@@ -186,13 +174,11 @@ def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[Ser
 
 
 def parse_show(raw: bytes) -> tuple[ShowRequest, None]:
-    """Return the body; the model has nothing to do."""
     body = decode(ShowRequest, raw)
     return ShowRequest(model=body.model or body.name), None
 
 
 def render_embed(body: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes | Response:
-    """Return the answer; its floats are printed from the array's memory."""
     content: dict[str, Any] = {
         "model": body.model or model.plan.served_name,
         "embeddings": [] if result is None else result.dense,
@@ -204,12 +190,10 @@ def render_embed(body: OllamaEmbedRequest, result: Result | None, model: ServedM
 
 
 def render_embeddings(body: OllamaEmbeddingsRequest, result: Result | None, model: ServedModel) -> bytes:
-    """Return the answer of /api/embeddings."""
     return to_json({"embedding": [] if result is None else result.dense[0]})
 
 
 def render_show(body: ShowRequest, result: None, model: ServedModel) -> bytes:
-    """Return the kind of a model, its maximum length of texts and the width of its vectors."""
     card, family = model.card, model.card.encoder.family
     model_info: dict[str, str | int] = {"general.architecture": family, "general.basename": model.plan.served_name}
     model_info |= {f"{family}.context_length": model.plan.max_length, f"{family}.block_count": len(card.encoder.layers)}
@@ -221,7 +205,6 @@ def render_show(body: ShowRequest, result: None, model: ServedModel) -> bytes:
 
 
 def render_tags(models: Sequence[ServedModel]) -> bytes:
-    """Return the models that are served."""
     return msgspec.json.encode(ListResponse([ListedModel(**_listed(model)) for model in models]))
 
 
@@ -233,18 +216,14 @@ def render_running(models: Sequence[ServedModel]) -> bytes:
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:
-    """Return the version of Ollama that this API is like."""
     return msgspec.json.encode(VersionResponse(VERSION))
 
 
 def _listed(model: ServedModel) -> dict[str, Any]:
     name = model.plan.served_name
-    tagged = name if ":" in name else name + _TAG
-    return {"name": tagged, "model": tagged, "digest": _digest(model.card), "details": _details(model)}
-
-
-def _digest(card: Card) -> str:
-    return sha256(msgspec.json.encode(card)).hexdigest()
+    tagged = name if ":" in name else f"{name}:latest"
+    digest = sha256(msgspec.json.encode(model.card)).hexdigest()
+    return {"name": tagged, "model": tagged, "digest": digest, "details": _details(model)}
 
 
 def _details(model: ServedModel) -> ModelDetails:
@@ -257,7 +236,7 @@ _PROMPT_TERMS: Final = _TERMS.extended({"input": lambda _: Location("prompt")}, 
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
-    """Return an error in Ollama's shape, with the words that its clients look for."""
+    """Return an error with the words that Ollama's clients search for."""
     text, _ = terms.describe(error)
     if isinstance(error, ModelNotFound):
         text = f"model not found: {error.message}"
@@ -265,28 +244,27 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
         text = f"the input length exceeds the context length: {text}"
     elif isinstance(error, Overloaded):
         text = f"server busy, please try again. {text}"
-    return msgspec.json.encode(OllamaError(text))
+    return msgspec.json.encode({"error": text})
 
 
 def status(error: WhimbrelError) -> int:
-    """Return the HTTP status of an error."""
     return 503 if isinstance(error, Overloaded) else error.status
 
 
-_OLLAMA: Final = Dialect(render_error, _TERMS, status, ANY)
+_OLLAMA: Final = partial(Route, render=render_error, terms=_TERMS, status=status, media_types=ANY)
 
 ROUTES: Final = (
-    _OLLAMA.route(
+    _OLLAMA(
         "/api/embed", "Dense vectors of texts, of norm 1 (Ollama).",
         parse_embed, render_embed, response_type=OllamaEmbedResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
     ),
-    _OLLAMA.route(
+    _OLLAMA(
         "/api/embeddings", "The dense vector of a text (Ollama, before /api/embed).",
         parse_embeddings, render_embeddings, response_type=OllamaEmbeddingsResponse,
         example='{"prompt": "A whimbrel is a wader."}', terms=_PROMPT_TERMS,
     ),
-    _OLLAMA.route(
+    _OLLAMA(
         "/api/show", "The kind and the limits of a model (Ollama).", parse_show, render_show, response_type=ShowResponse,
         example="{}",
     ),
@@ -295,17 +273,11 @@ ROUTES: Final = (
 GET_ROUTES: Final = (
     GetRoute("/api/tags", "The models that are served (Ollama).", render_tags, render_error, ListResponse),
     GetRoute(
-        "/api/ps",
-        "The models that are loaded, with the maximum length of texts (Ollama).",
-        render_running,
-        render_error,
-        ProcessResponse,
+        "/api/ps", "The models that are loaded, with the maximum length of texts (Ollama).",
+        render_running, render_error, ProcessResponse,
     ),
     GetRoute(
-        "/api/version",
-        "The version of Ollama's API that this server implements (Ollama).",
-        render_version,
-        render_error,
-        VersionResponse,
+        "/api/version", "The version of Ollama's API that this server implements (Ollama).",
+        render_version, render_error, VersionResponse,
     ),
-)
+)  # fmt: skip

@@ -1,46 +1,37 @@
 """OpenAI's embeddings API, and the fields that other servers add to it. Pure functions over bytes.
 
-Source: openai/openai-openapi, `CreateEmbeddingRequest` and its response; extra fields as in vLLM and TEI. Fields that are
-not known are ignored, as other servers do.
+A field of vLLM that would change numbers and that is not honoured is refused by its name; other unknown fields are ignored.
+Sources: openai/openai-openapi, `CreateEmbeddingRequest` and its response; vLLM 0.33, entrypoints/pooling/base/protocol.py; TEI.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal, TypeAlias
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import (
-    UNSUPPORTED_TEXT_FIELDS,
-    TextObject,
-    VLLMTextFields,
-    parse_input_type,
-    parse_normalize,
-    reject_unsupported,
-    vllm_text_request,
-)
+from whimbrel.dialects.common.bodies import TextFields, TextObject, Truncation, TruncationSide, decode, is_packed, text_request
 from whimbrel.dialects.common.responses import (
     METADATA,
     OCTETS,
-    arrow_answer,
-    bare_answer,
-    binary_formats,
+    Response,
+    ServedModel,
+    binary_answer,
     created,
     header,
     json_answer,
     new_id,
-    npy_answer,
+    row_blocks,
     usage,
 )
-from whimbrel.dialects.common.route import Dialect, Response, ServedModel
-from whimbrel.errors import TooLarge, WhimbrelError
-from whimbrel.types.request import Request
+from whimbrel.dialects.common.route import ErrorTerms, Route, binary_formats
+from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError
+from whimbrel.types.request import OutputName, Request, Truncate, read_truncate
 from whimbrel.types.result import Result
-from whimbrel.wire import EncodedArray, base64_list, to_json
+from whimbrel.wire import ByteOrder, EncodedArray, FloatType, base64_list, to_json
 
 _BEFORE: Final = b'{"object":"embedding","index":%d,"embedding":"'
 """JSON before the base64 letters of a vector."""
@@ -48,6 +39,36 @@ _MAX_BLOCKS: Final = 512
 """The limit of entries in a header, of about 100 bytes each: clients read headers of less than 64 KiB."""
 
 EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only", "npy", "arrow"]
+
+
+class VLLMTextFields(TextFields, frozen=True, kw_only=True):
+    """Fields of vLLM's routes that encode texts."""
+
+    embed_dtype: Annotated[
+        FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")
+    ] = None
+    endianness: Annotated[
+        ByteOrder | None,
+        Meta(description="The byte order in binary formats. Default: `native`, the machine's own (vLLM)."),
+    ] = None
+    use_activation: Annotated[
+        bool | None,
+        Meta(description="For vectors the same as `normalize`; for scores, whether the activation is applied (vLLM)."),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(description="Cut each text to N tokens; -1 cuts to the model's maximum."),
+    ] = None
+    truncation_side: TruncationSide = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(
+            description="Accepted as `false` only with token ids, which are taken as they are; texts always get special "
+            "tokens (vLLM)."
+        ),
+    ] = None
+    request_id: Annotated[str | None, Meta(description="The end of the answer's `id` (vLLM).")] = None
+    user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
 
 
 class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
@@ -117,32 +138,76 @@ class ModelsResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-class ErrorDetail(msgspec.Struct):
-    """The cause of an error; `param` is the path of the fault, e.g. `input[3]`."""
+_NO_TEMPLATES: Final = "a request brings no template here; that of the model is used, and `instruction` is put into it."
+_REFUSED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
+    "padding": ((None, "do_not_pad"), "texts are not padded, which would change their numbers."),
+    "late_chunking_params": ((None,), "is not known here; late_chunking takes the parts of a text as inputs."),
+    "chat_template": ((None,), _NO_TEMPLATES),
+    "chat_template_kwargs": ((None, {}), _NO_TEMPLATES),
+    "return_embeddings": ((None, False), "scores are given here; /v1/embed gives the vectors."),
+}
+"""Values that change nothing, and the reason why others are refused."""
+_LONGEST: Final = 100
+"""The limit of bytes of a value that is decoded; all accepted values are shorter."""
+UNSUPPORTED_TEXT_FIELDS: Final = ("padding", "late_chunking_params")
+UNSUPPORTED_PAIR_FIELDS: Final = ("padding", "chat_template", "chat_template_kwargs", "return_embeddings")
+_ABSENT: Final = msgspec.Raw()
+_Fields: Final = msgspec.defstruct(
+    "_Fields", [(name, msgspec.Raw, _ABSENT) for name in ("input", "prompt", "messages", *_REFUSED)], frozen=True
+)
+"""The fields that are refused, and those that stand in place of `messages`."""
 
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+
+def reject_unsupported(body: bytes, names: Sequence[str] = (), *, text: Literal["input", "prompt"] | None = "input") -> None:
+    """Raise InvalidRequest if a field in `names` would change numbers, or if there are chats in place of the field `text`."""
+    if all(body.find(name.encode()) < 0 for name in (*names, "messages")):  # `in` costs five times as much
+        return
+    packed = is_packed(body)
+    fields = msgspec.structs.asdict(decode(_Fields, body, packed=packed))
+    if text is not None and fields["messages"] is not _ABSENT and fields[text] is _ABSENT:
+        raise InvalidRequest(f"chats are not taken; send {text}, a text as the model takes it.", param="messages")
+    for name in names:
+        (accepted, why), value = _REFUSED[name], fields[name]
+        is_short = value is not _ABSENT and len(value) <= _LONGEST
+        if value is not _ABSENT and not (is_short and decode(object, bytes(value), packed=packed) in accepted):
+            raise InvalidRequest(why, param=name)
 
 
-class ErrorResponse(msgspec.Struct):
-    """The body of every error."""
+def parse_truncation(
+    truncate: Truncation, side: Literal["right", "left"] | None, limit: int | None, *, default: bool
+) -> tuple[Truncate | None, int | None]:
+    """Return (truncate, max_tokens) of a Request. Texts are truncated by default if `default`. Raises InvalidRequest."""
+    cuts = truncate if truncate is not None else default or limit is not None
+    end = read_truncate(cuts)
+    if end in ("right", "left") and side not in (None, end):
+        raise InvalidRequest(f"is {side!r}, and truncate is {end!r}; give one of them.", param="truncation_side")
+    return end or side, None if limit == -1 else limit
 
-    error: ErrorDetail
+
+def parse_normalize(body: VLLMTextFields) -> bool | None:
+    """Return `normalize`, by either of its names. Raises InvalidRequest if they differ."""
+    if body.normalize is not None and body.use_activation not in (None, body.normalize):
+        raise InvalidRequest("contradicts normalize, which is the same for vectors; give one of them.", param="use_activation")
+    return body.use_activation if body.normalize is None else body.normalize
+
+
+def vllm_text_request(body: VLLMTextFields, outputs: tuple[OutputName, ...], *, cuts: bool, **more: Any) -> Request:
+    """Return the Request of a body of texts, by default with truncation if `cuts`. Raises InvalidRequest and TooLarge."""
+    side, max_tokens = body.truncation_side, body.truncate_prompt_tokens
+    truncate, limit = parse_truncation(body.truncate, side, max_tokens, default=cuts)
+    request = text_request(body, outputs, truncate=truncate, max_tokens=limit, **more)
+    if body.add_special_tokens is False and isinstance(request.texts[0], str):
+        raise InvalidRequest("a text gets its special tokens; send token ids to do without.", param="add_special_tokens")
+    return request
 
 
 def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbeddingsRequest, Request]:
-    """Return the body, with `default` if it names no format, and the Request that it stands for.
-
-    Raises InvalidRequest or TooLarge.
-    """
     reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
     body = decode(EmbeddingsRequest, raw)
     if body.encoding_format is None:
         body = msgspec.structs.replace(body, encoding_format=default)
-    more = {"normalize": parse_normalize(body), "input_type": parse_input_type(body.input_type)}
-    request = vllm_text_request(body, ("dense",), cuts=True, **more)
+    normalize = parse_normalize(body)
+    request = vllm_text_request(body, ("dense",), cuts=True, normalize=normalize, input_type=body.input_type)
     if body.encoding_format == "bytes" and len(request.texts) > _MAX_BLOCKS:
         raise TooLarge(
             f"{len(request.texts):,} inputs; the limit with encoding_format bytes is {_MAX_BLOCKS}, for a header says "
@@ -153,28 +218,23 @@ def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[Embedd
 
 
 def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """Return the answer, made of the array's memory."""
     if body.encoding_format in (None, "float"):
         data = [{"object": "embedding", "index": index, "embedding": row_D} for index, row_D in enumerate(result.dense)]
         return json_answer({**_about(body, result, model), "data": data}, result)
     dense = EncodedArray(result.dense, body.embed_dtype or "float32", body.endianness or "native", "dense")
     match body.encoding_format:
-        case "bytes":
-            return _bytes_answer(body, dense, result, model)
-        case "bytes_only":
-            return bare_answer({"dense": dense})
-        case "npy":
-            return npy_answer({"dense": dense})
-        case "arrow":
-            return arrow_answer({"dense": dense}, result, model)
         case "base64":
             head = to_json(_about(body, result, model))[:-1] + b',"data":'
             size, pieces = base64_list(head, dense, b"}", before=_BEFORE, after=b'"}')
             return Response(pieces, size=size)
+        case "bytes":
+            about = response_head("embd", body, model) | {"data": row_blocks(dense), "usage": usage(result)}
+            return Response(dense.chunks(), OCTETS, {METADATA: header(about)}, dense.nbytes)
+        case encoding:
+            return binary_answer(encoding, {"dense": dense}, result, model)
 
 
 def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
-    """Return all fields of the answer but the vectors."""
     return {
         "id": new_id("embd", body.request_id),
         "object": "list",
@@ -184,52 +244,29 @@ def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[
     }
 
 
-def _bytes_answer(body: EmbeddingsRequest, vectors_ND: EncodedArray, result: Result, model: ServedModel) -> Response:
-    """Return vLLM's binary answer, whose header has an entry for each vector."""
-    count, width = vectors_ND.shape
-    size = width * vectors_ND.storage_dtype.itemsize
-    about = {
-        "id": new_id("embd", body.request_id),
-        "created": created(),
-        "model": model.plan.served_name,
-        "data": [
-            {
-                "index": index,
-                "embed_dtype": vectors_ND.dtype,
-                "endianness": "big" if vectors_ND.is_big else "little",
-                "start": index * size,
-                "end": (index + 1) * size,
-                "shape": [width],
-            }
-            for index in range(count)
-        ],
-        "usage": usage(result),
-    }
-    return Response(vectors_ND.chunks(), OCTETS, {METADATA: header(about)}, vectors_ND.nbytes)
+def response_head(prefix: str, body: VLLMTextFields, model: ServedModel) -> dict[str, Any]:
+    """Return the first fields of answers in vLLM's order."""
+    return {"id": new_id(prefix, body.request_id), "created": created(), "model": model.plan.served_name}
 
 
 def render_models(models: Sequence[Model]) -> bytes:
-    """Return the answer of GET /v1/models."""
     return msgspec.json.encode(ModelsResponse(list(models)))
 
 
 _ERROR_TYPES: Final = {429: "rate_limit_error", 503: "overloaded_error"}
-
-
 _TERMS: Final = ErrorTerms({"max_tokens": "truncate_prompt_tokens"})
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
-    """Return an error as OpenAI's clients expect it."""
     text, param = terms.describe(error)
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
-    return msgspec.json.encode(ErrorResponse(ErrorDetail(text, kind, param, error.code)))
+    return msgspec.json.encode({"error": {"message": text, "type": kind, "param": param, "code": error.code}})
 
 
-_OPENAI: Final = Dialect(render_error, _TERMS)
+_OPENAI: Final = partial(Route, render=render_error, terms=_TERMS)
 
 ROUTES: Final = (
-    _OPENAI.route(
+    _OPENAI(
         "/v1/embeddings", "Dense vectors of texts (OpenAI).", parse_request, render_response, response_type=EmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
         accepts=binary_formats(parse_request),

@@ -1,29 +1,27 @@
 """POST /v1/rerank and /v1/score, in the shapes that Jina's API and vLLM share. Pure functions over bytes.
 
-Of models that compare vectors, these may stand for any text, as /v1/embed gives them in base64, or in fewer bits. Bodies are
-JSON, or the same in MessagePack, where vectors are bytes.
+Models that compare vectors also take vectors in place of any text, as /v1/embed gives them in base64, or in fewer bits. Bodies
+are JSON or MessagePack, where vectors are bytes. Unknown fields are ignored.
 
-Texts that are too long are refused unless cutting is asked for: a score of half a document looks like any other. Sources:
-Jina's API (api.jina.ai/openapi.json) and vLLM 0.33, entrypoints/pooling/scoring. Fields that are not known are ignored, as
-there.
+Texts that exceed the limit are an error by default, because a score of half a document looks like any other.
+Sources: Jina's API (api.jina.ai/openapi.json); vLLM 0.33, entrypoints/pooling/scoring.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.decode import decode, is_packed
-from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import UNSUPPORTED_PAIR_FIELDS, parse_truncation, reject_unsupported
+from whimbrel.dialects.common.bodies import ModelName, Priority, Truncation, TruncationSide, check_count, decode, is_packed
 from whimbrel.dialects.common.pair_inputs import Text, Texts, parse_part, parse_parts, text_of
-from whimbrel.dialects.common.responses import created, json_answer, new_id, usage
-from whimbrel.dialects.common.route import JSON, MESSAGE_PACK, Dialect, Response, ServedModel
-from whimbrel.dialects.openai import Usage, render_error
-from whimbrel.errors import InvalidRequest, Location, TooLarge, locate_pairs
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, usage
+from whimbrel.dialects.common.route import MESSAGE_PACK, ErrorTerms, Route
+from whimbrel.dialects.openai import UNSUPPORTED_PAIR_FIELDS, Usage, parse_truncation, reject_unsupported, render_error
+from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import TokenPooling, read_token_pooling
@@ -42,9 +40,9 @@ class TextDocument(msgspec.Struct, frozen=True):
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that both routes take."""
 
-    model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
+    model: ModelName = None
     truncate: Annotated[
-        bool | Literal["right", "left", "never"] | None,
+        Truncation,
         Meta(
             description="The end at which a text that is too long is cut; `true` cuts as the model does. Default: such a text "
             "is an error."
@@ -54,9 +52,7 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=-1)] | None,
         Meta(description="Cut each pair to N tokens; -1 cuts to the model's maximum (vLLM)."),
     ] = None
-    truncation_side: Annotated[Literal["right", "left"] | None, Meta(description="The end at which texts are cut (vLLM).")] = (
-        None
-    )
+    truncation_side: TruncationSide = None
     max_tokens_per_query: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Cut queries to N tokens before they are joined with documents; 0 does not (vLLM)."),
@@ -94,10 +90,7 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     use_activation: Annotated[bool | None, Meta(description="Apply the activation to scores. Default: as the model does.")] = (
         None
     )
-    priority: Annotated[
-        Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
-        Meta(description="Requests with lower numbers run first. Default: 0 (vLLM)."),
-    ] = None
+    priority: Priority = None
 
 
 class RerankRequest(PairFields, frozen=True, kw_only=True):
@@ -179,14 +172,12 @@ class ScoreResponse(msgspec.Struct):
 
 
 def parse_rerank(raw: bytes) -> tuple[RerankRequest, Request]:
-    """Return the body and the Request that it stands for. Raises InvalidRequest or TooLarge."""
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(RerankRequest, raw, packed=is_packed(raw))
     return body, request_of(body)
 
 
 def request_of(body: RerankRequest) -> Request:
-    """Return the Request that a body stands for. Raises InvalidRequest or TooLarge."""
     query = parse_part(body.query, Location("query"))
     pairs = [(query, parse_part(each, Location("documents", index))) for index, each in enumerate(body.documents)]
     return _request(body, pairs, ("query", "documents"))
@@ -197,11 +188,10 @@ _FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "dat
 
 
 def parse_score(raw: bytes) -> tuple[ScoreRequest, Request]:
-    """Return the body of /v1/score and its Request. Raises InvalidRequest or TooLarge."""
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(ScoreRequest, raw, packed=is_packed(raw))
-    begun = [form for form in _FORMS if any(getattr(body, name) is not None for name in form)] or _FORMS[-1:]
-    names = next((form for form in begun if all(getattr(body, name) is not None for name in form)), begun[0])
+    forms = [form for form in _FORMS if any(getattr(body, name) is not None for name in form)] or _FORMS[-1:]
+    names = next((form for form in forms if all(getattr(body, name) is not None for name in form)), forms[0])
     first, second = (getattr(body, name) for name in names)
     if first is None or second is None:
         name = names[0] if first is None else names[1]
@@ -218,12 +208,11 @@ def parse_score(raw: bytes) -> tuple[ScoreRequest, Request]:
 def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -> Request:
     if not pairs:
         raise InvalidRequest("is empty; give at least one text.", param=names[1])
-    if len(pairs) > MAX_PAIRS:
-        raise TooLarge(f"{len(pairs):,} texts; the limit is {MAX_PAIRS:,}. Split the request.", param=names[1])
+    check_count(len(pairs), MAX_PAIRS, " texts", param=names[1])
     for index, (query, _) in enumerate(pairs):
         if isinstance(query, str) and not query:
             raise InvalidRequest("is empty.", param=names[0], item=None if names[0] == "query" else index)
-    truncate, limit = parse_truncation(body, default=False)
+    truncate, limit = parse_truncation(body.truncate, body.truncation_side, body.truncate_prompt_tokens, default=False)
     return Request(
         pairs,
         ("scores",),
@@ -244,7 +233,6 @@ def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -
 
 
 def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """Return the answer, best first."""
     results = rank(body, result, documents=body.return_documents is not False)
     name = new_id("rerank", body.request_id)
     content = {"id": name, "model": model.plan.served_name, "usage": usage(result), "results": results}
@@ -267,7 +255,6 @@ def rank(body: RerankRequest, result: Result, *, documents: bool) -> list[dict[s
 
 
 def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """Return the answer, in the order of the pairs."""
     scores_P = _scores(result)
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
     for each in data if body.explain else ():
@@ -298,20 +285,20 @@ def _explained(result: Result, index: int) -> dict[str, Any]:
     matches, tokens = result.outputs.token_matches, result.pair_tokens
     assert matches is not None
     assert tokens is not None
-    maxima, places = np.ascontiguousarray(matches[index].T)
-    return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, places.astype(np.int32)), strict=True))
+    maxima, indices = np.ascontiguousarray(matches[index].T)
+    return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, indices.astype(np.int32)), strict=True))
 
 
-_RERANK: Final = Dialect(render_error, media_types=(JSON, *MESSAGE_PACK))
+_RERANK: Final = partial(Route, render=render_error, media_types=(JSON, *MESSAGE_PACK))
 
 ROUTES: Final = (
-    _RERANK.route(
+    _RERANK(
         "/v1/rerank", "Documents ranked by a query (Jina, vLLM).",
         parse_rerank, render_rerank, response_type=RerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
         terms=RERANK_TERMS,
     ),
-    _RERANK.route(
+    _RERANK(
         "/v1/score", "The scores of pairs of texts (vLLM).", parse_score, render_score, response_type=ScoreResponse,
         example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
         terms=SCORE_TERMS,

@@ -1,45 +1,45 @@
 """Voyage's embeddings and rerank APIs. Pure functions over bytes.
 
-Source: voyageai-python 0.5 (client.py, api_resources). Texts that are too long are cut unless `truncation` is false, as there.
-The fields of our own that /v1/embeddings and /v1/rerank have are taken too; fields that are not known are ignored.
+Texts that exceed the limit are truncated by default. Whimbrel's own fields of /v1/embeddings and /v1/rerank are accepted, and
+unknown fields are ignored. Source: voyageai-python 0.5 (client.py, api_resources).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.decode import decode, is_packed
-from whimbrel.dialects.common.errors import ErrorTerms
+from whimbrel.dialects.common.bodies import decode, is_packed, text_request
 from whimbrel.dialects.common.hosted import (
     NumberType,
     ServiceFields,
     check_bits,
     quantize,
     render_error,
-    service_request,
     status,
 )
-from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Dialect, Response, ServedModel
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.route import ErrorTerms, Route
 from whimbrel.dialects.rerank import RERANK_TERMS, RerankRequest, rank, request_of
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 from whimbrel.wire import base64_rows, number_rows
 
+CutFlag: TypeAlias = Annotated[
+    bool | None, Meta(description="Cut texts that are too long; `false` makes them an error. Default: true.")
+]
+
 
 class VoyageEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
     """Body of POST /v1/embeddings where it has one of these fields."""
 
-    truncation: Annotated[
-        bool | None,
-        Meta(description="Cut texts that are too long; `false` makes them an error. Default: true."),
-    ] = None
+    truncation: CutFlag = None
     output_dimension: Annotated[int | None, Meta(description="The same as `dimensions`.")] = None
     output_dtype: Annotated[
         NumberType | None,
@@ -76,10 +76,7 @@ class VoyageEmbeddingsResponse(msgspec.Struct):
 class VoyageRerankRequest(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /v1/rerank where it has one of these fields."""
 
-    truncation: Annotated[
-        bool | None,
-        Meta(description="Cut texts that are too long; `false` makes them an error. Default: true."),
-    ] = None
+    truncation: CutFlag = None
     top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best. Default: all.")] = None
     return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
 
@@ -102,12 +99,12 @@ class VoyageRerankResponse(msgspec.Struct):
 
 
 def parse_embeddings(raw: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[ServedModel], Request]]:
-    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(VoyageEmbeddingsRequest, raw)
     if None not in (body.dimensions, body.output_dimension) and body.dimensions != body.output_dimension:
         raise InvalidRequest("differs from dimensions; give one of them.", param="output_dimension")
     width = body.output_dimension if body.dimensions is None else body.dimensions
-    encode_request = service_request(replace(body, dimensions=width, truncate=_cuts(body)))
+    fields = replace(body, dimensions=width, truncate=_cuts(body))
+    encode_request = text_request(fields, ("dense",), input_type=body.input_type)
 
     def request(model: ServedModel) -> Request:
         check_bits(model.card, "dense", width, (body.output_dtype or "float",), param="output_dtype")
@@ -117,12 +114,11 @@ def parse_embeddings(raw: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[Ser
 
 
 def _cuts(body: VoyageEmbeddingsRequest | VoyageRerankRequest) -> Any:
-    """Return the truncation that a body asks for; Voyage's own field comes first."""
+    """Return the truncation of a body; Voyage's own field overrides `truncate`."""
     return body.truncation is not False if body.truncation is not None or body.truncate is None else body.truncate
 
 
 def render_embeddings(body: VoyageEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """Return the answer; its numbers are printed from the arrays' memory."""
     vectors_ND = quantize(result.dense, body.output_dtype or "float")
     vectors = base64_rows(vectors_ND) if body.encoding_format == "base64" else number_rows(vectors_ND)
     data = [{"object": "embedding", "embedding": vector, "index": index} for index, vector in enumerate(vectors)]
@@ -130,14 +126,12 @@ def render_embeddings(body: VoyageEmbeddingsRequest, result: Result, model: Serv
 
 
 def parse_rerank(raw: bytes) -> tuple[VoyageRerankRequest, Request]:
-    """Return the body and the Request that it stands for. Raises InvalidRequest or TooLarge."""
     body = decode(VoyageRerankRequest, raw, packed=is_packed(raw))
     body = replace(body, top_n=body.top_n if body.top_k is None else body.top_k)
     return body, request_of(replace(body, truncate=_cuts(body)))
 
 
 def render_rerank(body: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """Return the answer, best first."""
     data = rank(body, result, documents=body.return_documents is True)
     for each in data:
         if "document" in each:
@@ -154,19 +148,17 @@ def _write(data: list[dict[str, Any]], result: Result, model: ServedModel, *, as
 _OPTIONS: Final = {"truncate": "truncation=true"}
 _TERMS: Final = ErrorTerms({"outputs": "model", "dimensions": "output_dimension"}, _OPTIONS)
 _RERANK_TERMS: Final = RERANK_TERMS.extended({"outputs": "model"}, _OPTIONS)
-
-
-_VOYAGE: Final = Dialect(render_error, _TERMS, status)
+_VOYAGE: Final = partial(Route, render=render_error, terms=_TERMS, status=status)
 
 ROUTES: Final = (
-    _VOYAGE.route(
+    _VOYAGE(
         "/v1/embeddings",
         "Dense vectors of texts: a body with `output_dtype`, `output_dimension` or `truncation` (Voyage).",
         parse_embeddings, render_embeddings, response_type=VoyageEmbeddingsResponse,
         example='{"input": ["A whimbrel is a wader."], "input_type": "document", "output_dtype": "int8"}',
         discriminators=frozenset(("output_dtype", "output_dimension", "truncation")),
     ),
-    _VOYAGE.route(
+    _VOYAGE(
         "/v1/rerank", "Documents ranked by a query: a body with `top_k` or `truncation` (Voyage).",
         parse_rerank, render_rerank, response_type=VoyageRerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."], "top_k": 1}',

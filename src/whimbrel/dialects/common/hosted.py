@@ -1,4 +1,4 @@
-"""Hosted embedding services: the fields and errors that Voyage and Jina share, and the number types that Cohere shares too."""
+"""Hosted embedding services: fields and errors of Voyage and Jina, and number types of Cohere, Voyage and Jina."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated, Final, Literal, TypeAlias, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import TextFields, TextObject, parse_input_type, text_request
+from whimbrel.dialects.common.bodies import TextFields, TextObject
+from whimbrel.dialects.common.route import ErrorTerms
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
-from whimbrel.types.request import OutputName, Request
+from whimbrel.types.request import OutputName
 from whimbrel.wire import DType, EncodedArray
 
 
@@ -37,29 +37,16 @@ class ServiceFields(TextFields, frozen=True, kw_only=True):
     ] = None
 
 
-class DetailError(msgspec.Struct):
-    """The body of every error."""
-
-    detail: str
-
-
-def service_request(body: ServiceFields, output: OutputName = "dense") -> Request:
-    """Return the Request that a body stands for. Raises InvalidRequest and TooLarge."""
-    return text_request(body, (output,), input_type=parse_input_type(body.input_type))
-
-
 _STATUSES: Final = {404: 400, 413: 400}
 """Statuses of an unknown model and of a request that is too large: clients of both services expect 400."""
 
 
 def status(error: WhimbrelError) -> int:
-    """Return the HTTP status of an error."""
     return _STATUSES.get(error.status, error.status)
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms) -> bytes:
-    """Return an error as clients of both expect it."""
-    return msgspec.json.encode(DetailError(terms.describe(error)[0]))
+    return msgspec.json.encode({"detail": terms.describe(error)[0]})
 
 
 NumberType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
@@ -68,7 +55,7 @@ _BITS: Final = frozenset(("binary", "ubinary"))
 
 
 def quantize(rows_ND: Float32Array, kind: str) -> EncodedArray:
-    """Return the rows in a NumberType; `base64` is of floats.
+    """Return the rows in a NumberType; `base64` holds floats.
 
     `int8` and `uint8`: 127ths of each row's largest entry, and that + 128. `ubinary` and `binary`: bits, eight columns to a
     byte, and that - 128, for widths that `check_bits` accepts.
@@ -77,11 +64,11 @@ def quantize(rows_ND: Float32Array, kind: str) -> EncodedArray:
 
 
 def check_bits(card: Card, output: OutputName, dimensions: int | None, kinds: Collection[str], *, param: str) -> None:
-    """Raise InvalidRequest over the field `param` if it asks for bits and the columns of vectors do not fill whole bytes."""
+    """Raise InvalidRequest at `param` if it asks for bits and the columns of vectors do not fill whole bytes."""
     if _BITS.isdisjoint(kinds):
         return
-    found = card.output(output)
-    width = dimensions or found.default_width or found.width
+    columns = card.output(output)
+    width = dimensions or columns.default_width or columns.width
     if width % 8:
         raise InvalidRequest(
             f"bits are packed eight to a byte, and {width:,} columns are no multiple of 8. Ask for another width, or for int8.",

@@ -1,6 +1,6 @@
-"""Response formats: JSON, raw bytes, npy or an Arrow stream, with numbers in several types; and content negotiation.
+"""Responses: JSON, raw bytes, npy or an Arrow stream, with numbers in several types; and content negotiation.
 
-Ids and times of responses are made here; no other module of the dialects reads a clock or random numbers.
+No other module of the dialects reads a clock or random numbers: ids and times of responses are made here.
 """
 
 from __future__ import annotations
@@ -8,18 +8,23 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
-from whimbrel.dialects.common.route import JSON, ParseRequest, Response, ServedModel
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 from whimbrel.wire import FLOATS, STREAM_ABOVE, ByteOrder, DType, EncodedArray, join_blocks, json_chunks, npy_chunks, to_json
 from whimbrel.wire.arrow import Column, arrow_chunks, list_column, scalar_column, struct_column, vector_column
 
+if TYPE_CHECKING:
+    from whimbrel.types.card import Card
+    from whimbrel.types.plan import Plan
+
+JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 NPY: Final = "application/x-npy"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -31,10 +36,37 @@ _FLAT: Final = ("dense", "scores", "muvera")
 """Outputs that are printed as one flat array; others take about twice the time."""
 
 
+class ServedModel(Protocol):
+    """The attributes of a model that dialects use."""
+
+    @property
+    def card(self) -> Card: ...
+    @property
+    def plan(self) -> Plan: ...
+
+
+def _none() -> dict[str, str]:
+    return {}  # dict[str, str]() would take ten times as long
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Response:
+    """The answer to a request."""
+
+    chunks: Iterable[bytes | memoryview]
+    """The pieces of the body. Making one may take a millisecond; other requests run before the next is made."""
+    media_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=_none)
+    size: int | None = None
+    """Bytes of all chunks, if known before they are made."""
+    memory_bytes: int = 0
+    """Approximate bytes that stay in memory until the last chunk is made, if `size` is not known."""
+
+
 def json_answer(value: object, result: Result, *, as_text: bool = False, times: int = 1) -> bytes | Response:
     """Return JSON of a result, with its numbers in `times` types, or in base64 if `as_text`.
 
-    What is large is printed piece by piece while it is sent, so that others have their turn.
+    A large answer is printed in chunks while it is sent, so that other requests run in between.
     """
     arrays = encoded_outputs(result.outputs, "float32", "little")
     size = times * sum(array.nbytes * (1 if name in _FLAT else 2) for name, array in arrays.items())
@@ -42,24 +74,15 @@ def json_answer(value: object, result: Result, *, as_text: bool = False, times: 
     return Response(json_chunks(value), memory_bytes=size) if is_large else to_json(value)
 
 
-def binary_formats(parse_request: Callable[..., Any]) -> dict[str, ParseRequest]:
-    """Return the media types of binary answers, each with `parse_request` for bodies that name no format."""
-    formats = {OCTETS: "bytes", NPY: "npy", ARROW: "arrow"}
-    return {media_type: partial(parse_request, default=name) for media_type, name in formats.items()}
-
-
 def new_id(prefix: str, name: str | None = None) -> str:
-    """Return `prefix`-`name`, or `prefix` with a random id."""
     return f"{prefix}-{name or os.urandom(16).hex()}"
 
 
 def created() -> int:
-    """Return the time in seconds since 1970."""
     return int(time.time())
 
 
 def usage(result: Result) -> dict[str, int]:
-    """Return the counts of tokens, as in OpenAI's API."""
     return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
 
 
@@ -84,34 +107,45 @@ def encoded_outputs(outputs: Outputs, dtype: DType, order: ByteOrder) -> dict[st
     return arrays
 
 
-def bytes_answer(arrays: Mapping[str, EncodedArray], result: Result, model: ServedModel) -> Response:
-    """Return the arrays one after another, and their description in a header."""
-    blocks, size, pieces = join_blocks(arrays)
-    about = {"model": model.plan.served_name, "usage": usage(result), "arrays": blocks}
-    return Response(pieces, OCTETS, {METADATA: header(about)}, size)
+def binary_answer(
+    encoding: Literal["bytes", "bytes_only", "npy", "arrow"],
+    arrays: Mapping[str, EncodedArray],
+    result: Result,
+    model: ServedModel,
+) -> Response:
+    """Return the arrays as bytes with a header that describes them; or one array as bytes or as an npy file; or as Arrow.
+
+    The Arrow stream has one record batch with a column for each output; model and usage are in the schema's metadata.
+    """
+    match encoding:
+        case "bytes":
+            blocks, size, pieces = join_blocks(arrays)
+            about = {"model": model.plan.served_name, "usage": usage(result), "arrays": blocks}
+            return Response(pieces, OCTETS, {METADATA: header(about)}, size)
+        case "bytes_only":
+            array = _only(arrays, encoding)
+            return Response(array.chunks(), OCTETS, size=array.nbytes)
+        case "npy":
+            size, pieces = npy_chunks(_only(arrays, encoding))
+            return Response(pieces, NPY, size=size)
+        case "arrow":
+            metadata = {"model": model.plan.served_name, "usage": json.dumps(usage(result))}
+            size, pieces = arrow_chunks(list(_columns(arrays)), metadata)
+            return Response(pieces, ARROW, size=size)
 
 
-def bare_answer(arrays: Mapping[str, EncodedArray]) -> Response:
-    """Return the bytes of one array and nothing else."""
-    array = _only(arrays, "bytes_only")
-    return Response(array.chunks(), OCTETS, size=array.nbytes)
-
-
-def npy_answer(arrays: Mapping[str, EncodedArray]) -> Response:
-    """Return a file that `numpy.load` reads."""
-    size, pieces = npy_chunks(_only(arrays, "npy"))
-    return Response(pieces, NPY, size=size)
-
-
-def arrow_answer(arrays: Mapping[str, EncodedArray], result: Result, model: ServedModel) -> Response:
-    """Return a stream of one record batch with a column for each output; model and usage are in the schema's metadata."""
-    about = {"model": model.plan.served_name, "usage": json.dumps(usage(result))}
-    size, pieces = arrow_chunks(list(_columns(arrays)), about)
-    return Response(pieces, ARROW, size=size)
+def row_blocks(rows: EncodedArray, offsets_N1: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """Return the place, shape and type of the bytes of each text's row, or of its rows between two offsets (vLLM)."""
+    width, size = rows.shape[1], rows.shape[1] * rows.storage_dtype.itemsize
+    numbers = {"embed_dtype": rows.dtype, "endianness": "big" if rows.is_big else "little"}
+    return [
+        {"index": index, **numbers, "start": start * size, "end": end * size}
+        | {"shape": [width] if offsets_N1 is None else [end - start, width]}
+        for index, (start, end) in enumerate(pairwise(offsets_N1 or range(len(rows) + 1)))
+    ]
 
 
 def header(about: object) -> str:
-    """Return JSON that a header may hold."""
     text = msgspec.json.encode(about)
     return text.decode() if text.isascii() else json.dumps(msgspec.json.decode(text))
 
@@ -144,7 +178,7 @@ def _columns(arrays: Mapping[str, EncodedArray]) -> Iterator[Column]:
 def accepted_media_type(accept: str, offered: Sequence[str]) -> str:
     """Return the media type of `offered` that an Accept header prefers, or JSON if it names none of them.
 
-    Of equals the one that is named first, and types before patterns, which stand for JSON.
+    Among types of equal quality the first one wins, and types precede patterns, which mean JSON.
     """
     best, best_rank = JSON, (0.0, False)
     for part in accept.split(","):
@@ -156,11 +190,8 @@ def accepted_media_type(accept: str, offered: Sequence[str]) -> str:
 
 
 def _quality(parameters: Sequence[str]) -> float:
-    for each in parameters:
-        name, _, value = each.partition("=")
-        if name.strip() == "q":
-            try:
-                return float(value)
-            except ValueError:
-                return 0.0
-    return 1.0
+    pairs = (each.partition("=") for each in parameters)
+    try:
+        return next((float(value) for name, _, value in pairs if name.strip() == "q"), 1.0)
+    except ValueError:
+        return 0.0

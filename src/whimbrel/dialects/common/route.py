@@ -1,64 +1,69 @@
-"""Routes: the interface between dialects and the server."""
+"""Routes: the interface between dialects and the server, and errors in the terms of an API."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
+from typing import Any, Final, Self, TypeAlias, get_args, get_type_hints
 
-from whimbrel.dialects.common.errors import PYTHON_TERMS, ErrorTerms
-from whimbrel.errors import WhimbrelError
+from whimbrel.dialects.common.responses import ARROW, JSON, NPY, OCTETS, Response, ServedModel
+from whimbrel.errors import InvalidRequest, Locate, Location, WhimbrelError
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 
-if TYPE_CHECKING:
-    from whimbrel.types.card import Card
-    from whimbrel.types.plan import Plan
-
-JSON: Final = "application/json"
 MESSAGE_PACK: Final = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
 ANY: Final = ()
 """Media types of a route that does not check how a body is declared."""
-
-
-class ServedModel(Protocol):
-    """The attributes of a model that dialects use."""
-
-    @property
-    def card(self) -> Card: ...
-    @property
-    def plan(self) -> Plan: ...
-
-
+_FORMATS: Final = {OCTETS: "bytes", NPY: "npy", ARROW: "arrow"}
 EngineCall: TypeAlias = Request | TokenizeRequest | DetokenizeRequest
-ParseRequest: TypeAlias = "Callable[[bytes], tuple[Any, EngineCall | Callable[[ServedModel], EngineCall] | None]]"
-"""Parser of bytes to (body, request). In place of the request there may be a function from the model to it.
+ParseRequest: TypeAlias = Callable[[bytes], tuple[Any, EngineCall | Callable[[ServedModel], EngineCall] | None]]
+"""Parser of bytes to (body, request); the request may be a function of the model. Both raise InvalidRequest, TooLarge.
 
-Both raise InvalidRequest. With None the model has nothing to do, and the result is None."""
-
-
-def _none() -> dict[str, str]:
-    return {}  # dict[str, str]() would take ten times as long
+None in place of the request needs no run of the model, and the result is None."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Response:
-    """The answer to a request."""
+@dataclass(frozen=True, slots=True)
+class ErrorTerms:
+    """The terms of an API: its names of fields, and its spelling of the options that hints name."""
 
-    chunks: Iterable[bytes | memoryview]
-    """The pieces of the body. Making one may take a millisecond; other requests run before the next is made."""
-    media_type: str = JSON
-    headers: Mapping[str, str] = field(default_factory=_none)
-    size: int | None = None
-    """Bytes of all chunks, if known before they are made."""
-    memory_bytes: int = 0
-    """Approximate bytes that stay in memory until the last chunk is made, if `size` is not known."""
+    fields: Mapping[str, str | Locate] = field(default_factory=dict[str, "str | Locate"])
+    """Names of fields of a Request that differ, or functions that map locations in a field."""
+    options: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
+    """Spellings of `whimbrel.errors.OPTIONS` that differ."""
+
+    def extended(self, fields: Mapping[str, str | Locate], options: Mapping[str, str | None] | None = None) -> Self:
+        return replace(self, fields={**self.fields, **fields}, options={**self.options, **(options or {})})
+
+    def locate(self, location: Location) -> Location:
+        """Return a location in a Request by the API's names."""
+        name = self.fields.get(location.field, location.field)
+        return Location(name, location.item, location.part, location.path) if isinstance(name, str) else name(location)
+
+    def describe(self, error: WhimbrelError) -> tuple[str, str | None]:
+        """Return the text of an error with its location, and the location alone."""
+        message = error.message
+        if isinstance(error, InvalidRequest) and error.hint is not None:
+            message = error.statement + error.hint.sentence(self.options)
+        if error.location is None:
+            return message, None
+        location = str(self.locate(error.location))
+        return f"{location}: {message}", location
+
+
+PYTHON_TERMS: Final = ErrorTerms()
+"""The terms of the Python API, which are those of Whimbrel's own routes."""
+
+
+def _status(error: WhimbrelError) -> int:
+    return error.status
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """A POST route. Its body is a struct of the dialect's own, which `parse_request` returns and `render_response` gets back.
 
-    Several may have one path: then the body decides, by the fields that it has.
+    Several may have one path: then the body decides, by the fields that it has. Each dialect has a partial Route with its way
+    to render errors.
     """
 
     path: str
@@ -66,18 +71,30 @@ class Route:
     parse_request: ParseRequest
     render_response: Callable[[Any, Any, ServedModel], bytes | Response]
     """(body, result, model) -> response. The result is a Result, or what a TokenizeRequest or DetokenizeRequest gets."""
-    render_error: Callable[[WhimbrelError], bytes]
-    request_type: type
+    _: KW_ONLY
     response_type: Any
     example: str
-    media_types: tuple[str, ...]
-    """Media types that a body may be declared as."""
-    discriminators: frozenset[str]
-    """Fields that select this route among several with one path; a route without any takes the bodies that are left."""
-    accepts: Mapping[str, ParseRequest]
-    """Media types that a client may accept in place of JSON, each with the parser for bodies that name no format."""
-    status: Callable[[WhimbrelError], int]
+    render: Callable[[WhimbrelError, ErrorTerms], bytes]
+    """Return the body of an error in the words of its terms."""
+    terms: ErrorTerms = PYTHON_TERMS
+    status: Callable[[WhimbrelError], int] = _status
     """Return the HTTP status of an error."""
+    media_types: tuple[str, ...] = (JSON,)
+    """Media types that a body may be declared as."""
+    discriminators: frozenset[str] = frozenset()
+    """Fields that select this route among several with one path; a route without any takes the bodies that are left."""
+    accepts: Mapping[str, ParseRequest] = field(default_factory=dict[str, ParseRequest])
+    """Media types that a client may accept in place of JSON, each with the parser for bodies that name no format."""
+    body_type: type | None = None
+    """The type of the JSON, where `parse_request` returns something else."""
+
+    @property
+    def request_type(self) -> type:
+        """The type of the JSON; by default `parse_request` is annotated to return it first."""
+        return self.body_type or get_args(get_type_hints(self.parse_request)["return"])[0]
+
+    def render_error(self, error: WhimbrelError) -> bytes:
+        return self.render(error, self.terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,46 +108,6 @@ class GetRoute:
     response_type: Any
 
 
-def _status(error: WhimbrelError) -> int:
-    return error.status
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """The common parts of the routes of one API."""
-
-    render_error: Callable[[WhimbrelError, ErrorTerms], bytes]
-    terms: ErrorTerms = PYTHON_TERMS
-    status: Callable[[WhimbrelError], int] = _status
-    media_types: tuple[str, ...] = (JSON,)
-
-    def route(
-        self,
-        path: str,
-        summary: str,
-        parse_request: ParseRequest,
-        render_response: Callable[[Any, Any, ServedModel], bytes | Response],
-        *,
-        response_type: Any,
-        example: str,
-        terms: ErrorTerms | None = None,
-        request_type: type | None = None,
-        discriminators: frozenset[str] = frozenset(),
-        accepts: Mapping[str, ParseRequest] | None = None,
-    ) -> Route:
-        """Return a route. Its `request_type` is by default what `parse_request` is annotated to return first."""
-        terms = terms or self.terms
-        return Route(
-            path,
-            summary,
-            parse_request,
-            render_response,
-            lambda error: self.render_error(error, terms),
-            request_type or get_args(get_type_hints(parse_request)["return"])[0],
-            response_type,
-            example,
-            self.media_types,
-            discriminators,
-            accepts or {},
-            self.status,
-        )
+def binary_formats(parse_request: Callable[..., Any]) -> dict[str, ParseRequest]:
+    """Return the media types of binary answers, each with `parse_request` for bodies that name no format."""
+    return {media_type: partial(parse_request, default=name) for media_type, name in _FORMATS.items()}

@@ -1,17 +1,13 @@
 """TEI's own API: text-embeddings-inference, router/src/http. Pure functions over bytes.
 
-    answers   timings in headers, errors, statuses
+    answers   timings in headers, errors, statuses, fields of /info
     embed     /embed, /embed_all, /embed_sparse, /similarity
     scores    /rerank, /predict
     tokens    /tokenize, /decode
-    root      /, /invocations
-    vertex    /vertex
+    root      /, /invocations, /vertex
 
-/embeddings is that of OpenAI's API, as in Infinity.
-    info      what is added to /info
-
-Fields that are not known are ignored, as there. Unlike TEI, ids are given to the model as they are, `dimensions` is for models
-whose vectors may be cut, and a body may have a `model`.
+/embeddings is that of OpenAI's API, as in Infinity. Unknown fields are ignored, as in TEI. Unlike TEI, token ids get no special
+tokens, `dimensions` is for models whose vectors may be cut, and a body may have a `model`.
 """
 
 from __future__ import annotations
@@ -21,8 +17,8 @@ from typing import Final
 
 from whimbrel.dialects import openai
 from whimbrel.dialects.common.route import Route
-from whimbrel.dialects.tei import embed, root, scores, tokens, vertex
-from whimbrel.dialects.tei.info import describe
+from whimbrel.dialects.tei import embed, root, scores, tokens
+from whimbrel.dialects.tei.answers import describe
 
 __all__ = ["ROUTES", "describe"]
 
@@ -31,6 +27,5 @@ ROUTES: Final[tuple[Route, ...]] = (
     *scores.ROUTES,
     *tokens.ROUTES,
     *root.ROUTES,
-    *vertex.ROUTES,
     *(replace(route, path="/embeddings", summary="The same as /v1/embeddings (TEI, Infinity).") for route in openai.ROUTES),
 )

@@ -1,19 +1,19 @@
-"""Answers of all of TEI's routes: timings in headers, errors, and their statuses.
+"""Answers of TEI's routes: timings in headers, errors with their statuses, and TEI's fields of GET /info. Pure.
 
-Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.rs, and its 422 for what is wrong (1.9).
+Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.rs; status 422 as in TEI 1.9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, Literal, TypeAlias
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from whimbrel.dialects.common.decode import MalformedBody
-from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.route import Dialect, Response, ServedModel
+from whimbrel.dialects.common.bodies import MAX_INPUTS, MalformedBody
+from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.common.route import ErrorTerms, Route
 from whimbrel.errors import (
     ComputeError,
     InvalidRequest,
@@ -25,16 +25,10 @@ from whimbrel.errors import (
     Unavailable,
     WhimbrelError,
 )
+from whimbrel.types.card import Card
 from whimbrel.types.result import Result
 
 ErrorType: TypeAlias = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
-
-
-class TEIError(msgspec.Struct):
-    """The body of every error but 401, which has none."""
-
-    error: str
-    error_type: ErrorType
 
 
 class Empty(InvalidRequest):
@@ -42,7 +36,7 @@ class Empty(InvalidRequest):
 
 
 def wrong_model_type(message: str) -> InvalidRequest:
-    """Return the error over a model of another type, for which TEI has a status of its own."""
+    """Return the error for a model of another type, for which TEI has its own status."""
     return InvalidRequest(message, location=_WRONG_MODEL_TYPE)
 
 
@@ -51,7 +45,6 @@ _WRONG_MODEL_TYPE: Final = Location("outputs")
 
 
 def error_type(error: WhimbrelError) -> ErrorType:
-    """Return TEI's type of an error."""
     if isinstance(error, Empty):
         return "Empty"
     if isinstance(error, Overloaded):
@@ -62,7 +55,6 @@ def error_type(error: WhimbrelError) -> ErrorType:
 
 
 def status(error: WhimbrelError) -> int:
-    """Return the HTTP status of an error."""
     if isinstance(error, ComputeError) or is_wrong_model_type(error):
         return 424
     if isinstance(error, Empty | MalformedBody):
@@ -76,41 +68,75 @@ TERMS: Final = ErrorTerms({"input": "inputs"}, {"truncate": "truncate: true"})
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
-    """Return an error in TEI's shape."""
     if isinstance(error, Unauthorized):
         return b""
     text = error.message if is_wrong_model_type(error) else terms.describe(error)[0]
-    return msgspec.json.encode(TEIError(text, error_type(error)))
+    return msgspec.json.encode({"error": text, "error_type": error_type(error)})
 
 
-TEI: Final = Dialect(render_error, TERMS, status)
+TEI: Final = partial(Route, render=render_error, terms=TERMS, status=status)
 
 
 def is_wrong_model_type(error: WhimbrelError) -> bool:
-    """True if an error is over the type of the model, not over the body."""
+    """Return whether an error is about the type of the model, not about the body."""
     return type(error) is InvalidRequest and error.location == _WRONG_MODEL_TYPE
 
 
 def timed(body: bytes | Response, result: Result, model: ServedModel, characters: int) -> Response:
     """Return the answer with its timings, in whole milliseconds, and the inputs' `characters` in its headers."""
     answer = body if isinstance(body, Response) else Response([body], size=len(body))
-    return replace(answer, headers=_headers(result, model, characters))
-
-
-def _headers(result: Result, model: ServedModel, characters: int) -> Mapping[str, str]:
     timings = result.timings
-    total = _milliseconds(timings.total)
-    return {
+    stages = (timings.total, timings.tokenize, timings.queue, timings.compute)
+    total, tokenize, queue, compute = (str(int(seconds * 1e3)) for seconds in stages)
+    headers = {
         "x-compute-type": "cpu" if model.plan.device == "cpu" else "gpu+optimized",
         "x-compute-time": total,
         "x-compute-characters": str(characters),
         "x-compute-tokens": str(result.num_tokens),
         "x-total-time": total,
-        "x-tokenization-time": _milliseconds(timings.tokenize),
-        "x-queue-time": _milliseconds(timings.queue),
-        "x-inference-time": _milliseconds(timings.compute),
+        "x-tokenization-time": tokenize,
+        "x-queue-time": queue,
+        "x-inference-time": compute,
+    }
+    return replace(answer, headers=headers)
+
+
+_UNLIMITED: Final = 2**53 - 1
+"""The largest integer that all JSON parsers hold exactly."""
+
+
+def describe(model: ServedModel) -> dict[str, Any]:
+    """Return TEI's fields of GET /info that exist here, without its version, which is another server's."""
+    card, plan = model.card, model.plan
+    return {
+        "model_id": card.name,
+        "model_sha": None,
+        "model_dtype": plan.dtype,
+        "served_model_name": plan.served_name,
+        "model_type": _model_type(card),
+        "max_concurrent_requests": _UNLIMITED,
+        "max_input_length": plan.max_length,
+        "max_batch_tokens": plan.max_batch_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": MAX_INPUTS,
+        "auto_truncate": True,
+        "tokenization_workers": None,
+        "sha": None,
+        "docker_label": None,
     }
 
 
-def _milliseconds(seconds: float) -> str:
-    return str(int(seconds * 1e3))
+def _model_type(card: Card) -> dict[str, Any]:
+    if "scores" in card.outputs:
+        width = card.outputs["scores"].width
+        labels = card.labels or tuple(f"LABEL_{i}" for i in range(width))
+        kind = "reranker" if width == 1 else "classifier"
+        return {
+            kind: {
+                "id2label": {str(i): label for i, label in enumerate(labels)},
+                "label2id": {label: i for i, label in enumerate(labels)},
+            }
+        }
+    name, output = next(iter(card.outputs.items()))
+    modes = "+".join("last-token" if mode == "lasttoken" else mode for mode in output.modes)
+    return {"embedding": {"pooling": "splade" if name == "sparse" else modes or name}}

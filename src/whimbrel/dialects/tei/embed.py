@@ -11,24 +11,15 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
-from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import MAX_INPUTS, parse_texts
-from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Response, ServedModel
+from whimbrel.dialects.common.bodies import MAX_INPUTS, Columns, PromptName, TokenInputs, check_count, decode, parse_texts
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed
-from whimbrel.errors import Location, TooLarge
+from whimbrel.errors import Location
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.request import InputType, OutputName, Request, Truncate
 from whimbrel.types.result import Result
 from whimbrel.wire import LazyList, to_json
 
-Inputs: TypeAlias = Annotated[
-    str | list[str | int | list[int]],
-    Meta(
-        description="A text, a list of texts, a list of token ids, or a list of such lists; at most 2,048 inputs and 524,288 "
-        "ids. Token ids are taken as they are: no special tokens are put around them."
-    ),
-]
 Direction: TypeAlias = Annotated[
     Literal["right", "left", "Right", "Left"] | None, Meta(description="The end at which a text that is too long is cut.")
 ]
@@ -46,9 +37,7 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
-    prompt_name: Annotated[
-        str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
-    ] = None
+    prompt_name: PromptName = None
     input_type: Annotated[
         InputType | None,
         Meta(
@@ -60,28 +49,26 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
 class EmbedAllRequest(TextFields, frozen=True, kw_only=True):
     """Body of POST /embed_all."""
 
-    inputs: Inputs
+    inputs: TokenInputs
 
 
 class EmbedSparseRequest(TextFields, frozen=True, kw_only=True):
     """Body of POST /embed_sparse."""
 
-    inputs: Inputs
+    inputs: TokenInputs
 
 
 class VectorFields(TextFields, frozen=True, kw_only=True):
     """Fields of routes that give dense vectors."""
 
     normalize: Annotated[bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: true.")] = None
-    dimensions: Annotated[
-        int | None, Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss.")
-    ] = None
+    dimensions: Columns = None
 
 
 class TEIEmbedRequest(VectorFields, frozen=True, kw_only=True):
     """Body of POST /embed."""
 
-    inputs: Inputs
+    inputs: TokenInputs
 
 
 class Sentences(msgspec.Struct, frozen=True):
@@ -115,7 +102,6 @@ class SparseValue(msgspec.Struct):
 
 
 def parse_embed(raw: bytes) -> tuple[TEIEmbedRequest, Request]:
-    """Return the body and the Request that it stands for. Raises InvalidRequest or TooLarge."""
     body = decode(TEIEmbedRequest, raw)
     return body, dense(body)
 
@@ -132,24 +118,20 @@ def parse_embed_all(raw: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel]
 
 
 def parse_embed_sparse(raw: bytes) -> tuple[EmbedSparseRequest, Request]:
-    """Return the body of /embed_sparse and its Request. Raises InvalidRequest or TooLarge."""
     body = decode(EmbedSparseRequest, raw)
     return body, text_request(body, "sparse")
 
 
 def parse_similarity(raw: bytes) -> tuple[SimilarityRequest, Request]:
-    """Return the body of /similarity and its Request. Raises InvalidRequest or TooLarge."""
     body = decode(SimilarityRequest, raw)
     return body, similarity(body.inputs, body.parameters or Parameters())
 
 
 def dense(body: VectorFields) -> Request:
-    """Return the Request for dense vectors."""
     return text_request(body, "dense", normalize=body.normalize is not False, dimensions=body.dimensions)
 
 
 def text_request(body: TextFields, output: OutputName, **more: Any) -> Request:
-    """Return the Request for an output of the texts of a body."""
     if not body.inputs and isinstance(body.inputs, list):
         raise Empty("is an empty list; give at least one text.", param="input")
     return Request(
@@ -166,9 +148,7 @@ def similarity(inputs: Sentences, parameters: Parameters) -> Request:
     """Return the Request of /similarity: as in TEI, the source is encoded as the sentences are."""
     if not inputs.sentences:
         raise Empty("is an empty list; give at least one sentence.", param="inputs.sentences")
-    if len(inputs.sentences) > MAX_INPUTS:
-        message = f"{len(inputs.sentences):,} sentences; the limit is {MAX_INPUTS:,}. Split the request."
-        raise TooLarge(message, param="inputs.sentences")
+    check_count(len(inputs.sentences), MAX_INPUTS, " sentences", param="inputs.sentences")
     return Request(
         [inputs.source_sentence, *inputs.sentences],
         ("dense",),
@@ -179,19 +159,16 @@ def similarity(inputs: Sentences, parameters: Parameters) -> Request:
 
 
 def cut(truncate: bool | None, direction: str | None) -> Truncate:
-    """Return the end at which a text that is too long is cut."""
     if truncate is False:
         return "never"
     return "left" if direction in ("left", "Left") else "right"
 
 
 def render_embed(body: TextFields, result: Result, model: ServedModel) -> Response:
-    """Return a vector for each text."""
     return timed(json_answer(result.dense, result), result, model, count_characters(body.inputs))
 
 
 def render_embed_all(body: TextFields, result: Result, model: ServedModel) -> Response:
-    """Return for each text a vector for each token."""
     vectors = result.outputs.multi_vector if result.outputs.hidden is None else result.outputs.hidden
     assert vectors is not None
     rows = [vectors[index] for index in range(len(vectors))]
@@ -199,7 +176,6 @@ def render_embed_all(body: TextFields, result: Result, model: ServedModel) -> Re
 
 
 def render_embed_sparse(body: TextFields, result: Result, model: ServedModel) -> Response:
-    """Return for each text the entries whose weight is not 0."""
     sparse = result.outputs.sparse
     assert sparse is not None
     entries = LazyList(_entries(*sparse[index]) for index in range(len(sparse)))
@@ -217,12 +193,10 @@ def _printed(array_X: np.ndarray[Any, Any]) -> list[bytes]:
 
 
 def render_similarity(body: SimilarityRequest, result: Result, model: ServedModel) -> Response:
-    """Return the cosine of the source and each sentence."""
     return similarities(body.inputs, result, model)
 
 
 def similarities(inputs: Sentences, result: Result, model: ServedModel) -> Response:
-    """Return the cosine of the source and each sentence."""
     vectors_ND = result.dense
     characters = len(inputs.source_sentence) + sum(map(len, inputs.sentences))
     return timed(to_json((vectors_ND[1:] * vectors_ND[0]).sum(axis=1)), result, model, characters)
@@ -245,21 +219,21 @@ _SIMILARITY_TERMS: Final = TERMS.extended({"input": _locate_sentence}, {"truncat
 _EXAMPLE: Final = '{"inputs": "What is a whimbrel?"}'
 
 ROUTES: Final = (
-    TEI.route(
+    TEI(
         "/embed", "Dense vectors of texts (TEI).", parse_embed, render_embed, response_type=list[list[float]],
         example=_EXAMPLE,
     ),
-    TEI.route(
+    TEI(
         "/embed_all", "A vector for each token of texts (TEI).",
         parse_embed_all, render_embed_all, response_type=list[list[list[float]]],
         example=_EXAMPLE,
     ),
-    TEI.route(
+    TEI(
         "/embed_sparse", "Weights of vocabulary entries for texts (TEI).",
         parse_embed_sparse, render_embed_sparse, response_type=list[list[SparseValue]],
         example=_EXAMPLE,
     ),
-    TEI.route(
+    TEI(
         "/similarity", "The cosine similarity of a sentence to others (TEI).",
         parse_similarity, render_similarity, response_type=list[float],
         example='{"inputs": {"source_sentence": "A wader.", "sentences": ["A bird.", "A sandwich."]}}',

@@ -1,23 +1,30 @@
-"""POST / and /invocations: the route that suits the model, as in TEI, and the bodies of `InferenceClient`. Pure.
+"""POST /, /invocations and /vertex: the route that suits the model, as in TEI, and several such bodies in one. Pure.
 
-A body with `texts` is one of /rerank; one whose inputs are a source and sentences, of /similarity. Any other is of /predict,
-/embed, /embed_sparse or /embed_all: whichever is about the first thing that the model gives.
+A body of / with `texts` is one of /rerank; one whose inputs are a source and sentences, of /similarity. The first output of the
+model decides whether any other is of /predict, /embed, /embed_sparse or /embed_all. TEI runs each instance of /vertex alone;
+here all run as one request, so their options must be equal.
+Source: text-embeddings-inference, router/src/http/server.rs (`vertex_compatibility`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Final, cast
 
+import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.route import Response, ServedModel
+from whimbrel.dialects.common.bodies import MAX_INPUTS, check_count, decode
+from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei import scores
-from whimbrel.dialects.tei.answers import TEI, wrong_model_type
+from whimbrel.dialects.tei.answers import TEI, TERMS, is_wrong_model_type, wrong_model_type
 from whimbrel.dialects.tei.embed import (
     Direction,
+    ModelName,
     Parameters,
     Sentences,
     TruncateFlag,
@@ -30,9 +37,20 @@ from whimbrel.dialects.tei.embed import (
     similarity,
     text_request,
 )
-from whimbrel.dialects.tei.scores import PredictParameters, PredictRequest, Raw, classes, render_predict, sequences
+from whimbrel.dialects.tei.scores import (
+    PredictParameters,
+    PredictRequest,
+    Raw,
+    TEIRerankRequest,
+    classes,
+    parse_rerank,
+    render_predict,
+    render_rerank,
+    sequences,
+)
+from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.request import OutputName, Request
-from whimbrel.types.result import Result
+from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 
 
 class RootParameters(PredictParameters, frozen=True, kw_only=True):
@@ -57,11 +75,9 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
 
 
 def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel], Request]]:
-    """Return the body and the request that it stands for. Raises InvalidRequest or TooLarge."""
     body = decode(RootRequest, raw)
     if isinstance(body.inputs, Sentences):
-        of = body.parameters or RootParameters()
-        parameters = Parameters(truncate=of.truncate, truncation_direction=of.truncation_direction, prompt_name=of.prompt_name)
+        parameters = msgspec.convert(body.parameters or RootParameters(), Parameters, from_attributes=True)
         return body, similarity(body.inputs, parameters)
 
     def request(model: ServedModel) -> Request:
@@ -75,7 +91,6 @@ def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel
 
 
 def render_root(body: RootRequest, result: Result, model: ServedModel) -> Response:
-    """Return the answer of the route that suits the model."""
     if isinstance(body.inputs, Sentences):
         return similarities(body.inputs, result, model)
     output = _first(model)
@@ -108,13 +123,146 @@ def _predict(body: RootRequest) -> PredictRequest:
     )
 
 
-_ROOT: Final = TEI.route(
+MAX_INSTANCES: Final = 256
+"""The limit of instances; each takes about 0.1 ms to parse and to answer."""
+
+
+class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /vertex."""
+
+    instances: Annotated[
+        list[msgspec.Raw],
+        Meta(
+            description="At most 256 bodies of `/`, or of `/rerank` if they have `texts`. They may differ in their inputs, "
+            "but not in their options."
+        ),
+    ]
+    model: ModelName = None
+
+
+class VertexResponse(msgspec.Struct):
+    """Answer of POST /vertex."""
+
+    predictions: Annotated[list[Any], Meta(description="The answer to each instance.")]
+
+
+class _Marks(msgspec.Struct):
+    texts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """Instances as (body, request); the request may be a function of the model."""
+
+    model: str | None
+    each: Sequence[tuple[RootRequest | TEIRerankRequest, Request | Callable[[ServedModel], Request]]]
+
+
+def parse_vertex(raw: bytes) -> tuple[Instances, Callable[[ServedModel], Request] | None]:
+    body = decode(VertexRequest, raw)
+    check_count(len(body.instances), MAX_INSTANCES, "", param="instances")
+    each: list[tuple[RootRequest | TEIRerankRequest, Request | Callable[[ServedModel], Request]]] = []
+    for index, instance in enumerate(map(bytes, body.instances)):
+        with _locate_errors(index):
+            is_rerank = decode(_Marks, instance).texts is not msgspec.UNSET
+            each.append((parse_rerank if is_rerank else parse_root)(instance))
+    instances = Instances(body.model, each)
+    return instances, (lambda model: _merge_requests(instances, model)) if each else None
+
+
+def render_vertex(body: Instances, result: Result | None, model: ServedModel) -> bytes | Response:
+    answers: list[Response] = []
+    if result is not None:
+        ends = accumulate((len(request.texts) for request in _requests(body, model)), initial=0)
+        answers = [
+            _write(instance, _part(result, start, end), model)
+            for (instance, _), (start, end) in zip(body.each, pairwise(ends), strict=True)
+        ]
+    size = sum(answer.memory_bytes for answer in answers)
+    return Response(_pieces(answers), memory_bytes=size) if size else b"".join(_pieces(answers))
+
+
+def _write(body: RootRequest | TEIRerankRequest, result: Result, model: ServedModel) -> Response:
+    return render_rerank(body, result, model) if isinstance(body, TEIRerankRequest) else render_root(body, result, model)
+
+
+def _pieces(answers: Sequence[Response]) -> Iterator[bytes | memoryview]:
+    yield b'{"predictions":['
+    for index, answer in enumerate(answers):
+        if index:
+            yield b","
+        yield from answer.chunks
+    yield b"]}"
+
+
+def _requests(body: Instances, model: ServedModel) -> list[Request]:
+    requests: list[Request] = []
+    for index, (_, request) in enumerate(body.each):
+        with _locate_errors(index):
+            requests.append(request(model) if callable(request) else request)
+    return requests
+
+
+def _merge_requests(body: Instances, model: ServedModel) -> Request:
+    requests = _requests(body, model)
+    common = replace(requests[0], texts=[])
+    for index, request in enumerate(requests):
+        if replace(request, texts=[]) != common:
+            message = "asks for something else than instances[0]; send a request for each kind."
+            raise InvalidRequest(message, param="instances", item=index)
+    texts: list[Any] = [text for request in requests for text in request.texts]
+    limit = MAX_PAIRS if isinstance(body.each[0][0], TEIRerankRequest) else MAX_INPUTS
+    check_count(len(texts), limit, " inputs in all", param="instances")
+    return replace(common, texts=texts)
+
+
+def _part(result: Result, start: int, end: int) -> Result:
+    outputs = {name: _rows(getattr(result.outputs, name), start, end) for name in Outputs.__slots__}
+    return replace(result, outputs=Outputs(**outputs))
+
+
+def _rows(output: Any, start: int, end: int) -> Any:
+    if not isinstance(output, Ragged | Sparse):
+        return None if output is None else output[start:end]
+    offsets = output.offsets_N1[start : end + 1]
+    rows, offsets = slice(offsets[0], offsets[-1]), offsets - offsets[0]
+    if isinstance(output, Ragged):
+        return Ragged(output.rows_XD[rows], offsets)
+    return Sparse(output.ids_X[rows], output.weights_X[rows], offsets)
+
+
+@contextmanager
+def _locate_errors(index: int) -> Generator[None]:
+    """Locate errors that are raised inside the block at the instance `index`."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if is_wrong_model_type(error):
+            raise
+        path = "" if error.location is None else f".{TERMS.locate(error.location)}"
+        raise error.at(Location("instances", index, path=path)) from None
+
+
+def _locate_input(location: Location) -> Location:
+    return Location("instances", path="" if location.item is None else f" (input {location.item} of all)")
+
+
+_ROOT: Final = TEI(
     "/", "The route that suits the model: /embed, /embed_sparse, /embed_all or /predict; or /similarity (TEI).",
     parse_root, render_root, response_type=list[Any], example='{"inputs": "What is a whimbrel?"}',
 )  # fmt: skip
+_VERTEX: Final = TEI(
+    "/vertex", "Several bodies of `/` in one, as Vertex AI sends them (TEI).",
+    parse_vertex, render_vertex, response_type=VertexResponse,
+    example='{"instances": [{"inputs": "What is a whimbrel?"}, {"inputs": "A wader."}]}',
+    terms=TERMS.extended({"input": _locate_input}), body_type=VertexRequest,
+)  # fmt: skip
 
-ROUTES: Final = tuple(
-    replace(route, path=path)
-    for path in ("/", "/invocations")
-    for route in (_ROOT, *(each for each in scores.ROUTES if each.path == "/rerank"))
+ROUTES: Final = (
+    *(
+        replace(route, path=path)
+        for path in ("/", "/invocations")
+        for route in (_ROOT, *(each for each in scores.ROUTES if each.path == "/rerank"))
+    ),
+    _VERTEX,
 )

@@ -1,7 +1,7 @@
 """TEI's /rerank and /predict. Pure functions over bytes.
 
-Unless raw scores are asked for, the checkpoint's activation is applied; where it has none, TEI's: the sigmoid of one score, the
-softmax of several. Scores of models that compare vectors are similarities, to which nothing is done.
+Scores pass through the checkpoint's activation unless the body asks for raw scores. A checkpoint without one gets TEI's: the
+sigmoid of one score, the softmax of several. Scores of models that compare vectors are similarities and stay as they are.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.decode import decode, is_packed
-from whimbrel.dialects.common.fields import MAX_INPUTS
-from whimbrel.dialects.common.route import Response, ServedModel
+from whimbrel.dialects.common.bodies import MAX_INPUTS, check_count, decode, is_packed
+from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, ModelName, TruncateFlag, count_characters, cut
-from whimbrel.errors import InvalidRequest, TooLarge, locate_pairs
+from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Pair, Request
 from whimbrel.types.result import Result
 from whimbrel.wire import to_json
 
-Applied: TypeAlias = Literal["sigmoid", "softmax", "none"]
+ActivationName: TypeAlias = Literal["sigmoid", "softmax", "none"]
 Raw: TypeAlias = Annotated[bool | None, Meta(description="Return logits, without any activation. Default: false.")]
 Sequences: TypeAlias = str | list[str | list[str]]
 
@@ -55,7 +54,7 @@ class PredictParameters(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `InferenceClient.text_classification`."""
 
     function_to_apply: Annotated[
-        Applied | None, Meta(description="The function applied to logits. Default: the checkpoint's activation.")
+        ActivationName | None, Meta(description="The function applied to logits. Default: the checkpoint's activation.")
     ] = None
     top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best classes. Default: all.")] = (
         None
@@ -89,20 +88,17 @@ class Prediction(msgspec.Struct):
 
 
 def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], Request]]:
-    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(TEIRerankRequest, raw, packed=is_packed(raw))
     if not body.texts:
         raise Empty("is an empty list; give at least one text.", param="texts")
-    if len(body.texts) > MAX_PAIRS:
-        raise TooLarge(f"{len(body.texts):,} texts; the limit is {MAX_PAIRS:,}. Split the request.", param="texts")
+    check_count(len(body.texts), MAX_PAIRS, " texts", param="texts")
     pairs = [(body.query, text) for text in body.texts]
 
     def request(model: ServedModel) -> Request:
         output = model.card.outputs.get("scores")
         if output is not None and output.width != 1:
-            raise wrong_model_type(
-                f"this model gives {output.width} scores, of as many classes, and ranks nothing; ask /predict."
-            )
+            message = f"this model gives {output.width} scores, of as many classes, and ranks nothing; ask /predict."
+            raise wrong_model_type(message)
         return Request(
             pairs,
             ("scores",),
@@ -114,10 +110,9 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
 
 
 def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
-    """Return the texts, best first; of equal scores the first text comes first."""
-    given_NC = _scores(result)
-    order = descending(given_NC[:, 0])
-    scores_N = apply(_activation(body.raw_scores, None, model), given_NC)[:, 0]
+    logits_NC = _scores(result)
+    order = descending(logits_NC[:, 0])
+    scores_N = apply(_activation(body.raw_scores, None, model), logits_NC)[:, 0]
     ranks: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in zip(order, scores_N[order], strict=True)]
     for rank in ranks if body.return_text else ():
         rank["text"] = body.texts[rank["index"]]
@@ -126,28 +121,24 @@ def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) ->
 
 
 def parse_predict(raw: bytes) -> tuple[PredictRequest, Callable[[ServedModel], Request]]:
-    """Return the body of /predict, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(PredictRequest, raw)
     texts = sequences(body.inputs)
     return body, lambda model: classes(body, texts, model)
 
 
 def classes(body: PredictRequest, texts: list[str] | list[Pair], model: ServedModel) -> Request:
-    """Return the Request of /predict."""
     model.card.output("scores")
     activate = _activation(body.raw_scores, body.parameters, model) is None
     return Request(texts, ("scores",), activate=activate, truncate=cut(body.truncate, body.truncation_direction))
 
 
 def sequences(inputs: Sequences) -> list[str] | list[Pair]:
-    """Return the texts or the pairs of a body of /predict. Raises InvalidRequest."""
     if isinstance(inputs, str):
         return [inputs]
     if not inputs:
         raise Empty("is an empty list; give at least one text.", param="input")
     rows = inputs if isinstance(inputs[0], list) else [inputs]
-    if len(rows) > MAX_INPUTS:
-        raise TooLarge(f"{len(rows):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param="input")
+    check_count(len(rows), MAX_INPUTS, " inputs", param="input")
     for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) not in (1, 2) or not all(isinstance(text, str) for text in row):
             item = index if rows is inputs else None
@@ -160,7 +151,6 @@ def sequences(inputs: Sequences) -> list[str] | list[Pair]:
 
 
 def render_predict(body: PredictRequest, result: Result, model: ServedModel) -> Response:
-    """Return the classes of each text, best first."""
     parameters = body.parameters or PredictParameters()
     order_NC = np.argsort(-_scores(result), axis=1, kind="stable")[:, : parameters.top_k]
     scores_NC = apply(_activation(body.raw_scores, body.parameters, model), _scores(result))
@@ -178,7 +168,7 @@ def _scores(result: Result) -> Float32Array:
     return result.outputs.scores
 
 
-def _activation(raw: bool | None, parameters: PredictParameters | None, model: ServedModel) -> Applied | None:
+def _activation(raw: bool | None, parameters: PredictParameters | None, model: ServedModel) -> ActivationName | None:
     """Return the activation to apply to scores; None if the model applies its own."""
     output = model.card.outputs.get("scores")
     if output is None:
@@ -190,28 +180,26 @@ def _activation(raw: bool | None, parameters: PredictParameters | None, model: S
     return None if output.activation != "identity" else "sigmoid" if output.width == 1 else "softmax"
 
 
-def apply(function: Applied | None, scores_NC: Float32Array) -> Float32Array:
+def apply(function: ActivationName | None, scores_NC: Float32Array) -> Float32Array:
     """Return scores after an activation; None leaves them as they are."""
-    found_NC: Float32Array = scores_NC
     if function == "sigmoid":
-        found_NC = np.exp(-np.logaddexp(0, -scores_NC))
-    elif function == "softmax":
+        return np.exp(-np.logaddexp(0, -scores_NC))
+    if function == "softmax":
         powers_NC: Float32Array = np.exp(scores_NC - scores_NC.max(axis=1, keepdims=True))
-        found_NC = powers_NC / powers_NC.sum(axis=1, keepdims=True, dtype=np.float32)
-    return found_NC
+        return powers_NC / powers_NC.sum(axis=1, keepdims=True, dtype=np.float32)
+    return scores_NC
 
 
 _RERANK_TERMS: Final = TERMS.extended({"input": locate_pairs("query", "texts", single=(True, False))})
 
-
 ROUTES: Final = (
-    TEI.route(
+    TEI(
         "/rerank", "Texts ranked by a query (TEI).",
         parse_rerank, render_rerank, response_type=list[Rank],
         example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
         terms=_RERANK_TERMS, discriminators=frozenset({"texts"}),
     ),
-    TEI.route(
+    TEI(
         "/predict", "The classes of texts, or of pairs (TEI).",
         parse_predict, render_predict, response_type=list[Prediction | list[Prediction]],
         example='{"inputs": "I like whimbrels."}',

@@ -8,12 +8,11 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import MAX_INPUTS
-from whimbrel.dialects.common.route import Response, ServedModel
+from whimbrel.dialects.common.bodies import MAX_INPUTS, PromptName, check_count, decode
+from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty
 from whimbrel.dialects.tei.embed import ModelName
-from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
 from whimbrel.types.seq import TokenInfo
 from whimbrel.wire import LazyList, json_chunks, to_json
@@ -28,9 +27,7 @@ class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     inputs: Annotated[str | list[str], Meta(description="A text or at most 2,048 texts, of any length: nothing is cut.")]
     model: ModelName = None
     add_special_tokens: Annotated[bool | None, Meta(description="Put special tokens around texts. Default: true.")] = None
-    prompt_name: Annotated[
-        str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
-    ] = None
+    prompt_name: PromptName = None
 
 
 class SimpleToken(msgspec.Struct):
@@ -52,14 +49,12 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_tokenize(raw: bytes) -> tuple[TEITokenizeRequest, TokenizeRequest]:
-    """Return the body and the request that it stands for. Raises InvalidRequest or TooLarge."""
     body = decode(TEITokenizeRequest, raw)
     texts = _checked(_texts(body), "input")
     return body, TokenizeRequest(texts, special=body.add_special_tokens is not False, prompt_name=body.prompt_name)
 
 
 def render_tokens(body: TEITokenizeRequest, found: list[TokenInfo], model: ServedModel) -> bytes | Response:
-    """Return the tokens of each text."""
     prompt = "" if body.prompt_name is None else model.card.prompt_text(body.prompt_name)
     rows = [LazyList(_tokens(prompt + text, tokens)) for text, tokens in zip(_texts(body), found, strict=True)]
     return Response(json_chunks(rows)) if sum(tokens.ids_T.size for tokens in found) > _MANY else to_json(rows)
@@ -77,7 +72,6 @@ def _texts(body: TEITokenizeRequest) -> list[str]:
 
 
 def parse_decode(raw: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
-    """Return the body of /decode and its DetokenizeRequest. Raises InvalidRequest or TooLarge."""
     body = decode(DecodeRequest, raw)
     rows: list[Any] = body.ids if body.ids and isinstance(body.ids[0], list) else [body.ids] if body.ids else []
     for index, row in enumerate(_checked(rows, "ids")):
@@ -89,24 +83,22 @@ def parse_decode(raw: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
 
 
 def render_texts(body: DecodeRequest, texts: list[str], model: ServedModel) -> bytes:
-    """Return the text of each list of ids."""
     return msgspec.json.encode(texts)
 
 
 def _checked(rows: list[Any], param: str) -> list[Any]:
     if not rows:
         raise Empty("is an empty list.", param=param)
-    if len(rows) > MAX_INPUTS:
-        raise TooLarge(f"{len(rows):,} inputs; the limit is {MAX_INPUTS:,}. Split the request.", param=param)
+    check_count(len(rows), MAX_INPUTS, " inputs", param=param)
     return rows
 
 
 ROUTES: Final = (
-    TEI.route(
+    TEI(
         "/tokenize", "The tokens of texts (TEI).", parse_tokenize, render_tokens, response_type=list[list[SimpleToken]],
         example='{"inputs": "What is a whimbrel?"}', discriminators=frozenset({"inputs"}),
     ),
-    TEI.route(
+    TEI(
         "/decode", "The texts that token ids stand for (TEI).", parse_decode, render_texts, response_type=list[str],
         example='{"ids": [101, 7592, 102]}', terms=TERMS.extended({"input": "ids"}),
     ),

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from whimbrel.dialects import GET_ROUTES, ROUTES, GetRoute, Route, openai
-from whimbrel.dialects.common.decode import is_packed
+from whimbrel.dialects.common.bodies import is_packed
 from whimbrel.errors import WhimbrelError
 
 _JSON: Final = lru_cache(msgspec.json.Decoder)

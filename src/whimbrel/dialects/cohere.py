@@ -1,24 +1,27 @@
-"""Cohere's embed API, versions 2 and 1, for texts. Pure functions over bytes.
+"""Cohere's embed and rerank APIs, versions 2 and 1, for texts. Pure functions over bytes.
 
-Source: cohere-python 7.3 (v2/raw_client.py, raw_base_client.py, types). Texts that are too long are cut at their end, as there,
-unless `truncate` says otherwise. Up to 2,048 texts are taken, not 96. Fields that are not known are ignored.
+/embed truncates texts at their end by default and takes up to 2,048 texts. /rerank takes the fields of Jina and vLLM too, and
+refuses options that would run a long document in several chunks. Unknown fields are ignored.
+Source: cohere-python 7.3 (v2/raw_client.py, raw_base_client.py, types).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
-from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import parse_texts, prompt_for_task
+from whimbrel.dialects.common.bodies import Columns, ModelName, decode, is_packed, parse_texts, prompt_for_task
 from whimbrel.dialects.common.hosted import check_bits, quantize
-from whimbrel.dialects.common.responses import json_answer
-from whimbrel.dialects.common.route import Dialect, Response, ServedModel
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.route import ErrorTerms, Route
+from whimbrel.dialects.openai import Usage
+from whimbrel.dialects.rerank import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.types.card import Card
 from whimbrel.types.request import InputType, Request, Truncate
@@ -42,7 +45,7 @@ class CohereInput(msgspec.Struct, frozen=True):
 class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v2/embed, and of POST /v1/embed where it has `texts`."""
 
-    model: Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")] = None
+    model: ModelName = None
     texts: Annotated[list[str] | None, Meta(description="At most 2,048 texts.")] = None
     inputs: Annotated[
         list[CohereInput] | None, Meta(description="The same as `texts`, each an object with one content, a text.")
@@ -63,9 +66,7 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
             "little-endian float32."
         ),
     ] = None
-    output_dimension: Annotated[
-        int | None, Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss.")
-    ] = None
+    output_dimension: Columns = None
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="A limit of tokens per text below the model's maximum.")
     ] = None
@@ -112,10 +113,43 @@ class CohereEmbedResponse(msgspec.Struct):
     meta: CohereMeta
 
 
-class CohereError(msgspec.Struct):
-    """The body of every error."""
+class CohereSpans(msgspec.Struct, frozen=True):
+    """The choice of spans of documents."""
 
-    message: str
+    mode: str
+
+
+class CohereRerankRequest(RerankRequest, frozen=True, kw_only=True):
+    """Body of POST /v2/rerank."""
+
+    relevant_spans: Annotated[CohereSpans | None, Meta(description="Rejected if its mode is `enabled`.")] = None
+    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+
+
+class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/rerank where it has one of these fields."""
+
+    rank_fields: Annotated[
+        list[str] | None, Meta(description="The fields of documents that are ranked; only `text` is accepted.")
+    ] = None
+    max_chunks_per_doc: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="1 cuts documents that are too long. With any other number they are an error: documents are not run "
+            "in chunks."
+        ),
+    ] = None
+    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+
+
+class CohereRerankResponse(msgspec.Struct):
+    """Answer of POST /v1/rerank and /v2/rerank, best first; of equal scores the first document comes first."""
+
+    id: str
+    results: list[RankedDocument]
+    meta: CohereMeta
+    model: str
+    usage: Usage
 
 
 _TRUNCATE: Final[dict[str | None, Truncate]] = {"NONE": "never", "START": "left", "END": "right", None: "right"}
@@ -128,7 +162,6 @@ _INPUT_TYPES: Final[dict[str, InputType | None]] = {
 
 
 def parse_embed(raw: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel], Request]]:
-    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     body = decode(CohereEmbedRequest, raw)
     texts = parse_texts(_texts(body))
 
@@ -173,43 +206,54 @@ def _text(value: CohereInput, location: Location) -> str:
                 location=location.below(f"[{index}]"),
             )
     if len(value.content) != 1:
-        raise InvalidRequest(
-            f"has {len(value.content):,} texts; give one, joined as the model is to read them.", location=location
-        )
+        message = f"has {len(value.content):,} texts; give one, joined as the model is to read them."
+        raise InvalidRequest(message, location=location)
     return value.content[0].text or ""
 
 
-def render_embed(body: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """Return the answer of version 2; its numbers are printed from the arrays' memory."""
-    return _write(body, result, "2", "embeddings_by_type", _by_type(body, result))
-
-
-def render_embed_v1(body: CohereEmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """Return the answer of version 1."""
-    if body.embedding_types:
-        return _write(body, result, "1", "embeddings_by_type", _by_type(body, result))
-    return _write(body, result, "1", "embeddings_floats", result.dense)
-
-
-def _by_type(body: CohereEmbedRequest, result: Result) -> dict[str, Any]:
-    columns = {kind: quantize(result.dense, kind) for kind in body.embedding_types or ("float",)}
-    return {kind: base64_rows(column) if kind == "base64" else column for kind, column in columns.items()}
-
-
-def _write(body: CohereEmbedRequest, result: Result, version: str, kind: str, embeddings: Any) -> bytes | Response:
+def render_embed(body: CohereEmbedRequest, result: Result, model: ServedModel, version: str = "2") -> bytes | Response:
+    types = body.embedding_types or (() if version == "1" else ("float",))
+    columns = {kind: quantize(result.dense, kind) for kind in types}
+    by_type = {kind: base64_rows(column) if kind == "base64" else column for kind, column in columns.items()}
     content = {
         "id": str(uuid4()),
-        "response_type": kind,
-        "embeddings": embeddings,
+        "response_type": "embeddings_by_type" if types else "embeddings_floats",
+        "embeddings": by_type if types else result.dense,
         "texts": _texts(body),
-        "meta": meta(version, input_tokens=result.num_tokens),
-    }  # fmt: skip
-    return json_answer(content, result, times=len(body.embedding_types or "1"))
+        "meta": _meta(version, input_tokens=result.num_tokens),
+    }
+    return json_answer(content, result, times=len(types) or 1)
 
 
-def meta(version: str, **units: int) -> dict[str, Any]:
-    """Return the fields of a CohereMeta."""
+def _meta(version: str, **units: int) -> dict[str, Any]:
     return {"api_version": {"version": version}, "billed_units": units}
+
+
+def parse_rerank(raw: bytes) -> tuple[CohereRerankRequest, Request]:
+    """Return the body and its Request, by default with truncation. Raises InvalidRequest or TooLarge."""
+    body = decode(CohereRerankRequest, raw)
+    if body.relevant_spans is not None and body.relevant_spans.mode != "disabled":
+        raise InvalidRequest("spans are not given here; leave it out.", param="relevant_spans")
+    return body, request_of(replace(body, truncate=True if body.truncate is None else body.truncate))
+
+
+def parse_rerank_v1(raw: bytes) -> tuple[CohereRerankRequestV1, Request]:
+    body = decode(CohereRerankRequestV1, raw, packed=is_packed(raw))
+    if body.rank_fields not in (None, ["text"]):
+        raise InvalidRequest('only ["text"] is known here; join the fields to one text.', param="rank_fields")
+    cuts = True if body.truncate is None and body.max_chunks_per_doc == 1 else body.truncate
+    return body, request_of(replace(body, truncate=cuts))
+
+
+def render_rerank(body: RerankRequest, result: Result, model: ServedModel, version: str = "2") -> bytes | Response:
+    content: dict[str, Any] = {
+        "id": str(uuid4()),
+        "results": rank(body, result, documents=body.return_documents is True),
+        "meta": _meta(version, search_units=1),
+        "model": model.plan.served_name,
+        "usage": usage(result),
+    }
+    return json_answer(content, result)
 
 
 _TERMS: Final = ErrorTerms(
@@ -219,22 +263,34 @@ _TERMS: Final = ErrorTerms(
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
-    """Return an error as Cohere's clients expect it."""
-    return msgspec.json.encode(CohereError(terms.describe(error)[0]))
+    return msgspec.json.encode({"message": terms.describe(error)[0]})
 
 
-COHERE: Final = Dialect(render_error, _TERMS)
+_COHERE: Final = partial(Route, render=render_error, terms=_TERMS)
+_RANKING: Final = '"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]'
 
 ROUTES: Final = (
-    COHERE.route(
+    _COHERE(
         "/v2/embed", "Dense vectors of texts, in several types of numbers (Cohere v2).",
         parse_embed, render_embed, response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document", "embedding_types": ["float", "int8"]}',
     ),
-    COHERE.route(
+    _COHERE(
         "/v1/embed", "Dense vectors of texts: a body with `texts` (Cohere v1).",
-        parse_embed, render_embed_v1, response_type=CohereEmbedResponse,
+        parse_embed, partial(render_embed, version="1"), response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document"}',
         discriminators=frozenset(("texts", "images")),
+    ),
+    _COHERE(
+        "/v2/rerank", "Documents ranked by a query (Cohere v2, vLLM).",
+        parse_rerank, render_rerank, response_type=CohereRerankResponse,
+        example=f'{{{_RANKING}, "top_n": 1}}', terms=RERANK_TERMS,
+    ),
+    _COHERE(
+        "/v1/rerank", "Documents ranked by a query: a body with `rank_fields` or `max_chunks_per_doc` (Cohere v1).",
+        parse_rerank_v1, partial(render_rerank, version="1"), response_type=CohereRerankResponse,
+        example=f'{{{_RANKING}, "max_chunks_per_doc": 1}}',
+        terms=RERANK_TERMS.extended({}, {"truncate": "max_chunks_per_doc=1"}),
+        discriminators=frozenset(("rank_fields", "max_chunks_per_doc")),
     ),
 )  # fmt: skip

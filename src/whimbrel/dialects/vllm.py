@@ -1,7 +1,7 @@
 """vLLM's own routes: /pooling, /classify, /score, /rerank, /tokenize, /detokenize. Pure functions over bytes.
 
-Source: vLLM 0.33, entrypoints/pooling and entrypoints/serve/tokenize. As there, texts that are too long are refused unless
-cutting is asked for, and fields that are not known are ignored.
+Texts that exceed the limit are refused by default. Unknown fields are ignored.
+Source: vLLM 0.33, entrypoints/pooling and entrypoints/serve/tokenize.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from msgspec import Meta
 
 from whimbrel import __version__
 from whimbrel.dialects import rerank
-from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.errors import ErrorTerms
-from whimbrel.dialects.common.fields import (
+from whimbrel.dialects.common.bodies import TextUse, TokenInputs, decode
+from whimbrel.dialects.common.responses import (
+    METADATA,
+    OCTETS,
+    Response,
+    ServedModel,
+    header,
+    json_answer,
+    row_blocks,
+    usage,
+)
+from whimbrel.dialects.common.route import ErrorTerms, GetRoute, Route
+from whimbrel.dialects.openai import (
     UNSUPPORTED_TEXT_FIELDS,
+    Usage,
     VLLMTextFields,
     parse_normalize,
     reject_unsupported,
+    response_head,
     vllm_text_request,
 )
-from whimbrel.dialects.common.responses import METADATA, OCTETS, created, header, json_answer, new_id, usage
-from whimbrel.dialects.common.route import Dialect, GetRoute, Response, Route, ServedModel
-from whimbrel.dialects.openai import Usage
-from whimbrel.errors import InvalidRequest, WhimbrelError
-from whimbrel.types.arrays import Float32Array
-from whimbrel.types.request import InputType, OutputName, Request
+from whimbrel.errors import InvalidRequest, Location, WhimbrelError
+from whimbrel.types.request import DetokenizeRequest, OutputName, Request, TokenizeRequest
 from whimbrel.types.result import Ragged, Result
+from whimbrel.types.seq import TokenInfo
 from whimbrel.wire import Base64, EncodedArray, base64_rows, to_json
-
-Input = Annotated[
-    str | list[str | int | list[int]],
-    Meta(
-        description="A text, a list of texts, a list of token ids, or a list of such lists; at most 2,048 inputs and "
-        "524,288 ids. Token ids are taken as they are: no special tokens are put around them."
-    ),
-]
 
 
 class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
     """Body of POST /pooling."""
 
-    input: Input
+    input: TokenInputs
     task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None,
         Meta(
@@ -64,10 +65,7 @@ class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
             "another as the answer, and JSON in its header `metadata` says the rest; `bytes_only`: without it."
         ),
     ] = None
-    input_type: Annotated[
-        InputType | None,
-        Meta(description="Whether the texts are queries or documents, for models that treat them differently."),
-    ] = None
+    input_type: TextUse = None
 
 
 class Pooled(msgspec.Struct):
@@ -92,7 +90,7 @@ class PoolingResponse(msgspec.Struct):
 class VLLMClassifyRequest(VLLMTextFields, frozen=True, kw_only=True):
     """Body of POST /classify."""
 
-    input: Input
+    input: TokenInputs
 
 
 class Classified(msgspec.Struct):
@@ -115,6 +113,39 @@ class VLLMClassifyResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
+class VLLMTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /tokenize."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: Annotated[
+        bool | None, Meta(description="Return the tokens as text too, as they stand in the vocabulary.")
+    ] = None
+
+
+class VLLMTokenizeResponse(msgspec.Struct):
+    """Answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(description="At most 524,288 token ids.")]
+    model: str | None = None
+
+
+class VLLMDetokenizeResponse(msgspec.Struct):
+    """Answer of POST /detokenize."""
+
+    prompt: str
+
+
 class VLLMVersionResponse(msgspec.Struct):
     """Answer of GET /version."""
 
@@ -127,14 +158,11 @@ _OUTPUTS: Final[dict[str | None, OutputName]] = {
     "token_embed": "multi_vector",
     "token_classify": "token_scores",
 }
-
-
 _MAX_HEADER: Final = 65_000
 """The limit of bytes in a header: Python's http.client reads lines of 65,536 bytes."""
 
 
 def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], Request]]:
-    """Return the body, and the function from a model to its Request. Raises InvalidRequest or TooLarge."""
     reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
     body = decode(PoolingRequest, raw)
 
@@ -151,105 +179,77 @@ def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
         )
         return vllm_text_request(body, (output,), cuts=False, input_type=body.input_type, **by_output)
 
-    request_of: Callable[[ServedModel], Request] = request
-    return body, request_of
+    return body, request
 
 
 def render_pooling(body: PoolingRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """Return the answer, as JSON or as bytes."""
     results = result.outputs
     outputs = results.dense, results.scores, results.multi_vector, results.token_scores, results.token_dense
     output = next(each for each in outputs if each is not None)
-    head = _head("pooling", body, model)
-    if body.encoding_format in ("bytes", "bytes_only"):
-        return _write_bytes(body, output, head | {"usage": usage(result)})
-    columns = _as_base64(body, output) if body.encoding_format == "base64" else output
+    head, as_text = response_head("pooling", body, model), body.encoding_format == "base64"
+    columns: Any = output
+    if body.encoding_format not in (None, "float"):
+        rows_XD, offsets_N1 = (output.rows_XD, output.offsets_N1.tolist()) if isinstance(output, Ragged) else (output, None)
+        rows = EncodedArray(rows_XD, body.embed_dtype or "float32", body.endianness or "native", "the answer")
+        if not as_text:
+            blocks = {"usage": usage(result), "data": row_blocks(rows, offsets_N1)}
+            return _bytes_response(rows, None if body.encoding_format == "bytes_only" else header(head | blocks))
+        columns = base64_rows(rows) if offsets_N1 is None else [Base64(rows[a:b]) for a, b in pairwise(offsets_N1)]
     data: list[dict[str, Any]] = [{"index": i, "object": "pooling", "data": columns[i]} for i in range(len(columns))]
-    content = head | {"object": "list", "data": data, "usage": usage(result)}
-    return json_answer(content, result, as_text=body.encoding_format == "base64")
+    return json_answer(head | {"object": "list", "data": data, "usage": usage(result)}, result, as_text=as_text)
 
 
-def _as_base64(body: PoolingRequest, output: Float32Array | Ragged) -> Sequence[Any]:
-    """Return the bytes of each text's numbers. Raises InvalidRequest if the type cannot hold them."""
-    if not isinstance(output, Ragged):
-        return base64_rows(_typed(body, output))
-    rows, places = _typed(body, output.rows_XD), output.offsets_N1.tolist()
-    return [Base64(rows[start:end]) for start, end in pairwise(places)]
-
-
-def _typed(body: PoolingRequest, rows_XD: Float32Array) -> EncodedArray:
-    return EncodedArray(rows_XD, body.embed_dtype or "float32", body.endianness or "native", "the answer")
-
-
-def _write_bytes(body: PoolingRequest, output: Float32Array | Ragged, about: dict[str, Any]) -> Response:
-    rows = _typed(body, output.rows_XD if isinstance(output, Ragged) else output)
-    width = rows.shape[1]
-    places: list[int] = output.offsets_N1.tolist() if isinstance(output, Ragged) else list(range(len(output) + 1))
-    size = width * rows.storage_dtype.itemsize
-    numbers = {"embed_dtype": rows.dtype, "endianness": "big" if rows.is_big else "little"}
-    about["data"] = [
-        {"index": index, **numbers, "start": start * size, "end": end * size}
-        | {"shape": [end - start, width] if isinstance(output, Ragged) else [width]}
-        for index, (start, end) in enumerate(pairwise(places))
-    ]
-    headers: dict[str, str] = {}
-    if body.encoding_format == "bytes":
-        headers[METADATA] = header(about)
-        if (length := len(headers[METADATA])) > _MAX_HEADER:
-            raise InvalidRequest(
-                f"the header metadata would have {length:,} bytes; clients read {_MAX_HEADER:,}. Ask for bytes_only, or send "
-                "fewer texts at once.",
-                param="encoding_format",
-            )
-    return Response(rows.chunks(), OCTETS, headers, rows.nbytes)
+def _bytes_response(rows: EncodedArray, metadata: str | None) -> Response:
+    if metadata is not None and len(metadata) > _MAX_HEADER:
+        raise InvalidRequest(
+            f"the header metadata would have {len(metadata):,} bytes; clients read {_MAX_HEADER:,}. Ask for bytes_only, or "
+            "send fewer texts at once.",
+            param="encoding_format",
+        )
+    return Response(rows.chunks(), OCTETS, {} if metadata is None else {METADATA: metadata}, rows.nbytes)
 
 
 def parse_classify(raw: bytes) -> tuple[VLLMClassifyRequest, Request]:
-    """Return the body and the Request that it stands for. Raises InvalidRequest or TooLarge."""
     reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
     body = decode(VLLMClassifyRequest, raw)
     return body, vllm_text_request(body, ("scores",), cuts=False, activate=body.use_activation, normalize=body.normalize)
 
 
 def render_classify(body: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """Return the answer, in the order of the inputs."""
     scores_NC, labels = result.outputs.scores, model.card.labels
     assert scores_NC is not None
     data: list[dict[str, Any]] = [
-        {
-            "index": index,
-            "label": labels[best] if labels else None,
-            "probs": scores_NC[index],
-            "num_classes": scores_NC.shape[1],
-        }
-        for index, best in enumerate(scores_NC.argmax(axis=1).tolist())
+        {"index": i, "label": labels[best] if labels else None, "probs": scores_NC[i], "num_classes": scores_NC.shape[1]}
+        for i, best in enumerate(scores_NC.argmax(axis=1).tolist())
     ]
-    head = _head("classify", body, model)
+    head = response_head("classify", body, model)
     return json_answer(head | {"object": "list", "data": data, "usage": usage(result)}, result)
 
 
-def _head(prefix: str, body: VLLMTextFields, model: ServedModel) -> dict[str, Any]:
-    return {"id": new_id(prefix, body.request_id), "created": created(), "model": model.plan.served_name}
+def parse_tokenize(raw: bytes) -> tuple[VLLMTokenizeRequest, TokenizeRequest]:
+    reject_unsupported(raw, text="prompt")
+    body = decode(VLLMTokenizeRequest, raw)
+    return body, TokenizeRequest([body.prompt], special=body.add_special_tokens is not False)
+
+
+def render_tokenize(body: VLLMTokenizeRequest, results: Sequence[TokenInfo], model: ServedModel) -> bytes:
+    (tokens,) = results
+    counts = {"count": tokens.ids_T.size, "max_model_len": model.plan.max_length}
+    names = list(tokens.names) if body.return_token_strs else None
+    return to_json(counts | {"tokens": tokens.ids_T, "token_strs": names})
+
+
+def parse_detokenize(raw: bytes) -> tuple[VLLMDetokenizeRequest, DetokenizeRequest]:
+    body = decode(VLLMDetokenizeRequest, raw)
+    return body, DetokenizeRequest([body.tokens])
+
+
+def render_detokenize(body: VLLMDetokenizeRequest, results: Sequence[str], model: ServedModel) -> bytes:
+    return to_json({"prompt": results[0]})
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:
-    """Return the answer of GET /version."""
     return to_json({"version": __version__})
-
-
-class ErrorDetail(msgspec.Struct):
-    """The cause of an error; `param` is the path of the fault, `code` the HTTP status."""
-
-    message: str
-    type: str
-    param: str | None
-    code: int
-
-
-class ErrorResponse(msgspec.Struct):
-    """The body of every error."""
-
-    error: ErrorDetail
 
 
 _STATUSES: Final = {415: 400, 429: 503, 507: 500}
@@ -259,7 +259,6 @@ _TYPES: Final = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalSer
 
 
 def status(error: WhimbrelError) -> int:
-    """Return the HTTP status of an error."""
     return _STATUSES.get(error.status, error.status)
 
 
@@ -267,42 +266,49 @@ TERMS: Final = ErrorTerms(options={"truncate": "truncate_prompt_tokens=-1"})
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
-    """Return an error as vLLM writes it."""
     text, param = terms.describe(error)
     code = status(error)
     kind = _TYPES.get(code) or HTTPStatus(code).phrase
-    return msgspec.json.encode(ErrorResponse(ErrorDetail(text, kind, param, code)))
+    return msgspec.json.encode({"error": {"message": text, "type": kind, "param": param, "code": code}})
 
 
-VLLM: Final = Dialect(render_error, TERMS, status)
+_VLLM: Final = partial(Route, render=render_error, terms=TERMS, status=status)
 
 _POOLING_TERMS: Final = TERMS.extended(
     {"max_tokens": "truncate_prompt_tokens", "activate": "use_activation", "outputs": "task"}
 )
 _CLASSIFY_TERMS: Final = _POOLING_TERMS.extended({"outputs": "model"})
-
-_TERMS_OF_V1: Final = {"/v1/rerank": rerank.RERANK_TERMS, "/v1/score": rerank.SCORE_TERMS}
-"""Routes that are also served without /v1, and the terms of their errors."""
-
-
-def _without_v1(route: Route, terms: ErrorTerms) -> Route:
-    """Return a route of /v1 under vLLM's other path, with vLLM's errors."""
-    render = partial(render_error, terms=terms.extended({}, TERMS.options))
-    return replace(route, path=route.path.removeprefix("/v1"), render_error=render, status=status)
-
+_TOKENIZE_TERMS: Final = TERMS.extended({"input": lambda _: Location("prompt")})
+_DETOKENIZE_TERMS: Final = TERMS.extended({"input": lambda location: Location("tokens", location.part)})
 
 ROUTES: Final = (
-    VLLM.route(
+    _VLLM(
         "/pooling", "Vectors or scores of texts or of their tokens (vLLM).",
         parse_pooling, render_pooling, response_type=PoolingResponse,
         example='{"input": ["A whimbrel is a wader."]}', terms=_POOLING_TERMS,
     ),
-    VLLM.route(
+    _VLLM(
         "/classify", "The scores of a classifier's classes (vLLM).",
         parse_classify, render_classify, response_type=VLLMClassifyResponse,
         example='{"input": ["What a fine bird."]}', terms=_CLASSIFY_TERMS,
     ),
-    *(_without_v1(route, _TERMS_OF_V1[route.path]) for route in rerank.ROUTES),
+    *(
+        replace(
+            route, path=route.path.removeprefix("/v1"), render=render_error, terms=route.terms.extended({}, TERMS.options),
+            status=status,
+        )
+        for route in rerank.ROUTES
+    ),
+    _VLLM(
+        "/tokenize", "The token ids of a text (vLLM).", parse_tokenize, render_tokenize, response_type=VLLMTokenizeResponse,
+        example='{"prompt": "A whimbrel is a wader.", "return_token_strs": true}', terms=_TOKENIZE_TERMS,
+        discriminators=frozenset({"prompt", "messages"}),
+    ),
+    _VLLM(
+        "/detokenize", "The text of token ids (vLLM).",
+        parse_detokenize, render_detokenize, response_type=VLLMDetokenizeResponse,
+        example='{"tokens": [101, 102]}', terms=_DETOKENIZE_TERMS,
+    ),
 )  # fmt: skip
 
 GET_ROUTES: Final = (

@@ -1,8 +1,9 @@
-"""Whimbrel's own /v1/embed: any of a model's outputs, all from one pass. Pure functions over bytes."""
+"""Whimbrel's own routes: any outputs of one pass, classes of texts and pairs, and entities. Pure functions over bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -10,25 +11,18 @@ import msgspec
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.dialects.common.decode import decode
-from whimbrel.dialects.common.fields import TextFields, text_request
-from whimbrel.dialects.common.responses import (
-    arrow_answer,
-    bare_answer,
-    binary_formats,
-    bytes_answer,
-    encoded_outputs,
-    json_answer,
-    npy_answer,
-    usage,
-)
-from whimbrel.dialects.common.route import Dialect, Response, ServedModel
+from whimbrel.dialects.common.bodies import ModelName, TextFields, TextUse, Truncation, decode, parse_texts, text_request
+from whimbrel.dialects.common.responses import Response, ServedModel, binary_answer, encoded_outputs, json_answer, usage
+from whimbrel.dialects.common.route import Route, binary_formats
 from whimbrel.dialects.openai import EncodingFormat, Usage, render_error
+from whimbrel.outputs import scoring
+from whimbrel.outputs.scoring import Operation
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
-from whimbrel.types.request import InputType, OutputName, Request
+from whimbrel.types.options import ScoreOptions
+from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
-from whimbrel.wire import Base64, ByteOrder, EncodedArray, base64_rows
+from whimbrel.wire import Base64, ByteOrder, EncodedArray, base64_rows, to_json
 
 EmbedType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"]
 
@@ -69,10 +63,7 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     endianness: Annotated[
         ByteOrder | None, Meta(description="The byte order of binary and base64 numbers. Default: `little`.")
     ] = None
-    input_type: Annotated[
-        InputType | None,
-        Meta(description="Whether the texts are queries or documents, for models that treat them differently."),
-    ] = None
+    input_type: TextUse = None
     instruction: Annotated[str | None, Meta(description="The task that a reranker with a template is told to judge by.")] = None
     activate: Annotated[bool | None, Meta(description="Apply the activation to scores. Default: as the model does.")] = None
     max_active_dims: Annotated[int | None, Meta(description="Keep the N largest entries of each sparse vector.")] = None
@@ -147,11 +138,7 @@ class EmbedResponse(msgspec.Struct):
     usage: Usage
 
 
-def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbedRequest, Request]:
-    """Return the body, with `default` if it names no format, and the Request that it stands for.
-
-    Raises InvalidRequest or TooLarge.
-    """
+def parse_embed(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbedRequest, Request]:
     body = decode(EmbedRequest, raw)
     if body.encoding_format is None:
         body = msgspec.structs.replace(body, encoding_format=default)
@@ -169,20 +156,11 @@ def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbedR
     )
 
 
-def render_response(body: EmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
-    """Return the answer, made of the arrays' memory."""
+def render_embed(body: EmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
     arrays = encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "little")
-    match body.encoding_format:
-        case "bytes":
-            return bytes_answer(arrays, result, model)
-        case "bytes_only":
-            return bare_answer(arrays)
-        case "npy":
-            return npy_answer(arrays)
-        case "arrow":
-            return arrow_answer(arrays, result, model)
-        case _:
-            as_text = body.encoding_format == "base64"
+    if body.encoding_format in ("bytes", "bytes_only", "npy", "arrow"):
+        return binary_answer(body.encoding_format, arrays, result, model)
+    as_text = body.encoding_format == "base64"
     content = {
         "outputs": {
             name: _column(name, output, arrays, as_text)
@@ -196,7 +174,6 @@ def render_response(body: EmbedRequest, result: Result, model: ServedModel) -> b
 
 
 def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[str, EncodedArray], as_text: bool) -> Any:
-    """Return one output, with an item for each input."""
     if isinstance(output, Sparse):
         ids, weights = (_texts(arrays[f"{name}.{part}"], output.offsets_N1, as_text) for part in ("ids", "weights"))
         return [{"ids": each, "weights": weight} for each, weight in zip(ids, weights, strict=True)]
@@ -207,9 +184,8 @@ def _column(name: str, output: Float32Array | Sparse | Ragged, arrays: Mapping[s
 
 
 def _texts(array: EncodedArray, offsets_N1: Int64Array, as_text: bool) -> list[Any]:
-    """Return the JSON value of each text's part of an array."""
-    places: list[int] = offsets_N1.tolist()
-    parts = [array[start:end] for start, end in pairwise(places)]
+    offsets: list[int] = offsets_N1.tolist()
+    parts = [array[start:end] for start, end in pairwise(offsets)]
     return [Base64(each) for each in parts] if as_text else [_numbers(each) for each in parts]
 
 
@@ -218,13 +194,117 @@ def _numbers(array: EncodedArray) -> EncodedArray | NDArray[Any]:
     return array.array if array.dtype in ("float32", "int32") else array
 
 
-NATIVE: Final = Dialect(render_error)
+class ClassFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that both routes take."""
+
+    model: ModelName = None
+    activate: Annotated[
+        bool | None, Meta(description="Apply the activation to scores; `false` gives logits. Default: as the model does.")
+    ] = None
+    prompt: Annotated[
+        str | None, Meta(description="The name of one of the model's prompts, or text with a space or a colon in it.")
+    ] = None
+    truncate: Annotated[
+        Truncation,
+        Meta(description="The end at which a text that is too long is cut. `false` or `never` makes it an error."),
+    ] = None
+
+
+class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/classify."""
+
+    input: Annotated[
+        str | list[str | list[str]], Meta(description="A text, a list of texts, or a list of pairs of texts; at most 2,048.")
+    ]
+
+
+class ClassifyResponse(msgspec.Struct):
+    """Answer of POST /v1/classify."""
+
+    labels: Annotated[list[str], Meta(description="The names of the classes.")]
+    scores: Annotated[list[list[float]], Meta(description="For each input a score for each class.")]
+    model: str
+    usage: Usage
+
+
+class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/token_classify."""
+
+    input: Annotated[str | list[str], Meta(description="A text, or a list of at most 2,048 texts.")]
+    aggregation: Annotated[
+        Literal["none", "simple", "first", "average", "max"],
+        Meta(description="How token labels are grouped into entities, as in transformers."),
+    ] = "simple"
+
+
+class FoundEntity(msgspec.Struct):
+    """An entity in a text; `start` and `end` count characters."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+    text: str
+
+
+class TokenClassifyResponse(msgspec.Struct):
+    """Answer of POST /v1/token_classify."""
+
+    entities: Annotated[list[list[FoundEntity]], Meta(description="The entities of each input.")]
+    model: str
+    usage: Usage
+
+
+def parse_classify(raw: bytes) -> tuple[ClassifyRequest, Callable[[ServedModel], Request]]:
+    body = decode(ClassifyRequest, raw)
+    return body, lambda model: _classify(body, model).request
+
+
+def parse_token_classify(raw: bytes) -> tuple[TokenClassifyRequest, Callable[[ServedModel], Request]]:
+    body = decode(TokenClassifyRequest, raw)
+    return body, lambda model: _token_classify(body, model).request
+
+
+def _classify(body: ClassifyRequest, model: ServedModel) -> Operation[Any]:
+    return scoring.classify(model.card, parse_texts(body.input), **_options(body))
+
+
+def _token_classify(body: TokenClassifyRequest, model: ServedModel) -> Operation[Any]:
+    return scoring.token_classify(model.card, parse_texts(body.input), body.aggregation, **_options(body))
+
+
+def _options(body: ClassFields) -> ScoreOptions:
+    return {"prompt": body.prompt, "activate": body.activate, "truncate": body.truncate}
+
+
+def render_classify(body: ClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
+    classes = _classify(body, model).postprocess(result)
+    name, counts = model.plan.served_name, usage(result)
+    return json_answer({"labels": classes.labels, "scores": classes.scores_NC, "model": name, "usage": counts}, result)
+
+
+def render_token_classify(body: TokenClassifyRequest, result: Result, model: ServedModel) -> bytes:
+    entities = _token_classify(body, model).postprocess(result)
+    return to_json({"entities": entities, "model": model.plan.served_name, "usage": usage(result)})
+
+
+_NATIVE: Final = partial(Route, render=render_error)
 
 ROUTES: Final = (
-    NATIVE.route(
+    _NATIVE(
         "/v1/embed", "Any of a model's outputs, all from one pass (Whimbrel's own).",
-        parse_request, render_response, response_type=EmbedResponse,
+        parse_embed, render_embed, response_type=EmbedResponse,
         example='{"input": ["A whimbrel is a wader."], "encoding_format": "base64"}',
-        accepts=binary_formats(parse_request),
+        accepts=binary_formats(parse_embed),
+    ),
+    _NATIVE(
+        "/v1/classify", "The classes of texts or of pairs (Whimbrel's own).",
+        parse_classify, render_classify, response_type=ClassifyResponse,
+        example='{"input": ["A whimbrel is a wader."]}',
+    ),
+    _NATIVE(
+        "/v1/token_classify", "The entities in texts (Whimbrel's own).",
+        parse_token_classify, render_token_classify, response_type=TokenClassifyResponse,
+        example='{"input": ["Whimbrels winter in Ghana."]}',
     ),
 )  # fmt: skip
