@@ -23,7 +23,7 @@ from whimbrel.dialects.common.errors import ErrorTerms
 from whimbrel.dialects.native import embed
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
+from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
 

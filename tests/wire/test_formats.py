@@ -30,7 +30,7 @@ from whimbrel.dialects.native import embed
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.openapi import docs_page, openapi_document
-from whimbrel.server.app.served_models import ModelRegistry
+from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
 

@@ -19,7 +19,7 @@ from whimbrel.server.http.limits import HttpLimits
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 DISCONNECT_EXTENSION: Final = "whimbrel.gone"
-"""The name of an extension of ASGI: `when_gone`."""
+"""ASGI extension: a function that registers a callback for the end of the connection."""
 
 _log = logging.getLogger("whimbrel")
 

@@ -5,7 +5,12 @@ Times are in seconds, sizes in bytes, rates in bytes per second. Only the side t
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
+from typing import Final
+
+BACKLOG: Final = 1024
+"""Connections that wait to be accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +40,9 @@ class HttpLimits:
     """Time in which these bytes are read."""
     max_connections: int = 1024
     """Open connections of one process. Further ones wait to be accepted."""
+
+
+def limit_silence(listener: socket.socket, seconds: float) -> None:
+    """Let the kernel cut connections accepted from now on if the client takes nothing for this long. Only on Linux."""
+    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:  # accepted sockets inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))

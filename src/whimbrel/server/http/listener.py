@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 from typing import Final
 
@@ -11,10 +12,20 @@ from starlette.types import ASGIApp
 
 from whimbrel.server.http.connection import Connection, RenderError
 from whimbrel.server.http.limits import HttpLimits
-from whimbrel.server.http.sockets import connection_limit
 
 _PAUSE: Final = 0.1
-"""Seconds until the next try to accept where the last one failed."""
+"""Seconds until the next attempt to accept after a failure."""
+_OPEN_FILES: Final = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+_SPARE_FILES: Final = 24
+"""Files that a process may open besides connections."""
+
+
+def connection_limit(limit: int) -> int:
+    """Return the number of connections for this process: `limit`, or fewer so that it never runs out of files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return limit
+    return max(1, min(limit, soft // 2, soft - len(os.listdir(_OPEN_FILES)) - _SPARE_FILES))
 
 
 class Server:
