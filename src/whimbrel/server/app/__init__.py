@@ -1,1 +1,1 @@
-"""TODO."""
+"""The ASGI app: routes, guards and request contexts."""

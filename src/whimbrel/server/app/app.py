@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import HTMLResponse
 from starlette.responses import Response as HTTPResponse
 from starlette.routing import Route as HTTPRoute
 from starlette.routing import Router
@@ -39,10 +38,6 @@ from whimbrel.telemetry.trace import Timer, gauge
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 
-T = TypeVar("T")
-
-Handler: TypeAlias = Callable[[HTTPRequest], Awaitable[HTTPResponse]]
-
 
 class App:
     """An ASGI app: the request log around the guards around the routes."""
@@ -50,7 +45,7 @@ class App:
     def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
         posts = [HTTPRoute(path, self, methods=["POST"]) for path in ROUTES_BY_PATH]  # for 404 and 405; see _route
-        self.routes = [*posts, *_GetRoutes(served).routes()]
+        self.routes = [*posts, *_GetRoutes(served).routes]
         self._router = Router(self.routes, redirect_slashes=False)
         self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.routes, limits)
 
@@ -162,7 +157,7 @@ def _run(embedder: AsyncEmbedder, request: EngineCall) -> Awaitable[Any]:
     return embedder.run(request)
 
 
-async def _run_while_connected(running: Awaitable[T], scope: Scope, receive: Receive) -> T:
+async def _run_while_connected(running: Awaitable[Any], scope: Scope, receive: Receive) -> Any:
     """Await `running`. If the client leaves first, cancel it and raise ClientDisconnect."""
     task, left, done = asyncio.current_task(), False, False
     assert task is not None
@@ -215,9 +210,7 @@ class _GetRoutes:
         self._served = served
         self._created = int(time.time())
         self._metrics = Metrics([embedder.plan.served_name for embedder in served])
-
-    def routes(self) -> list[HTTPRoute]:
-        handlers: dict[str, Handler] = {page.path: partial(self._page, page) for page in GET_ROUTES}
+        handlers: dict[str, Any] = {page.path: partial(self._page, page) for page in GET_ROUTES}
         handlers |= {
             "/v1/models": self._list_models,
             "/v1/models/{model:path}": self._show_model,
@@ -231,7 +224,7 @@ class _GetRoutes:
             "/openapi.json": self._openapi,
             "/docs": self._docs,
         }
-        return [HTTPRoute(path, handler, methods=["GET"]) for path, handler in handlers.items()]
+        self.routes = [HTTPRoute(path, handler, methods=["GET"]) for path, handler in handlers.items()]
 
     async def _page(self, page: GetRoute, http: HTTPRequest) -> HTTPResponse:
         return _json(page.render_response(list(self._served)))
@@ -273,7 +266,7 @@ class _GetRoutes:
     async def _docs(self, http: HTTPRequest) -> HTTPResponse:
         page = docs_page(openapi_document(), base_url=str(http.base_url).rstrip("/"))
         policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
-        return HTMLResponse(page, headers={"content-security-policy": policy})
+        return HTTPResponse(page, media_type="text/html", headers={"content-security-policy": policy})
 
 
 def _json(content: bytes) -> HTTPResponse:

@@ -7,7 +7,7 @@ refused malformed heads. `RequestContext` limits the sizes of bodies, `server/ht
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Final
@@ -22,7 +22,6 @@ from whimbrel.server.app.request_context import context_of, sanitize, send_error
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 """Routes that need no key, for probes."""
 
-_KEY_HEADERS: Final = (b"authorization", b"api-key", b"x-api-key")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
     "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-tokens", "x-whimbrel-truncated"
@@ -35,31 +34,24 @@ class Keys:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
-    def tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    def tenant(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         """Return a name for the request's key, which does not reveal it: "" if no key is required, None if none is right.
 
         OpenAI's clients send `Authorization: Bearer KEY`, Azure's `api-key`.
         """
         if not self._digests:
             return ""
+        first = dict(reversed(headers))
+        keys = [first[name] for name in (b"api-key", b"x-api-key") if name in first]
+        if first.get(b"authorization", b"")[:7].lower() == b"bearer ":
+            keys.append(first[b"authorization"][7:])
         tenant = None
-        for key in _sent_keys(headers):
-            digest = sha256(key).digest()
+        for key in keys:
+            digest = sha256(key.strip()).digest()
             for number, known in enumerate(self._digests, start=1):  # all of them: the time shows neither match nor place
                 if hmac.compare_digest(digest, known):
                     tenant = f"key{number}"
         return tenant
-
-
-def _sent_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Return the keys of a request: at most one for each header that may hold one."""
-    first: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in _KEY_HEADERS:
-            first.setdefault(name, value)
-    bearer = first.pop(b"authorization", b"")
-    keys = [value.strip() for value in first.values()]
-    return [*keys, bearer[7:].strip()] if bearer[:7].lower() == b"bearer " else keys
 
 
 class GuardMiddleware:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from typing import Final
@@ -59,21 +60,17 @@ def sanitize(text: str, limit: int = 100) -> str:
     return cut if cut.isprintable() else ascii(cut)
 
 
+@dataclass
 class MemoryBudget:
-    """Count of the bytes that requests hold in this process."""
+    """Bytes that requests hold in this process."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._count = 0
+    limit: int
+    used: int = 0
 
     def check(self, size: int) -> None:
         """Raise Overloaded if `size` more bytes exceed the limit."""
-        if self._count + size > self._limit:
+        if self.used + size > self.limit:
             raise Overloaded("too many bytes of requests are in memory; try again later.", retry_after=1)
-
-    def add(self, size: int) -> None:
-        """Add a number of bytes, or release them if it is negative."""
-        self._count += size
 
 
 class RequestContext:
@@ -129,7 +126,7 @@ class RequestContext:
         if not self._body_ended:
             size = len(message.get("body", b""))
             self._budget.check(size)
-            self._budget.add(size)
+            self._budget.used += size
             self._body_size += size
             self._body_ended = not message.get("more_body", False) or 0 < self._announced <= self._body_size
             self._check_size(self._body_size)
@@ -183,10 +180,9 @@ class RequestContext:
             self.ended = time.perf_counter()
 
     def hold_answer(self, size: int) -> None:
-        """Count the memory of a large answer."""
         if size > _LARGE_ANSWER:
             self._answer_size = size
-            self._budget.add(size)
+            self._budget.used += size
 
     def _report(self) -> list[tuple[bytes, bytes]]:
         """Return headers: the id, milliseconds per stage, and the numbers of tokens and of truncated texts."""
@@ -200,7 +196,7 @@ class RequestContext:
 
     def end(self, *, lost: bool) -> tuple[int, Outcome]:
         """Release the memory and return status and outcome. `lost` means that the process ends."""
-        self._budget.add(-self._body_size - self._answer_size)
+        self._budget.used -= self._body_size + self._answer_size
         if self.left:
             return self.status or _CLIENT_LEFT, "client_gone"
         if self.ended:
@@ -226,7 +222,6 @@ def _timing(stages: tuple[Stage, ...]) -> bytes:
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """Return the context of the request that this scope belongs to."""
     context: RequestContext = scope["state"]["context"]
     return context
 
@@ -303,8 +298,8 @@ class RequestMiddleware:
 
     async def _answer_bug(self, error: Exception, scope: Scope, context: RequestContext) -> None:
         """Log the traceback. The answer names only the exception's class."""
-        fields = {"request_id": context.request_id}
-        _log.error("%s %s failed", sanitize(scope["method"]), sanitize(scope["path"]), exc_info=error, extra={"fields": fields})
+        extra = {"fields": {"request_id": context.request_id}}
+        _log.error("%s %s failed", sanitize(scope["method"]), sanitize(scope["path"]), exc_info=error, extra=extra)
         context.error = WhimbrelError.code
         if not context.status:  # otherwise the server breaks off the answer
             with suppress(OSError):

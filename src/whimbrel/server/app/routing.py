@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Final, Protocol
 
 import msgspec
@@ -16,9 +15,6 @@ from whimbrel.errors import InvalidRequest, ModelNotFound, Unavailable, Whimbrel
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 from whimbrel.types.seq import TokenInfo
-
-_JSON: Final = lru_cache(msgspec.json.Decoder)
-_MESSAGE_PACK: Final = lru_cache(msgspec.msgpack.Decoder)
 
 
 class PathRoutes:
@@ -35,6 +31,8 @@ class PathRoutes:
         self._discriminators = [name.encode() for name in names]
         optional = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in names]
         self._fields = msgspec.defstruct("Fields", optional)
+        self._json = msgspec.json.Decoder(self._fields)
+        self._message_pack = msgspec.msgpack.Decoder(self._fields)
 
     def choose(self, body: bytes) -> Route:
         """Return the route that a body is for, as far as the body can be read."""
@@ -44,7 +42,7 @@ class PathRoutes:
         else:
             return self.default
         try:
-            fields = (_MESSAGE_PACK if is_packed(body) else _JSON)(self._fields).decode(body)
+            fields = (self._message_pack if is_packed(body) else self._json).decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             present = {name.decode() for name in self._discriminators if b'"%b"' % name in body}
         else:
@@ -92,7 +90,6 @@ class ModelRegistry:
         self.draining = False
 
     def add(self, index: int, embedder: AsyncEmbedder) -> None:
-        """Add model number `index`, loaded or not."""
         self._embedders[index] = embedder
 
     def __iter__(self) -> Iterator[AsyncEmbedder]:
@@ -133,13 +130,11 @@ class ModelRegistry:
         self._idle.clear()
 
     def end(self) -> None:
-        """Count a request as answered."""
         self._in_flight -= 1
         if self._in_flight == 0:
             self._idle.set()
 
     async def wait_until_idle(self) -> None:
-        """Return once no request is in flight."""
         await self._idle.wait()
 
 

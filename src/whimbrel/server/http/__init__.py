@@ -1,1 +1,1 @@
-"""TODO."""
+"""HTTP/1.1 on asyncio, for any ASGI app."""
