@@ -10,6 +10,7 @@ import hmac
 from collections.abc import Sequence
 from hashlib import sha256
 from ipaddress import ip_address
+from itertools import chain
 from typing import Final
 
 from starlette.middleware.cors import CORSMiddleware
@@ -92,19 +93,13 @@ class GuardMiddleware:
         limits = self._limits
         if len(headers) > limits.max_headers:
             raise HeadersTooLarge(f"there are {len(headers)} headers; the limit is {limits.max_headers}.")
-        size = len(scope["path"]) + len(scope["query_string"])
-        hosts: list[bytes] = []
-        codings: list[bytes] = []
-        for name, value in headers:
-            size += len(name) + len(value)
-            if name == b"host":
-                hosts.append(value)
-            elif name == b"transfer-encoding":
-                codings.append(value.lower())
+        size = len(scope["path"]) + len(scope["query_string"]) + sum(map(len, chain.from_iterable(headers)))
         if size > limits.max_header_bytes:
             raise HeadersTooLarge(f"path and headers have {size:,} bytes; the limit is {limits.max_header_bytes:,}.")
+        codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
         if codings not in ([], [b"chunked"]):
             raise InvalidRequest("Transfer-Encoding may be chunked and nothing else.")
+        hosts = [value for name, value in headers if name == b"host"]
         if not hosts and scope["http_version"] == "1.0":
             return  # HTTP/1.0 has no Host header, and browsers do not use it
         if len(hosts) != 1:

@@ -161,13 +161,11 @@ def _limits(text: str) -> ServerLimits:
 def redact_argv(secrets: Sequence[str]) -> None:
     """Overwrite these arguments in the process' title, which the kernel shows to everybody (`ps`). Linux only."""
     keys = [re.escape(secret.encode()) for secret in secrets if secret]
-    try:
-        status = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace") if keys else ""
-    except OSError:
+    stat = Path("/proc/self/stat")
+    if not keys or not stat.exists():
         return
-    if not status:
-        return
-    start, end = map(int, status.rpartition(")")[2].split()[45:47])  # arg_start and arg_end, see proc(5)
+    fields_after_name = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    start, end = map(int, fields_after_name[45:47])  # arg_start and arg_end, see proc(5)
     if not 0 < start < end:
         return
     memory = (ctypes.c_char * (end - start)).from_address(start)

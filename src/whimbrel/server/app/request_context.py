@@ -51,7 +51,9 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 _OTHER: Final = "other"
 _MAX_PATH: Final = 256
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
-_TRACEPARENT: Final = re.compile(r"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.{0,456})?"
+)
 
 
 def sanitize(text: str, limit: int = 100) -> str:
@@ -208,11 +210,8 @@ class RequestContext:
 
 
 def _outcome(status: int) -> Outcome:
-    if status in _OUTCOMES:
-        return _OUTCOMES[status]
-    if status < 400:
-        return "ok"
-    return "invalid" if status < 500 else "error"
+    by_class: Outcome = "ok" if status < 400 else "invalid" if status < 500 else "error"
+    return _OUTCOMES.get(status, by_class)
 
 
 @lru_cache(maxsize=64)
@@ -264,6 +263,7 @@ class RequestMiddleware:
             lost = False
         finally:
             status, outcome = context.end(lost=lost)
+            traceparent = context.request_headers.get(b"traceparent", b"").decode("latin-1")
             trace.request_finished(
                 RequestFinished(
                     request_id=context.request_id,
@@ -281,7 +281,7 @@ class RequestMiddleware:
                     received=received,
                     seconds=(context.ended or time.perf_counter()) - context.started,
                     stages=context.stages,
-                    traceparent=_valid_traceparent(context.request_headers.get(b"traceparent", b"")),
+                    traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
                 )
             )
 
@@ -311,8 +311,3 @@ class RequestMiddleware:
         if path in self._exact:
             return path
         return next((route.path_format for route in self._patterns if route.path_regex.match(path)), _OTHER)
-
-
-def _valid_traceparent(header: bytes) -> str:
-    text = header.decode("latin-1") if len(header) <= 512 else ""
-    return text if _TRACEPARENT.fullmatch(text) else ""

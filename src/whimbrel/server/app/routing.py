@@ -36,10 +36,7 @@ class PathRoutes:
 
     def choose(self, body: bytes) -> Route:
         """Return the route that a body is for, as far as the body can be read."""
-        for name in self._discriminators:
-            if body.find(name) >= 0:  # `in` first takes it for a number, which costs more than the search
-                break
-        else:
+        if all(body.find(name) < 0 for name in self._discriminators):  # `in` first tries the name as a number, which costs more
             return self.default
         try:
             fields = (self._message_pack if is_packed(body) else self._json).decode(body)

@@ -42,12 +42,11 @@ class Server:
         with socket.socket(fileno=os.dup(self._listener)) as listener:
             listener.setblocking(False)
             accepting = asyncio.ensure_future(self._accept(listener))
-            stopping = asyncio.ensure_future(self._stop.wait())
-            await asyncio.wait({accepting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            accepting.add_done_callback(lambda _: self._stop.set())  # it failed
+            await self._stop.wait()
             accepting.cancel()
             await asyncio.wait({accepting})
         if not accepting.cancelled():
-            stopping.cancel()
             accepting.result()
         for connection in list(self._connections):
             connection.shut_down()
