@@ -62,7 +62,7 @@ def read_server_limits(
 
     Removes keys given as options from the process' title. Raises SetupError.
     """
-    redact_argv(api_keys)
+    _redact_argv(api_keys)
     return replace(
         _limits(environ.get(LIMITS_VARIABLE, "")),
         api_keys=_keys(api_keys, api_key_file, environ, warn),
@@ -158,7 +158,7 @@ def _limits(text: str) -> ServerLimits:
     return limits
 
 
-def redact_argv(secrets: Sequence[str]) -> None:
+def _redact_argv(secrets: Sequence[str]) -> None:
     """Overwrite these arguments in the process' title, which the kernel shows to everybody (`ps`). Linux only."""
     keys = [re.escape(secret.encode()) for secret in secrets if secret]
     stat = Path("/proc/self/stat")

@@ -11,19 +11,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from whimbrel import __version__
+from whimbrel import __version__, errors
 from whimbrel.dialects import GET_ROUTES, ROUTES, Route, openai
 from whimbrel.dialects import JSON as JSON_TYPE
-from whimbrel.errors import (
-    ComputeError,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    TooLarge,
-    Unauthorized,
-    Unavailable,
-    UnsupportedMediaType,
-)
 from whimbrel.server.app.routing import ROUTES_BY_PATH
 
 JSON: TypeAlias = dict[str, Any]
@@ -39,16 +29,16 @@ _GETS: Final = (
 )
 _ERRORS: Final = (
     (
-        InvalidRequest("is an empty list; give at least one text.", param="input"),
+        errors.InvalidRequest("is an empty list; give at least one text.", param="input"),
         "The request is wrong; the answer says where.",
     ),
-    (Unauthorized("the API key is missing or wrong."), "The API key is missing or wrong."),
-    (ModelNotFound("no model 'a' here; this server serves b.", param="model"), "No such model."),
-    (TooLarge("4,096 inputs; the limit is 2,048.", param="input"), "Too many bytes, inputs or tokens."),
-    (UnsupportedMediaType("Content-Type is missing."), "The body is not declared as a type that the route takes."),
-    (Overloaded("the queue is full.", retry_after=1), "The queue is full; `Retry-After` says when to come back."),
-    (ComputeError("the computation failed."), "The computation failed."),
-    (Unavailable("the engine is not running.", retry_after=1), "The engine is not running."),
+    (errors.Unauthorized("the API key is missing or wrong."), "The API key is missing or wrong."),
+    (errors.ModelNotFound("no model 'a' here; this server serves b.", param="model"), "No such model."),
+    (errors.TooLarge("4,096 inputs; the limit is 2,048.", param="input"), "Too many bytes, inputs or tokens."),
+    (errors.UnsupportedMediaType("Content-Type is missing."), "The body is not declared as a type that the route takes."),
+    (errors.Overloaded("the queue is full.", retry_after=1), "The queue is full; `Retry-After` says when to come back."),
+    (errors.ComputeError("the computation failed."), "The computation failed."),
+    (errors.Unavailable("the engine is not running.", retry_after=1), "The engine is not running."),
 )
 """One error of each kind with its description. Status and body depend on the dialect."""
 
@@ -148,13 +138,13 @@ def _section(method: str, path: str, operation: JSON, schemas: JSON, base_url: s
         content = request["content"][JSON_TYPE]
         commands = [f"{command} -H 'Content-Type: application/json' \\\n  -d '{body}'" for body in _examples(content)]
         parts.append(_fields("Request", content["schema"], schemas))
-    answer, *errors = operation["responses"].items()
+    answer, *refusals = operation["responses"].items()
     if (contents := answer[1].get("content")) is not None:
         parts.append(_fields("Answer", contents[JSON_TYPE]["schema"], schemas))
         if others := ", ".join(f"`{kind}`" for kind in contents if kind != JSON_TYPE):
             parts.append(f"<p>{_inline(f'With another `Accept`: {others}.')}</p>")
-    if errors:
-        rows = "".join(f"<tr><td>{status}<td>{_inline(error['description'])}<td>{_bodies(error)}" for status, error in errors)
+    if refusals:
+        rows = "".join(f"<tr><td>{status}<td>{_inline(error['description'])}<td>{_bodies(error)}" for status, error in refusals)
         parts.append(f"<details><summary>Errors</summary><table>{rows}</table></details>")
     parts += [f"<pre>{escape(command)}</pre>" for command in commands]
     return "".join(parts)
