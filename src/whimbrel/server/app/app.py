@@ -1,6 +1,6 @@
-"""The ASGI app over any AsyncEmbedders.
+"""The ASGI app over any AsyncEmbedders: POST routes of the dialects, and GET routes for models, health and metrics.
 
-POST routes come from the dialects and are found in a dict, the GET routes by Starlette. Engines and tensors are unknown here.
+POST routes are looked up in a dict, and Starlette routes the rest. The app knows no engines and no tensors.
 """
 
 from __future__ import annotations
