@@ -27,7 +27,7 @@ from common import default_plan, note, print_setting, print_table
 
 from whimbrel import AsyncEngine
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.server.app.served_models import AsyncEmbedder
+from whimbrel.server.app.routing import AsyncEmbedder
 from whimbrel.server.processes.channel import Channel, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
 from whimbrel.server.processes.messages import Attach, Load, Planned, Ready, ReportEngine

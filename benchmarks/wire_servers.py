@@ -63,8 +63,7 @@ def serve_whimbrel(listener: socket.socket) -> None:
     from whimbrel.engine.malloc import tune_glibc_malloc
     from whimbrel.server.app.app import create_app
     from whimbrel.server.app.limits import DEFAULTS
-    from whimbrel.server.app.routing import render_error
-    from whimbrel.server.app.served_models import ModelRegistry
+    from whimbrel.server.app.routing import ModelRegistry, render_error
     from whimbrel.server.http.listener import Server
 
     tune_glibc_malloc()  # as a worker does

@@ -25,7 +25,7 @@ from whimbrel.dialects import cohere as dialect
 from whimbrel.errors import Hint, InvalidRequest, Location, TooLarge, TooLong
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
-from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
+from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry
 from whimbrel.types.card import Output
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings

@@ -20,8 +20,7 @@ from fake import call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.dialects import ROUTES, Route
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.routing import ROUTES_BY_PATH
-from whimbrel.server.app.served_models import ModelRegistry
+from whimbrel.server.app.routing import ROUTES_BY_PATH, ModelRegistry
 
 WRITERS = WRITE | {
     "m3": write_m3,

@@ -38,7 +38,7 @@ from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.openapi import openapi_document
-from whimbrel.server.app.served_models import ModelRegistry
+from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.types.card import Output
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings

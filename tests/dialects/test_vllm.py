@@ -36,7 +36,7 @@ from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge, 
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.openapi import openapi_document
-from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
+from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Timings
 from whimbrel.types.seq import TokenInfo

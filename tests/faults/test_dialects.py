@@ -25,7 +25,7 @@ from fake import call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.dialects import ROUTES
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.served_models import ModelRegistry
+from whimbrel.server.app.routing import ModelRegistry
 
 T = "A whimbrel is a wader."
 LONG = "a bird " * 300

@@ -36,7 +36,7 @@ from texts import TEXTS
 from waiting import wait_for
 from whimbrel import Client, Engine
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
+from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry
 from whimbrel.telemetry import logs
 from whimbrel.telemetry.logs import LogOptions
 

@@ -219,7 +219,7 @@ def test_F12_only_monotonic_clocks_measure() -> None:
         "telemetry/metrics.py",
         "server/app/app.py",
         "server/http/exchange.py",
-        "server/app/request_log.py",
+        "server/app/request_context.py",
     }
 
 

@@ -33,7 +33,7 @@ from whimbrel import AsyncEngine, Client, Engine
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.served_models import AsyncEmbedder, ModelRegistry
+from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry
 from whimbrel.types.card import Card
 from whimbrel.types.request import Request
 from whimbrel.types.result import Ragged

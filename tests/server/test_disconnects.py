@@ -20,8 +20,7 @@ from raw import post
 from whimbrel.errors import Overloaded
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
-from whimbrel.server.app.routing import render_error
-from whimbrel.server.app.served_models import ModelRegistry
+from whimbrel.server.app.routing import ModelRegistry, render_error
 from whimbrel.server.http.listener import Server
 from whimbrel.telemetry import trace
 from whimbrel.telemetry.trace import RequestFinished
@@ -57,7 +56,7 @@ class World:
     @property
     def held(self) -> int:
         """Bytes that are counted as held."""
-        return self.app._app._held._count
+        return self.app._app._budget.used
 
     async def connect(self, receive_buffer: int = 2**16) -> socket.socket:
         client = socket.socket()

@@ -18,13 +18,12 @@ from hypothesis import strategies as st
 
 from fake import FakeEmbedder, call
 from whimbrel.errors import SetupError
-from whimbrel.server.app import access
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.guards import HeadLimitsMiddleware
-from whimbrel.server.app.limits import ServerLimits, read_server_limits
-from whimbrel.server.app.request_log import RequestLogMiddleware, sanitize
-from whimbrel.server.app.served_models import ModelRegistry
-from whimbrel.server.http import sockets
+from whimbrel.server.app.guards import GuardMiddleware
+from whimbrel.server.app.limits import ServerLimits, host_name, read_server_limits
+from whimbrel.server.app.request_context import RequestMiddleware, sanitize
+from whimbrel.server.app.routing import ModelRegistry
+from whimbrel.server.http.limits import limit_silence
 
 JSON = {"content_type": "application/json"}
 PATH = "/v1/embeddings"
@@ -180,7 +179,7 @@ def test_keys_are_taken_out_of_the_command_line() -> None:
     ],
 )  # fmt: skip
 def test_host_names(header: str, name: str | None) -> None:
-    assert access.host_name(header) == name
+    assert host_name(header) == name
 
 
 def test_the_address_that_was_called_is_an_allowed_host() -> None:
@@ -209,16 +208,16 @@ def test_a_host_that_was_right_lets_no_other_in(asked: list[tuple[str, str | Non
         await send({"type": "http.response.body"})
 
     options = ServerLimits(hosts=("a.example",))
-    shared = HeadLimitsMiddleware(app, options)
+    shared = GuardMiddleware(app, options)
 
-    async def status(edge: HeadLimitsMiddleware, host: str, server: str | None) -> int:
+    async def status(edge: GuardMiddleware, host: str, server: str | None) -> int:
         async def at(scope: Any, receive: Any, send: Any) -> None:
             await edge(scope | {"server": server and (server, 8000)}, receive, send)
 
-        return (await call(RequestLogMiddleware(at, []), headers={"host": host})).status
+        return (await call(RequestMiddleware(at, []), headers={"host": host})).status
 
     for each in asked:
-        assert asyncio.run(status(shared, *each)) == asyncio.run(status(HeadLimitsMiddleware(app, options), *each))
+        assert asyncio.run(status(shared, *each)) == asyncio.run(status(GuardMiddleware(app, options), *each))
 
 
 def test_any_host_where_none_is_given() -> None:
@@ -365,7 +364,7 @@ def test_what_other_servers_ask_beside_requests_is_answered() -> None:
 
 def test_a_process_holds_fewer_connections_than_it_may_open_files() -> None:
     code = (
-        "import os, resource; from whimbrel.server.http.sockets import connection_limit as limit;"
+        "import os, resource; from whimbrel.server.http.listener import connection_limit as limit;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); few = limit(1024);"
         "assert 1 <= few <= 64 - len(os.listdir('/proc/self/fd')), few; assert limit(5) == 5"
     )
@@ -383,7 +382,7 @@ def test_a_process_opens_as_many_files_as_the_system_lets_it() -> None:
 
 def test_only_the_listener_at_the_port_gets_a_limit_of_silence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as other:
-        sockets.limit_silence(listener, 1.5)
+        limit_silence(listener, 1.5)
         assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1500
         assert other.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
 

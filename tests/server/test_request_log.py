@@ -12,9 +12,8 @@ from starlette.routing import Route
 
 from asgi import Answer, ask
 from whimbrel.dialects import Response as Made
-from whimbrel.server.app.request_context import context_of
-from whimbrel.server.app.request_log import RequestLogMiddleware
-from whimbrel.server.app.transfer import send_answer
+from whimbrel.server.app.app import send_response
+from whimbrel.server.app.request_context import RequestMiddleware, context_of
 from whimbrel.telemetry import trace
 from whimbrel.telemetry.trace import RequestFinished, RequestStarted
 from whimbrel.types.result import Result, Timings
@@ -54,7 +53,7 @@ ROUTES = [Route("/v1/embeddings", nothing, methods=["POST"]), Route("/v1/models/
 
 
 def run(app: Any, path: str = "/v1/embeddings", **options: Any) -> Answer:
-    return asyncio.run(ask(RequestLogMiddleware(app, ROUTES), path, **options))
+    return asyncio.run(ask(RequestMiddleware(app, ROUTES), path, **options))
 
 
 def answering(status: int) -> Any:
@@ -157,7 +156,7 @@ def test_an_answer_that_cannot_be_made(num_pieces: int, heard: Heard, caplog: py
         raise ValueError("on purpose")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send_answer(Made(pieces()), scope, send)
+        await send_response(Made(pieces()), scope, send)
 
     answer = run(app)
     assert (answer.status, heard.only.status) == ((500, 500) if num_pieces == 0 else (200, 200))
@@ -253,7 +252,7 @@ def test_a_server_that_stops_loses_its_requests(heard: Heard) -> None:
         await asyncio.sleep(60)
 
     async def main() -> None:
-        task = asyncio.ensure_future(ask(RequestLogMiddleware(app, ROUTES)))
+        task = asyncio.ensure_future(ask(RequestMiddleware(app, ROUTES)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

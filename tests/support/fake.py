@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 import numpy as np
 import orjson
 
-from whimbrel.server.app.served_models import AsyncEmbedder
+from whimbrel.server.app.routing import AsyncEmbedder
 from whimbrel.types.card import Card, Encoder, Output
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
@@ -145,8 +145,7 @@ def main() -> None:
     from whimbrel.cli.serve import limit_silence, listen
     from whimbrel.server.app.app import create_app
     from whimbrel.server.app.limits import ServerLimits
-    from whimbrel.server.app.routing import render_error
-    from whimbrel.server.app.served_models import ModelRegistry
+    from whimbrel.server.app.routing import ModelRegistry, render_error
     from whimbrel.server.http.listener import Server
 
     guards = replace(ServerLimits(), **orjson.loads(sys.argv[1]))

@@ -29,7 +29,7 @@ from whimbrel.dialects.common.responses import ARROW, NPY, OCTETS, accepted_medi
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.openapi import docs_page, openapi_document
-from whimbrel.server.app.served_models import ModelRegistry
+from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
 

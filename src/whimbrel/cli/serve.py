@@ -19,7 +19,7 @@ from rich.markup import escape
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.console import LoadProgress
 from whimbrel.errors import SetupError
-from whimbrel.server.http.sockets import BACKLOG, limit_silence
+from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.processes.messages import Planned
 from whimbrel.server.processes.supervisor import ServeOptions, Supervisor
 from whimbrel.types.card import Card, Output

@@ -1,32 +1,27 @@
-"""Guards before the routes: checks of heads, hosts, origins and keys. (Sizes of bodies are request_context.py's, times and
-rates exchange.py's.)
+"""Guards: limits of request heads, CORS, and checks of host, origin and API key, before any route.
 
-    Edge    every request: sizes of its head, Host
-    CORS    where asked for: Starlette's
-    Access  Origin and key
-
-Decisions are made on what the head says and on `scope["path"]`, never on a URL put together from the Host header. What
-the HTTP parser below refuses by itself (framing, broken heads, too many headers) never comes here.
+Decisions rest on the headers and on `scope["path"]`, never on a URL made from the Host header. The HTTP parser has already
+refused malformed heads. `RequestContext` limits the sizes of bodies, `server/http` times and rates.
 """
 
 from __future__ import annotations
 
+import hmac
+from collections.abc import Sequence
+from hashlib import sha256
+from ipaddress import ip_address
+from itertools import chain
 from typing import Final
 
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthorized, WhimbrelError
-from whimbrel.server.app.access import Keys, host_name, is_loopback, is_same_origin, origin_name
-from whimbrel.server.app.limits import ServerLimits
-from whimbrel.server.app.request_context import context_of
-from whimbrel.server.app.request_log import sanitize
-from whimbrel.server.app.routing import render_error
-from whimbrel.server.app.transfer import read_small_body
+from whimbrel.server.app.limits import ServerLimits, host_name, origin_name
+from whimbrel.server.app.request_context import context_of, sanitize, send_error
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
-"""Routes that need no key, so that probes can ask."""
+"""Routes that need no key, for probes."""
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
@@ -34,134 +29,130 @@ _ANSWER_HEADERS: Final = (
 )  # fmt: skip
 
 
-def guards(options: ServerLimits) -> list[Middleware]:
-    """The middleware of an app, from the outside in."""
-    cors = Middleware(
-        CORSMiddleware,
-        allow_origins=options.origins,
-        allow_methods=("GET", "POST"),
-        allow_headers=("*",),
-        allow_private_network="*" not in options.origins,
-        expose_headers=_ANSWER_HEADERS,
-    )
-    return [
-        Middleware(HeadLimitsMiddleware, options=options),
-        *([cors] if options.origins else []),
-        Middleware(AuthMiddleware, options=options),
-    ]
+class Keys:
+    """API keys, compared in constant time."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [sha256(key.encode()).digest() for key in keys]
+
+    def tenant(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        """Return a name for the request's key, which does not reveal it: "" if no key is required, None if none is right.
+
+        OpenAI's clients send `Authorization: Bearer KEY`, Azure's `api-key`.
+        """
+        if not self._digests:
+            return ""
+        first = dict(reversed(headers))
+        keys = [first[name] for name in (b"api-key", b"x-api-key") if name in first]
+        if first.get(b"authorization", b"")[:7].lower() == b"bearer ":
+            keys.append(first[b"authorization"][7:])
+        tenant = None
+        for key in keys:
+            digest = sha256(key.strip()).digest()
+            for number, known in enumerate(self._digests, start=1):  # all of them: the time shows neither match nor place
+                if hmac.compare_digest(digest, known):
+                    tenant = f"key{number}"
+        return tenant
 
 
-class HeadLimitsMiddleware:
-    """ASGI middleware around every request that the ledger enters: its head keeps to the limits, and names this server."""
+class GuardMiddleware:
+    """ASGI middleware: limits of the head, then CORS if there are `origins`, then origin and key.
 
-    def __init__(self, app: ASGIApp, options: ServerLimits) -> None:
+    Every route but OPEN_PATHS requires a key if there are keys. The key's tenant is stored in the request's context.
+    """
+
+    def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:
         self._app = app
-        self._options = options
-        self._hosts = None if options.hosts is None else frozenset(options.hosts)
-        self._known: tuple[bytes, object] | None = None
-        """The host that was last found right, and the address that it was asked at."""
+        self._limits = limits
+        self._keys = Keys(limits.api_keys)
+        self._open = OPEN_PATHS | {"/metrics"} if limits.public_metrics else OPEN_PATHS
+        self._allowed: tuple[bytes, object] | None = None
+        """The last Host header that was allowed, and the address that the client had called."""
+        self._inner: ASGIApp = self._authorize
+        if limits.origins:
+            self._inner = CORSMiddleware(
+                self._authorize,
+                allow_origins=limits.origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                allow_private_network="*" not in limits.origins,
+                expose_headers=_ANSWER_HEADERS,
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._check(scope)
+            self._check_head(scope)
         except WhimbrelError as error:
-            context_of(scope).closes = True  # who sends such a head may not mean its end where we do
-            await _refuse(error, scope, send)
+            context_of(scope).closes = True  # the client and this server may disagree on where the request ends
+            await send_error(error, scope, send)
         else:
-            await self._app(scope, receive, send)
+            await self._inner(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def _check_head(self, scope: Scope) -> None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        options = self._options
-        if len(headers) > options.max_headers:
-            raise HeadersTooLarge(f"there are {len(headers)} headers; the limit is {options.max_headers}.")
-        size = len(scope["path"]) + len(scope["query_string"])
-        hosts: list[bytes] = []
-        codings: list[bytes] = []
-        for name, value in headers:
-            size += len(name) + len(value)
-            if name == b"host":
-                hosts.append(value)
-            elif name == b"transfer-encoding":
-                codings.append(value.lower())
-        if size > options.max_header_bytes:
-            raise HeadersTooLarge(f"path and headers have {size:,} bytes; the limit is {options.max_header_bytes:,}.")
+        limits = self._limits
+        if len(headers) > limits.max_headers:
+            raise HeadersTooLarge(f"there are {len(headers)} headers; the limit is {limits.max_headers}.")
+        size = len(scope["path"]) + len(scope["query_string"]) + sum(map(len, chain.from_iterable(headers)))
+        if size > limits.max_header_bytes:
+            raise HeadersTooLarge(f"path and headers have {size:,} bytes; the limit is {limits.max_header_bytes:,}.")
+        codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
         if codings not in ([], [b"chunked"]):
             raise InvalidRequest("Transfer-Encoding may be chunked and nothing else.")
+        hosts = [value for name, value in headers if name == b"host"]
         if not hosts and scope["http_version"] == "1.0":
-            return  # it knows no Host header, and browsers do not speak it
+            return  # HTTP/1.0 has no Host header, and browsers do not use it
         if len(hosts) != 1:
             raise InvalidRequest(f"there are {len(hosts)} Host headers; send one.")
-        asked = hosts[0], scope.get("server")
-        if asked != self._known:
+        called = hosts[0], scope.get("server")
+        if called != self._allowed:
             self._check_host(hosts[0].decode("latin-1"), scope)
-            self._known = asked
+            self._allowed = called
 
     def _check_host(self, host: str, scope: Scope) -> None:
-        name = host_name(host)
+        name, allowed, server = host_name(host), self._limits.hosts, scope.get("server")
         if name is None:
             raise InvalidRequest(
                 f"the Host header is {sanitize(host) or 'missing'}; send a name or an address, with or without a port."
             )
-        if self._hosts is not None and not (name in self._hosts or is_loopback(name) or name == _own_address(scope)):
+        if allowed is not None and not (name in allowed or _is_loopback(name) or (server and name == server[0])):
             raise Forbidden(
                 f"this server does not answer to the host {sanitize(name)}; --allowed-host {sanitize(name)} would change that."
             )
 
-
-class AuthMiddleware:
-    """ASGI middleware: every route but OPEN_PATHS asks for a key, if there are keys; a web page must be one that may call.
-
-    Leaves `tenant` in the scope's state: a word for the key that came, "" without keys.
-    """
-
-    def __init__(self, app: ASGIApp, options: ServerLimits) -> None:
-        self._app = app
-        self._keys = Keys(options.api_keys)
-        self._origins = frozenset(options.origins)
-        self._open = OPEN_PATHS | {"/metrics"} if options.public_metrics else OPEN_PATHS
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _authorize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = context_of(scope)
         try:
             self._check_origin(scope)
-            scope["state"]["tenant"] = self._tenant(scope)
+            tenant = self._keys.tenant(scope["headers"])
+            if tenant is None and scope["path"] not in self._open:
+                raise Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
         except WhimbrelError as error:
-            await _refuse(error, scope, send, await read_small_body(scope, receive))
+            await send_error(error, scope, send, body=await context.read_small_body(scope["path"]))
         else:
+            context.tenant = tenant or ""
             await self._app(scope, receive, send)
 
-    def _tenant(self, scope: Scope) -> str:
-        tenant = self._keys.tenant(scope["headers"])
-        if tenant is None and scope["path"] not in self._open:
-            raise Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
-        return tenant or ""
-
     def _check_origin(self, scope: Scope) -> None:
-        """A page of another site may not have a browser change anything here. (What it may read is CORS' business.)"""
-        if scope["method"] in _SAFE_METHODS or "*" in self._origins:
-            return
+        """Raise Forbidden if a page of another site lets a browser change something here. (CORS is about reading.)"""
         headers = context_of(scope).request_headers
-        origin = headers.get(b"origin")
-        if origin is None:
+        if b"origin" not in headers or scope["method"] in _SAFE_METHODS or "*" in self._limits.origins:
             return
-        text = origin.decode("latin-1")
-        if text not in self._origins and not is_same_origin(text, headers.get(b"host", b"").decode("latin-1")):
-            way = f"; --cors-origin {sanitize(text)} would change that" if origin_name(text) else ""
-            raise Forbidden(f"pages of {sanitize(text)} may not call this server{way}.")
+        origin = headers[b"origin"].decode("latin-1")
+        if origin not in self._limits.origins and not _is_same_origin(origin, headers.get(b"host", b"").decode("latin-1")):
+            hint = f"; --cors-origin {sanitize(origin)} would change that" if origin_name(origin) else ""
+            raise Forbidden(f"pages of {sanitize(origin)} may not call this server{hint}.")
 
 
-def _own_address(scope: Scope) -> str | None:
-    """The address that was called."""
-    server = scope.get("server")
-    return server[0] if server else None
+def _is_loopback(name: str) -> bool:
+    """Return whether a host's name, as `host_name` gives it, stands for this machine only."""
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
-async def _refuse(error: WhimbrelError, scope: Scope, send: Send, sent: bytes = b"") -> None:
-    """Answer without the app, in the shape of the dialect, as far as it is known."""
-    context_of(scope).error = error.code
-    status, body = render_error(error, scope["path"], sent)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if isinstance(error, Unauthorized):
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def _is_same_origin(origin: str, host: str) -> bool:
+    """Return whether `host` served the page. The scheme may differ, since a proxy may have removed TLS."""
+    scheme, _, authority = origin.lower().partition("://")
+    return scheme in ("http", "https") and authority == host.lower()

@@ -1,53 +1,50 @@
-"""Server limits: plain values, and their reading from the command line, a file and the environment."""
+"""Server limits, and their reading from the command line, a file and the environment."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from whimbrel.errors import SetupError
-from whimbrel.server.app.access import host_name, origin_name
-from whimbrel.server.http.limits import HttpLimits
+from whimbrel.server.http.limits import HttpLimits, PositiveInt
 
 KEY_VARIABLE: Final = "WHIMBREL_API_KEY"
-"""Holds one key, as it is: commas and spaces belong to it. Options go before it."""
+"""Variable that holds one key; commas and spaces belong to it. Options take precedence."""
 LIMITS_VARIABLE: Final = "WHIMBREL_GUARDS"
-"""Holds a JSON object of limits that few need to change, e.g. {"max_body_bytes": 1000000}."""
+"""Variable that holds a JSON object of limits, e.g. {"max_body_bytes": 1000000}."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits(HttpLimits):
-    """Limits and access rules of a server process. Those of a connection come from HttpLimits."""
+    """Limits and access rules of a server process."""
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Keys, each of which opens every route. Without any, no route needs a key."""
+    """Keys, each of which opens every route. Without keys every route is open."""
     hosts: tuple[str, ...] | None = ()
     """Names allowed in a Host header besides loopback names and the address that was called. None allows any."""
     origins: tuple[str, ...] = ()
     """Origins of web pages that may call from a browser (CORS), as `https://host:port`. `*` allows any."""
     public_metrics: bool = False
     """True if /metrics needs no key."""
-
-    max_headers: int = 100
-    """Number of headers of a request."""
-    max_body_bytes: int = 32 * 2**20
+    max_headers: PositiveInt = 100
+    max_body_bytes: PositiveInt = 32 * 2**20
     """Size of one body."""
-    max_inflight_bytes: int = 256 * 2**20
+    max_inflight_bytes: PositiveInt = 256 * 2**20
     """Size of the bodies and large answers of all requests in memory. Above it, requests get status 429."""
 
 
 DEFAULTS: Final = ServerLimits()
-_TIMES: Final = frozenset(item.name for item in fields(ServerLimits) if item.type == "float")
-_MAX_SECONDS: Final = 86_400.0
-_MAX_NUMBER: Final = 2**40
-_LIMITS: Final = tuple(item.name for item in fields(ServerLimits) if item.type in ("int", "float"))
+_HOST: Final = re.compile(r"(?:([A-Za-z0-9_][A-Za-z0-9._-]{0,253})|\[([0-9A-Fa-f:.]{2,45})\])(?::[0-9]{1,5})?")
+_ORIGIN: Final = re.compile(r"(https?://)([^/?#@]+)/?")
+_LIMITS: Final = tuple(item.name for item in fields(ServerLimits) if item.type in ("PositiveInt", "Seconds"))
 
 
 def read_server_limits(
@@ -61,24 +58,25 @@ def read_server_limits(
     environ: Mapping[str, str] = os.environ,
     warn: Callable[[str], None] = lambda text: None,
 ) -> ServerLimits:
-    """Return the limits that the command line, a file of keys and the environment give. `address` is the IP address that is
-    listened on.
+    """Return the limits that the command line, a file of keys and the environment set. `address` is the server's IP address.
 
-    Raises SetupError. Keys given as options are removed from the process' title.
+    Removes keys given as options from the process' title. Raises SetupError.
     """
-    redact_argv(api_keys)
+    _redact_argv(api_keys)
     return replace(
         _limits(environ.get(LIMITS_VARIABLE, "")),
         api_keys=_keys(api_keys, api_key_file, environ, warn),
         hosts=_hosts(allowed_hosts, address),
-        origins=_origins(cors_origins),
+        origins=tuple(_origin(value) for value in cors_origins),
         public_metrics=public_metrics,
     )
 
 
-def _keys(given: Sequence[str], file: Path | None, environ: Mapping[str, str], warn: Callable[[str], None]) -> tuple[str, ...]:
-    """Each key once; those of options and file, or that of the environment."""
-    keys = [*given, *(_keys_of(file, warn) if file else ())]
+def _keys(
+    options: Sequence[str], file: Path | None, environ: Mapping[str, str], warn: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Return the keys of options and file, without repetitions, or else that of the environment."""
+    keys = [*options, *(_read_keys(file, warn) if file else ())]
     if not keys and file is None and environ.get(KEY_VARIABLE) is not None:
         keys = [environ[KEY_VARIABLE]]
     keys = [key.strip() for key in keys]
@@ -91,7 +89,7 @@ def _keys(given: Sequence[str], file: Path | None, environ: Mapping[str, str], w
     return tuple(dict.fromkeys(keys))
 
 
-def _keys_of(file: Path, warn: Callable[[str], None]) -> list[str]:
+def _read_keys(file: Path, warn: Callable[[str], None]) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
         if file.stat().st_mode & 0o004:
@@ -102,43 +100,55 @@ def _keys_of(file: Path, warn: Callable[[str], None]) -> list[str]:
     return [line for line in map(str.strip, lines) if line and not line.startswith("#")]
 
 
-def _hosts(given: Sequence[str], address: str) -> tuple[str, ...] | None:
-    """On loopback only its own names and those given; elsewhere any name, unless some are given."""
-    if "*" in given or (not given and not ip_address(address).is_loopback):
+def _hosts(values: Sequence[str], address: str) -> tuple[str, ...] | None:
+    """Return the allowed hosts, None for any. By default a server on a loopback address allows only loopback names."""
+    if "*" in values or (not values and not ip_address(address).is_loopback):
         return None
-    names = [host_name(name) for name in given]
-    for name, text in zip(names, given, strict=True):
-        if name is None:
-            raise SetupError(
-                f"--allowed-host takes a host's name, not {text!r}.", hint="e.g. --allowed-host vectors.example.com"
-            )
-    return tuple(name for name in names if name is not None)
+    return tuple(_host(value) for value in values)
 
 
-def _origins(given: Sequence[str]) -> tuple[str, ...]:
-    origins = ["*" if text == "*" else origin_name(text) for text in given]
-    for origin, text in zip(origins, given, strict=True):
-        if origin is None:
-            raise SetupError(f"--cors-origin takes an origin, not {text!r}.", hint="e.g. --cors-origin https://app.example.com")
-    return tuple(origin for origin in origins if origin is not None)
+def _host(value: str) -> str:
+    if (name := host_name(value)) is None:
+        raise SetupError(f"--allowed-host takes a host's name, not {value!r}.", hint="e.g. --allowed-host vectors.example.com")
+    return name
+
+
+def _origin(value: str) -> str:
+    if (origin := "*" if value == "*" else origin_name(value)) is None:
+        raise SetupError(f"--cors-origin takes an origin, not {value!r}.", hint="e.g. --cors-origin https://app.example.com")
+    return origin
+
+
+def host_name(value: str) -> str | None:
+    """Return the name or IP address in a Host header, in lower case and without the port; None if it is malformed."""
+    match = _HOST.fullmatch(value)
+    if match is None:
+        return None
+    if match[2] is None:
+        return match[1].lower().removesuffix(".")
+    try:
+        return str(IPv6Address(match[2]))
+    except ValueError:
+        return None
+
+
+def origin_name(value: str) -> str | None:
+    """Return an origin as browsers write it, without the default port of its scheme; None if it is malformed."""
+    match = _ORIGIN.fullmatch(value.lower())
+    if match is None or host_name(match[2]) is None:
+        return None
+    return match[1] + match[2].removesuffix(":443" if match[1] == "https://" else ":80")
 
 
 def _limits(text: str) -> ServerLimits:
-    """The defaults, but for the limits in a JSON object. Each must be positive."""
+    """Return the defaults with the changes of a JSON object."""
     if not text:
         return DEFAULTS
     try:
-        given = msgspec.json.decode(text, type=dict[str, object])
-        unknown = sorted(set(given) - set(_LIMITS))
-        if unknown:
+        changes = msgspec.json.decode(text, type=dict[str, object])
+        if unknown := sorted(set(changes) - set(_LIMITS)):
             raise ValueError(f"{unknown[0]} is not one of {', '.join(_LIMITS)}")
-        limits = msgspec.convert(asdict(DEFAULTS) | given, ServerLimits)
-        wrong = [name for name in given if not getattr(limits, name) > 0]
-        if wrong:
-            raise ValueError(f"{wrong[0]} must be positive")
-        large = [name for name in given if getattr(limits, name) > (_MAX_SECONDS if name in _TIMES else _MAX_NUMBER)]
-        if large:
-            raise ValueError(f"{large[0]} is too large")
+        limits = msgspec.convert(asdict(DEFAULTS) | changes, ServerLimits)
         if limits.max_inflight_bytes < limits.max_body_bytes:
             raise ValueError("max_inflight_bytes is less than max_body_bytes")
     except ValueError as error:
@@ -148,27 +158,16 @@ def _limits(text: str) -> ServerLimits:
     return limits
 
 
-def redact_argv(secrets: Sequence[str]) -> None:
-    """Overwrite these arguments of the command line where the kernel shows them to everybody (`ps`). Linux only."""
-    wanted = {secret.encode() for secret in secrets} - {b""}
-    try:
-        status = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace") if wanted else ""
-    except OSError:
+def _redact_argv(secrets: Sequence[str]) -> None:
+    """Overwrite these arguments in the process' title, which the kernel shows to everybody (`ps`). Linux only."""
+    keys = [re.escape(secret.encode()) for secret in secrets if secret]
+    stat = Path("/proc/self/stat")
+    if not keys or not stat.exists():
         return
-    if not status:
-        return
-    start, end = map(int, status.rpartition(")")[2].split()[45:47])  # arg_start and arg_end, see proc(5)
+    fields_after_name = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    start, end = map(int, fields_after_name[45:47])  # arg_start and arg_end, see proc(5)
     if not 0 < start < end:
         return
     memory = (ctypes.c_char * (end - start)).from_address(start)
-    memory.raw = b"\0".join(_hidden(argument, wanted) for argument in memory.raw.split(b"\0"))
-
-
-def _hidden(argument: bytes, secrets: set[bytes]) -> bytes:
-    """`KEY` or `--option=KEY`, with x for each character of the key."""
-    option, equals, value = argument.partition(b"=")
-    if argument in secrets:
-        return b"x" * len(argument)
-    if option.startswith(b"--") and value in secrets:
-        return option + equals + b"x" * len(value)
-    return argument
+    argument = rb"(?<=\0)(--[^=\0]*=)?(%b)(?=\0|\Z)" % b"|".join(keys)  # KEY or --option=KEY
+    memory.raw = re.sub(argument, lambda match: (match[1] or b"") + b"x" * len(match[2]), memory.raw)

@@ -1,6 +1,6 @@
-"""/openapi.json and /docs, both from the typed schemas of the dialects' routes.
+"""API documentation: /openapi.json and the page /docs, from the types of the dialects' routes.
 
-The page is plain HTML: no scripts, nothing fetched, so it works offline and under a strict policy.
+The page has no scripts and loads nothing, so it works offline and under a strict content security policy.
 """
 
 from __future__ import annotations
@@ -11,20 +11,10 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from whimbrel import __version__
+from whimbrel import __version__, errors
 from whimbrel.dialects import GET_ROUTES, ROUTES, Route, openai
 from whimbrel.dialects import JSON as JSON_TYPE
-from whimbrel.errors import (
-    ComputeError,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    TooLarge,
-    Unauthorized,
-    Unavailable,
-    UnsupportedMediaType,
-)
-from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
+from whimbrel.server.app.routing import ROUTES_BY_PATH
 
 JSON: TypeAlias = dict[str, Any]
 
@@ -39,28 +29,27 @@ _GETS: Final = (
 )
 _ERRORS: Final = (
     (
-        InvalidRequest("is an empty list; give at least one text.", param="input"),
+        errors.InvalidRequest("is an empty list; give at least one text.", param="input"),
         "The request is wrong; the answer says where.",
     ),
-    (Unauthorized("the API key is missing or wrong."), "The API key is missing or wrong."),
-    (ModelNotFound("no model 'a' here; this server serves b.", param="model"), "No such model."),
-    (TooLarge("4,096 inputs; the limit is 2,048.", param="input"), "Too many bytes, inputs or tokens."),
-    (UnsupportedMediaType("Content-Type is missing."), "The body is not declared as a type that the route takes."),
-    (Overloaded("the queue is full.", retry_after=1), "The queue is full; `Retry-After` says when to come back."),
-    (ComputeError("the computation failed."), "The computation failed."),
-    (Unavailable("the engine is not running.", retry_after=1), "The engine is not running."),
+    (errors.Unauthorized("the API key is missing or wrong."), "The API key is missing or wrong."),
+    (errors.ModelNotFound("no model 'a' here; this server serves b.", param="model"), "No such model."),
+    (errors.TooLarge("4,096 inputs; the limit is 2,048.", param="input"), "Too many bytes, inputs or tokens."),
+    (errors.UnsupportedMediaType("Content-Type is missing."), "The body is not declared as a type that the route takes."),
+    (errors.Overloaded("the queue is full.", retry_after=1), "The queue is full; `Retry-After` says when to come back."),
+    (errors.ComputeError("the computation failed."), "The computation failed."),
+    (errors.Unavailable("the engine is not running.", retry_after=1), "The engine is not running."),
 )
-"""One of each kind: every dialect has statuses and bodies of its own."""
+"""One error of each kind with its description. Status and body depend on the dialect."""
 
 
 def openapi_document() -> JSON:
-    """The OpenAPI 3.1 document."""
-    bodies = [kind for route in ROUTES for kind in (route.request_type, route.response_type)]
+    """Return the OpenAPI 3.1 document."""
     gets = [*_GETS, *((page.path, page.summary, page.response_type) for page in GET_ROUTES)]
-    answers = [kind for _, _, kind in gets if kind is not None]
-    types = [*bodies, *answers]
+    types = [each for route in ROUTES for each in (route.request_type, route.response_type)]
+    types += [kind for _, _, kind in gets if kind is not None]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
-    paths: dict[str, JSON] = {path: {"post": _post(ways)} for path, ways in ROUTES_BY_PATH.items()}
+    paths: dict[str, JSON] = {path: {"post": _post(group.routes, group.media_types)} for path, group in ROUTES_BY_PATH.items()}
     for path, summary, kind in gets:
         paths.setdefault(path, {})["get"] = _get(path, summary, kind)
     return {
@@ -72,18 +61,15 @@ def openapi_document() -> JSON:
     }
 
 
-def _content(kinds: Sequence[Any], *media_types: str) -> JSON:
+def _content(kinds: Sequence[Any], media_types: Sequence[str] = ()) -> JSON:
     refs, _ = msgspec.json.schema_components(kinds, ref_template=_REF)
     schema = refs[0] if len(refs) == 1 else {"oneOf": list(refs)}
     return {each: {"schema": schema} for each in media_types or (JSON_TYPE,)}
 
 
-def _post(ways: PathRoutes) -> JSON:
-    """Return the description of the routes of a path."""
-    routes = ways.routes
-    body = _content([route.request_type for route in routes], *(ways.media_types or (JSON_TYPE,)))
-    examples = {route.summary: {"value": msgspec.json.decode(route.example)} for route in routes}
-    body[JSON_TYPE]["examples"] = examples
+def _post(routes: Sequence[Route], media_types: Sequence[str]) -> JSON:
+    body = _content([route.request_type for route in routes], media_types)
+    body[JSON_TYPE]["examples"] = {route.summary: {"value": msgspec.json.decode(route.example)} for route in routes}
     answer: JSON = {"description": "The answer.", "content": _content([route.response_type for route in routes])}
     answer["content"] |= {kind: {} for route in routes for kind in route.accepts}
     return {
@@ -94,17 +80,17 @@ def _post(ways: PathRoutes) -> JSON:
 
 
 def _errors(routes: Sequence[Route]) -> dict[str, JSON]:
-    """Return the errors of the routes of a path by status, in the words of each one's dialect."""
-    found: dict[str, JSON] = {}
+    """Return the errors of some routes by status, with an example from each dialect."""
+    responses: dict[str, JSON] = {}
     for route in routes:
         for error, text in _ERRORS:
-            answer = found.setdefault(str(route.status(error)), {"description": text})
+            answer = responses.setdefault(str(route.status(error)), {"description": text})
             if text not in answer["description"]:
                 answer["description"] += f" {text}"
             if body := route.render_error(error):
                 examples = answer.setdefault("content", {}).setdefault(JSON_TYPE, {}).setdefault("examples", {})
                 examples.setdefault(route.summary, {"value": msgspec.json.decode(body)})
-    return dict(sorted(found.items()))
+    return dict(sorted(responses.items()))
 
 
 def _get(path: str, summary: str, kind: type | None) -> JSON:
@@ -131,7 +117,7 @@ summary { cursor: pointer; margin: .8rem 0 .4rem }
 
 
 def docs_page(document: JSON, *, base_url: str) -> str:
-    """The OpenAPI document as a page to read, with a curl line for each route."""
+    """Return the OpenAPI document as a page to read, with a curl command for each route."""
     sections = [
         _section(method.upper(), path, operation, document["components"]["schemas"], base_url)
         for path, operations in document["paths"].items()
@@ -147,41 +133,35 @@ def docs_page(document: JSON, *, base_url: str) -> str:
 
 def _section(method: str, path: str, operation: JSON, schemas: JSON, base_url: str) -> str:
     parts = [f"<h2><b>{method}</b><code>{escape(path)}</code></h2><p>{_inline(operation['summary'])}</p>"]
-    command = f"curl {base_url}{path}"
-    commands = [command]
-    if (body := operation.get("requestBody")) is not None:
-        content = body["content"][JSON_TYPE]
-        examples = [msgspec.json.encode(each["value"]).decode() for each in content["examples"].values()]
-        commands = [f"{command} -H 'Content-Type: application/json' \\\n  -d '{example}'" for example in examples]
-        parts += _schemas("Request", content["schema"], schemas)
-    for status, answer in operation["responses"].items():
-        if status == "200" and "content" in answer:
-            parts += _schemas("Answer", answer["content"][JSON_TYPE]["schema"], schemas)
-            if others := ", ".join(f"`{kind}`" for kind in answer["content"] if kind != JSON_TYPE):
-                parts.append(f"<p>{_inline(f'With another `Accept`: {others}.')}</p>")
-    errors = [(status, answer) for status, answer in operation["responses"].items() if status != "200"]
-    if errors:
-        rows = "".join(
-            f"<tr><td>{status}<td>{_inline(answer['description'])}<td>{_examples(answer)}" for status, answer in errors
-        )
+    commands = [command := f"curl {base_url}{path}"]
+    if (request := operation.get("requestBody")) is not None:
+        content = request["content"][JSON_TYPE]
+        commands = [f"{command} -H 'Content-Type: application/json' \\\n  -d '{body}'" for body in _examples(content)]
+        parts.append(_fields("Request", content["schema"], schemas))
+    answer, *refusals = operation["responses"].items()
+    if (contents := answer[1].get("content")) is not None:
+        parts.append(_fields("Answer", contents[JSON_TYPE]["schema"], schemas))
+        if others := ", ".join(f"`{kind}`" for kind in contents if kind != JSON_TYPE):
+            parts.append(f"<p>{_inline(f'With another `Accept`: {others}.')}</p>")
+    if refusals:
+        rows = "".join(f"<tr><td>{status}<td>{_inline(error['description'])}<td>{_bodies(error)}" for status, error in refusals)
         parts.append(f"<details><summary>Errors</summary><table>{rows}</table></details>")
     parts += [f"<pre>{escape(command)}</pre>" for command in commands]
     return "".join(parts)
 
 
-def _examples(answer: JSON) -> str:
-    """The bodies of an error, each kind once."""
-    examples = answer.get("content", {}).get(JSON_TYPE, {}).get("examples", {})
-    bodies = dict.fromkeys(msgspec.json.encode(each["value"]).decode() for each in examples.values())
-    return "<br>".join(f"<code>{escape(body)}</code>" for body in bodies)
+def _bodies(error: JSON) -> str:
+    examples = _examples(error.get("content", {}).get(JSON_TYPE, {}))
+    return "<br>".join(f"<code>{escape(body)}</code>" for body in dict.fromkeys(examples))
 
 
-def _schemas(title: str, schema: JSON, schemas: JSON) -> list[str]:
-    """One table, or one for each of the dialects that share a path."""
-    return [_fields(title, each, schemas) for each in schema.get("oneOf", [schema])]
+def _examples(content: JSON) -> list[str]:
+    return [msgspec.json.encode(each["value"]).decode() for each in content.get("examples", {}).values()]
 
 
 def _fields(title: str, schema: JSON, schemas: JSON) -> str:
+    if "oneOf" in schema:  # dialects that share a path
+        return "".join(_fields(title, each, schemas) for each in schema["oneOf"])
     if "$ref" not in schema:
         return f"<details open><summary>{title}</summary><p>{escape(_type(schema, schemas))}</details>"
     struct = schemas[schema["$ref"].rsplit("/", 1)[-1]]
@@ -195,7 +175,6 @@ def _fields(title: str, schema: JSON, schemas: JSON) -> str:
 
 
 def _type(schema: JSON, schemas: JSON) -> str:
-    """A JSON schema in a few words."""
     if "$ref" in schema:
         struct = schemas[schema["$ref"].rsplit("/", 1)[-1]]
         inner = ", ".join(f"{name}: {_type(field, schemas)}" for name, field in struct["properties"].items())
@@ -210,6 +189,6 @@ def _type(schema: JSON, schemas: JSON) -> str:
 
 
 def _inline(text: str) -> str:
-    """Escaped, with `code` between backquotes."""
+    """Return the text as HTML, with <code> in place of backquotes."""
     pieces = escape(text).split("`")
     return "".join(f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))

@@ -1,31 +1,43 @@
-"""Context of one HTTP request.
+"""Request context: the identity, counts, times and outcome of one HTTP request, and the middleware that reports them.
 
-It carries what the head says and what middleware and handlers learn. `receive` and `send` are ASGI's: they limit and count
-the bytes of the body and of the answer. In the end the context becomes the RequestFinished event. It knows nothing of routes.
+Each request has one RequestStarted and exactly one RequestFinished event, on every code path. Bugs get status 500.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from typing import Final
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from whimbrel.errors import Overloaded, TooLarge
-from whimbrel.server.app.limits import ServerLimits
-from whimbrel.telemetry.trace import Outcome, Stage
+from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unauthorized, Unavailable, WhimbrelError
+from whimbrel.server.app.limits import DEFAULTS, ServerLimits
+from whimbrel.server.app.routing import ROUTES_BY_PATH, render_error
+from whimbrel.telemetry import trace
+from whimbrel.telemetry.trace import Outcome, RequestFinished, Stage
 from whimbrel.types.result import Result
 
+_log = logging.getLogger("whimbrel")
+
 _CLIENT_LEFT: Final = 499
-"""The status of a request that nobody waits for the answer to."""
-_LARGE: Final = 2**18
-"""Answers above this size are counted among what is in memory."""
+"""Status in the log of a request whose client left before its answer."""
+_LARGE_ANSWER: Final = 2**18
+"""Size above which answers count as memory in use."""
+_SMALL_BODY: Final = 2**16
 _CLOSE: Final = (b"connection", b"close")
 _NO_SNIFFING: Final = (b"x-content-type-options", b"nosniff")
-_LAST_ANSWERS: Final = frozenset({408, 413})
-"""After them a connection is closed: what else is on its way is no request."""
+_CLOSING_STATUSES: Final = frozenset({408, 413})
+"""Answers to requests whose body is not read to its end, so that the connection cannot be used again."""
 _OUTCOMES: Final[dict[int, Outcome]] = {
     401: "unauthorized",
     403: "forbidden",
@@ -35,140 +47,161 @@ _OUTCOMES: Final[dict[int, Outcome]] = {
     503: "unavailable",
     504: "timeout",
 }
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
+_OTHER: Final = "other"
+_MAX_PATH: Final = 256
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.{0,456})?"
+)
 
 
+def sanitize(text: str, limit: int = 100) -> str:
+    """Return text from a client in a form fit for a message or a log: short, on one line, without control characters."""
+    cut = text if len(text) <= limit else text[:limit] + "..."
+    return cut if cut.isprintable() else ascii(cut)
+
+
+@dataclass
 class MemoryBudget:
-    """Counts the bytes that requests hold in this process."""
+    """Bytes that requests hold in this process."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._count = 0
+    limit: int
+    used: int = 0
 
-    def check(self, wanted: int) -> None:
-        """Raise Overloaded if there is no room for so many more."""
-        if self._count + wanted > self._limit:
+    def check(self, size: int) -> None:
+        """Raise Overloaded if `size` more bytes exceed the limit."""
+        if self.used + size > self.limit:
             raise Overloaded("too many bytes of requests are in memory; try again later.", retry_after=1)
-
-    def add(self, count: int) -> None:
-        """So many more are held; or less, if negative."""
-        self._count += count
 
 
 class RequestContext:
-    """Identity, counts, times and outcome of a request on its way."""
+    """State of one request. `receive` and `send` are ASGI's, with the limits of size and memory and with common headers."""
 
-    def __init__(
-        self,
-        request_id: str,
-        headers: Mapping[bytes, bytes],
-        *,
-        receive: Receive,
-        send: Send,
-        limits: ServerLimits,
-        budget: MemoryBudget,
-    ) -> None:
-        self.request_id = request_id
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: ServerLimits, budget: MemoryBudget) -> None:
         self.started = time.perf_counter()
-        self.request_headers = headers
-        """Headers of the request; the last one of each name."""
+        self.request_headers: dict[bytes, bytes] = dict(scope["headers"])
+        """The last header of each name."""
+        request_id = self.request_headers.get(b"x-request-id", b"").decode("latin-1")
+        self.request_id = request_id if _REQUEST_ID.fullmatch(request_id) else os.urandom(16).hex()
+        self.tenant = ""
+        """A name for the API key; "" if no key is required."""
         self.model = ""
         """Served name of the model; "other" if the client asks for a model that is not served."""
         self.num_texts = 0
-        self.answered = False
-        """True if the engine gave a result. Without one, the token counts are unknown."""
+        self.has_result = False
+        """True if the engine gave a result. Otherwise the token counts are unknown."""
         self.num_tokens = 0
         self.num_truncated = 0
         self.error = ""
         """Code of the error in the answer."""
-        self.answer_bytes = 0
-        """Memory of an answer that is sent in pieces."""
         self.closes = False
         """True if the connection ends with the answer."""
         self.stages: dict[Stage, float] = {}
         """Seconds per stage."""
         self.status = 0
-        self.complete = False
-        """True if the whole answer was handed to the server."""
         self.left = False
-        """True if the client left, or its body broke off, before that."""
+        """True if the client left, or its body broke off, before the answer was complete."""
         self.ended = 0.0
-        """Time at which the answer was complete (time.perf_counter). The app may still have to clear up after it."""
+        """Time at which the whole answer was handed to the server (time.perf_counter); 0 before."""
         self._receive = receive
         self._send = send
         self._max_body_bytes = limits.max_body_bytes
-        self._held = budget
-        self._announced = int(headers.get(b"content-length", b"0"))  # the HTTP parser has checked it
-        self._body_ended = self._announced == 0 and b"transfer-encoding" not in headers
+        self._budget = budget
+        self._announced = int(self.request_headers.get(b"content-length", b"0"))  # the HTTP parser has checked it
+        self._body_ended = self._announced == 0 and b"transfer-encoding" not in self.request_headers
         self._body_size = 0
         self._answer_size = 0
 
     def note_result(self, result: Result) -> None:
-        """Note what the engine said, but not the vectors, whose memory is wanted back."""
+        """Copy times and counts. A reference to the result would keep its vectors in memory."""
         timings = result.timings
         self.stages |= {"tokenize": timings.tokenize, "queue": timings.queue, "compute": timings.compute}
-        self.answered, self.num_tokens, self.num_truncated = True, result.num_tokens, result.num_truncated
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """The request's id, milliseconds per stage, and what the request amounted to."""
-        total = time.perf_counter() - self.started
-        timing = _timing(tuple(self.stages)) % tuple([seconds * 1e3 for seconds in (*self.stages.values(), total)])
-        headers = [(b"x-request-id", self.request_id.encode()), (b"server-timing", timing)]
-        if self.answered:
-            headers.append((b"x-whimbrel-tokens", b"%d" % self.num_tokens))
-            headers.append((b"x-whimbrel-truncated", b"%d" % self.num_truncated))
-        return headers
+        self.has_result, self.num_tokens, self.num_truncated = True, result.num_tokens, result.num_truncated
 
     async def receive(self) -> Message:
-        """The next piece of the body. Raises TooLarge, unread if the length is announced; Overloaded if memory is short."""
+        """Return the next piece of the body. Raises TooLarge, before reading if the length is announced, and Overloaded."""
         if self._announced and not self._body_ended:
             self._check_size(self._announced)
-            self._held.check(self._announced - self._body_size)
+            self._budget.check(self._announced - self._body_size)
         message = await self._receive()
         if not self._body_ended:
-            self._take(message)
-        if message["type"] == "http.disconnect" and not self.complete:
+            size = len(message.get("body", b""))
+            self._budget.check(size)
+            self._budget.used += size
+            self._body_size += size
+            self._body_ended = not message.get("more_body", False) or 0 < self._announced <= self._body_size
+            self._check_size(self._body_size)
+        if message["type"] == "http.disconnect" and not self.ended:
             self.left = True
         return message
-
-    def _take(self, message: Message) -> None:
-        size = len(message.get("body", b""))
-        self._held.check(size)
-        self._held.add(size)
-        self._body_size += size
-        self._body_ended = not message.get("more_body", False) or 0 < self._announced <= self._body_size
-        self._check_size(self._body_size)
 
     def _check_size(self, size: int) -> None:
         if size > self._max_body_bytes:
             raise TooLarge(f"the body has {size:,} bytes or more; the limit is {self._max_body_bytes:,}. Split the request.")
 
+    async def read_body(self) -> bytes:
+        """Return the whole body. Raises InvalidRequest if it ends early, and the errors of `receive`."""
+        pieces: list[bytes] = []
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":  # or its chunks cannot be parsed, and the client waits for an answer
+                raise InvalidRequest("the body ended early.")
+            pieces.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def read_small_body(self, path: str) -> bytes:
+        """Return the body of a request that is refused unread, where the dialect of the refusal depends on it; otherwise b"".
+
+        Bodies that are large or that wait for "100 Continue" are not read.
+        """
+        shared = path in ROUTES_BY_PATH and len(ROUTES_BY_PATH[path].routes) > 1
+        if not shared or not 0 < self._announced <= _SMALL_BODY or b"expect" in self.request_headers:
+            return b""
+        try:
+            return await self.read_body()
+        except WhimbrelError:  # it comes too slowly or incomplete
+            return b""
+
     async def send(self, message: Message) -> None:
-        """Send; what every answer has is added. Raises OSError if nobody is there to take it."""
+        """Send a message with the headers of every answer. Raises OSError if the client has left."""
         is_start = message["type"] == "http.response.start"
         if is_start:
             self.status = status = message["status"]
-            last = (_CLOSE,) if self.closes or status in _LAST_ANSWERS else ()
-            message = {**message, "headers": [*message["headers"], *self.headers(), _NO_SNIFFING, *last]}
+            close = (_CLOSE,) if self.closes or status in _CLOSING_STATUSES else ()
+            message = {**message, "headers": [*message["headers"], *self._report(), _NO_SNIFFING, *close]}
         elif not self._answer_size:
-            size = max(len(message.get("body", b"")), self.answer_bytes)
-            if size > _LARGE:
-                self._answer_size = size
-                self._held.add(size)
+            self.hold_answer(len(message.get("body", b"")))
         try:
             await self._send(message)
         except OSError:
             self.left = True
             raise
         if not is_start and not message.get("more_body", False):
-            self.complete = True
             self.ended = time.perf_counter()
 
+    def hold_answer(self, size: int) -> None:
+        if size > _LARGE_ANSWER:
+            self._answer_size = size
+            self._budget.used += size
+
+    def _report(self) -> list[tuple[bytes, bytes]]:
+        """Return headers: the id, milliseconds per stage, and the numbers of tokens and of truncated texts."""
+        total = time.perf_counter() - self.started
+        timing = _timing(tuple(self.stages)) % tuple([seconds * 1e3 for seconds in (*self.stages.values(), total)])
+        headers = [(b"x-request-id", self.request_id.encode()), (b"server-timing", timing)]
+        if self.has_result:
+            headers.append((b"x-whimbrel-tokens", b"%d" % self.num_tokens))
+            headers.append((b"x-whimbrel-truncated", b"%d" % self.num_truncated))
+        return headers
+
     def end(self, *, lost: bool) -> tuple[int, Outcome]:
-        """Status and outcome, now that nothing more will be sent."""
-        self._held.add(-self._body_size - self._answer_size)
+        """Release the memory and return status and outcome. `lost` means that the process ends."""
+        self._budget.used -= self._body_size + self._answer_size
         if self.left:
             return self.status or _CLIENT_LEFT, "client_gone"
-        if self.complete:
+        if self.ended:
             return self.status, _outcome(self.status)
         if lost:
             return self.status, "lost"
@@ -177,11 +210,8 @@ class RequestContext:
 
 
 def _outcome(status: int) -> Outcome:
-    if status in _OUTCOMES:
-        return _OUTCOMES[status]
-    if status < 400:
-        return "ok"
-    return "invalid" if status < 500 else "error"
+    by_class: Outcome = "ok" if status < 400 else "invalid" if status < 500 else "error"
+    return _OUTCOMES.get(status, by_class)
 
 
 @lru_cache(maxsize=64)
@@ -191,6 +221,93 @@ def _timing(stages: tuple[Stage, ...]) -> bytes:
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """Return the context of the request that this scope belongs to."""
     context: RequestContext = scope["state"]["context"]
     return context
+
+
+async def send_error(error: WhimbrelError, scope: Scope, send: Send, *, body: bytes = b"", allow: str = "") -> None:
+    """Answer with an error in the shape of the dialect that the path and the `body` of the request belong to."""
+    context_of(scope).error = error.code
+    status, content = render_error(error, scope["path"], body)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    if isinstance(error, Overloaded | Unavailable):
+        headers.append((b"retry-after", b"%d" % max(1, ceil(error.retry_after))))
+    if error.retry is not None:
+        headers.append((b"x-should-retry", str(error.retry).lower().encode()))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if allow:
+        headers.append((b"allow", allow.encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
+class RequestMiddleware:
+    """Outermost ASGI middleware. The templates of `routes` are the names that requests are counted by."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[Route], limits: ServerLimits = DEFAULTS) -> None:
+        self._app = app
+        self._limits = limits
+        self._budget = MemoryBudget(limits.max_inflight_bytes)
+        self._exact = frozenset(route.path for route in routes if not route.param_convertors)
+        self._patterns = [route for route in routes if route.param_convertors]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = RequestContext(scope, receive, send, self._limits, self._budget)
+        scope["state"] = {**scope.get("state", {}), "request_id": context.request_id, "context": context}
+        route, received = self._route(scope["path"]), time.time()
+        trace.request_started(route)
+        lost = True  # unless _run returns: it handles every exception except those that end the process
+        try:
+            await self._run(scope, context)
+            lost = False
+        finally:
+            status, outcome = context.end(lost=lost)
+            traceparent = context.request_headers.get(b"traceparent", b"").decode("latin-1")
+            trace.request_finished(
+                RequestFinished(
+                    request_id=context.request_id,
+                    method=scope["method"] if scope["method"] in _METHODS else _OTHER,
+                    route=route,
+                    path=scope["path"][:_MAX_PATH],
+                    client=(scope.get("client") or ("",))[0],
+                    status=status,
+                    outcome=outcome,
+                    error=context.error or ("" if outcome == "ok" else outcome),
+                    model=context.model,
+                    num_texts=context.num_texts,
+                    num_tokens=context.num_tokens,
+                    num_truncated=context.num_truncated,
+                    received=received,
+                    seconds=(context.ended or time.perf_counter()) - context.started,
+                    stages=context.stages,
+                    traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+                )
+            )
+
+    async def _run(self, scope: Scope, context: RequestContext) -> None:
+        try:
+            await self._app(scope, context.receive, context.send)
+            if not context.status and not context.left:
+                raise RuntimeError("nothing was answered")
+        except ClientDisconnect:
+            context.left = True
+        except Exception as error:
+            if not context.left:
+                await self._answer_bug(error, scope, context)
+
+    async def _answer_bug(self, error: Exception, scope: Scope, context: RequestContext) -> None:
+        """Log the traceback. The answer names only the exception's class."""
+        extra = {"fields": {"request_id": context.request_id}}
+        _log.error("%s %s failed", sanitize(scope["method"]), sanitize(scope["path"]), exc_info=error, extra=extra)
+        context.error = WhimbrelError.code
+        if not context.status:  # otherwise the server breaks off the answer
+            with suppress(OSError):
+                answer = WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug.")
+                await send_error(answer, scope, context.send)
+
+    def _route(self, path: str) -> str:
+        """Return the template of the route that a path belongs to, even if the request does not get that far."""
+        if path in self._exact:
+            return path
+        return next((route.path_format for route in self._patterns if route.path_regex.match(path)), _OTHER)

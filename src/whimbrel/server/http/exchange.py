@@ -1,4 +1,4 @@
-"""One request and its answer, as ASGI has them, on a connection (connection.py)."""
+"""One request and its answer on a connection, as ASGI's `receive` and `send`. Bounds the rates of bodies and answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from whimbrel.server.http.limits import HttpLimits
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 DISCONNECT_EXTENSION: Final = "whimbrel.gone"
-"""The name of an extension of ASGI: `when_gone`."""
+"""ASGI extension: a function that registers a callback for the end of the connection."""
 
 _log = logging.getLogger("whimbrel")
 
 _MAX_UNREAD: Final = 2**18
-"""Bytes of a body that wait for the app before no more are taken from the socket."""
+"""Bytes of a body that may wait for the app. Above it, reading from the socket pauses."""
 _CHECKS: Final = 8
-"""Checks, within the longest pause, of whether a client reads its answer."""
+"""Number of checks of the client's progress within `write_pause`."""
 _NO_BODY: Final = frozenset({204, 304})
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -37,36 +37,24 @@ class ClientDisconnected(OSError):
 
 
 class Transport(Protocol):
-    """The operations of a connection that an exchange may use."""
+    """The part of a `Connection` that an exchange uses."""
 
     limits: HttpLimits
     transport: asyncio.Transport
     is_full: bool
-    """True if the kernel's send buffer and ours are full."""
+    """True if the send buffers of the kernel and of the transport are full."""
     room: asyncio.Future[None] | None
-    """Set by an exchange that waits for room in the buffers; done when there is room again or the connection is lost."""
+    """Set by an exchange that waits for room in the buffers; done when there is room or the connection is lost."""
     lost: bool
-    """True if the connection is closed."""
 
-    def pause(self) -> None:
-        """Stop reading from the socket."""
-        ...
-
-    def resume(self) -> None:
-        """Read from the socket again."""
-        ...
-
-    def reset(self) -> None:
-        """Close the connection at once, with a reset."""
-        ...
-
-    def answered(self, exchange: RequestResponseCycle) -> None:
-        """Begin the next request of the connection."""
-        ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def reset(self) -> None: ...
+    def finish(self, exchange: RequestResponseCycle) -> None: ...
 
 
 class RequestResponseCycle:
-    """`receive` and `send` are ASGI's; `feed`, `end` and `abort` say what became of the request."""
+    """One exchange. The app calls `receive` and `send`, the connection `feed`, `end` and `abort`."""
 
     def __init__(self, connection: Transport, scope: Scope, *, keep_alive: bool) -> None:
         self._connection = connection
@@ -75,39 +63,35 @@ class RequestResponseCycle:
         self.keep_alive = keep_alive
         headers: dict[bytes, bytes] = dict(scope["headers"])
         self.expects_continue = scope["http_version"] == "1.1" and headers.get(b"expect", b"").lower() == b"100-continue"
-        """True if the client sends its body only if told to."""
         self.complete = False
-        """True if all of the request has come."""
+        """True if the whole request was received."""
         self.answered = False
-        """True if all of the answer is with the transport."""
+        """True if the whole answer was given to the transport."""
         self.task: asyncio.Task[None] | None = None
         self._broken = False
         self._change = asyncio.Event()
         self._unread: list[bytes] = []
         self._num_unread = 0
         self._num_fed = 0
-        self._asked: float | None = None
-        """Since when the app waits for the body."""
+        self._reading_since: float | None = None
+        """Time at which the app first waited for the body."""
         self._read = False
-        """True if the app has had all of the request."""
-        self._on_gone: Callable[[], None] | None = None
+        """True if the app has received the whole request."""
+        self._on_disconnect: Callable[[], None] | None = None
         scope["extensions"] = {DISCONNECT_EXTENSION: self.on_disconnect}
         self._start: Message | None = None
         self._chunked = False
         self._bodyless = scope["method"] == "HEAD"
-        self._announced: int | None = None
-        """Bytes of the body that are still to be sent, if the app has said how many there are."""
-        self._handed = 0
-        """Bytes that the transport has had."""
-        self._began: float | None = None
-        """Since when there is no room, or was none for a while."""
-        self._moved = 0.0
-        """The time at which the client last read something."""
-        self._left = 0
-        """Bytes that were left then."""
+        self._num_unsent: int | None = None
+        """Bytes of the body that the app has still to send, if it announced a length."""
+        self._num_written = 0
+        self._full_since: float | None = None
+        self._last_progress = 0.0
+        self._num_buffered = 0
+        """Bytes in the transport's buffer at the time of the last progress."""
 
     async def run(self, app: ASGIApp) -> None:
-        """Let `app` answer. If it does not, to the end, the connection is cut."""
+        """Run `app`. If it does not answer completely, reset the connection."""
         try:
             await app(self.scope, self.receive, self.send)
         except ClientDisconnected:
@@ -115,15 +99,14 @@ class RequestResponseCycle:
         except Exception:
             _log.exception("the app failed. This is a bug.")
         finally:
-            del self.scope["extensions"]  # it refers to us
+            del self.scope["extensions"]  # it refers to this object
             if not self.answered:
                 self.answered = True
                 self._connection.reset()
 
-    # The request
+    # Request
 
     def feed(self, body: bytes) -> None:
-        """A part of the body came."""
         self.expects_continue = False
         self._unread.append(body)
         self._num_unread += len(body)
@@ -133,28 +116,27 @@ class RequestResponseCycle:
         self._change.set()
 
     def end(self) -> None:
-        """It is whole."""
         self.expects_continue = False
         self.complete = True
         self._change.set()
 
     def abort(self) -> None:
-        """Nothing more will come, or nobody is there any more."""
+        """Mark the request as broken off, or the client as gone."""
         self._broken = True
         self._change.set()
-        if self._on_gone is not None:
-            self._on_gone()
+        if self._on_disconnect is not None:
+            self._on_disconnect()
 
-    def on_disconnect(self, call: Callable[[], None]) -> None:
-        """Call this when the client leaves; for an app that has read the request and needs not wait for what comes next."""
-        self._on_gone = call
-        self._connection.resume()  # or nobody would notice
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the client leaves, so that an app that has read the request need not wait in `receive`."""
+        self._on_disconnect = callback
+        self._connection.resume()  # otherwise the end of the connection goes unnoticed
         if self._broken:
-            self._loop.call_soon(call)
+            self._loop.call_soon(callback)
 
     async def receive(self) -> Message:
-        """A part of the body, or, once it is read, that the client has left. Raises BodyTimeout."""
-        if self.expects_continue and not self._broken and not self._handed:
+        """Return a piece of the body or, after its end, the disconnection of the client. Raises BodyTimeout."""
+        if self.expects_continue and not self._broken and not self._num_written:
             self.expects_continue = False
             self._connection.transport.write(_CONTINUE)
         while not self._broken and not self.answered:
@@ -170,24 +152,23 @@ class RequestResponseCycle:
         return {"type": "http.disconnect"}
 
     async def _wait_for_more(self) -> None:
-        """No pause is longer than `body_idle_timeout`, then `min_body_rate` is kept, and all is there in `body_timeout`."""
-        limits, clock = self._connection.limits, self._loop.time
-        now = clock()
-        asked = self._asked = now if self._asked is None else self._asked
+        """Wait at most `body_idle_timeout`. After that time in all, the body must keep `min_body_rate` and `body_timeout`."""
+        limits, now = self._connection.limits, self._loop.time()
+        since = self._reading_since = now if self._reading_since is None else self._reading_since
         longest = min(max(limits.body_idle_timeout, self._num_fed / limits.min_body_rate), limits.body_timeout)
         try:
-            async with asyncio.timeout_at(min(now + limits.body_idle_timeout, asked + longest)):
+            async with asyncio.timeout_at(min(now + limits.body_idle_timeout, since + longest)):
                 await self._change.wait()
         except TimeoutError:
-            seconds = clock() - asked
+            seconds = self._loop.time() - since
             raise BodyTimeout(f"the body came too slowly: {self._num_fed:,} bytes in {seconds:.1f} s.") from None
 
-    # The answer
+    # Answer
 
     async def send(self, message: Message) -> None:
-        """Returns once there is room for more. Raises Gone, also when a client that takes its answer too slowly is cut off."""
+        """Write a message, and wait for room for the next. Raises ClientDisconnected, also if the client reads too slowly."""
         if message["type"] == "http.response.start":
-            self._start = message  # it goes out with the first part of the body
+            self._start = message  # it is sent with the first part of the body
             return
         connection = self._connection
         if connection.lost or self.answered:
@@ -200,53 +181,52 @@ class RequestResponseCycle:
         if not self._bodyless:
             pieces += self._framed(body, more)
         if pieces:
-            self._handed += sum(map(len, pieces))
+            self._num_written += sum(map(len, pieces))
             connection.transport.writelines(pieces)
         if connection.is_full:
-            await self._wait()
+            await self._wait_for_room()
         if not more:
             self.answered = True
-            connection.answered(self)
+            connection.finish(self)
 
     def _head(self, start: Message, size: int, more: bool) -> bytes:
         headers: Headers = list(start["headers"])
-        given = dict(headers)
-        if not self.complete or b"close" in given.get(b"connection", b"").lower():
+        by_name = dict(headers)
+        if not self.complete or b"close" in by_name.get(b"connection", b"").lower():
             self.keep_alive = False
         if self._bodyless or start["status"] in _NO_BODY:
             self._bodyless = True
-        elif b"content-length" in given:
-            self._announced = int(given[b"content-length"])
+        elif b"content-length" in by_name:
+            self._num_unsent = int(by_name[b"content-length"])
         elif not more:
             headers.append((b"content-length", b"%d" % size))
         elif self.scope["http_version"] == "1.1":
             self._chunked = True
             headers.append((b"transfer-encoding", b"chunked"))
         else:
-            self.keep_alive = False  # the body goes on until the connection ends
-        if b"connection" not in given and (not self.keep_alive or self.scope["http_version"] == "1.0"):
+            self.keep_alive = False  # the end of the connection is the end of the body
+        if b"connection" not in by_name and (not self.keep_alive or self.scope["http_version"] == "1.0"):
             headers.append((b"connection", b"keep-alive" if self.keep_alive else b"close"))
-        return head_of(start["status"], headers)
+        return encode_head(start["status"], headers)
 
     def _framed(self, body: bytes | memoryview, more: bool) -> list[bytes | memoryview]:
         if self._chunked:
             pieces = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
             return pieces if more else [*pieces, b"0\r\n\r\n"]
-        if self._announced is not None:
-            self._announced -= len(body)
-            if self._announced < 0 or (self._announced > 0 and not more):
+        if self._num_unsent is not None:
+            self._num_unsent -= len(body)
+            if self._num_unsent < 0 or (self._num_unsent > 0 and not more):
                 raise RuntimeError("the length of an answer is not what its head says")
         return [body] if body else []
 
-    async def _wait(self) -> None:
-        """Until the transport has room. No pause is longer than `write_pause`, and after the first one `min_write_rate` is
-        kept."""
+    async def _wait_for_room(self) -> None:
+        """Wait until the transport has room. The client must keep `write_pause` and, after that time, `min_write_rate`."""
         connection, now = self._connection, self._loop.time()
-        if self._began is None:
-            self._began = now
-        self._moved, self._left = now, connection.transport.get_write_buffer_size()
+        if self._full_since is None:
+            self._full_since = now
+        self._last_progress, self._num_buffered = now, connection.transport.get_write_buffer_size()
         connection.room = self._loop.create_future()
-        self._timer = self._loop.call_later(connection.limits.write_pause / _CHECKS, self._check_pace)
+        self._timer = self._loop.call_later(connection.limits.write_pause / _CHECKS, self._check_progress)
         try:
             await connection.room
         finally:
@@ -254,23 +234,23 @@ class RequestResponseCycle:
         if connection.lost:
             raise ClientDisconnected
 
-    def _check_pace(self) -> None:
-        """True if the client takes its answer. If not, it is cut off, which ends the waiting."""
+    def _check_progress(self) -> None:
+        """Reset the connection if the client reads too slowly, which ends the waiting; otherwise check again later."""
         connection, limits, now = self._connection, self._connection.limits, self._loop.time()
-        left = connection.transport.get_write_buffer_size()
-        if left < self._left:
-            self._moved, self._left = now, left
-        seconds = now - (self._began or now)
-        too_slow = seconds > limits.write_pause and self._handed - left < seconds * limits.min_write_rate
-        if too_slow or now - self._moved > limits.write_pause:
+        num_buffered = connection.transport.get_write_buffer_size()
+        if num_buffered < self._num_buffered:
+            self._last_progress, self._num_buffered = now, num_buffered
+        seconds = now - (self._full_since or now)
+        too_slow = seconds > limits.write_pause and self._num_written - num_buffered < seconds * limits.min_write_rate
+        if too_slow or now - self._last_progress > limits.write_pause:
             _log.info("cut off a client that took its answer too slowly")
             connection.reset()
         else:
-            self._timer = self._loop.call_later(limits.write_pause / _CHECKS, self._check_pace)
+            self._timer = self._loop.call_later(limits.write_pause / _CHECKS, self._check_progress)
 
 
-def head_of(status: int, headers: Headers) -> bytes:
-    """The head of an answer. Raises RuntimeError if a header holds more than one line."""
+def encode_head(status: int, headers: Headers) -> bytes:
+    """Return the head of an answer. Raises RuntimeError if a header holds more than one line."""
     lines = b"\r\n".join([*map(b": ".join, headers), b"date: " + _date(int(time.time())), b"\r\n"])
     if lines.count(b"\n") != len(headers) + 2 or lines.count(b"\r") != len(headers) + 2:
         raise RuntimeError("a header of an answer holds more than one line")

@@ -5,33 +5,46 @@ Times are in seconds, sizes in bytes, rates in bytes per second. Only the side t
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+PositiveInt: TypeAlias = Annotated[int, msgspec.Meta(gt=0, le=2**40)]
+
+BACKLOG: Final = 1024
+"""Connections that wait to be accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
     """Sizes, times and rates that clients must keep to on a connection, and the number of connections."""
 
-    max_header_bytes: int = 64 * 2**10
+    max_header_bytes: PositiveInt = 64 * 2**10
     """Size of path, query and headers together."""
-    header_timeout: float = 10.0
+    header_timeout: Seconds = 10.0
     """Time for a whole head, from the start of the connection or the end of the last answer. Then the connection is closed."""
-
-    body_idle_timeout: float = 15.0
+    body_idle_timeout: Seconds = 15.0
     """Longest pause within a body."""
-    min_body_rate: int = 1000
+    min_body_rate: PositiveInt = 1000
     """Lowest average rate of a body that takes longer than `body_idle_timeout`."""
-    body_timeout: float = 600.0
+    body_timeout: Seconds = 600.0
     """Time for a whole body."""
-
-    write_pause: float = 60.0
+    write_pause: Seconds = 60.0
     """Longest time in which a client takes nothing of an answer. The kernel keeps the same limit."""
-    min_write_rate: int = 10_000
+    min_write_rate: PositiveInt = 10_000
     """Lowest average rate of an answer that takes longer than `write_pause`."""
-
-    lingering_bytes: int = 64 * 2**20
+    lingering_bytes: PositiveInt = 64 * 2**20
     """Unwanted bytes that are read after the last answer, so that a client that writes first can read the answer."""
-    drain_timeout: float = 5.0
+    drain_timeout: Seconds = 5.0
     """Time in which these bytes are read."""
-    max_connections: int = 1024
+    max_connections: PositiveInt = 1024
     """Open connections of one process. Further ones wait to be accepted."""
+
+
+def limit_silence(listener: socket.socket, seconds: float) -> None:
+    """Let the kernel cut connections accepted from now on if the client takes nothing for this long. Only on Linux."""
+    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:  # accepted sockets inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))

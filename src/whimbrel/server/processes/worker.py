@@ -16,8 +16,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.errors import Unavailable
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.routing import render_error
-from whimbrel.server.app.served_models import ModelRegistry
+from whimbrel.server.app.routing import ModelRegistry, render_error
 from whimbrel.server.http.listener import Server
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, max_segments, raise_file_limit
