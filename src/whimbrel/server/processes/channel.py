@@ -37,7 +37,6 @@ class ProtocolError(Exception):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a new channel."""
     ends = socket.socketpair()
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
@@ -109,6 +108,7 @@ class Channel(Generic[T]):
         """The error of a message that was lost although the other end was there."""
         self._sock = sock
         self._reader = _Reader[T](kind)
+        self.take_fd = self._reader.take_fd
         self._out: SimpleQueue[tuple[bytearray, Sequence[int]] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="whimbrel-channel", daemon=True)
         self._writer.start()
@@ -125,10 +125,6 @@ class Channel(Generic[T]):
         except OSError:
             return
 
-    def take_fd(self) -> int:
-        """Return the descriptor that came with the last message. Raises ProtocolError."""
-        return self._reader.take_fd()
-
     def close(self) -> None:
         """Send the queued messages, then close."""
         self._out.put(None)
@@ -144,7 +140,7 @@ class Channel(Generic[T]):
                     try:
                         sent = socket.send_fds(self._sock, [packed[:1]], list(fds))
                     finally:
-                        _close(fds)
+                        close_fds(fds)
                     packed = packed[sent:]
                 self._sock.sendall(packed)
             except (BrokenPipeError, ConnectionResetError):  # the other end is closed, as the reading thread sees too
@@ -169,6 +165,7 @@ class AsyncChannel(Generic[T]):
         sock.setblocking(False)
         self._sock = sock
         self._reader = _Reader[T](kind)
+        self.take_fd = self._reader.take_fd
         self._on_message = on_message
         self._on_end = on_end
         self._backlog: deque[tuple[bytearray, Sequence[int]]] = deque()
@@ -179,15 +176,11 @@ class AsyncChannel(Generic[T]):
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
         """Send a message now or as soon as there is room. Descriptors are closed after they are sent."""
         if self._closed:
-            _close(fds)
+            close_fds(fds)
             return
         self._backlog.append((_pack(message), fds))
         if len(self._backlog) == 1:
             self._flush()
-
-    def take_fd(self) -> int:
-        """Return the descriptor that came with the last message. Raises ProtocolError."""
-        return self._reader.take_fd()
 
     def close(self) -> None:
         """Close without sending the queued messages and without calling `on_end`."""
@@ -199,7 +192,7 @@ class AsyncChannel(Generic[T]):
         self._sock.close()
         self._reader.close()
         for _, fds in self._backlog:
-            _close(fds)
+            close_fds(fds)
         self._backlog.clear()
 
     def _readable(self) -> None:
@@ -233,7 +226,7 @@ class AsyncChannel(Generic[T]):
             try:
                 if fds:
                     sent = self._sock.sendmsg([packed], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
-                    _close(fds)
+                    close_fds(fds)
                 else:
                     sent = self._sock.send(packed)
             except (BlockingIOError, InterruptedError):
@@ -256,6 +249,6 @@ class AsyncChannel(Generic[T]):
             self._on_end(error)
 
 
-def _close(fds: Sequence[int]) -> None:
+def close_fds(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)

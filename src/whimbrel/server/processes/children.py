@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from whimbrel.server.processes import child_process
-from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, pair
+from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, close_fds, pair
 from whimbrel.server.processes.messages import CannotStart, EngineDown, Planned
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.telemetry import metrics
@@ -49,7 +49,6 @@ class Backoff:
         return self._deaths >= _FAILING_DEATHS or self._failed_loads >= _FAILING_LOADS
 
     def ready(self) -> None:
-        """Forget the failed loads, as the process is ready."""
         self._failed_loads = 0
 
     def explained(self) -> None:
@@ -119,11 +118,9 @@ class Child:
         if self.channel is not None:
             self.channel.send(message, fds)
         else:
-            for fd in fds:
-                os.close(fd)
+            close_fds(fds)
 
     def kill(self, reason: str | None = None) -> None:
-        """End the present life at once."""
         if self.process is not None and self.process.returncode is None:
             self.kill_reason = reason
             self.process.kill()
@@ -170,10 +167,7 @@ class WorkerChild(Child):
 
 
 def describe_exit(code: int) -> str:
-    """Return an exit code in words."""
     if code >= 0:
         return f"it ended with exit code {code}"
-    try:
-        return f"it was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"it was killed by signal {-code}"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"it was killed by {names.get(-code, f'signal {-code}')}"

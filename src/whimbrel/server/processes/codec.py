@@ -7,8 +7,10 @@ finish, except for the scoring of pairs. For the engine the rows of all other re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from mmap import mmap
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -25,7 +27,8 @@ from whimbrel.types.result import Sparse
 from whimbrel.types.seq import Seq
 
 _COLUMNS: Final = 9
-"""Numbers in the row of a seq."""
+"""Numbers in the row of a seq: its tokens, its spans (-1 for None) and its scalars."""
+_scalars: Final = attrgetter("prompt_tokens", "type_id", "second_text_start", "num_attended", "is_query", "adapter", "tower")
 
 _Source: TypeAlias = memoryview | mmap
 
@@ -59,7 +62,7 @@ def encode_request(request: EngineRequest, scheduling: Scheduling) -> tuple[byte
         request.layout,
         request.received,
         request.tokenize,
-        request.finish if isinstance(request.finish, PairScoring) else None,
+        replace(request.finish, pair_tokens=None) if isinstance(request.finish, PairScoring) else None,
         scheduling,
         request.num_truncated,
     )
@@ -67,7 +70,6 @@ def encode_request(request: EngineRequest, scheduling: Scheduling) -> tuple[byte
 
 
 def write_arrays(arrays: Sequence[NDArray[Any]], memory: NDArray[np.uint8]) -> None:
-    """Write the arrays of a request into memory."""
     start = 0
     for array in arrays:
         memory[start : start + array.nbytes].view(array.dtype)[:] = array.ravel()
@@ -95,20 +97,7 @@ def decode_request(header: bytes, source: _Source) -> EngineRequest:
 
 def pack_seqs(seqs: Sequence[Seq]) -> Int32Array:
     """Return a row of numbers for each seq; then all token ids; then all spans."""
-    rows = [
-        (
-            seq.ids.size,
-            seq.prompt_tokens,
-            seq.type_id,
-            seq.second_text_start,
-            seq.num_attended,
-            seq.is_query,
-            -1 if seq.spans_S2 is None else len(seq.spans_S2),
-            seq.adapter,
-            seq.tower,
-        )
-        for seq in seqs
-    ]
+    rows = [(seq.ids.size, -1 if seq.spans_S2 is None else len(seq.spans_S2), *_scalars(seq)) for seq in seqs]
     spans = [seq.spans_S2.ravel() for seq in seqs if seq.spans_S2 is not None]
     return np.concatenate([np.array(rows, np.int32).ravel(), *(seq.ids for seq in seqs), *spans], dtype=np.int32)
 
@@ -120,21 +109,11 @@ def unpack_seqs(flat: Int32Array, num_seqs: int) -> list[Seq]:
     spans = flat[start + sum(row[0] for row in rows) :].reshape(-1, 2)
     first_span = 0
     seqs: list[Seq] = []
-    for index, row in enumerate(rows):
-        length, prompt_tokens, type_id, second_text_start, num_attended, is_query, num_spans, adapter, tower = row
+    for index, (length, num_spans, prompt, type_id, second_text, attended, is_query, adapter, tower) in enumerate(rows):
+        ids = flat[start : start + length]
+        own = None if num_spans < 0 else spans[first_span : first_span + num_spans]
         seqs.append(
-            Seq(
-                flat[start : start + length],
-                index,
-                prompt_tokens,
-                type_id,
-                second_text_start,
-                num_attended,
-                bool(is_query),
-                spans_S2=None if num_spans < 0 else spans[first_span : first_span + num_spans],
-                adapter=adapter,
-                tower=tower,
-            )
+            Seq(ids, index, prompt, type_id, second_text, attended, bool(is_query), spans_S2=own, adapter=adapter, tower=tower)
         )
         start += length
         first_span += max(num_spans, 0)

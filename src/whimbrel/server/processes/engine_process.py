@@ -26,24 +26,10 @@ import numpy as np
 from whimbrel.engine.engine import Engine
 from whimbrel.engine.job import BatchItems
 from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
+from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import Channel, ProtocolError
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, raise_file_limit
 from whimbrel.server.processes.codec import decode_request, pack_entries
-from whimbrel.server.processes.messages import (
-    Attach,
-    Cancel,
-    CannotStart,
-    ControlEngine,
-    EngineAnswer,
-    Load,
-    ModelOptions,
-    Phase,
-    Planned,
-    Ready,
-    Submit,
-    ToEngine,
-    failed,
-)
 from whimbrel.server.processes.shared_memory import SHARED_BYTES, StatusBoard, map_memory, share
 from whimbrel.telemetry import logs, metrics
 from whimbrel.telemetry.trace import gauge
@@ -85,12 +71,10 @@ class BoardObserver:
         return slot
 
     def resumed(self, slot: int) -> None:
-        """Restart the clock of a batch after another ran between its layers."""
         if slot >= 0:
             self.board.restart(slot, perf_counter())
 
     def ended(self, slot: int) -> None:
-        """Remove a batch that was collected or has failed."""
         if slot >= 0:
             self.board.end(slot)
             self._free.append(slot)
@@ -102,7 +86,7 @@ class WorkerChannel:
     def __init__(self, engine: Engine, worker: int, sock: socket.socket) -> None:
         self._engine = engine
         self._worker = worker
-        self._channel = Channel[ToEngine](sock, ToEngine)
+        self._channel = Channel[messages.ToEngine](sock, messages.ToEngine)
         self._segments: dict[int, mmap] = {}
         self._futures: dict[int, Future[Result]] = {}
         threading.Thread(target=self._read, name=f"whimbrel-worker-{worker}", daemon=True).start()
@@ -110,7 +94,13 @@ class WorkerChannel:
     def _read(self) -> None:
         try:
             for message in self._channel:
-                self._handle(message)
+                if isinstance(message, messages.Submit):
+                    self._submit(message)
+                elif isinstance(message, messages.Cancel):
+                    if (future := self._futures.get(message.uid)) is not None:
+                        future.cancel()
+                else:
+                    self._segments.pop(message.segment, None)
             if self._channel.failure is not None:
                 raise self._channel.failure
         except BaseException as error:
@@ -122,16 +112,7 @@ class WorkerChannel:
         self._segments.clear()
         self._channel.close()
 
-    def _handle(self, message: ToEngine) -> None:
-        if isinstance(message, Submit):
-            self._submit(message)
-        elif isinstance(message, Cancel):
-            if (future := self._futures.get(message.uid)) is not None:
-                future.cancel()
-        else:
-            self._segments.pop(message.segment, None)
-
-    def _submit(self, message: Submit) -> None:
+    def _submit(self, message: messages.Submit) -> None:
         if message.segment_bytes:
             self._segments[message.segment] = map_memory(self._channel.take_fd(), message.segment_bytes)
         segment = self._segments[message.segment] if message.segment else None
@@ -157,7 +138,7 @@ class WorkerChannel:
     def _answer(self, uid: int, memory: memoryview, has_entries: bool, future: Future[Result]) -> None:
         self._futures.pop(uid, None)
         if future.cancelled():
-            self._channel.send(failed(uid, ComputeError("cancelled.")))
+            self._channel.send(messages.failed(uid, ComputeError("cancelled.")))
         elif (error := future.exception()) is not None:
             known = error if isinstance(error, WhimbrelError) else ComputeError(f"{type(error).__name__} in the engine.")
             self._fail(uid, known)
@@ -174,12 +155,14 @@ class WorkerChannel:
             except (OSError, MemoryError):
                 self._fail(uid, OutOfMemory(f"there is no memory for {len(entries):,} bytes of weights."))
                 return
-        self._channel.send(EngineAnswer(uid, memory, memoryview(entries), num_bytes, timings.queue, timings.compute), fds)
+        self._channel.send(
+            messages.EngineAnswer(uid, memory, memoryview(entries), num_bytes, timings.queue, timings.compute), fds
+        )
 
     def _fail(self, uid: int, error: WhimbrelError) -> None:
         if isinstance(error, Unavailable) and not _stopping.is_set():
             exit_process(70)  # the engine is broken; it answers after a restart
-        self._channel.send(failed(uid, error))
+        self._channel.send(messages.failed(uid, error))
 
 
 def _write_status(engine: Engine, board: StatusBoard) -> None:
@@ -198,19 +181,19 @@ _stopping: Final = threading.Event()
 """Set when the supervisor has sent Stop."""
 
 
-def _load(control: Channel[ControlEngine], model: ModelOptions) -> tuple[Engine, BoardObserver]:
+def _load(control: Channel[messages.ControlEngine], model: messages.ModelOptions) -> tuple[Engine, BoardObserver]:
     observers: list[BoardObserver] = []
 
     def make_observer(engine: Engine) -> BoardObserver:
         observers.append(BoardObserver(engine.plan.num_lanes, engine.plan.max_batch_tokens))
-        control.send(Planned(str(engine.folder), engine.card.name, engine.plan))
+        control.send(messages.Planned(str(engine.folder), engine.card.name, engine.plan))
         return observers[0]
 
     engine = Engine(
         model.model,
         pooling=model.pooling,
         reranker=model.reranker,
-        progress=lambda phase: control.send(Phase(phase)),
+        progress=lambda phase: control.send(messages.Phase(phase)),
         observer=make_observer,
         **model.options,
     )
@@ -220,10 +203,10 @@ def _load(control: Channel[ControlEngine], model: ModelOptions) -> tuple[Engine,
 def main() -> None:
     """Load an engine and answer requests, until the supervisor sends Stop or ends."""
     raise_file_limit()
-    control = Channel[ControlEngine](control_socket(), ControlEngine)
-    messages = iter(control)
-    load = next(messages, None)
-    if not isinstance(load, Load):
+    control = Channel[messages.ControlEngine](control_socket(), messages.ControlEngine)
+    inbox = iter(control)
+    load = next(inbox, None)
+    if not isinstance(load, messages.Load):
         return
     logs.configure(load.logs, process=load.name)
     if metrics.DIRECTORY in os.environ:
@@ -232,18 +215,18 @@ def main() -> None:
         engine, observer = _load(control, load.model)
     except Exception as error:
         if isinstance(error, SetupError | CheckpointError):
-            control.send(CannotStart(str(error), error.hint if isinstance(error, SetupError) else None))
+            control.send(messages.CannotStart(str(error), error.hint if isinstance(error, SetupError) else None))
         else:
             _log.critical("the engine could not be loaded", exc_info=True)
-            control.send(CannotStart(f"{type(error).__name__}: {error}", None))
+            control.send(messages.CannotStart(f"{type(error).__name__}: {error}", None))
         control.close()
         exit_process(1)
     metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
     threading.Thread(target=_write_status, args=(engine, observer.board), name="whimbrel-beat", daemon=True).start()
-    control.send(Ready(observer.size, engine.plan), [observer.fd])
+    control.send(messages.Ready(observer.size, engine.plan), [observer.fd])
     try:
-        for message in messages:
-            if isinstance(message, Attach):
+        for message in inbox:
+            if isinstance(message, messages.Attach):
                 WorkerChannel(engine, message.worker, socket.socket(fileno=control.take_fd()))
             else:
                 _stopping.set()

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from whimbrel import errors
 from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.telemetry.logs import LogOptions
@@ -234,7 +235,6 @@ ReportWorker: TypeAlias = Started | Drained | Heartbeat | Quarantine
 
 
 def failed(uid: int, error: WhimbrelError) -> Failed:
-    """Return the message that carries an error."""
     retry_after = error.retry_after if isinstance(error, Overloaded | Unavailable) else 0.0
     if isinstance(error, InvalidRequest) and error.hint is not None:
         return Failed(uid, error.code, error.statement, error.location, retry_after, error.hint.name)
@@ -242,7 +242,6 @@ def failed(uid: int, error: WhimbrelError) -> Failed:
 
 
 def error_of(message: Failed) -> WhimbrelError:
-    """Return the error that a message carries."""
     kind = _KINDS.get(message.code, WhimbrelError)
     if kind is Overloaded or kind is Unavailable:
         return kind(message.message, retry_after=message.retry_after)
@@ -251,11 +250,6 @@ def error_of(message: Failed) -> WhimbrelError:
     return kind(message.message, location=message.location)
 
 
-def _kinds(kind: type[WhimbrelError]) -> dict[str, type[WhimbrelError]]:
-    kinds = {kind.code: kind}
-    for subclass in kind.__subclasses__():
-        kinds |= _kinds(subclass)
-    return kinds
-
-
-_KINDS: Final = _kinds(WhimbrelError)
+_KINDS: Final = {
+    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, WhimbrelError)
+}

@@ -48,6 +48,10 @@ class QuarantineList:
         if len(self.entries) > _MAX_ENTRIES:
             self.entries.popitem(last=False)
 
+    def refused(self, now: float) -> list[bytes]:
+        """Return the digests of the texts that are refused."""
+        return [digest for digest, (blame, until) in self.entries.items() if blame >= MAX_BLAME and until > now]
+
     def check(self, seqs: Sequence[Seq], now: float) -> tuple[int | None, list[int]]:
         """Return the index of a seq that is refused, or None, and the indices of the seqs that must run alone."""
         while self.entries and next(iter(self.entries.values()))[1] <= now:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,7 +20,7 @@ from functools import partial
 from math import isinf
 from pathlib import Path
 from time import perf_counter
-from typing import Final, ParamSpec, TypeVar, cast
+from typing import Final, cast
 
 import numpy as np
 
@@ -42,12 +41,8 @@ from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.telemetry.trace import count
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
-from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
+from whimbrel.types.request import Request
 from whimbrel.types.result import Result, Timings
-from whimbrel.types.seq import TokenInfo
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _INLINE_PAIRS: Final = 256
 """Seqs or pairs above which sharding takes milliseconds, so that it runs in a thread."""
@@ -75,10 +70,12 @@ class RemoteEngine:
         self.plan = plan
         self._worker = worker
         self._preprocessor = AsyncPreprocessor(Preprocessor(folder, card, plan))
+        self.tokenize = self._preprocessor.tokenize
+        self.decode = self._preprocessor.decode
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
         """Threads for work that would delay the event loop."""
         self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
-        self._waiting: OrderedDict[Pending, None] = OrderedDict()
+        self._waiting: dict[Pending, None] = {}
         """Requests that wait until an engine is up."""
         self._quarantine = QuarantineList()
         self._aborted: WhimbrelError | None = None
@@ -112,16 +109,9 @@ class RemoteEngine:
         result = _empty_result(tokenized) if tokenized.is_empty else await self._compute(tokenized)
         finish = tokenized.finish
         if isinstance(finish, TokenReduction):
-            return replace(result, outputs=await self._in_thread(finish.apply, result.outputs))
+            loop = asyncio.get_running_loop()
+            return replace(result, outputs=await loop.run_in_executor(self._threads, finish.apply, result.outputs))
         return result if isinstance(finish, PairScoring) else replace(result, outputs=finish.apply(result.outputs))
-
-    async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
-        """Return the tokens of each text. Raises InvalidRequest and TooLarge."""
-        return await self._preprocessor.tokenize(request)
-
-    async def decode(self, request: DetokenizeRequest) -> list[str]:
-        """Return the text of each row of token ids. Raises InvalidRequest."""
-        return await self._preprocessor.decode(request)
 
     async def _compute(self, request: EngineRequest) -> Result:
         """Return the response of one engine, or of several that each score a shard of a long list of pairs."""
@@ -150,7 +140,9 @@ class RemoteEngine:
             split_into_shards, request, self.card, num_engines, least_tokens=self.plan.max_batch_tokens, sticky=sticky
         )
         num_pairs = request.finish.num_pairs if isinstance(request.finish, PairScoring) else 0
-        return await self._in_thread(split) if max(len(request.seqs), num_pairs) > _INLINE_PAIRS else split()
+        if max(len(request.seqs), num_pairs) <= _INLINE_PAIRS:
+            return split()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, split)
 
     async def _answer_shard(self, shard: Shard) -> Result:
         try:
@@ -159,7 +151,6 @@ class RemoteEngine:
             raise shard.locate_error(error) from None
 
     async def _answer(self, request: EngineRequest, *, home: int | None = None) -> Result:
-        """Return the response of an engine, also if engines die meanwhile."""
         pending = Pending(request, asyncio.get_running_loop().create_future(), home=home)
         self._dispatch(pending)
         try:
@@ -176,9 +167,6 @@ class RemoteEngine:
         finally:
             pending.future.cancel()
             self._waiting.pop(pending, None)
-
-    async def _in_thread(self, action: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        return await asyncio.wrap_future(self._threads.submit(action, *args, **options))
 
     def _check_admission(self, request: Request) -> None:
         """Raise Unavailable or Overloaded if the engines would refuse a request, before it is tokenized.
@@ -239,7 +227,6 @@ class RemoteEngine:
             self._dispatch_waiting()
 
     def quarantine(self, digest: bytes) -> None:
-        """Refuse a text from now on."""
         self._quarantine.add(digest, perf_counter())
 
     def fail_all(self, error: WhimbrelError) -> None:
@@ -255,7 +242,7 @@ class RemoteEngine:
         replica.disconnect()
 
     def _dispatch_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, OrderedDict()
+        waiting, self._waiting = self._waiting, {}
         for pending in waiting:
             self._dispatch(pending)
 

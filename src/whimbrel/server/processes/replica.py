@@ -82,7 +82,6 @@ class Replica:
         return pending
 
     def send(self, pending: Pending) -> None:
-        """Send a request to the engine."""
         assert self._channel is not None
         request = pending.request
         self._next_uid += 1
@@ -144,6 +143,5 @@ class Replica:
 
 
 def fail(pending: Pending, error: WhimbrelError) -> None:
-    """Answer a request with an error."""
     if not pending.future.done():
         pending.future.set_exception(error)

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 import numpy as np
@@ -93,7 +94,7 @@ class SegmentPool:
         self._lock = threading.RLock()  # a garbage collection while a thread holds it may call `give_back`
         self._free: dict[int, deque[Segment]] = {}
         self._free_bytes = 0
-        self._next = 1
+        self._numbers = count(1)
         self._dropped: deque[int] = deque()
 
     def take(self, size: int) -> Segment | None:
@@ -106,12 +107,10 @@ class SegmentPool:
             if self._num_segments >= self._max_segments:
                 return None
             self._num_segments += 1
-            number = self._next
-            self._next += 1
         fd = -1
         try:
             fd = anonymous(size)
-            return Segment(number, mmap.mmap(fd, size), size, fd)
+            return Segment(next(self._numbers), mmap.mmap(fd, size), size, fd)
         except (OSError, ValueError):
             if fd >= 0:
                 os.close(fd)
@@ -140,10 +139,7 @@ class SegmentPool:
 
     def dropped(self) -> list[int]:
         """Return the numbers of the segments that were dropped since the last call, for the other process."""
-        numbers: list[int] = []
-        while self._dropped:
-            numbers.append(self._dropped.popleft())
-        return numbers
+        return [self._dropped.popleft() for _ in range(len(self._dropped))]
 
     def borrow(self, segment: Segment, offset: int, size: int) -> NDArray[np.uint8]:
         """Return bytes of a segment, which comes back to the pool when the last view of them is gone."""
@@ -211,7 +207,6 @@ class StatusBoard:
 
     @property
     def rate(self) -> float:
-        """Tokens per second; 0 if none were measured yet."""
         return float(self._header["rate"][0])
 
     def start(self, slot: int, now: float, entries: list[tuple[int, int, int]], num_tokens: int) -> None:
@@ -221,11 +216,9 @@ class StatusBoard:
         self._batches["started"][slot] = now
 
     def restart(self, slot: int, now: float) -> None:
-        """Set the time of a batch that continues after another."""
         self._batches["started"][slot] = now
 
     def end(self, slot: int) -> None:
-        """Remove a batch."""
         self._batches["started"][slot] = 0.0
 
     def in_flight(self) -> list[InFlightBatch]:

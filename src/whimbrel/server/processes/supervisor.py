@@ -22,31 +22,11 @@ from typing import Any, Final
 import msgspec
 
 from whimbrel.errors import SetupError
+from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import pair
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN
 from whimbrel.server.processes.children import EngineChild, WorkerChild, describe_exit
-from whimbrel.server.processes.messages import (
-    AbortRequests,
-    Attach,
-    CannotStart,
-    Drain,
-    Drained,
-    EngineDown,
-    EngineUp,
-    Load,
-    ModelConfig,
-    Phase,
-    Planned,
-    Quarantine,
-    Ready,
-    ReportEngine,
-    ReportWorker,
-    ServeOptions,
-    Started,
-    Stop,
-    WorkerConfig,
-)
-from whimbrel.server.processes.quarantine import QUARANTINE_SECONDS
+from whimbrel.server.processes.quarantine import QuarantineList
 from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.server.processes.watchdog import TICK_SECONDS, Watchdog
 from whimbrel.telemetry import metrics
@@ -60,21 +40,18 @@ _MIN_DRAIN_SECONDS: Final = 0.5
 """Seconds that a worker may take to report that it has no requests."""
 _BLAME: Final = dict.fromkeys((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP), 0.25) | {CHANNEL_BROKEN: 0.0}
 """Weight of a death as evidence against the text that ran alone, by the exit code of the engine; 1 for all others."""
-_MAX_QUARANTINED: Final = 1024
 
 
 class Supervisor:
-    """Supervisor of one server."""
-
     def __init__(
         self,
-        options: ServeOptions,
+        options: messages.ServeOptions,
         listener: socket.socket,
         *,
         on_phase: Callable[[int, str], None],
-        on_ready: Callable[[list[Planned]], None],
+        on_ready: Callable[[list[messages.Planned]], None],
     ) -> None:
-        """`on_phase` gets the index of a model and the phase of its load, `on_ready` the models when all processes are ready."""
+        """`on_phase` gets the index of a model and the phase of its load, `on_ready` the models at the end."""
         self._options = options
         self._listener = listener
         self._on_phase = on_phase
@@ -85,7 +62,7 @@ class Supervisor:
             for replica in range(options.num_replicas)
         ]
         self._workers = [WorkerChild(f"worker-{index}", index=index) for index in range(options.num_workers)]
-        self._quarantined: dict[tuple[int, bytes], float] = {}
+        self._quarantined = [QuarantineList() for _ in options.models]
         self._was_ready = False
         self._draining = False
         self._stopped = asyncio.Event()
@@ -132,7 +109,6 @@ class Supervisor:
         return [*self._engines, *self._workers]
 
     async def _live(self, child: EngineChild | WorkerChild) -> None:
-        """Run a child, one life after another."""
         while not self._stopped.is_set():
             try:
                 if isinstance(child, EngineChild):
@@ -144,7 +120,7 @@ class Supervisor:
                 child.kill()
                 if child.channel is not None:
                     await child.wait()
-                child.error = CannotStart(f"{child.name} cannot be started: {error.strerror or error}.", None)
+                child.error = messages.CannotStart(f"{child.name} cannot be started: {error.strerror or error}.", None)
                 code = 1
             if self._stopped.is_set() or (self._draining and isinstance(child, WorkerChild) and child.drained):
                 return
@@ -156,9 +132,8 @@ class Supervisor:
         metrics.process_ended(child.name)
         reason = child.kill_reason or (child.error.message if child.error is not None else describe_exit(code))
         if not self._was_ready and not had_been_ready:
-            hint = child.error.hint if child.error is not None else None
-            message = child.error.message if child.error is not None else f"{child.name} ended while it started: {reason}."
-            self._fail(SetupError(message, hint=hint))
+            error = child.error or messages.CannotStart(f"{child.name} ended while it started: {reason}.", None)
+            self._fail(SetupError(error.message, hint=error.hint))
             return 0.0
         if self._draining:
             self._end_if_drained()
@@ -174,22 +149,22 @@ class Supervisor:
     # Engines
 
     async def _start_engine(self, engine: EngineChild) -> None:
-        await engine.start(ReportEngine, self._metrics_folder, lambda message: self._handle_engine(engine, message))
+        await engine.start(messages.ReportEngine, self._metrics_folder, lambda message: self._handle_engine(engine, message))
         engine.started_at = perf_counter()
         model = self._options.models[engine.model]
         options: Options = {**model.options, "replica": engine.replica, "num_replicas": self._options.num_replicas}
-        engine.send(Load(replace(model, options=options), engine.name, self._options.logs))
+        engine.send(messages.Load(replace(model, options=options), engine.name, self._options.logs))
 
-    def _handle_engine(self, engine: EngineChild, message: ReportEngine) -> None:
-        if isinstance(message, Phase):
+    def _handle_engine(self, engine: EngineChild, message: messages.ReportEngine) -> None:
+        if isinstance(message, messages.Phase):
             if not self._was_ready:
                 self._on_phase(engine.model, message.text)
-        elif isinstance(message, Planned):
+        elif isinstance(message, messages.Planned):
             engine.planned = message
             self._refuse_shared_names()
             for worker in self._workers:
-                worker.send(ModelConfig(engine.model, message))
-        elif isinstance(message, Ready):
+                worker.send(messages.ModelConfig(engine.model, message))
+        elif isinstance(message, messages.Ready):
             self._engine_ready(engine, message)
         else:
             engine.error = message
@@ -201,7 +176,7 @@ class Supervisor:
         if shared := [name for name, models in names.items() if models > 1]:
             self._fail(SetupError(f"two models are named {shared[0]}.", hint="give every model a --served-name of its own"))
 
-    def _engine_ready(self, engine: EngineChild, message: Ready) -> None:
+    def _engine_ready(self, engine: EngineChild, message: messages.Ready) -> None:
         assert engine.channel is not None
         assert engine.planned is not None
         engine.planned = msgspec.structs.replace(engine.planned, plan=message.plan)
@@ -219,12 +194,11 @@ class Supervisor:
         self._report_ready()
 
     def _connect(self, engine: EngineChild, worker: WorkerChild) -> None:
-        """Give an engine and a worker a new channel to one another."""
         if not engine.ready or worker.channel is None or engine.channel is None or engine.planned is None:
             return
         ours, theirs = pair()
-        engine.send(Attach(worker.index), ours.detach())
-        up = EngineUp(engine.model, engine.replica, engine.board_bytes, engine.planned.plan)
+        engine.send(messages.Attach(worker.index), ours.detach())
+        up = messages.EngineUp(engine.model, engine.replica, engine.board_bytes, engine.planned.plan)
         worker.send(up, theirs.detach(), os.dup(engine.board_fd))
 
     def _gauge_engines(self, engine: EngineChild) -> None:
@@ -232,58 +206,55 @@ class Supervisor:
         gauge("engines_up", up, model=engine.served_name)
 
     def _report_down(self, engine: EngineChild, code: int, reason: str, delay: float) -> None:
-        """Tell the workers that an engine is down."""
         self._gauge_engines(engine)
         blame = 1.0 if engine.kill_reason else _BLAME.get(code, 1.0)
         retry_after = delay + engine.load_seconds
         failing = engine.backoff.failing
         reason = f"{engine.name} {'keeps failing' if failing else 'is restarting'}: {reason}"
-        engine.last_down = EngineDown(engine.model, engine.replica, reason, blame, failing, retry_after)
+        engine.last_down = messages.EngineDown(engine.model, engine.replica, reason, blame, failing, retry_after)
         for worker in self._workers:
             worker.send(engine.last_down)
 
     # Workers
 
     async def _start_worker(self, worker: WorkerChild) -> None:
-        await worker.start(ReportWorker, self._metrics_folder, lambda message: self._handle_worker(worker, message))
+        await worker.start(messages.ReportWorker, self._metrics_folder, lambda message: self._handle_worker(worker, message))
         worker.last_message, worker.drained = perf_counter(), False
         known = {engine.model: engine.planned for engine in self._engines if engine.planned is not None}
-        worker.send(WorkerConfig(self._options, len(known), worker.name, worker.index), os.dup(self._listener.fileno()))
+        config = messages.WorkerConfig(self._options, len(known), worker.name, worker.index)
+        worker.send(config, os.dup(self._listener.fileno()))
         for model, planned in known.items():
-            worker.send(ModelConfig(model, planned))
+            worker.send(messages.ModelConfig(model, planned))
         for engine in self._engines:
             if engine.ready:
                 self._connect(engine, worker)
             elif engine.last_down is not None:
                 worker.send(engine.last_down)
-        now = perf_counter()
-        for (model, digest), since in self._quarantined.items():
-            if now - since < QUARANTINE_SECONDS:
-                worker.send(Quarantine(model, digest))
+        for model, quarantined in enumerate(self._quarantined):
+            for digest in quarantined.refused(perf_counter()):
+                worker.send(messages.Quarantine(model, digest))
 
-    def _handle_worker(self, worker: WorkerChild, message: ReportWorker) -> None:
+    def _handle_worker(self, worker: WorkerChild, message: messages.ReportWorker) -> None:
         worker.last_message = perf_counter()
-        if isinstance(message, Started):
+        if isinstance(message, messages.Started):
             worker.ready, worker.ready_since = True, perf_counter()
             worker.backoff.ready()
             if self._draining:
-                worker.send(Drain())
+                worker.send(messages.Drain())
             self._report_ready()
-        elif isinstance(message, Drained):
+        elif isinstance(message, messages.Drained):
             worker.drained = True
             self._end_if_drained()
-        elif isinstance(message, Quarantine):
+        elif isinstance(message, messages.Quarantine):
             self._quarantine(message, worker)
 
     def _end_if_drained(self) -> None:
         if all(worker.drained or worker.channel is None for worker in self._workers):
             self._finish(0)
 
-    def _quarantine(self, message: Quarantine, finder: WorkerChild) -> None:
+    def _quarantine(self, message: messages.Quarantine, finder: WorkerChild) -> None:
         """Tell all other workers, now and when they start, to refuse a text that crashes engines."""
-        self._quarantined[message.model, message.digest] = perf_counter()
-        if len(self._quarantined) > _MAX_QUARANTINED:
-            del self._quarantined[next(iter(self._quarantined))]
+        self._quarantined[message.model].add(message.digest, perf_counter())
         for engine in self._engines:
             if engine.model == message.model:
                 engine.backoff.explained()
@@ -299,7 +270,6 @@ class Supervisor:
     # Watchdog
 
     async def _watch(self) -> None:
-        """Kill the processes that hang."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._watchdog.tick()
@@ -319,14 +289,14 @@ class Supervisor:
             self._finish(0)
             return
         for worker in self._workers:
-            worker.send(Drain())
+            worker.send(messages.Drain())
         self._start_task(self._limit_drain())
 
     async def _limit_drain(self) -> None:
         await asyncio.sleep(max(self._options.drain_seconds, _MIN_DRAIN_SECONDS))
         _log.error("requests were left after %.0f s of draining; they are answered with 503.", self._options.drain_seconds)
         for worker in self._workers:
-            worker.send(AbortRequests())
+            worker.send(messages.AbortRequests())
         self._exit_code = 1
         await asyncio.sleep(_STOP_SECONDS)
         self._finish(1)
@@ -348,7 +318,7 @@ class Supervisor:
         for child in children:
             late = self._exit_code == 1 and isinstance(child, EngineChild)  # it still computes requests that were aborted
             if child.ready and not at_once and not late:
-                child.send(Stop())
+                child.send(messages.Stop())
             else:
                 child.kill()
         waits = [asyncio.ensure_future(child.process.wait()) for child in children if child.process is not None]

@@ -34,7 +34,6 @@ class Watchdog:
         self._pardon_until = 0.0
 
     def tick(self) -> None:
-        """Read the clock."""
         before, self._now = self._now, perf_counter()
         if self._now - before > 8 * TICK_SECONDS:
             _log.warning("the supervisor has stood still for %.1f s", self._now - before)

@@ -20,21 +20,9 @@ from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import render_error
 from whimbrel.server.app.served_models import ModelRegistry
 from whimbrel.server.http.listener import Server
+from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, max_segments, raise_file_limit
-from whimbrel.server.processes.messages import (
-    AbortRequests,
-    ControlWorker,
-    Drain,
-    Drained,
-    EngineDown,
-    EngineUp,
-    Heartbeat,
-    ModelConfig,
-    Quarantine,
-    Started,
-    WorkerConfig,
-)
 from whimbrel.server.processes.remote_engine import RemoteEngine
 from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.telemetry import logs, metrics, otel
@@ -42,7 +30,7 @@ from whimbrel.telemetry import logs, metrics, otel
 _log = logging.getLogger("whimbrel")
 
 _BEAT_SECONDS: Final = 1.0
-_NUM_FDS: Final[dict[type, int]] = {WorkerConfig: 1, EngineUp: 2}
+_NUM_FDS: Final[dict[type, int]] = {messages.WorkerConfig: 1, messages.EngineUp: 2}
 """The number of descriptors that come with a message."""
 
 
@@ -50,17 +38,16 @@ class Worker:
     """One worker process; `run` it in an event loop."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._inbox: asyncio.Queue[tuple[ControlWorker, list[int]]] = asyncio.Queue()
-        self._control = AsyncChannel[ControlWorker](
-            sock, ControlWorker, on_message=self._receive, on_end=partial(_exit, "the supervisor")
+        self._inbox: asyncio.Queue[tuple[messages.ControlWorker, list[int]]] = asyncio.Queue()
+        self._control = AsyncChannel[messages.ControlWorker](
+            sock, messages.ControlWorker, on_message=self._receive, on_end=partial(_exit, "the supervisor")
         )
         self._engines: dict[int, RemoteEngine] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve until the supervisor sends Stop."""
         config, fds = await self._inbox.get()
-        assert isinstance(config, WorkerConfig)
+        assert isinstance(config, messages.WorkerConfig)
         self._config = config
         options = config.options
         end_logs = logs.configure(options.logs, process=config.name, secrets=options.limits.api_keys)
@@ -69,45 +56,45 @@ class Worker:
         self._served = ModelRegistry(num_models=len(options.models))
         for _ in range(config.num_known):
             model, _ = await self._inbox.get()
-            assert isinstance(model, ModelConfig)
+            assert isinstance(model, messages.ModelConfig)
             await self._add_model(model)
         self._server = Server(create_app(self._served, guards=options.limits), fds[0], options.limits, render_error)
         self._start_task(self._send_heartbeats())
         self._start_task(self._handle_messages())
         serving = asyncio.ensure_future(self._server.serve())
-        self._control.send(Started())
+        self._control.send(messages.Started())
         await serving
         if end_spans is not None:
             await asyncio.to_thread(end_spans)
         end_logs()
 
-    def _receive(self, message: ControlWorker) -> None:
+    def _receive(self, message: messages.ControlWorker) -> None:
         self._inbox.put_nowait((message, [self._control.take_fd() for _ in range(_NUM_FDS.get(type(message), 0))]))
 
     async def _handle_messages(self) -> None:
         """Handle the supervisor's messages one after another: a model is loaded before its engines are attached."""
         while True:
             message, fds = await self._inbox.get()
-            if isinstance(message, ModelConfig):
+            if isinstance(message, messages.ModelConfig):
                 await self._add_model(message)
-            elif isinstance(message, EngineUp):
+            elif isinstance(message, messages.EngineUp):
                 board = StatusBoard(map_memory(fds[1], message.board_bytes))
                 self._engines[message.model].plan = message.plan
                 self._engines[message.model].attach(message.replica, socket.socket(fileno=fds[0]), board)
-            elif isinstance(message, EngineDown):
+            elif isinstance(message, messages.EngineDown):
                 if (engine := self._engines.get(message.model)) is not None:
                     engine.down(message)
-            elif isinstance(message, Quarantine):
+            elif isinstance(message, messages.Quarantine):
                 self._engines[message.model].quarantine(message.digest)
-            elif isinstance(message, Drain):
+            elif isinstance(message, messages.Drain):
                 self._start_task(self._drain())
-            elif isinstance(message, AbortRequests):
+            elif isinstance(message, messages.AbortRequests):
                 for engine in self._engines.values():
                     engine.fail_all(Unavailable("the server has stopped.", retry_after=5.0))
             else:
                 self._server.stop()
 
-    async def _add_model(self, model: ModelConfig) -> None:
+    async def _add_model(self, model: messages.ModelConfig) -> None:
         if model.model in self._engines:  # known from an earlier life of its engine
             return
         options, planned = self._config.options, model.planned
@@ -121,7 +108,7 @@ class Worker:
             folder,
             num_replicas=options.num_replicas,
             max_segments=max_segments(max(options.num_workers, len(options.models) * options.num_replicas)),
-            on_quarantine=lambda digest: self._control.send(Quarantine(model.model, digest)),
+            on_quarantine=lambda digest: self._control.send(messages.Quarantine(model.model, digest)),
             broken=partial(_exit, "an engine"),
         )
         self._engines[model.model] = engine
@@ -130,11 +117,11 @@ class Worker:
     async def _drain(self) -> None:
         self._served.draining = True
         await self._served.wait_until_idle()
-        self._control.send(Drained())
+        self._control.send(messages.Drained())
 
     async def _send_heartbeats(self) -> None:
         while True:
-            self._control.send(Heartbeat())
+            self._control.send(messages.Heartbeat())
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -163,7 +150,6 @@ async def _main(sock: socket.socket) -> None:
 
 
 def main() -> None:
-    """Run a worker process."""
     raise_file_limit()
     tune_glibc_malloc()
     uvloop.run(_main(control_socket()))
