@@ -15,10 +15,13 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from importlib import import_module
 from typing import Final, NoReturn
 
 _PR_SET_PDEATHSIG: Final = 1
 _MAX_FILES: Final = 65_536
+_MODULES: Final = {"engine": "engine_process", "worker": "worker"}
+"""Modules by kind of process. They use this module, and are imported when the signals are set."""
 
 CHANNEL_BROKEN: Final = 71
 """Exit code of a process that received a message that it cannot read, or had no descriptor left for it."""
@@ -64,17 +67,13 @@ def main() -> None:
     """Run the engine or the worker that the arguments name."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
-    if len(sys.argv) != 3 or sys.argv[1] not in ("engine", "worker"):
+    if len(sys.argv) != 3 or sys.argv[1] not in _MODULES:
         sys.exit(_BY_HAND)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(sys.argv[2]):  # the supervisor has ended meanwhile
             sys.exit(1)
-    if sys.argv[1] == "engine":
-        from whimbrel.server.processes.engine_process import main as run
-    else:
-        from whimbrel.server.processes.worker import main as run
-    run()
+    import_module(f"whimbrel.server.processes.{_MODULES[sys.argv[1]]}").main()
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ _FAILING_LOADS: Final = 3
 class Backoff:
     """The delay before a process that died is started again. Pure.
 
-    The search for a text that kills engines takes several deaths in quick succession, each after the engine was ready. The
-    first of these cost no delay. A process that dies before it is ready, or keeps dying, waits longer each time.
+    The search for a text that crashes engines takes several deaths in quick succession, so the first deaths after the process
+    was ready cost no delay. A process that dies before it is ready, or keeps dying, waits longer each time.
     """
 
     def __init__(self) -> None:

@@ -81,7 +81,7 @@ class BoardObserver:
 
 
 class WorkerChannel:
-    """The requests of one worker."""
+    """The channel to one worker, and its requests."""
 
     def __init__(self, engine: Engine, worker: int, sock: socket.socket) -> None:
         self._engine = engine
@@ -124,11 +124,9 @@ class WorkerChannel:
         try:
             origin = Origin(self._worker, message.uid)
             future = self._engine.submit_tokenized(request, out=memory, origin=origin, admitted=message.admitted)
-        except WhimbrelError as error:
-            self._fail(message.uid, error)
-            return
-        except MemoryError:
-            self._fail(message.uid, OutOfMemory("there is no memory for this request."))
+        except (WhimbrelError, MemoryError) as error:
+            no_memory = OutOfMemory("there is no memory for this request.")
+            self._fail(message.uid, error if isinstance(error, WhimbrelError) else no_memory)
             return
         self._futures[message.uid] = future
         has_entries = request.response.dynamic_output is not None

@@ -41,7 +41,6 @@ class ServeOptions:
     """A batch hangs if it takes longer than this, and ten times longer than at the measured throughput."""
     logs: LogOptions = field(default_factory=LogOptions)
     otel: bool = False
-    """True if workers make OpenTelemetry spans."""
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
@@ -88,7 +87,7 @@ class EngineAnswer(_Message):
     entries_bytes: int
     """Size of the memory that holds them instead, if they are many; its descriptor comes with this message."""
     queue: float
-    """Seconds until the first seq was taken."""
+    """Seconds until the first seq ran."""
     compute: float
     """Seconds of the batches of the request."""
 
@@ -166,7 +165,6 @@ class WorkerConfig(_Message):
     num_known: int
     """Number of `ModelConfig` messages that follow at once, for the models whose plans are known already."""
     name: str
-    """The name of the process, such as "worker-0"."""
     index: int
 
 

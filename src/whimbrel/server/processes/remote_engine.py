@@ -63,8 +63,8 @@ class RemoteEngine:
         on_quarantine: Callable[[bytes], None],
         broken: Callable[[ProtocolError], None],
     ) -> None:
-        """`max_segments` limits the segments of shared memory per replica. `on_quarantine` is called with the digest of a text
-        that crashes engines, `broken` with the error of a channel whose messages cannot be read.
+        """`on_quarantine` gets the digest of a text that crashes engines, `broken` the error of a channel. `max_segments` is
+        the limit of segments of shared memory of each replica.
         """
         self.card = card
         self.plan = plan
@@ -73,16 +73,14 @@ class RemoteEngine:
         self.tokenize = self._preprocessor.tokenize
         self.decode = self._preprocessor.decode
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
-        """Threads for work that would delay the event loop."""
         self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
         self._waiting: dict[Pending, None] = {}
-        """Requests that wait until an engine is up."""
         self._quarantine = QuarantineList()
         self._aborted: WhimbrelError | None = None
         self._on_quarantine = on_quarantine
         self._broken = broken
 
-    # The AsyncEmbedder
+    # AsyncEmbedder
 
     @property
     def ready(self) -> bool:
@@ -171,7 +169,8 @@ class RemoteEngine:
     def _check_admission(self, request: Request) -> None:
         """Raise Unavailable or Overloaded if the engines would refuse a request, before it is tokenized.
 
-        The engine decides exactly. Here a request is small if it has at most four characters for each token of a small request.
+        The engine decides exactly. Here a request counts as small if it has no more characters than a batch has tokens, as a
+        token has about four characters and a small request fills a quarter of a batch.
         """
         if (error := self._unavailable()) is not None:
             raise error
@@ -185,7 +184,7 @@ class RemoteEngine:
         if request.tenant:
             admit_any(self.plan, queued, tokens=tokens, rate=rate, jitter=jitter)
             return
-        small = _num_characters(request.texts) <= 4 * (self.plan.max_batch_tokens // 4)
+        small = _num_characters(request.texts) <= self.plan.max_batch_tokens
         ahead = (waiting + sum(board.small_tokens for board in boards)) // num_engines if small else queued
         queue = QueueState(queued, ahead + tokens, 0, rate)
         admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, jitter=jitter)
@@ -236,7 +235,6 @@ class RemoteEngine:
             fail(pending, error)
 
     def _disconnect(self, replica: Replica, error: ProtocolError | None) -> None:
-        """Handle the end of a channel. The supervisor reports the state of its engine."""
         if error is not None:
             self._broken(error)
         replica.disconnect()
@@ -247,9 +245,7 @@ class RemoteEngine:
             self._dispatch(pending)
 
     def _dispatch(self, pending: Pending) -> None:
-        """Send a request to the replica with the fewest outstanding tokens, or let it wait. A request with an answer is
-        dropped.
-        """
+        """Send a request to the replica with the fewest outstanding tokens, or let it wait until an engine is up."""
         if pending.future.done():
             return
         if self._aborted is not None:

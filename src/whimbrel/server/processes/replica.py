@@ -32,7 +32,7 @@ class Pending:
     request: EngineRequest
     future: asyncio.Future[Result]
     suspects: dict[int, int] = field(default_factory=dict[int, int])
-    """The number of seqs that each suspect seq may share a batch with."""
+    """Number of seqs that each suspect seq may share a batch with."""
     segment: Segment | None = None
     """The shared memory of its arrays and its response; None if both are small."""
     response_start: int = 0
@@ -47,7 +47,6 @@ class Replica:
 
     def __init__(self, max_segments: int) -> None:
         self.down: EngineDown | None = None
-        """The supervisor's last report if the engine is not up."""
         self.outstanding_tokens = 0
         self.board: StatusBoard | None = None
         self._channel: AsyncChannel[FromEngine] | None = None

@@ -93,10 +93,7 @@ def _can_be_sharded(request: EngineRequest) -> bool:
 
 
 def _documents(request: EngineRequest) -> tuple[Int64Array, NDArray[np.float64], Int64Array]:
-    """Return the document of each pair, and for each document its cost in tokens and a key of its text.
-
-    Without pairs, each text is a document.
-    """
+    """Return the document of each pair, and the tokens and a key of each document. Without pairs, texts are documents."""
     tokens = np.array([seq.ids.size for seq in request.seqs], np.float64)
     keys = np.array([crc32(seq.ids.tobytes()) for seq in request.seqs], np.int64)
     if not isinstance(request.finish, PairScoring):

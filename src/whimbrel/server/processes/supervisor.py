@@ -43,6 +43,8 @@ _BLAME: Final = dict.fromkeys((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT,
 
 
 class Supervisor:
+    """Supervisor of one server; `run` it in an event loop."""
+
     def __init__(
         self,
         options: messages.ServeOptions,
@@ -51,7 +53,7 @@ class Supervisor:
         on_phase: Callable[[int, str], None],
         on_ready: Callable[[list[messages.Planned]], None],
     ) -> None:
-        """`on_phase` gets the index of a model and the phase of its load, `on_ready` the models at the end."""
+        """`on_phase` gets a model's index and the phase of its load; `on_ready` gets all models when they are ready."""
         self._options = options
         self._listener = listener
         self._on_phase = on_phase
@@ -202,16 +204,16 @@ class Supervisor:
         worker.send(up, theirs.detach(), os.dup(engine.board_fd))
 
     def _gauge_engines(self, engine: EngineChild) -> None:
-        up = sum(each.ready for each in self._engines if each.model == engine.model)
-        gauge("engines_up", up, model=engine.served_name)
+        gauge("engines_up", sum(each.ready for each in self._engines if each.model == engine.model), model=engine.served_name)
 
     def _report_down(self, engine: EngineChild, code: int, reason: str, delay: float) -> None:
         self._gauge_engines(engine)
         blame = 1.0 if engine.kill_reason else _BLAME.get(code, 1.0)
-        retry_after = delay + engine.load_seconds
         failing = engine.backoff.failing
         reason = f"{engine.name} {'keeps failing' if failing else 'is restarting'}: {reason}"
-        engine.last_down = messages.EngineDown(engine.model, engine.replica, reason, blame, failing, retry_after)
+        engine.last_down = messages.EngineDown(
+            engine.model, engine.replica, reason, blame, failing, delay + engine.load_seconds
+        )
         for worker in self._workers:
             worker.send(engine.last_down)
 
@@ -321,10 +323,8 @@ class Supervisor:
                 child.send(messages.Stop())
             else:
                 child.kill()
-        waits = [asyncio.ensure_future(child.process.wait()) for child in children if child.process is not None]
-        if waits:
+        if waits := [asyncio.ensure_future(child.process.wait()) for child in children if child.process is not None]:
             await asyncio.wait(waits, timeout=_STOP_SECONDS)
-        for child in children:
-            child.kill()
-        if waits:
+            for child in children:
+                child.kill()
             await asyncio.wait(waits)
