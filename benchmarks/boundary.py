@@ -30,7 +30,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.server.app.routing import AsyncEmbedder
 from whimbrel.server.processes.channel import Channel, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
-from whimbrel.server.processes.messages import Attach, Load, Planned, Ready, ReportEngine
+from whimbrel.server.processes.messages import Attach, Load, ModelOptions, Planned, Ready, ReportEngine
 from whimbrel.server.processes.remote_engine import RemoteEngine
 from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.telemetry.logs import LogOptions
@@ -55,12 +55,12 @@ class EngineProcess:
 def start(options: Options) -> EngineProcess:
     """Start an engine process as the supervisor does."""
     ours, theirs = pair()
-    command = [sys.executable, "-P", "-m", "whimbrel.server.processes.bootstrap", "engine", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "whimbrel.server.processes.child_process", "engine", str(os.getpid())]
     environment = os.environ | {CONTROL_FD: str(theirs.fileno())}
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()
     control = Channel[ReportEngine](ours, ReportEngine)
-    control.send(Load(None, None, options, "engine-0-0", LogOptions()))
+    control.send(Load(ModelOptions(None, None, options), "engine-0-0", LogOptions()))
     planned: Planned | None = None
     for message in control:
         if isinstance(message, Planned):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.admission import QueueState, ThroughputEstimate, admit
 from whimbrel.errors import Overloaded
-from whimbrel.server.processes.remote_engine import RemoteEngine
+from whimbrel.server.processes.remote_engine import RemoteEngine, _num_characters
+from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, Plan, make_plan
 from whimbrel.types.request import Request
@@ -105,18 +107,33 @@ def remote(minilm: Path) -> RemoteEngine:
     )
 
 
-def test_what_is_small_does_not_wait_for_bulk_that_is_being_tokenised(remote: RemoteEngine) -> None:
-    remote._preparing_tokens[False] = 11_000
-    remote._check(Request(["a"]))
-    with pytest.raises(Overloaded):
-        remote._check(Request(["word " * 500] * 10))
-    remote._preparing_tokens[True] = 11_000
-    with pytest.raises(Overloaded):
-        remote._check(Request(["a"]))
+def up(remote: RemoteEngine, *, queued: int, small: int) -> None:
+    """Give the model an engine whose board says this."""
+    board, _, _ = StatusBoard.create(1, 1)
+    board.beat(0.0, queued=queued, small=small, rate=0.0)
+    remote._replicas = [SimpleNamespace(up=True, down=None, board=board)]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_query_that_stands_in_many_pairs_is_estimated_once(remote: RemoteEngine) -> None:
+def test_a_worker_refuses_before_it_tokenises(remote: RemoteEngine) -> None:
+    bulk = Request(["word " * 500] * 10)
+    remote._check_admission(bulk)
+    up(remote, queued=11_000, small=0)
+    remote._check_admission(Request(["a"]))
+    remote._check_admission(replace(bulk, priority=-1))
+    remote._check_admission(replace(bulk, tenant="key1"))
+    with pytest.raises(Overloaded):
+        remote._check_admission(bulk)
+    up(remote, queued=11_000, small=11_000)
+    with pytest.raises(Overloaded):
+        remote._check_admission(Request(["a"]))
+    up(remote, queued=21_000, small=0)
+    with pytest.raises(Overloaded):
+        remote._check_admission(replace(bulk, tenant="key1"))
+
+
+def test_a_query_that_stands_in_many_pairs_is_estimated_once() -> None:
     query = "query " * 50
-    alone = remote._estimate(Request([(query, "a")], ("scores",)))
-    assert remote._estimate(Request([(query, f"document {i}") for i in range(100)], ("scores",))) < 10 * alone
-    assert remote._estimate(Request([(query, np.ones(384, np.float32))], ("scores",))) in (alone, alone - 1)
+    assert _num_characters([(query, "a")]) == 301
+    assert _num_characters([(query, f"document {i}") for i in range(10)]) == 400
+    assert _num_characters([(query, np.ones(384, np.float32))]) == 300
+    assert _num_characters(["ab", "c", np.arange(5)]) == 3

@@ -227,5 +227,5 @@ def test_requests_take_their_adapter_to_another_process(converted: Path) -> None
     prepared = Preprocessor(converted, card, make_plan(Options(), card, probe())).preprocess(
         Request(TEXTS, prompt_name="separation")
     )
-    received = unpack_seqs(pack_seqs(prepared.seqs), len(TEXTS), prepared.num_tokens)
+    received = unpack_seqs(pack_seqs(prepared.seqs), len(TEXTS))
     assert [seq.adapter for seq in received] == [TASKS.index("separation")] * len(TEXTS)

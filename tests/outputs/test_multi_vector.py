@@ -42,8 +42,8 @@ from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.server.processes.channel import Channel, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
-from whimbrel.server.processes.codec import arrays_bytes, encode_header, request_arrays, write_arrays
-from whimbrel.server.processes.messages import Attach, EngineAnswer, FromEngine, Load, Ready, ReportEngine, Submit
+from whimbrel.server.processes.codec import encode_request, write_arrays
+from whimbrel.server.processes.messages import Attach, EngineAnswer, FromEngine, Load, ModelOptions, Ready, ReportEngine, Submit
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
@@ -400,26 +400,26 @@ def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
     ours, theirs = pair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "whimbrel.server.processes.bootstrap", "engine", str(os.getpid())],
+            [sys.executable, "-P", "-m", "whimbrel.server.processes.child_process", "engine", str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=os.environ | {CONTROL_FD: str(theirs.fileno())},
         )
     control = Channel[ReportEngine](ours, ReportEngine)
-    control.send(Load(str(folder), None, options, "engine-0-0", LogOptions()))
+    control.send(Load(ModelOptions(str(folder), None, options), "engine-0-0", LogOptions()))
     next(message for message in control if isinstance(message, Ready))
     near, far = pair()
     control.send(Attach(0), [far.detach()])
-    line = Channel[FromEngine](near, FromEngine)
-    arrays = request_arrays(prepared)
-    memory = np.empty(arrays_bytes(arrays), np.uint8)
+    channel = Channel[FromEngine](near, FromEngine)
+    header, arrays, num_bytes = encode_request(prepared, prepared.scheduling)
+    memory = np.empty(num_bytes, np.uint8)
     write_arrays(arrays, memory)
-    header = encode_header(prepared, prepared.scheduling)
-    line.send(Submit(uid=1, segment=0, segment_bytes=0, arrays=memory.data, header=header, admitted=True))
-    answer = next(iter(line))
+    submit = Submit(uid=1, segment=0, segment_bytes=0, arrays=memory.data, response_start=0, header=header, admitted=True)
+    channel.send(submit)
+    answer = next(iter(channel))
     process.kill()
     process.wait()
     control.close()
-    line.close()
+    channel.close()
     assert isinstance(answer, EngineAnswer)
     rows = prepared.layout.arrays(np.frombuffer(answer.memory, np.uint8))["multi_vector"]
     compare(np.split(rows, len(QUERIES)), expected(folder, "query"))

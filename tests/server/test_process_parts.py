@@ -1,4 +1,4 @@
-"""Lines, shared memory, the board and the backoff, each alone."""
+"""Channels, shared memory, the board and the backoff, each alone."""
 
 from __future__ import annotations
 
@@ -22,19 +22,10 @@ from whimbrel.outputs.layout import ArraySlot, ResultLayout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.stored_vectors import StoredVectors
-from whimbrel.server.processes.backoff import Backoff
 from whimbrel.server.processes.channel import MAX_MESSAGE, AsyncChannel, Channel, ProtocolError, pair
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN, CONTROL_FD
-from whimbrel.server.processes.codec import (
-    RequestHeader,
-    arrays_bytes,
-    decode_request,
-    encode_header,
-    pack_entries,
-    request_arrays,
-    unpack_entries,
-    write_arrays,
-)
+from whimbrel.server.processes.children import Backoff
+from whimbrel.server.processes.codec import decode_request, encode_request, pack_entries, unpack_entries, write_arrays
 from whimbrel.server.processes.messages import (
     Attach,
     Cancel,
@@ -42,6 +33,7 @@ from whimbrel.server.processes.messages import (
     Failed,
     FromEngine,
     Load,
+    ModelOptions,
     Ready,
     ReportEngine,
     ToEngine,
@@ -61,7 +53,7 @@ def packed(message: msgspec.Struct) -> bytes:
     return len(body).to_bytes(4, "little") + body
 
 
-# Lines
+# Channels
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.data())
@@ -69,26 +61,26 @@ def test_messages_survive_any_cut(numbers: list[int], data: st.DataObject) -> No
     stream = b"".join(packed(Cancel(number)) for number in numbers)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
     near, far = pair()
-    line = Channel[ToEngine](far, ToEngine)
+    channel = Channel[ToEngine](far, ToEngine)
     with near:
         for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
             near.sendall(stream[start:end])
-    assert list(line) == [Cancel(number) for number in numbers]
-    line.close()
+    assert list(channel) == [Cancel(number) for number in numbers]
+    channel.close()
 
 
 @pytest.mark.parametrize(
     "garbage",
     [b"\xff\xff\xff\xff", (5).to_bytes(4, "little") + b"hello", packed(Attach(1)), (MAX_MESSAGE + 1).to_bytes(4, "little"), packed(Drop(1))[:-1] + b"\xc1"],
 )  # fmt: skip
-def test_what_is_no_message_breaks_the_line(garbage: bytes) -> None:
+def test_what_is_no_message_breaks_the_channel(garbage: bytes) -> None:
     near, far = pair()
-    line = Channel[ToEngine](far, ToEngine)
+    channel = Channel[ToEngine](far, ToEngine)
     with near:
         near.sendall(packed(Cancel(1)) + garbage)
     with pytest.raises(ProtocolError):
-        list(line)
-    line.close()
+        list(channel)
+    channel.close()
 
 
 def test_descriptors_arrive_with_their_messages() -> None:
@@ -112,7 +104,7 @@ def test_descriptors_arrive_with_their_messages() -> None:
     receiver.close()
 
 
-def test_an_async_line_sends_what_does_not_fit_at_once() -> None:
+def test_an_async_channel_sends_what_does_not_fit_at_once() -> None:
     async def main() -> None:
         near, far = pair()
         got: list[FromEngine] = []
@@ -204,17 +196,17 @@ def test_two_processes_see_the_same_memory() -> None:
 def test_the_board_tells_what_is_on_the_device() -> None:
     board, fd, size = StatusBoard.create(4, 10)
     reader = StatusBoard(map_memory(fd, size))
-    assert reader.flights() == []
+    assert reader.in_flight() == []
     board.beat(5.0, queued=100, small=10, rate=1e4)
     assert (reader.last_beat, reader.queued_tokens, reader.small_tokens, reader.rate) == (5.0, 100, 10, 1e4)
     board.start(2, 6.0, [(0, 1, 77), (1, 0, 78)], 30)
     board.start(0, 7.0, [(0, 0, 79)], 3)
     board.end(0)
-    (flight,) = reader.flights()
+    (flight,) = reader.in_flight()
     assert (flight.started, flight.num_tokens) == (6.0, 30)
     assert flight.entries.tolist() == [(0, 1, 77), (1, 0, 78)]
     board.start(2, 8.0, [], 16)  # a warm-up's
-    assert len(reader.flights()[0].entries) == 0
+    assert len(reader.in_flight()[0].entries) == 0
 
 
 # Engine processes
@@ -225,12 +217,12 @@ def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], Channel[ReportEn
     ours, theirs = pair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "whimbrel.server.processes.bootstrap", "engine", str(os.getpid())],
+            [sys.executable, "-P", "-m", "whimbrel.server.processes.child_process", "engine", str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=os.environ | {CONTROL_FD: str(theirs.fileno())},
         )
     control = Channel[ReportEngine](ours, ReportEngine)
-    control.send(Load(None, None, Options(), "engine-0-0", LogOptions()))
+    control.send(Load(ModelOptions(None, None, Options()), "engine-0-0", LogOptions()))
     next(message for message in control if isinstance(message, Ready))
     yield process, control
     process.kill()
@@ -267,7 +259,7 @@ def test_an_engine_survives_a_worker_that_is_cut_off(
 @pytest.mark.parametrize("kind", ["engine", "worker"])
 def test_a_part_that_is_started_by_hand_says_so(kind: str) -> None:
     for arguments in ([kind], [kind, str(os.getpid())], [kind, "1"]):
-        command = [sys.executable, "-m", "whimbrel.server.processes.bootstrap", *arguments]
+        command = [sys.executable, "-m", "whimbrel.server.processes.child_process", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "Traceback" not in done.stderr
@@ -312,8 +304,7 @@ def test_what_is_over_is_forgotten() -> None:
     suspicion.record_crash(Seq(np.arange(6, dtype=np.int32), 0), 1.0, 0.0)
     assert suspicion.check([text], 10.0) == (0, [])
     assert suspicion.check([text], 601.0) == (None, [])
-    assert not suspicion._guilty
-    assert not suspicion._blame
+    assert not suspicion.entries
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -373,15 +364,12 @@ def test_listening_is_exclusive() -> None:
 
 
 def through_the_codec(request: EngineRequest) -> EngineRequest:
-    arrays = request_arrays(request)
-    memory = np.zeros(arrays_bytes(arrays), np.uint8)
+    header, arrays, num_bytes = encode_request(request, request.scheduling)
+    memory = np.zeros(num_bytes, np.uint8)
     write_arrays(arrays, memory)
-    header = msgspec.msgpack.encode(encode_header(request, request.scheduling))
-    received, num_bytes = decode_request(msgspec.msgpack.decode(header, type=RequestHeader), memory.data)
-    assert num_bytes == memory.size
-    with pytest.raises(ValueError, match=r"buffer|offset"):
-        decode_request(encode_header(request, request.scheduling), memory[:-64].data)
-    return received
+    with pytest.raises(msgspec.ValidationError, match=r"buffer|offset"):
+        decode_request(header, memory[:-64].data)
+    return decode_request(header, memory.data)
 
 
 def test_seqs_arrive_as_they_were_sent() -> None:

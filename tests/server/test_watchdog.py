@@ -50,7 +50,7 @@ def engine(clock: Clock, *, rate: float = 0.0, num_lanes: int = 1, name: str = "
 def worker(clock: Clock, *, ready: bool) -> WorkerChild:
     child = WorkerChild("worker-0")
     child.process = SimpleNamespace(returncode=None)  # pyright: ignore[reportAttributeAccessIssue]
-    child.ready, child.heard = ready, clock.now
+    child.ready, child.last_message = ready, clock.now
     return child
 
 
@@ -97,13 +97,13 @@ def test_a_worker_that_is_silent_stands_still(ready: bool, limit: int, step_seco
 
 def test_an_engine_that_loads_for_the_first_time_may_take_its_time(clock: Clock) -> None:
     child = engine(clock)
-    child.ready, child.ready_since, child.begun = False, 0.0, clock.now
+    child.ready, child.ready_since, child.started_at = False, 0.0, clock.now
     assert clock.ask(Watchdog(60.0), child, 3600) is None
 
 
 def test_an_engine_that_does_not_load_again_stands_still(clock: Clock) -> None:
     child = engine(clock)
-    child.ready, child.begun, child.load_seconds = False, clock.now, 10.0
+    child.ready, child.started_at, child.load_seconds = False, clock.now, 10.0
     assert clock.ask(Watchdog(60.0), child, 99) is None
     assert clock.ask(Watchdog(60.0), child, 10) == "it has been loading for 100 s"
 

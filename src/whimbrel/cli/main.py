@@ -191,7 +191,7 @@ def serve(
     from whimbrel.cli import console
     from whimbrel.cli.serve import listen, names_of_models, serve_until_stopped
     from whimbrel.server.app.limits import read_server_limits
-    from whimbrel.server.processes.supervisor import ModelOptions, ServeOptions
+    from whimbrel.server.processes.messages import ModelOptions, ServeOptions
     from whimbrel.telemetry import logs
     from whimbrel.telemetry import otel as spans
     from whimbrel.types.plan import Options

@@ -20,8 +20,8 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.console import LoadProgress
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import BACKLOG, limit_silence
-from whimbrel.server.processes.messages import Planned
-from whimbrel.server.processes.supervisor import ServeOptions, Supervisor
+from whimbrel.server.processes.messages import Planned, ServeOptions
+from whimbrel.server.processes.supervisor import Supervisor
 from whimbrel.types.card import Card, Output
 from whimbrel.types.plan import Plan
 

@@ -1,7 +1,7 @@
-"""Messages over a Unix stream socket: four bytes of length, then msgpack; descriptors travel beside the bytes.
+"""Channels between processes: messages over a Unix stream socket, with file descriptors.
 
-`Channel` is for threads that block, `AsyncChannel` for an event loop. What cannot be read raises ProtocolError: the two ends do
-not understand one another, and one of them has to go.
+A message is four bytes of length, then msgpack. `Channel` is for threads that block, `AsyncChannel` for an event loop. After a
+ProtocolError a channel is of no use, and one of the two processes has to end.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 class ProtocolError(Exception):
-    """The other end sent what is no message."""
+    """The other end sent bytes that are not a message."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends of a new line."""
     ends = socket.socketpair()
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
@@ -52,7 +51,7 @@ def _pack(message: msgspec.Struct) -> bytearray:
 
 
 class _Reader(Generic[T]):
-    """Bytes and descriptors, as they come, into messages."""
+    """Decoder of a stream of bytes and descriptors."""
 
     def __init__(self, kind: Any) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)
@@ -60,7 +59,7 @@ class _Reader(Generic[T]):
         self.fds: deque[int] = deque()
 
     def receive(self, sock: socket.socket) -> bool:
-        """Read what is there. False at the end. Raises BlockingIOError, ProtocolError."""
+        """Read the bytes that have arrived. Return False at the end. Raises OSError and ProtocolError."""
         data, fds, flags, _ = socket.recv_fds(sock, _CHUNK, _MAX_FDS)
         self.fds.extend(fds)
         if flags & socket.MSG_CTRUNC:
@@ -69,28 +68,28 @@ class _Reader(Generic[T]):
         return bool(data)
 
     def messages(self) -> Iterator[T]:
-        """The messages that are complete."""
+        """Yield the messages that are complete. Raises ProtocolError."""
         if len(self._bytes) < 4 or len(self._bytes) - 4 < int.from_bytes(self._bytes[:4], "little") <= MAX_MESSAGE:
-            return  # not even the first is complete
+            return
         view = memoryview(bytes(self._bytes))
-        at = 0
-        while len(view) - at >= 4:
-            size = int.from_bytes(view[at : at + 4], "little")
+        start = 0
+        while len(view) - start >= 4:
+            size = int.from_bytes(view[start : start + 4], "little")
             if size > MAX_MESSAGE:
                 raise ProtocolError(f"a message of {size:,} bytes")
-            if len(view) - at - 4 < size:
+            if len(view) - start - 4 < size:
                 break
             try:
-                message: T = self._decoder.decode(view[at + 4 : at + 4 + size])
+                message: T = self._decoder.decode(view[start + 4 : start + 4 + size])
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 raise ProtocolError(f"not a message: {error}") from None
-            at += 4 + size
+            start += 4 + size
             yield message
-        if at:
-            del self._bytes[:at]
+        if start:
+            del self._bytes[:start]
 
     def take_fd(self) -> int:
-        """The descriptor that came with the message just read."""
+        """Return the descriptor that came with the last message. Raises ProtocolError."""
         if not self.fds:
             raise ProtocolError("a descriptor is missing")
         return self.fds.popleft()
@@ -101,36 +100,33 @@ class _Reader(Generic[T]):
 
 
 class Channel(Generic[T]):
-    """An end for threads. `kind` is the union of the messages that come."""
+    """A channel's end for threads. `kind` is the union of the messages that it receives."""
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         sock.setblocking(True)
         self.failure: OSError | None = None
-        """The error of a message that could not be sent although the other end was there."""
+        """The error of a message that was lost although the other end was there."""
         self._sock = sock
         self._reader = _Reader[T](kind)
+        self.take_fd = self._reader.take_fd
         self._out: SimpleQueue[tuple[bytearray, Sequence[int]] | None] = SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="whimbrel-line", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="whimbrel-channel", daemon=True)
         self._writer.start()
 
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
-        """Hand a message to the writing thread; never blocks. Descriptors are closed once they are sent."""
+        """Send a message without blocking. Descriptors are closed after they are sent."""
         self._out.put((_pack(message), fds))
 
     def __iter__(self) -> Iterator[T]:
-        """The messages until the other end is gone. Raises ProtocolError."""
+        """Yield the messages until the other end is closed. Raises ProtocolError."""
         try:
             while self._reader.receive(self._sock):
                 yield from self._reader.messages()
         except OSError:
             return
 
-    def take_fd(self) -> int:
-        """The descriptor that came with the message just read."""
-        return self._reader.take_fd()
-
     def close(self) -> None:
-        """Send what is queued, then close."""
+        """Send the queued messages, then close."""
         self._out.put(None)
         self._writer.join(5)
         self._sock.close()
@@ -144,19 +140,19 @@ class Channel(Generic[T]):
                     try:
                         sent = socket.send_fds(self._sock, [packed[:1]], list(fds))
                     finally:
-                        _close(fds)
+                        close_fds(fds)
                     packed = packed[sent:]
                 self._sock.sendall(packed)
-            except (BrokenPipeError, ConnectionResetError):  # the other end is gone; the reading thread sees it too
+            except (BrokenPipeError, ConnectionResetError):  # the other end is closed, as the reading thread sees too
                 continue
-            except OSError as error:  # out of memory: something is lost, which the reading thread must learn
+            except OSError as error:  # out of memory: a message is lost, and the reading thread must end
                 self.failure = error
                 with suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)
 
 
 class AsyncChannel(Generic[T]):
-    """An end for an event loop. `on_message(message)` is called for each; `on_end(error or None)` once."""
+    """A channel's end for an event loop. It calls `on_message` with each message, and `on_end` once with an error or None."""
 
     def __init__(
         self,
@@ -169,6 +165,7 @@ class AsyncChannel(Generic[T]):
         sock.setblocking(False)
         self._sock = sock
         self._reader = _Reader[T](kind)
+        self.take_fd = self._reader.take_fd
         self._on_message = on_message
         self._on_end = on_end
         self._backlog: deque[tuple[bytearray, Sequence[int]]] = deque()
@@ -177,20 +174,16 @@ class AsyncChannel(Generic[T]):
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
-        """Send a message now or as soon as there is room. Descriptors are closed once they are sent."""
+        """Send a message now or as soon as there is room. Descriptors are closed after they are sent."""
         if self._closed:
-            _close(fds)
+            close_fds(fds)
             return
         self._backlog.append((_pack(message), fds))
         if len(self._backlog) == 1:
             self._flush()
 
-    def take_fd(self) -> int:
-        """The descriptor that came with the message just read."""
-        return self._reader.take_fd()
-
     def close(self) -> None:
-        """Close; what is queued is lost. `on_end` is not called."""
+        """Close without sending the queued messages and without calling `on_end`."""
         if self._closed:
             return
         self._closed = True
@@ -199,7 +192,7 @@ class AsyncChannel(Generic[T]):
         self._sock.close()
         self._reader.close()
         for _, fds in self._backlog:
-            _close(fds)
+            close_fds(fds)
         self._backlog.clear()
 
     def _readable(self) -> None:
@@ -220,7 +213,7 @@ class AsyncChannel(Generic[T]):
                     return
         except ProtocolError as error:
             self._end(error)
-        except Exception as error:  # ours: what was half handled cannot be gone on from
+        except Exception as error:  # a bug of this process: the message is half handled
             _log.critical("a message could not be handled. This is a bug.", exc_info=True)
             self._end(ProtocolError(f"{type(error).__name__} while it was handled"))
         else:
@@ -233,7 +226,7 @@ class AsyncChannel(Generic[T]):
             try:
                 if fds:
                     sent = self._sock.sendmsg([packed], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
-                    _close(fds)
+                    close_fds(fds)
                 else:
                     sent = self._sock.send(packed)
             except (BlockingIOError, InterruptedError):
@@ -256,6 +249,6 @@ class AsyncChannel(Generic[T]):
             self._on_end(error)
 
 
-def _close(fds: Sequence[int]) -> None:
+def close_fds(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""The supervisor's child processes: how one is started, spoken to, and ended. Policy is the supervisor's."""
+"""Child processes of the supervisor: start, messages, end, and the backoff between two lives. Policy is the supervisor's."""
 
 from __future__ import annotations
 
@@ -14,19 +14,61 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from whimbrel.server.processes.backoff import Backoff
-from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, pair
-from whimbrel.server.processes.child_process import CONTROL_FD
+from whimbrel.server.processes import child_process
+from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, close_fds, pair
 from whimbrel.server.processes.messages import CannotStart, EngineDown, Planned
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.telemetry import metrics
 
 _EOF_GRACE_SECONDS: Final = 1.0
 
+_STABLE_SECONDS: Final = 30.0
+"""Seconds of life after which earlier deaths are forgotten."""
+_FREE_DEATHS: Final = 10
+_FREE_LOADS: Final = 1
+_FIRST_SECONDS: Final = 0.5
+_MAX_SECONDS: Final = 30.0
+_FAILING_DEATHS: Final = 14
+_FAILING_LOADS: Final = 3
+
+
+class Backoff:
+    """The delay before a process that died is started again. Pure.
+
+    The search for a text that crashes engines takes several deaths in quick succession, so the first deaths after the process
+    was ready cost no delay. A process that dies before it is ready, or keeps dying, waits longer each time.
+    """
+
+    def __init__(self) -> None:
+        self._deaths = 0
+        self._failed_loads = 0
+
+    @property
+    def failing(self) -> bool:
+        """True if the process has died so often that no request should wait for it."""
+        return self._deaths >= _FAILING_DEATHS or self._failed_loads >= _FAILING_LOADS
+
+    def ready(self) -> None:
+        self._failed_loads = 0
+
+    def explained(self) -> None:
+        """Forget the deaths, as a text that is refused now caused them."""
+        self._deaths = 0
+
+    def died(self, *, lived: float | None) -> float:
+        """Record a death `lived` seconds after the process was ready, or before (None). Return the seconds to wait."""
+        if lived is None:
+            self._failed_loads += 1
+            beyond = self._failed_loads - _FREE_LOADS
+        else:
+            self._deaths = 1 if lived > _STABLE_SECONDS else self._deaths + 1
+            beyond = self._deaths - _FREE_DEATHS
+        return min(_MAX_SECONDS, _FIRST_SECONDS * 2 ** min(beyond - 1, 16)) if beyond > 0 else 0.0
+
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A process that is ours, over all its lives, and what is known of the present one."""
+    """A child process over all its lives, and the state of the present one."""
 
     kind: ClassVar[str]
 
@@ -35,66 +77,55 @@ class Child:
     process: Process | None = None
     channel: AsyncChannel[Any] | None = None
     eof: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the line has ended: it has said all that it will say."""
+    """Set at the end of the channel, when all its messages are handled."""
     ready: bool = False
     ready_since: float = 0.0
-    killed_for: str | None = None
+    kill_reason: str | None = None
     error: CannotStart | None = None
 
     async def start(self, kind: Any, metrics_folder: Path, on_message: Callable[[Any], None]) -> None:
-        """Begin a life; `kind` is the union of the messages that it sends. Raises OSError."""
-        self.killed_for = self.error = None
+        """Begin a life; `kind` is the union of the messages that the process sends. Raises OSError."""
+        self.kill_reason = self.error = None
         self.ready = False
         self.eof.clear()
         optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
+        command = [sys.executable, *optimize, "-P", "-m", child_process.__name__, self.kind, str(os.getpid())]
         ours, theirs = pair()
         with theirs:
-            environment = os.environ | {CONTROL_FD: str(theirs.fileno()), metrics.DIRECTORY: str(metrics_folder)}
-            command = [
-                sys.executable,
-                *optimize,
-                "-P",
-                "-m",
-                "whimbrel.server.processes.bootstrap",
-                self.kind,
-                str(os.getpid()),
-            ]
+            fd = theirs.fileno()
+            environment = os.environ | {child_process.CONTROL_FD: str(fd), metrics.DIRECTORY: str(metrics_folder)}
             try:
-                self.process = await asyncio.create_subprocess_exec(
-                    *command, stdin=DEVNULL, pass_fds=[theirs.fileno()], env=environment
-                )
+                self.process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, pass_fds=[fd], env=environment)
             except OSError:
                 ours.close()
                 raise
-        self.channel = AsyncChannel[Any](ours, kind, on_message=on_message, on_end=self._line_ended)
+        self.channel = AsyncChannel[Any](ours, kind, on_message=on_message, on_end=self._on_end)
 
-    async def ended(self) -> int:
-        """Wait for the end of a life and its last words. Returns the exit code, negative for a signal."""
+    async def wait(self) -> int:
+        """Wait until the process has ended and its messages are handled. Return the exit code, negative for a signal."""
         assert self.process is not None
         code = await self.process.wait()
         try:
             await asyncio.wait_for(self.eof.wait(), _EOF_GRACE_SECONDS)
-        except TimeoutError:  # something that it started holds its end of the line
+        except TimeoutError:  # a process that it started holds its end of the channel
             if self.channel is not None:
                 self.channel.close()
         self.channel = None
         return code
 
     def send(self, message: msgspec.Struct, *fds: int) -> None:
-        """Say something, with descriptors that are closed then; nothing happens if it is not there."""
+        """Send a message with descriptors, which are closed then. Without a channel it is dropped."""
         if self.channel is not None:
             self.channel.send(message, fds)
         else:
-            for fd in fds:
-                os.close(fd)
+            close_fds(fds)
 
     def kill(self, reason: str | None = None) -> None:
-        """End its life at once."""
         if self.process is not None and self.process.returncode is None:
-            self.killed_for = reason
+            self.kill_reason = reason
             self.process.kill()
 
-    def _line_ended(self, error: ProtocolError | None) -> None:
+    def _on_end(self, error: ProtocolError | None) -> None:
         self.channel = None
         self.eof.set()
         if error is not None:
@@ -114,9 +145,9 @@ class EngineChild(Child):
     board_fd: int = -1
     board_bytes: int = 0
     last_down: EngineDown | None = None
-    begun: float = 0.0
+    started_at: float = 0.0
     load_seconds: float = 5.0
-    """Seconds that loading took the last time."""
+    """Seconds that the last load took."""
 
     @property
     def served_name(self) -> str:
@@ -130,15 +161,13 @@ class WorkerChild(Child):
     kind: ClassVar[str] = "worker"
 
     index: int = 0
-    heard: float = 0.0
+    last_message: float = 0.0
+    """Time of its last message, or of its start."""
     drained: bool = False
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
     if code >= 0:
         return f"it ended with exit code {code}"
-    try:
-        return f"it was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"it was killed by signal {-code}"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"it was killed by {names.get(-code, f'signal {-code}')}"

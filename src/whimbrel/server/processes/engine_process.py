@@ -1,9 +1,9 @@
 """Engine process: tokenized requests in, responses into shared memory.
 
-Theory of operation. The main thread listens to the supervisor. Each worker has a channel of its own with two threads: one reads
-requests and submits them to the engine, the other sends answers. The response of a request lies in memory that the worker made,
-so the lanes write where the worker reads. The status board lists the seqs on the device; if this process dies, the workers read
-there which seqs to suspect. A message that cannot be read ends the process: the supervisor starts another, and nothing is lost.
+Theory of operation. The main thread receives the supervisor's messages. Each worker has a channel with two threads: one
+receives requests and submits them to the engine, the other sends answers. The worker provides the memory of a response, and the
+lanes write into it. The status board lists the seqs on the device. If this process dies, the workers read from it which seqs to
+suspect. A message that cannot be read ends the process: the supervisor starts another, and no request is lost.
 """
 
 from __future__ import annotations
@@ -26,54 +26,41 @@ import numpy as np
 from whimbrel.engine.engine import Engine
 from whimbrel.engine.engine_request import BatchItems
 from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
+from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import Channel, ProtocolError
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, raise_file_limit
 from whimbrel.server.processes.codec import decode_request, pack_entries
-from whimbrel.server.processes.messages import (
-    Attach,
-    Cancel,
-    CannotStart,
-    ControlEngine,
-    EngineAnswer,
-    Load,
-    Phase,
-    Planned,
-    Ready,
-    Submit,
-    ToEngine,
-    failed,
-)
-from whimbrel.server.processes.shared_memory import SHARED_BYTES, StatusBoard, bytes_at, map_memory, share
+from whimbrel.server.processes.shared_memory import SHARED_BYTES, StatusBoard, map_memory, share
 from whimbrel.telemetry import logs, metrics
 from whimbrel.telemetry.trace import gauge
 from whimbrel.types.result import Result, Sparse, Timings
 
 _log = logging.getLogger("whimbrel")
 
-_NOTHING: Final = memoryview(b"")
+_EMPTY: Final = memoryview(b"")
 _BEAT_SECONDS: Final = 0.25
-_FLIGHTS_PER_LANE: Final = 64
-"""Uncollected batches of one lane: two, and the small ones that ran between their layers."""
+_BATCHES_PER_LANE: Final = 64
+"""Limit of uncollected batches of one lane: two, and the small ones that ran between their layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a job. Jobs of the warm-up have none."""
+    """The worker of a job, and its uid there. Jobs of the warm-up have no origin."""
 
     worker: int
     uid: int
 
 
 class BoardObserver:
-    """Writes the seqs on the device to the status board."""
+    """Batch observer that writes the seqs on the device to the status board."""
 
     def __init__(self, num_lanes: int, max_batch_tokens: int) -> None:
-        num_flights = _FLIGHTS_PER_LANE * num_lanes
-        self.board, self.fd, self.size = StatusBoard.create(num_flights, max_batch_tokens)
-        self._free = list(range(num_flights))
+        num_batches = _BATCHES_PER_LANE * num_lanes
+        self.board, self.fd, self.size = StatusBoard.create(num_batches, max_batch_tokens)
+        self._free = list(range(num_batches))
 
     def started(self, items: BatchItems) -> int:
-        """Note a batch that is about to be launched. Return its slot, or -1 if none is free."""
+        """Write a batch that is about to be launched. Return its slot, or -1 if none is free."""
         try:
             slot = self._free.pop()
         except IndexError:
@@ -84,24 +71,22 @@ class BoardObserver:
         return slot
 
     def resumed(self, slot: int) -> None:
-        """Restart the clock of a batch after another ran between its layers."""
         if slot >= 0:
             self.board.restart(slot, perf_counter())
 
     def ended(self, slot: int) -> None:
-        """Note that a batch was collected, or failed."""
         if slot >= 0:
             self.board.end(slot)
             self._free.append(slot)
 
 
 class WorkerChannel:
-    """The requests of one worker."""
+    """The channel to one worker, and its requests."""
 
     def __init__(self, engine: Engine, worker: int, sock: socket.socket) -> None:
         self._engine = engine
         self._worker = worker
-        self._channel = Channel[ToEngine](sock, ToEngine)
+        self._channel = Channel[messages.ToEngine](sock, messages.ToEngine)
         self._segments: dict[int, mmap] = {}
         self._futures: dict[int, Future[Result]] = {}
         threading.Thread(target=self._read, name=f"whimbrel-worker-{worker}", daemon=True).start()
@@ -109,62 +94,58 @@ class WorkerChannel:
     def _read(self) -> None:
         try:
             for message in self._channel:
-                self._handle(message)
+                if isinstance(message, messages.Submit):
+                    self._submit(message)
+                elif isinstance(message, messages.Cancel):
+                    if (future := self._futures.get(message.uid)) is not None:
+                        future.cancel()
+                else:
+                    self._segments.pop(message.segment, None)
             if self._channel.failure is not None:
                 raise self._channel.failure
         except BaseException as error:
-            _log.critical("the line to worker %d is broken (%s); this engine ends.", self._worker, error)
+            _log.critical("the channel to worker %d is broken (%s); this engine ends.", self._worker, error)
             exit_process(CHANNEL_BROKEN)
-        # The worker is gone: nobody waits for its requests.
+        # The worker has ended: its requests need not run.
         for future in list(self._futures.values()):
             future.cancel()
         self._segments.clear()
         self._channel.close()
 
-    def _handle(self, message: ToEngine) -> None:
-        if isinstance(message, Submit):
-            self._submit(message)
-        elif isinstance(message, Cancel):
-            if (future := self._futures.get(message.uid)) is not None:
-                future.cancel()
-        else:
-            self._segments.pop(message.segment, None)
-
-    def _submit(self, message: Submit) -> None:
+    def _submit(self, message: messages.Submit) -> None:
         if message.segment_bytes:
             self._segments[message.segment] = map_memory(self._channel.take_fd(), message.segment_bytes)
         segment = self._segments[message.segment] if message.segment else None
         source = memoryview(bytearray(message.arrays)) if segment is None else segment  # a message is not aligned
-        request, num_bytes = decode_request(message.header, source)
+        request = decode_request(message.header, source)
         size = request.response.num_bytes
-        memory = np.empty(size, np.uint8) if segment is None else bytes_at(segment, num_bytes, size)
+        response_start = message.response_start
+        memory = np.empty(size, np.uint8) if segment is None else np.frombuffer(segment, np.uint8, size, response_start)
         try:
             origin = Origin(self._worker, message.uid)
             future = self._engine.submit_tokenized(request, out=memory, origin=origin, admitted=message.admitted)
-        except WhimbrelError as error:
-            self._fail(message.uid, error)
-            return
-        except MemoryError:
-            self._fail(message.uid, OutOfMemory("there is no memory for this request."))
+        except (WhimbrelError, MemoryError) as error:
+            no_memory = OutOfMemory("there is no memory for this request.")
+            self._fail(message.uid, error if isinstance(error, WhimbrelError) else no_memory)
             return
         self._futures[message.uid] = future
-        inline = memory.data if segment is None else _NOTHING
         has_entries = request.response.dynamic_output is not None
-        future.add_done_callback(partial(self._answer, message.uid, inline, has_entries))
+        answer = partial(self._answer, message.uid, memory.data if segment is None else _EMPTY, has_entries)
+        future.add_done_callback(answer)
 
-    def _answer(self, uid: int, inline: memoryview, has_entries: bool, future: Future[Result]) -> None:
+    def _answer(self, uid: int, memory: memoryview, has_entries: bool, future: Future[Result]) -> None:
         self._futures.pop(uid, None)
         if future.cancelled():
-            self._channel.send(failed(uid, ComputeError("cancelled.")))
+            self._channel.send(messages.failed(uid, ComputeError("cancelled.")))
         elif (error := future.exception()) is not None:
             known = error if isinstance(error, WhimbrelError) else ComputeError(f"{type(error).__name__} in the engine.")
             self._fail(uid, known)
         else:
             result = future.result()
-            self._send(uid, inline, result.outputs.sparse if has_entries else None, result.timings)
+            self._send(uid, memory, result.outputs.sparse if has_entries else None, result.timings)
 
-    def _send(self, uid: int, inline: memoryview, sparse: Sparse | None, timings: Timings) -> None:
-        """The answer, with entries that have no place in the request's memory."""
+    def _send(self, uid: int, memory: memoryview, sparse: Sparse | None, timings: Timings) -> None:
+        """Send the response. `sparse` has the rows that have no slot in the request's memory."""
         entries, fds, num_bytes = b"" if sparse is None else pack_entries(sparse), list[int](), 0
         if len(entries) > SHARED_BYTES:
             try:
@@ -172,15 +153,17 @@ class WorkerChannel:
             except (OSError, MemoryError):
                 self._fail(uid, OutOfMemory(f"there is no memory for {len(entries):,} bytes of weights."))
                 return
-        self._channel.send(EngineAnswer(uid, inline, memoryview(entries), num_bytes, timings.queue, timings.compute), fds)
+        self._channel.send(
+            messages.EngineAnswer(uid, memory, memoryview(entries), num_bytes, timings.queue, timings.compute), fds
+        )
 
     def _fail(self, uid: int, error: WhimbrelError) -> None:
         if isinstance(error, Unavailable) and not _stopping.is_set():
-            exit_process(70)  # the engine is broken: another life of it answers
-        self._channel.send(failed(uid, error))
+            exit_process(70)  # the engine is broken; it answers after a restart
+        self._channel.send(messages.failed(uid, error))
 
 
-def _beat(engine: Engine, board: StatusBoard) -> None:
+def _write_status(engine: Engine, board: StatusBoard) -> None:
     model = engine.plan.served_name
     while True:
         load = engine.load
@@ -193,56 +176,55 @@ def _beat(engine: Engine, board: StatusBoard) -> None:
 
 
 _stopping: Final = threading.Event()
-"""Set when the engine is told to end."""
+"""Set when the supervisor has sent Stop."""
 
 
-def _load(control: Channel[ControlEngine], load: Load) -> tuple[Engine, BoardObserver]:
+def _load(control: Channel[messages.ControlEngine], model: messages.ModelOptions) -> tuple[Engine, BoardObserver]:
     observers: list[BoardObserver] = []
 
-    def planned(engine: Engine) -> BoardObserver:
+    def make_observer(engine: Engine) -> BoardObserver:
         observers.append(BoardObserver(engine.plan.num_lanes, engine.plan.max_batch_tokens))
-        control.send(Planned(str(engine.folder), engine.card.name, engine.plan))
+        control.send(messages.Planned(str(engine.folder), engine.card.name, engine.plan))
         return observers[0]
 
     engine = Engine(
-        load.model,
-        pooling=load.pooling,
-        reranker=load.reranker,
-        progress=lambda phase: control.send(Phase(phase)),
-        observer=planned,
-        **load.options,
+        model.model,
+        pooling=model.pooling,
+        reranker=model.reranker,
+        progress=lambda phase: control.send(messages.Phase(phase)),
+        observer=make_observer,
+        **model.options,
     )
     return engine, observers[0]
 
 
 def main() -> None:
-    """The process: load, say so, answer until told to stop or the supervisor is gone."""
+    """Load an engine and answer requests, until the supervisor sends Stop or ends."""
     raise_file_limit()
-    control = Channel[ControlEngine](control_socket(), ControlEngine)
-    messages = iter(control)
-    load = next(messages, None)
-    if not isinstance(load, Load):
+    control = Channel[messages.ControlEngine](control_socket(), messages.ControlEngine)
+    inbox = iter(control)
+    load = next(inbox, None)
+    if not isinstance(load, messages.Load):
         return
     logs.configure(load.logs, process=load.name)
     if metrics.DIRECTORY in os.environ:
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), load.name)
     try:
-        engine, observer = _load(control, load)
-    except (SetupError, CheckpointError) as error:
-        control.send(CannotStart(str(error), error.hint if isinstance(error, SetupError) else None))
-        control.close()
-        exit_process(1)
+        engine, observer = _load(control, load.model)
     except Exception as error:
-        _log.critical("the engine could not be loaded", exc_info=True)
-        control.send(CannotStart(f"{type(error).__name__}: {error}", None))
+        if isinstance(error, SetupError | CheckpointError):
+            control.send(messages.CannotStart(str(error), error.hint if isinstance(error, SetupError) else None))
+        else:
+            _log.critical("the engine could not be loaded", exc_info=True)
+            control.send(messages.CannotStart(f"{type(error).__name__}: {error}", None))
         control.close()
         exit_process(1)
     metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
-    threading.Thread(target=_beat, args=(engine, observer.board), name="whimbrel-beat", daemon=True).start()
-    control.send(Ready(observer.size, engine.plan), [observer.fd])
+    threading.Thread(target=_write_status, args=(engine, observer.board), name="whimbrel-beat", daemon=True).start()
+    control.send(messages.Ready(observer.size, engine.plan), [observer.fd])
     try:
-        for message in messages:
-            if isinstance(message, Attach):
+        for message in inbox:
+            if isinstance(message, messages.Attach):
                 WorkerChannel(engine, message.worker, socket.socket(fileno=control.take_fd()))
             else:
                 _stopping.set()
@@ -250,8 +232,4 @@ def main() -> None:
                 exit_process(0)
     except ProtocolError as error:
         _log.critical("the supervisor sent what cannot be read (%s)", error)
-    exit_process(0)  # the supervisor is gone
-
-
-if __name__ == "__main__":
-    main()
+    exit_process(0)  # the supervisor has ended

@@ -5,16 +5,42 @@ Large arrays travel beside the messages, in shared memory (shared_memory.py).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
 
+from whimbrel import errors
 from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import ServerLimits
-from whimbrel.server.processes.codec import RequestHeader
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.card import PoolingOption, RerankerName
 from whimbrel.types.plan import Options, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """A model to serve, by its folder or its name on the hub; None for the packaged model."""
+
+    model: str | None
+    pooling: PoolingOption | None
+    options: Options
+    reranker: RerankerName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """The options of `serve`."""
+
+    models: tuple[ModelOptions, ...]
+    limits: ServerLimits
+    num_workers: int = 1
+    num_replicas: int = 1
+    drain_seconds: float = 30.0
+    step_seconds: float = 60.0
+    """A batch hangs if it takes longer than this, and ten times longer than at the measured throughput."""
+    logs: LogOptions = field(default_factory=LogOptions)
+    otel: bool = False
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
@@ -25,14 +51,16 @@ class _Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Submit(_Message):
-    """A tokenized request. Its arrays lie in `segment`, or in `arrays` if that is 0; codec.py says in which order."""
+    """A tokenized request. Its arrays lie in `segment`, or in `arrays` if that is 0; codec.py makes them and the header."""
 
     uid: int
     segment: int
     segment_bytes: int
     """Size of a new segment, whose descriptor comes with this message; 0 if the engine has it already."""
     arrays: memoryview
-    header: RequestHeader
+    response_start: int
+    """Offset of the response in the segment, in bytes."""
+    header: bytes
     admitted: bool
     """True if an engine had admitted it before, so that it must not be refused for overload."""
 
@@ -44,7 +72,7 @@ class Cancel(_Message):
 
 
 class Drop(_Message):
-    """A segment is not used again."""
+    """The worker does not use a segment again."""
 
     segment: int
 
@@ -59,7 +87,7 @@ class EngineAnswer(_Message):
     entries_bytes: int
     """Size of the memory that holds them instead, if they are many; its descriptor comes with this message."""
     queue: float
-    """Seconds until the first seq was taken."""
+    """Seconds until the first seq ran."""
     compute: float
     """Seconds of the batches of the request."""
 
@@ -82,13 +110,10 @@ class Failed(_Message):
 class Load(_Message):
     """The model that an engine process runs; its first message."""
 
-    model: str | None
-    pooling: PoolingOption | None
-    options: Options
+    model: ModelOptions
     name: str
     """The name of the process, such as "engine-0-0"."""
     logs: LogOptions
-    reranker: RerankerName | None = None
 
 
 class Phase(_Message):
@@ -134,30 +159,20 @@ class Stop(_Message):
 
 
 class WorkerConfig(_Message):
-    """The configuration of a worker; its first message. The listening socket comes with it."""
+    """The configuration of a worker; its first message. The descriptor of the listening socket comes with it."""
 
-    guards: ServerLimits
-    num_models: int
+    options: ServeOptions
     num_known: int
-    """Models that are known already: as many `ModelConfig` messages follow at once."""
-    num_replicas: int
-    num_workers: int
+    """Number of `ModelConfig` messages that follow at once, for the models whose plans are known already."""
     name: str
-    """The name of the process, such as "worker-0"."""
     index: int
-    logs: LogOptions
-    otel: bool
 
 
 class ModelConfig(_Message):
     """A model whose plan is known, so that its tokenizer can be loaded."""
 
     model: int
-    pooling: PoolingOption | None
-    folder: str
-    card_name: str
-    plan: Plan
-    reranker: RerankerName | None = None
+    planned: Planned
 
 
 class EngineUp(_Message):
@@ -176,8 +191,7 @@ class EngineDown(_Message):
     replica: int
     reason: str
     blame: float
-    """The weight of its death as evidence against the seqs that it ran: 1 for a crash or a hang, less for a kill from outside.
-    """
+    """Weight of its death as evidence against the seqs that it ran: 1 for a crash or a hang, less for a kill from outside."""
     failing: bool
     """True if it keeps dying, so that no request should wait for it."""
     retry_after: float
@@ -219,7 +233,6 @@ ReportWorker: TypeAlias = Started | Drained | Heartbeat | Quarantine
 
 
 def failed(uid: int, error: WhimbrelError) -> Failed:
-    """Return the message that carries an error."""
     retry_after = error.retry_after if isinstance(error, Overloaded | Unavailable) else 0.0
     if isinstance(error, InvalidRequest) and error.hint is not None:
         return Failed(uid, error.code, error.statement, error.location, retry_after, error.hint.name)
@@ -227,7 +240,6 @@ def failed(uid: int, error: WhimbrelError) -> Failed:
 
 
 def error_of(message: Failed) -> WhimbrelError:
-    """Return the error that a message carries."""
     kind = _KINDS.get(message.code, WhimbrelError)
     if kind is Overloaded or kind is Unavailable:
         return kind(message.message, retry_after=message.retry_after)
@@ -236,11 +248,6 @@ def error_of(message: Failed) -> WhimbrelError:
     return kind(message.message, location=message.location)
 
 
-def _kinds(kind: type[WhimbrelError]) -> dict[str, type[WhimbrelError]]:
-    found = {kind.code: kind}
-    for inner in kind.__subclasses__():
-        found |= _kinds(inner)
-    return found
-
-
-_KINDS: Final = _kinds(WhimbrelError)
+_KINDS: Final = {
+    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, WhimbrelError)
+}

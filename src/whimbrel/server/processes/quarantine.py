@@ -1,6 +1,6 @@
-"""Quarantine of texts that crash engines, by a digest of their token ids. Pure: it is told the time.
+"""Quarantine of texts that crash engines, by a digest of their token ids. Pure: time is an argument.
 
-Blame outlives the request: a client that gave up and comes back with the same text begins where it left off.
+Blame outlives the request. If a client gives up and sends the same text again, its blame still counts.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
-from math import inf
 from typing import Final
 
 import numpy as np
@@ -16,62 +15,55 @@ import numpy as np
 from whimbrel.types.seq import Seq
 
 MAX_BLAME: Final = 2.0
-"""An engine's own crash, with nothing else on the device, is 1."""
+"""Blame from which a text is refused. A crash of an engine that ran only this text counts 1."""
 QUARANTINE_SECONDS: Final = 600.0
-_MAX_REMEMBERED: Final = 1024
+_MAX_ENTRIES: Final = 2048
 
 
 class QuarantineList:
-    """The texts that a worker holds something against."""
+    """The texts that crashed engines, as one worker knows them."""
 
     def __init__(self) -> None:
-        self._blame: OrderedDict[bytes, tuple[float, float]] = OrderedDict()  # (how much, until when)
-        self._guilty: OrderedDict[bytes, float] = OrderedDict()  # until when
+        self.entries: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
+        """The blame of each digest, and the time at which it is forgotten: the next to be forgotten is first."""
 
-    def record_crash(self, seq: Seq, much: float, now: float) -> bytes | None:
-        """An engine died while this was alone on it. Returns its digest if that was once too often."""
+    def record_crash(self, seq: Seq, blame: float, now: float) -> bytes | None:
+        """Blame a seq that was alone on an engine when that died. Return its digest if it is refused from now on."""
         digest = _digest(seq)
-        before, until = self._blame.pop(digest, (0.0, inf))
-        total = much + (before if until > now else 0.0)
-        if total >= MAX_BLAME:
-            self.add(digest, now)
-            return digest
-        self._blame[digest] = total, now + QUARANTINE_SECONDS
-        _bound(self._blame)
-        return None
+        before, until = self.entries.get(digest, (0.0, 0.0))
+        total = blame + (before if until > now else 0.0)
+        self.add(digest, now, total)
+        return digest if total >= MAX_BLAME else None
 
     def clear(self, seq: Seq) -> None:
-        """It has run, and the engine lives."""
-        self._blame.pop(_digest(seq), None)
+        """Forget the blame of a seq that ran without a crash. A text that is refused already stays refused."""
+        digest = _digest(seq)
+        if self.entries.get(digest, (MAX_BLAME, 0.0))[0] < MAX_BLAME:
+            del self.entries[digest]
 
-    def add(self, digest: bytes, now: float) -> None:
-        """Refuse a text for a while."""
-        self._guilty[digest] = now + QUARANTINE_SECONDS
-        self._guilty.move_to_end(digest)
-        _bound(self._guilty)
+    def add(self, digest: bytes, now: float, blame: float = MAX_BLAME) -> None:
+        """Set the blame of a text for `QUARANTINE_SECONDS`."""
+        self.entries[digest] = blame, now + QUARANTINE_SECONDS
+        self.entries.move_to_end(digest)
+        if len(self.entries) > _MAX_ENTRIES:
+            self.entries.popitem(last=False)
+
+    def refused(self, now: float) -> list[bytes]:
+        """Return the digests of the texts that are refused."""
+        return [digest for digest, (blame, until) in self.entries.items() if blame >= MAX_BLAME and until > now]
 
     def check(self, seqs: Sequence[Seq], now: float) -> tuple[int | None, list[int]]:
-        """The index of a text that is refused, if there is one, and the indices of those that must run alone."""
-        while self._guilty and next(iter(self._guilty.values())) <= now:
-            self._guilty.popitem(last=False)
-        while self._blame and next(iter(self._blame.values()))[1] <= now:
-            self._blame.popitem(last=False)
-        if not self._guilty and not self._blame:
-            return None, []
+        """Return the index of a seq that is refused, or None, and the indices of the seqs that must run alone."""
+        while self.entries and next(iter(self.entries.values()))[1] <= now:
+            self.entries.popitem(last=False)
         alone: list[int] = []
         for seq in seqs:
-            digest = _digest(seq)
-            if self._guilty.get(digest, -inf) > now:
-                return seq.index, []
-            if digest in self._blame:
+            if (entry := self.entries.get(_digest(seq))) is not None:
+                if entry[0] >= MAX_BLAME:
+                    return seq.index, []
                 alone.append(seq.index)
         return None, alone
 
 
 def _digest(seq: Seq) -> bytes:
     return blake2b(np.ascontiguousarray(seq.ids).data, digest_size=16).digest()
-
-
-def _bound(remembered: OrderedDict[bytes, float] | OrderedDict[bytes, tuple[float, float]]) -> None:
-    if len(remembered) > _MAX_REMEMBERED:
-        remembered.popitem(last=False)

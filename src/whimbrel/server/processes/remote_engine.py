@@ -1,40 +1,37 @@
 """Remote engine: a model in engine processes, as the `AsyncEmbedder` that a worker serves.
 
-Theory of operation. A request is tokenized here and sent to the engine with the fewest outstanding tokens; it is kept here
-until it is answered. If an engine dies, its unanswered requests go to another, or wait until it is back. The seqs that were on
-the device at that moment are suspects: each is sent again with a limit on the seqs that may share its batch, half as many as
-before, and engines run such batches while nothing else runs. So innocent seqs are cleared, and a text that crashes engines ends
-up alone. After two deaths on which it was alone it is refused, and remembered (quarantine.py). A kill from outside counts less
-than a crash.
+Theory of operation. The worker tokenizes a request, sends it to the engine with the fewest outstanding tokens and keeps it
+until it is answered. If an engine dies, its unanswered requests go to another, or wait until an engine is up. The seqs that
+were on the device at that moment are suspects. Each is sent again with a limit on the seqs that may share its batch, half as
+many as before, and engines run such batches alone. So innocent seqs are cleared, and a text that crashes engines ends up alone.
+After two deaths on which it was alone it is refused, and remembered (quarantine.py). A kill from outside counts less than a
+crash.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import socket
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from math import inf, isinf
+from math import isinf
 from pathlib import Path
 from time import perf_counter
-from typing import Final, ParamSpec, TypeVar, cast
+from typing import Final, cast
 
 import numpy as np
 
 from whimbrel.engine.admission import QueueState, admit, admit_any
 from whimbrel.engine.engine_request import EngineRequest
-from whimbrel.engine.prepare import AsyncPreprocessor, Preprocessor, input_size
+from whimbrel.engine.prepare import AsyncPreprocessor, Preprocessor
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
 from whimbrel.outputs.finishers import locate_error, read_response
 from whimbrel.outputs.layout import concat_sparse
 from whimbrel.outputs.multi_vector import TokenReduction
 from whimbrel.outputs.pair_scoring import PairScoring
-from whimbrel.outputs.requested import scores_by_similarity
 from whimbrel.server.processes.channel import ProtocolError
 from whimbrel.server.processes.messages import EngineDown
 from whimbrel.server.processes.quarantine import QuarantineList
@@ -44,21 +41,15 @@ from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.telemetry.trace import count
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
-from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
+from whimbrel.types.request import Request
 from whimbrel.types.result import Result, Timings
-from whimbrel.types.seq import TokenInfo
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_log = logging.getLogger("whimbrel")
-
-_MANY: Final = 256
-"""Seqs or pairs above which splitting takes milliseconds, so that it runs in a thread."""
+_INLINE_PAIRS: Final = 256
+"""Seqs or pairs above which sharding takes milliseconds, so that it runs in a thread."""
 
 
 class RemoteEngine:
-    """A model that runs in engine processes: an `AsyncEmbedder`. All of it runs in one event loop."""
+    """A model that runs in engine processes: an `AsyncEmbedder` for one event loop."""
 
     def __init__(
         self,
@@ -72,27 +63,24 @@ class RemoteEngine:
         on_quarantine: Callable[[bytes], None],
         broken: Callable[[ProtocolError], None],
     ) -> None:
-        """`max_segments` limits the segments of shared memory per replica. `on_quarantine` is called with the digest of a text
-        that crashes engines, `broken` with the error of a channel whose messages cannot be read.
+        """`on_quarantine` gets the digest of a text that crashes engines, `broken` the error of a channel. `max_segments` is
+        the limit of segments of shared memory of each replica.
         """
         self.card = card
         self.plan = plan
         self._worker = worker
         self._preprocessor = AsyncPreprocessor(Preprocessor(folder, card, plan))
+        self.tokenize = self._preprocessor.tokenize
+        self.decode = self._preprocessor.decode
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
-        """Threads for work that would hold up the event loop."""
         self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
-        self._waiting: OrderedDict[Pending, None] = OrderedDict()
-        """Requests that wait until an engine is up."""
+        self._waiting: dict[Pending, None] = {}
         self._quarantine = QuarantineList()
         self._aborted: WhimbrelError | None = None
         self._on_quarantine = on_quarantine
         self._broken = broken
-        self._preparing_tokens = {True: 0, False: 0}
-        """Estimated tokens of the requests that are being tokenized: small ones, and others."""
-        self._tokens_per_character = 0.3
 
-    # What the server asks
+    # AsyncEmbedder
 
     @property
     def ready(self) -> bool:
@@ -100,55 +88,41 @@ class RemoteEngine:
 
     @property
     def status(self) -> str:
-        """A word or a sentence on the state of the engines."""
+        """The state of the engines, as a word or a sentence."""
         reasons = [replica.down.reason for replica in self._replicas if replica.down is not None]
         return "; ".join(reasons) if reasons else "ready" if self.ready else "loading"
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that wait or run, as far as this worker knows."""
-        boards = sum(replica.board.queued_tokens for replica in self._replicas if replica.up and replica.board is not None)
-        return boards + sum(pending.request.num_tokens for pending in self._waiting)
+        """Tokens that wait or run in the engines, and those that wait here for an engine."""
+        return sum(board.queued_tokens for board in self._boards()) + self._waiting_tokens()
 
     async def run(self, request: Request) -> Result:
-        """Answer one request, whatever becomes of the engines meanwhile. Cancelling it drops what has not run yet.
+        """Answer a request, also if engines die meanwhile. Cancelling it drops the texts that have not run yet.
 
         Raises InvalidRequest, TooLong, TooLarge, Overloaded, Unavailable, DeadlineExceeded, ComputeError.
         """
-        tokens = self._check(request)
-        small = self._is_small(tokens)
-        self._preparing_tokens[small] += tokens
-        try:
-            tokenized = await self._preprocessor.preprocess(request)
-        finally:
-            self._preparing_tokens[small] -= tokens
-        self._learn(request, tokenized)
+        self._check_admission(request)
+        tokenized = await self._preprocessor.preprocess(request)
         result = _empty_result(tokenized) if tokenized.is_empty else await self._compute(tokenized)
         finish = tokenized.finish
         if isinstance(finish, TokenReduction):
-            return replace(result, outputs=await self._in_thread(finish.apply, result.outputs))
+            loop = asyncio.get_running_loop()
+            return replace(result, outputs=await loop.run_in_executor(self._threads, finish.apply, result.outputs))
         return result if isinstance(finish, PairScoring) else replace(result, outputs=finish.apply(result.outputs))
 
-    async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
-        """Return the tokens of each text. Raises InvalidRequest and TooLarge."""
-        return await self._preprocessor.tokenize(request)
-
-    async def decode(self, request: DetokenizeRequest) -> list[str]:
-        """Return the text of each row of token ids. Raises InvalidRequest."""
-        return await self._preprocessor.decode(request)
-
     async def _compute(self, request: EngineRequest) -> Result:
-        """Return the response of one engine, or of several that each have a shard of a long list of pairs."""
+        """Return the response of one engine, or of several that each score a shard of a long list of pairs."""
         try:
             shards = await self._split(request)
             if not shards:
-                return await self._ask(Pending(request, asyncio.get_running_loop().create_future()))
-            asking = [asyncio.ensure_future(self._ask_shard(shard)) for shard in shards]
+                return await self._answer(request)
+            tasks = [asyncio.ensure_future(self._answer_shard(shard)) for shard in shards]
             try:
-                results = await asyncio.gather(*asking)
+                results = await asyncio.gather(*tasks)
             finally:
-                for each in asking:
-                    each.cancel()
+                for task in tasks:
+                    task.cancel()
         except WhimbrelError as error:
             raise locate_error(error, request.finish) from None
         outputs = merge_shards([result.outputs for result in results], shards)
@@ -164,17 +138,18 @@ class RemoteEngine:
             split_into_shards, request, self.card, num_engines, least_tokens=self.plan.max_batch_tokens, sticky=sticky
         )
         num_pairs = request.finish.num_pairs if isinstance(request.finish, PairScoring) else 0
-        return await self._in_thread(split) if max(len(request.seqs), num_pairs) > _MANY else split()
+        if max(len(request.seqs), num_pairs) <= _INLINE_PAIRS:
+            return split()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, split)
 
-    async def _ask_shard(self, shard: Shard) -> Result:
+    async def _answer_shard(self, shard: Shard) -> Result:
         try:
-            return await self._ask(Pending(shard.request, asyncio.get_running_loop().create_future(), home=shard.engine))
+            return await self._answer(shard.request, home=shard.engine)
         except WhimbrelError as error:
             raise shard.locate_error(error) from None
 
-    async def _ask(self, pending: Pending) -> Result:
-        """Return the response of an engine, whatever becomes of the engines meanwhile."""
-        request = pending.request
+    async def _answer(self, request: EngineRequest, *, home: int | None = None) -> Result:
+        pending = Pending(request, asyncio.get_running_loop().create_future(), home=home)
         self._dispatch(pending)
         try:
             if isinf(request.scheduling.deadline):
@@ -191,158 +166,130 @@ class RemoteEngine:
             pending.future.cancel()
             self._waiting.pop(pending, None)
 
-    async def _in_thread(self, action: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        return await asyncio.wrap_future(self._threads.submit(action, *args, **options))
+    def _check_admission(self, request: Request) -> None:
+        """Raise Unavailable or Overloaded if the engines would refuse a request, before it is tokenized.
 
-    def _check(self, request: Request) -> int:
-        """Refuse a request that an engine would refuse later, before it costs anything. Return its estimated tokens.
-
-        The engine checks again: only it knows its queue exactly, and the tokens ahead of a request with a key or of high
-        priority.
+        The engine decides exactly. Here a request counts as small if it has no more characters than a batch has tokens, as a
+        token has about four characters and a small request fills a quarter of a batch.
         """
-        if failing := self._failing():
-            raise _unavailable(failing)
-        tokens = self._estimate(request)
-        boards = [replica.board for replica in self._replicas if replica.up and replica.board is not None]
-        if request.priority >= 0:
-            small = self._is_small(tokens)
-            here = self._preparing_tokens[True] + sum(pending.request.num_tokens for pending in self._waiting)
-            bulk = self._preparing_tokens[False]
-            each = max(1, len(boards))
-            queued = (here + bulk + sum(board.queued_tokens for board in boards)) // each
-            ahead = (here + sum(board.small_tokens for board in boards)) // each if small else queued
-            rate, jitter = sum(board.rate for board in boards) / each, random.random()  # noqa: S311
-            if request.tenant:
-                admit_any(self.plan, queued, tokens=tokens, rate=rate, jitter=jitter)
-            else:
-                admit(
-                    self.plan,
-                    QueueState(queued, ahead + tokens, 0, rate),
-                    tokens=tokens,
-                    num_bytes=0,
-                    small=small,
-                    jitter=jitter,
-                )
-        return tokens
+        if (error := self._unavailable()) is not None:
+            raise error
+        if request.priority < 0:  # only the engine knows the tokens ahead of it
+            return
+        boards, waiting = self._boards(), self._waiting_tokens()
+        num_engines = max(1, len(boards))
+        queued = (waiting + sum(board.queued_tokens for board in boards)) // num_engines
+        tokens = len(request.texts)
+        rate, jitter = sum(board.rate for board in boards) / num_engines, random.random()  # noqa: S311
+        if request.tenant:
+            admit_any(self.plan, queued, tokens=tokens, rate=rate, jitter=jitter)
+            return
+        small = _num_characters(request.texts) <= self.plan.max_batch_tokens
+        ahead = (waiting + sum(board.small_tokens for board in boards)) // num_engines if small else queued
+        queue = QueueState(queued, ahead + tokens, 0, rate)
+        admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, jitter=jitter)
 
-    def _is_small(self, tokens: int) -> bool:
-        """Return whether the scheduler would call a request of `tokens` tokens small."""
-        return tokens <= self.plan.max_batch_tokens // 4
+    def _boards(self) -> list[StatusBoard]:
+        return [replica.board for replica in self._replicas if replica.up and replica.board is not None]
 
-    def _estimate(self, request: Request) -> int:
-        """Return the estimated tokens of a request that is not tokenized yet, from its characters or ids."""
-        ids = bool(request.texts) and isinstance(request.texts[0], np.ndarray)
-        rate = 1.0 if ids else self._tokens_per_character
-        limit = inf if request.split_long else self.plan.max_length
-        texts: Iterable[object] = request.texts
-        if scores_by_similarity(self.card, request):  # a query that stands in a thousand pairs is computed once
-            parts = {id(part): part for pair in request.texts for part in cast("tuple[object, ...]", pair)}
-            texts = [part for part in parts.values() if isinstance(part, str)]
-        return round(sum(min(input_size(text) * rate, limit) for text in texts))
+    def _waiting_tokens(self) -> int:
+        return sum(pending.request.num_tokens for pending in self._waiting)
 
-    def _learn(self, request: Request, tokenized: EngineRequest) -> None:
-        """Improve the estimate of tokens per character."""
-        size = sum(map(len, request.texts))
-        if size and isinstance(request.texts[0], str) and not tokenized.num_truncated:
-            self._tokens_per_character += 0.02 * (min(1.0, tokenized.num_tokens / size) - self._tokens_per_character)
+    def _unavailable(self) -> Unavailable | None:
+        """Return the error of all requests if every replica keeps failing. Its delay is random, so that clients spread out."""
+        downs = [replica.down for replica in self._replicas if replica.down is not None and replica.down.failing]
+        if len(downs) < len(self._replicas):
+            return None
+        retry_after = downs[0].retry_after * random.uniform(1.0, 1.5)  # noqa: S311
+        return Unavailable(f"{downs[0].reason}.", retry_after=retry_after)
 
-    def _failing(self) -> EngineDown | None:
-        """Return the supervisor's last report if every replica keeps failing, else None."""
-        downs = [replica.down for replica in self._replicas]
-        return downs[0] if all(down is not None and down.failing for down in downs) else None
-
-    # Engines come and go
+    # Engines
 
     def attach(self, index: int, sock: socket.socket, board: StatusBoard) -> None:
         """Connect a replica that is ready, and send it the waiting requests."""
         replica = self._replicas[index]
-        replica.attach(sock, board, on_end=lambda error: self._lost(replica, error))
-        waiting, self._waiting = self._waiting, OrderedDict()
-        for pending in waiting:
-            self._dispatch(pending)
+        replica.attach(sock, board, on_end=lambda error: self._disconnect(replica, error))
+        self._dispatch_waiting()
 
     def down(self, down: EngineDown) -> None:
-        """Note that a replica is not up. Its unanswered requests go to others; the seqs that it ran become suspects."""
+        """Handle the end of a replica. Its unanswered requests go to others; the seqs that it ran become suspects."""
         replica = self._replicas[down.replica]
         replica.down = down
-        left = replica.end()
-        self._attribute_crash(replica, left, down.blame)
-        for pending in left.values():
+        unanswered = replica.end()
+        self._attribute_crash(replica, unanswered, down.blame)
+        for pending in unanswered.values():
             pending.admitted, pending.segment = True, None
             if not pending.future.done():
                 count("retries", model=self.plan.served_name)
                 self._dispatch(pending)
-        if (failing := self._failing()) is not None:
-            waiting, self._waiting = self._waiting, OrderedDict()
-            for pending in waiting:
-                fail(pending, _unavailable(failing))
+        if down.failing:
+            self._dispatch_waiting()
 
     def quarantine(self, digest: bytes) -> None:
-        """Refuse a text from now on."""
         self._quarantine.add(digest, perf_counter())
 
     def fail_all(self, error: WhimbrelError) -> None:
         """Answer every request with an error, including those that are still being tokenized."""
         self._aborted = error
-        for pending in self._unanswered():
+        for pending in [*self._waiting, *(each for replica in self._replicas for each in replica.pending.values())]:
             fail(pending, error)
 
-    def _unanswered(self) -> Iterator[Pending]:
-        yield from self._waiting
-        for replica in self._replicas:
-            yield from replica.pending
-
-    def _lost(self, replica: Replica, error: ProtocolError | None) -> None:
-        """Note that a channel has ended; the supervisor reports the state of its engine."""
+    def _disconnect(self, replica: Replica, error: ProtocolError | None) -> None:
         if error is not None:
             self._broken(error)
         replica.disconnect()
 
+    def _dispatch_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for pending in waiting:
+            self._dispatch(pending)
+
     def _dispatch(self, pending: Pending) -> None:
-        """Send a request to the replica with the fewest outstanding tokens, or let it wait."""
+        """Send a request to the replica with the fewest outstanding tokens, or let it wait until an engine is up."""
         if pending.future.done():
             return
-        guilty, alone = self._quarantine.check(pending.request.seqs, perf_counter())
-        if guilty is not None or self._aborted is not None:
-            fail(pending, self._aborted or _quarantined(guilty or 0))
+        if self._aborted is not None:
+            fail(pending, self._aborted)
             return
-        pending.suspects |= dict.fromkeys(alone, 1)
+        if self._quarantine.entries:
+            refused, alone = self._quarantine.check(pending.request.seqs, perf_counter())
+            if refused is not None:
+                fail(pending, EngineCrash("the engine dies of this text; it is refused for now.", item=refused))
+                return
+            pending.suspects |= dict.fromkeys(alone, 1)
         up = [replica for replica in self._replicas if replica.up]
         if up:
             home = None if pending.home is None else self._replicas[pending.home]
             (home if home in up else min(up, key=lambda replica: replica.outstanding_tokens)).send(pending)
-        elif (failing := self._failing()) is not None:
-            fail(pending, _unavailable(failing))
+        elif (error := self._unavailable()) is not None:
+            fail(pending, error)
         else:
             self._waiting[pending] = None
 
-    def _attribute_crash(self, replica: Replica, left: dict[int, Pending], blame: float) -> None:
-        """Mark the seqs of these requests that the dead engine was running as suspects."""
-        flights = replica.board.flights() if replica.board is not None else []
-        for flight in flights:
-            together = len(flight.entries)
-            entries: list[tuple[int, int, int]] = flight.entries.tolist()
+    def _attribute_crash(self, replica: Replica, unanswered: dict[int, Pending], blame: float) -> None:
+        """Mark the seqs of these requests that the dead engine ran as suspects."""
+        batches = replica.board.in_flight() if replica.board is not None else []
+        for batch in batches:
+            together = len(batch.entries)
+            entries: list[tuple[int, int, int]] = batch.entries.tolist()
             for worker, index, uid in entries:
-                if worker != self._worker or (pending := left.get(uid)) is None:
+                if worker != self._worker or (pending := unanswered.get(uid)) is None:
                     continue
-                if together == 1 and len(flights) == 1:
+                if together == 1 and len(batches) == 1:
                     seq = pending.request.seqs[index]
                     if (digest := self._quarantine.record_crash(seq, blame, perf_counter())) is not None:
                         self._on_quarantine(digest)
                 pending.suspects[index] = max(1, min(pending.suspects.get(index, together), together) // 2)
 
 
-def _quarantined(index: int) -> EngineCrash:
-    return EngineCrash("the engine dies of this text; it is refused for now.", item=index)
-
-
-def _unavailable(down: EngineDown) -> Unavailable:
-    """With a chance in it, so that clients do not come back all at once."""
-    return Unavailable(f"{down.reason}.", retry_after=down.retry_after * random.uniform(1.0, 1.5))  # noqa: S311
-
-
 def _empty_result(request: EngineRequest) -> Result:
-    """Return the result of a request without texts, which no engine needs to see."""
+    """Return the result of a request without texts, which needs no engine."""
     entries = None if request.response.dynamic_output is None else concat_sparse({})
     outputs = read_response(request.response, np.empty(request.response.num_bytes, np.uint8), entries)
     return request.result(outputs, Timings(request.tokenize, total=perf_counter() - request.received))
+
+
+def _num_characters(texts: Iterable[object]) -> int:
+    """Return the characters of all distinct texts: a query counts once in a list of pairs."""
+    parts = (part for text in texts for part in (cast("tuple[object, ...]", text) if isinstance(text, tuple) else (text,)))
+    return sum({id(part): len(part) for part in parts if isinstance(part, str)}.values())

@@ -1,11 +1,11 @@
-"""Replica: one engine process as a worker sees it. Its channel, its segments of shared memory and its unanswered requests."""
+"""Replica: one engine process as a worker uses it. Its channel, its segments of shared memory and its unanswered requests."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from mmap import mmap
 from time import perf_counter
@@ -17,83 +17,76 @@ from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.errors import WhimbrelError
 from whimbrel.outputs.finishers import read_response
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
-from whimbrel.server.processes.codec import arrays_bytes, encode_header, request_arrays, unpack_entries, write_arrays
+from whimbrel.server.processes.codec import encode_request, unpack_entries, write_arrays
 from whimbrel.server.processes.messages import Cancel, Drop, EngineAnswer, EngineDown, Failed, FromEngine, Submit, error_of
 from whimbrel.server.processes.shared_memory import SHARED_BYTES, Segment, SegmentPool, StatusBoard, map_memory
 from whimbrel.types.result import Result, Timings
 
-_NOTHING: Final = memoryview(b"")
+_EMPTY: Final = memoryview(b"")
 
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A request that is not answered yet."""
+    """A request without an answer."""
 
     request: EngineRequest
     future: asyncio.Future[Result]
     suspects: dict[int, int] = field(default_factory=dict[int, int])
-    """The number of seqs that each suspect seq may share a batch with."""
+    """Number of seqs that each suspect seq may share a batch with."""
     segment: Segment | None = None
     """The shared memory of its arrays and its response; None if both are small."""
     response_start: int = 0
-    """Offset of the response in the segment, in bytes."""
     admitted: bool = False
-    """True if an engine had admitted it."""
+    """True if an engine had admitted it, so that it must not be refused for overload."""
     home: int | None = None
-    """The replica that keeps the documents that it needs; None for any."""
+    """The replica that caches its documents; None for any."""
 
 
 class Replica:
-    """One engine process, over all its lives."""
+    """An engine process over all its lives."""
 
     def __init__(self, max_segments: int) -> None:
         self.down: EngineDown | None = None
-        """The supervisor's reason why it is not up."""
         self.outstanding_tokens = 0
         self.board: StatusBoard | None = None
         self._channel: AsyncChannel[FromEngine] | None = None
         self._max_segments = max_segments
         self._pool = SegmentPool(max_segments)
-        self._pending: dict[int, Pending] = {}
-        self._next = random.getrandbits(48)  # no number is used by two workers' lives, and by no life twice
+        self.pending: dict[int, Pending] = {}
+        """The unanswered requests by uid."""
+        self._next_uid = random.getrandbits(48)  # the lives of a worker must not share uids
 
     @property
     def up(self) -> bool:
         return self._channel is not None
 
-    @property
-    def pending(self) -> Collection[Pending]:
-        """The requests that it has not answered."""
-        return self._pending.values()
-
     def attach(self, sock: socket.socket, board: StatusBoard, *, on_end: Callable[[ProtocolError | None], None]) -> None:
-        """Begin a new life. Segments of the earlier one are forgotten, as it may have written them halfway."""
+        """Begin a life. The segments of the earlier one are not used again, as they may be half written."""
         self._channel = AsyncChannel[FromEngine](sock, FromEngine, on_message=self._receive, on_end=on_end)
         self._pool = SegmentPool(self._max_segments)
         self.board = board
         self.down = None
 
     def disconnect(self) -> None:
-        """Send it nothing more, as its channel has ended. Its unanswered requests stay until `end`."""
+        """Close the channel. The unanswered requests stay until `end`."""
         if self._channel is not None:
             self._channel.close()
         self._channel = None
         self.outstanding_tokens = 0
 
     def end(self) -> dict[int, Pending]:
-        """End a life. Return the requests that it has not answered, by uid."""
+        """End a life. Return the unanswered requests by uid."""
         self.disconnect()
-        pending, self._pending = self._pending, {}
+        pending, self.pending = self.pending, {}
         return pending
 
     def send(self, pending: Pending) -> None:
-        """Send it a request."""
         assert self._channel is not None
         request = pending.request
-        self._next += 1
-        uid = self._next
-        arrays = request_arrays(request)
-        num_bytes, response_bytes = arrays_bytes(arrays), request.response.num_bytes
+        self._next_uid += 1
+        uid = self._next_uid
+        header, arrays, num_bytes = encode_request(request, replace(request.scheduling, suspects=pending.suspects))
+        response_bytes = request.response.num_bytes
         segment = self._pool.take(num_bytes + response_bytes) if max(num_bytes, response_bytes) > SHARED_BYTES else None
         fd = segment.take_fd() if segment is not None else None
         memory = np.empty(num_bytes, np.uint8) if segment is None else np.frombuffer(segment.memory, np.uint8, num_bytes)
@@ -102,28 +95,28 @@ class Replica:
             uid=uid,
             segment=segment.number if segment is not None else 0,
             segment_bytes=segment.size if segment is not None and fd is not None else 0,
-            arrays=_NOTHING if segment is not None else memory.data,
-            header=encode_header(request, replace(request.scheduling, suspects=pending.suspects)),
+            arrays=_EMPTY if segment is not None else memory.data,
+            response_start=num_bytes,
+            header=header,
             admitted=pending.admitted,
         )
         pending.response_start = num_bytes
         pending.segment = segment
-        self._pending[uid] = pending
+        self.pending[uid] = pending
         self.outstanding_tokens += request.num_tokens
-        pending.future.add_done_callback(lambda future: self._cancelled(uid) if future.cancelled() else None)
-        channel = self._channel
+        pending.future.add_done_callback(lambda future: self._cancel(uid) if future.cancelled() else None)
         for number in self._pool.dropped():
-            channel.send(Drop(number))
-        channel.send(message, [fd] if fd is not None else [])
+            self._channel.send(Drop(number))
+        self._channel.send(message, [fd] if fd is not None else [])
 
-    def _cancelled(self, uid: int) -> None:
-        if self._channel is not None and uid in self._pending:
+    def _cancel(self, uid: int) -> None:
+        if self._channel is not None and uid in self.pending:
             self._channel.send(Cancel(uid))
 
     def _receive(self, message: FromEngine) -> None:
-        pending = self._pending.pop(message.uid, None)
+        pending = self.pending.pop(message.uid, None)
         if pending is None:
-            raise ProtocolError(f"an answer to no request ({message.uid})")
+            raise ProtocolError(f"an answer to an unknown request ({message.uid})")
         self.outstanding_tokens -= pending.request.num_tokens
         if isinstance(message, Failed):
             if pending.segment is not None:
@@ -140,7 +133,7 @@ class Replica:
             memory = self._pool.borrow(pending.segment, pending.response_start, response.num_bytes)
         source: memoryview | mmap = message.entries
         if message.entries_bytes:
-            assert self._channel is not None  # it is reading
+            assert self._channel is not None  # the message came through it
             source = map_memory(self._channel.take_fd(), message.entries_bytes)
         entries = None if response.dynamic_output is None else unpack_entries(source, len(request.seqs))
         timings = Timings(request.tokenize, message.queue, message.compute, perf_counter() - request.received)
@@ -149,6 +142,5 @@ class Replica:
 
 
 def fail(pending: Pending, error: WhimbrelError) -> None:
-    """Answer a request with an error of the engine, which names parts of the request."""
     if not pending.future.done():
         pending.future.set_exception(error)

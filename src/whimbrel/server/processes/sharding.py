@@ -1,7 +1,7 @@
-"""Sharding: a request for the scores of many pairs, split over several engines. numpy only.
+"""Sharding of a request for the scores of many pairs over several engines. numpy only.
 
-Each engine gets a shard of the documents and computes the queries of its shard. Where engines cache documents' vectors
-(document_cache.py), a document always goes to the same engine; else shards are about equal in tokens.
+Each engine gets some of the documents and computes the queries of its shard. If engines cache the vectors of documents
+(document_cache.py), a document always goes to the same engine. Otherwise shards have about as many tokens.
 
 Shapes: P pairs of a request, S pairs of a shard, N texts of a side.
 """
@@ -29,12 +29,12 @@ from whimbrel.types.card import Card
 from whimbrel.types.result import Outputs, Ragged
 
 _ROWS_PER_TOKEN: Final = 64
-"""Stored vectors that cost about as much as one token that is computed."""
+"""Stored vectors that cost about as much as the computation of one token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """A part of a request that is a request of its own."""
+    """A part of a request, as a request of its own."""
 
     request: EngineRequest
     pairs_S: Int64Array
@@ -77,7 +77,7 @@ def split_into_shards(request: EngineRequest, card: Card, num_engines: int, *, l
 
 
 def merge_shards(outputs: Sequence[Outputs], shards: Sequence[Shard]) -> Outputs:
-    """Merge the scores of all shards, in the order of the request's pairs."""
+    """Merge the scores of all shards in the order of the request's pairs."""
     num_pairs = sum(shard.pairs_S.size for shard in shards)
     first = outputs[0].scores
     assert first is not None
@@ -88,17 +88,13 @@ def merge_shards(outputs: Sequence[Outputs], shards: Sequence[Shard]) -> Outputs
 
 
 def _can_be_sharded(request: EngineRequest) -> bool:
-    """Return whether a request asks for nothing but scores of pairs, or of texts."""
     if isinstance(request.finish, PairScoring):
         return bool(request.finish.num_pairs)
     return list(request.layout.by_name) == ["scores"] and type(request.finish) in (ReturnRows, Deduplication)
 
 
 def _documents(request: EngineRequest) -> tuple[Int64Array, NDArray[np.float64], Int64Array]:
-    """Return the document of each pair, and for each document its cost in tokens and a key of its text.
-
-    Without pairs, each text is a document.
-    """
+    """Return the document of each pair, and the tokens and a key of each document. Without pairs, texts are documents."""
     tokens = np.array([seq.ids.size for seq in request.seqs], np.float64)
     keys = np.array([crc32(seq.ids.tobytes()) for seq in request.seqs], np.int64)
     if not isinstance(request.finish, PairScoring):
@@ -111,7 +107,6 @@ def _documents(request: EngineRequest) -> tuple[Int64Array, NDArray[np.float64],
 
 
 def _select_pairs(request: EngineRequest, card: Card, pairs_S: Int64Array) -> EngineRequest:
-    """Return the request for some of its pairs."""
     pairs, seqs = request.finish, request.seqs
     if isinstance(pairs, PairScoring):
         texts_N = np.unique(np.concatenate((pairs.queries_P[pairs_S], pairs.documents_P[pairs_S])))
@@ -135,7 +130,7 @@ def _select_pairs(request: EngineRequest, card: Card, pairs_S: Int64Array) -> En
 def _renumber(
     pairs: PairScoring, pairs_S: Int64Array, numbers: Int32Array, texts_N: NDArray[np.integer], num_seqs: int
 ) -> PairScoring:
-    """Return the scoring of some pairs, whose texts get other numbers."""
+    """Return the scoring of some pairs; `numbers` has the new number of each text."""
     stored: list[StoredVectors] = []
     for first, block in zip(entry_bounds(pairs.stored, num_seqs)[:-1].tolist(), pairs.stored, strict=True):
         own = texts_N[(texts_N >= first) & (texts_N < first + len(block))] - first
@@ -151,7 +146,6 @@ def _renumber(
 
 
 def _select_texts(block: StoredVectors, texts_N: NDArray[np.integer]) -> StoredVectors:
-    """Return some of the texts, in their order."""
     starts, ends = block.offsets_N1[texts_N], block.offsets_N1[texts_N + 1]
     rows: Any = slice(int(starts[0]), int(ends[-1])) if np.array_equal(starts[1:], ends[:-1]) else ranges(starts, ends)
     ids = None if block.ids_X is None else block.ids_X[rows]

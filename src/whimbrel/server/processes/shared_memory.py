@@ -1,7 +1,7 @@
-"""Memory that two processes see: segments for the arrays of a request, and an engine's board.
+"""Shared memory: segments for the arrays of requests, and the status board of an engine.
 
-Everything is anonymous: a descriptor that is handed over, no name. So it is gone with the last process that holds it, however
-these end.
+The memory has no name; a process gets it as a descriptor. The kernel frees it with the last process that holds it, however that
+ends.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 import numpy as np
@@ -22,26 +23,26 @@ from numpy.typing import NDArray
 SHARED_BYTES: Final = 2**15
 """Arrays of more bytes than this travel in shared memory."""
 _ALIGN: Final = 64
-_LEAST: Final = 2**16
-_MAX_FREE: Final = 2**26
+_MIN_SEGMENT_BYTES: Final = 2**16
+_MAX_FREE_BYTES: Final = 2**26
 """Bytes of segments that are kept for reuse."""
 _MAX_FREE_ALIKE: Final = 16
-"""Segments of one size that are kept: each takes a descriptor in both processes."""
+"""Segments of one size that are kept for reuse: each takes a descriptor in both processes."""
 
 
 def anonymous(size: int) -> int:
-    """The descriptor of `size` bytes of memory without a name."""
+    """Return the descriptor of `size` bytes of memory without a name. Raises OSError."""
     if sys.platform == "linux":
         fd = os.memfd_create("whimbrel", os.MFD_CLOEXEC)
     else:
-        with tempfile.TemporaryFile() as file:  # unlinked already
+        with tempfile.TemporaryFile() as file:  # it has no name any more
             fd = os.dup(file.fileno())
     os.ftruncate(fd, size)
     return fd
 
 
 def map_memory(fd: int, size: int) -> mmap.mmap:
-    """Map a descriptor, and close it."""
+    """Map the memory of a descriptor, and close the descriptor."""
     try:
         return mmap.mmap(fd, size)
     finally:
@@ -49,7 +50,7 @@ def map_memory(fd: int, size: int) -> mmap.mmap:
 
 
 def share(data: bytes) -> int:
-    """The descriptor of memory that holds `data`, for a process that maps it. Raises OSError."""
+    """Return the descriptor of memory that holds `data`. Raises OSError."""
     fd = anonymous(len(data))
     try:
         with mmap.mmap(fd, len(data)) as memory:
@@ -61,49 +62,44 @@ def share(data: bytes) -> int:
 
 
 def align(size: int) -> int:
-    """`size` rounded up so that an array may begin there."""
+    """Round an offset up to a cache line, so that an array of any dtype may begin there."""
     return -(-size // _ALIGN) * _ALIGN
-
-
-def bytes_at(memory: mmap.mmap, offset: int, size: int) -> NDArray[np.uint8]:
-    """A part of a segment."""
-    return np.frombuffer(memory, np.uint8, size, offset)
 
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A piece of shared memory, and whether the other process has it already."""
+    """A piece of shared memory."""
 
     number: int
     memory: mmap.mmap
     size: int
     fd: int | None
-    """The descriptor, until it is handed over."""
+    """The descriptor, until it is sent to the other process."""
 
     def take_fd(self) -> int | None:
-        """The descriptor, the first time."""
+        """Return the descriptor at the first call, and None later."""
         fd, self.fd = self.fd, None
         return fd
 
 
 class SegmentPool:
-    """The segments of one line between a worker and an engine; the worker makes them, lends them and keeps a few.
+    """The segments of one channel between a worker and an engine. The worker makes them and reuses them.
 
-    Thread-safe: arrays may die in any thread.
+    Thread-safe: the garbage collector may free an array in any thread.
     """
 
     def __init__(self, max_segments: int) -> None:
         self._max_segments = max_segments
         self._num_segments = 0
-        self._lock = threading.RLock()  # a garbage collection while it is held may give a segment back
+        self._lock = threading.RLock()  # a garbage collection while a thread holds it may call `give_back`
         self._free: dict[int, deque[Segment]] = {}
         self._free_bytes = 0
-        self._next = 1
+        self._numbers = count(1)
         self._dropped: deque[int] = deque()
 
     def take(self, size: int) -> Segment | None:
-        """A segment of at least `size` bytes; None if no more can be made."""
-        size = max(_LEAST, 1 << (size - 1).bit_length())
+        """Return a segment of at least `size` bytes, or None if the limit is reached or memory is short."""
+        size = max(_MIN_SEGMENT_BYTES, 1 << (size - 1).bit_length())
         with self._lock:
             if free := self._free.get(size):
                 self._free_bytes -= size
@@ -111,12 +107,10 @@ class SegmentPool:
             if self._num_segments >= self._max_segments:
                 return None
             self._num_segments += 1
-            number = self._next
-            self._next += 1
         fd = -1
         try:
             fd = anonymous(size)
-            return Segment(number, mmap.mmap(fd, size), size, fd)
+            return Segment(next(self._numbers), mmap.mmap(fd, size), size, fd)
         except (OSError, ValueError):
             if fd >= 0:
                 os.close(fd)
@@ -125,17 +119,17 @@ class SegmentPool:
             return None
 
     def give_back(self, segment: Segment) -> None:
-        """Keep a segment that nobody writes to or reads from any more."""
+        """Keep a segment that no array and no process uses any more."""
         with self._lock:
             free = self._free.setdefault(segment.size, deque())
-            if self._free_bytes + segment.size <= _MAX_FREE and len(free) < _MAX_FREE_ALIKE:
+            if self._free_bytes + segment.size <= _MAX_FREE_BYTES and len(free) < _MAX_FREE_ALIKE:
                 self._free_bytes += segment.size
                 free.append(segment)
                 return
         self.drop(segment)
 
     def drop(self, segment: Segment) -> None:
-        """Forget a segment, which the other process may still use."""
+        """Forget a segment that the other process may still use."""
         with self._lock:
             self._num_segments -= 1
         if (fd := segment.take_fd()) is not None:
@@ -144,27 +138,24 @@ class SegmentPool:
             self._dropped.append(segment.number)
 
     def dropped(self) -> list[int]:
-        """The numbers of the segments that were dropped since the last call: the other process is to be told."""
-        numbers: list[int] = []
-        while self._dropped:
-            numbers.append(self._dropped.popleft())
-        return numbers
+        """Return the numbers of the segments that were dropped since the last call, for the other process."""
+        return [self._dropped.popleft() for _ in range(len(self._dropped))]
 
     def borrow(self, segment: Segment, offset: int, size: int) -> NDArray[np.uint8]:
-        """A part of a segment, which comes back to the pool when the last view of it is gone."""
-        part = bytes_at(segment.memory, offset, size)
+        """Return bytes of a segment, which comes back to the pool when the last view of them is gone."""
+        part = np.frombuffer(segment.memory, np.uint8, size, offset)
         weakref.finalize(part, self.give_back, segment).atexit = False
         return part
 
 
 _HEADER: Final = np.dtype([("beat", "f8"), ("queued", "i8"), ("small", "i8"), ("rate", "f8")])
-_FLIGHT: Final = np.dtype([("started", "f8"), ("count", "i8"), ("tokens", "i8")])
+_BATCH: Final = np.dtype([("started", "f8"), ("count", "i8"), ("tokens", "i8")])
 _ENTRY: Final = np.dtype([("worker", "i4"), ("index", "i4"), ("uid", "i8")])
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightBatch:
-    """A batch that was on the device."""
+    """A batch on the device, or one that was there when the engine died."""
 
     started: float
     num_tokens: int
@@ -173,34 +164,33 @@ class InFlightBatch:
 
 
 class StatusBoard:
-    """Status board of an engine: the queue, the throughput, and the seqs on the device right now.
+    """Status board of an engine: its queue, its throughput, and the seqs on the device.
 
-    It writes; the supervisor and the workers read, also after its death. Times are those of time.perf_counter,
-    which all processes share.
+    The engine writes it; the supervisor and the workers read it, also after its death. Times are those of perf_counter, which
+    all processes share.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
-        sizes = np.frombuffer(memory, "i8", 2)
-        flights, capacity = int(sizes[0]), int(sizes[1])
-        at = align(16)
-        self._header = np.frombuffer(memory, _HEADER, 1, at)
-        at += align(_HEADER.itemsize)
-        self._flights = np.frombuffer(memory, _FLIGHT, flights, at)
-        at += align(_FLIGHT.itemsize * flights)
-        self._entries = np.frombuffer(memory, _ENTRY, flights * capacity, at).reshape(flights, capacity)
+        num_batches, capacity = np.frombuffer(memory, "i8", 2).tolist()
+        start = align(16)
+        self._header = np.frombuffer(memory, _HEADER, 1, start)
+        start += align(_HEADER.itemsize)
+        self._batches = np.frombuffer(memory, _BATCH, num_batches, start)
+        start += align(_BATCH.itemsize * num_batches)
+        self._entries = np.frombuffer(memory, _ENTRY, num_batches * capacity, start).reshape(num_batches, capacity)
 
     @staticmethod
-    def create(num_flights: int, capacity: int) -> tuple[StatusBoard, int, int]:
-        """A new board for so many batches of so many seqs: (board, descriptor, bytes)."""
-        size = align(16) + align(_HEADER.itemsize) + align(_FLIGHT.itemsize * num_flights)
-        size += _ENTRY.itemsize * num_flights * capacity
+    def create(num_batches: int, capacity: int) -> tuple[StatusBoard, int, int]:
+        """Return a board for `num_batches` batches of up to `capacity` seqs, its descriptor and its bytes."""
+        size = align(16) + align(_HEADER.itemsize) + align(_BATCH.itemsize * num_batches)
+        size += _ENTRY.itemsize * num_batches * capacity
         fd = anonymous(size)
         memory = mmap.mmap(fd, size)
-        np.frombuffer(memory, "i8", 2)[:] = num_flights, capacity
+        np.frombuffer(memory, "i8", 2)[:] = num_batches, capacity
         return StatusBoard(memory), fd, size
 
     def beat(self, now: float, *, queued: int, small: int, rate: float) -> None:
-        """The engine lives, and so it stands."""
+        """Write the time and the state of the queue, as a sign of life."""
         self._header[0] = now, queued, small, rate
 
     @property
@@ -217,28 +207,25 @@ class StatusBoard:
 
     @property
     def rate(self) -> float:
-        """Tokens per second; 0 if not known yet."""
         return float(self._header["rate"][0])
 
     def start(self, slot: int, now: float, entries: list[tuple[int, int, int]], num_tokens: int) -> None:
-        """A batch goes to the device: (worker, index, uid) of each seq. Its time is written last: no flight is half written."""
+        """Write (worker, index, uid) of each seq of a batch. Its time is written last, so that no reader sees half a batch."""
         self._entries[slot, : len(entries)] = entries
-        self._flights[slot] = 0.0, len(entries), num_tokens
-        self._flights["started"][slot] = now
+        self._batches[slot] = 0.0, len(entries), num_tokens
+        self._batches["started"][slot] = now
 
     def restart(self, slot: int, now: float) -> None:
-        """A batch that was interrupted goes on."""
-        self._flights["started"][slot] = now
+        self._batches["started"][slot] = now
 
     def end(self, slot: int) -> None:
-        """A batch is done."""
-        self._flights["started"][slot] = 0.0
+        self._batches["started"][slot] = 0.0
 
-    def flights(self) -> list[InFlightBatch]:
+    def in_flight(self) -> list[InFlightBatch]:
         """Return the batches on the device, or those that were there when the engine died."""
-        found: list[InFlightBatch] = []
-        for slot in np.flatnonzero(self._flights["started"]).tolist():
-            started, count, tokens = self._flights[slot].tolist()
-            if started:  # it has not just ended
-                found.append(InFlightBatch(started, tokens, self._entries[slot, :count].copy()))
-        return found
+        batches: list[InFlightBatch] = []
+        for slot in np.flatnonzero(self._batches["started"]).tolist():
+            started, count, tokens = self._batches[slot].tolist()
+            if started:  # the batch has not just ended
+                batches.append(InFlightBatch(started, tokens, self._entries[slot, :count].copy()))
+        return batches

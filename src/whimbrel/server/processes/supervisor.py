@@ -1,9 +1,9 @@
-"""The supervisor of a server: owns the socket and all other processes, and starts again what dies.
+"""Supervisor of a server: owns the socket and all other processes, and restarts the processes that die.
 
-Theory of operation. One event loop, no PyTorch. Every child has a line to here; the end of a process is the only
-truth about its death. A worker and an engine get a fresh line for each life of either. An engine that does not come back to
-life, or dies again and again, is waited for longer and longer, and the workers are told. A process that stands still
-(watchdog.py) is killed.
+Theory of operation. One event loop, without PyTorch. Every child has a channel to the supervisor, and only the end of its
+process counts as its death. Each life of a worker or an engine gets new channels between the two. An engine that does not load
+again, or keeps dying, waits longer before each restart, and the workers are told. The watchdog (watchdog.py) finds processes
+that hang; the supervisor kills them.
 """
 
 from __future__ import annotations
@@ -15,94 +15,45 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Final
 
 import msgspec
 
 from whimbrel.errors import SetupError
-from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import pair
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN
 from whimbrel.server.processes.children import EngineChild, WorkerChild, describe_exit
-from whimbrel.server.processes.messages import (
-    AbortRequests,
-    Attach,
-    CannotStart,
-    Drain,
-    Drained,
-    EngineDown,
-    EngineUp,
-    Load,
-    ModelConfig,
-    Phase,
-    Planned,
-    Quarantine,
-    Ready,
-    ReportEngine,
-    ReportWorker,
-    Started,
-    Stop,
-    WorkerConfig,
-)
-from whimbrel.server.processes.quarantine import QUARANTINE_SECONDS
+from whimbrel.server.processes.quarantine import QuarantineList
 from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.server.processes.watchdog import TICK_SECONDS, Watchdog
 from whimbrel.telemetry import metrics
-from whimbrel.telemetry.logs import LogOptions
 from whimbrel.telemetry.trace import count, gauge
-from whimbrel.types.card import PoolingOption, RerankerName
 from whimbrel.types.plan import Options
 
 _log = logging.getLogger("whimbrel")
 
 _STOP_SECONDS: Final = 5.0
-_LEAST_DRAIN_SECONDS: Final = 0.5
-"""So long it takes to say that nothing is left."""
+_MIN_DRAIN_SECONDS: Final = 0.5
+"""Seconds that a worker may take to report that it has no requests."""
 _BLAME: Final = dict.fromkeys((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP), 0.25) | {CHANNEL_BROKEN: 0.0}
-"""Weight of a death as evidence against the text that ran alone, by how the engine ended; otherwise 1."""
-_MAX_QUARANTINED: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """One model that is to be served."""
-
-    model: str | None
-    pooling: PoolingOption | None
-    options: Options
-    reranker: RerankerName | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """The options of `serve`."""
-
-    models: tuple[ModelOptions, ...]
-    limits: ServerLimits
-    num_workers: int = 1
-    num_replicas: int = 1
-    drain_seconds: float = 30.0
-    step_seconds: float = 60.0
-    """A batch that takes longer, and ten times longer than the measured rate says, hangs."""
-    logs: LogOptions = field(default_factory=LogOptions)
-    otel: bool = False
-    """True if workers make OpenTelemetry spans."""
+"""Weight of a death as evidence against the text that ran alone, by the exit code of the engine; 1 for all others."""
 
 
 class Supervisor:
-    """Runs a server until it is told to stop. `run` gives the exit code."""
+    """Supervisor of one server; `run` it in an event loop."""
 
     def __init__(
         self,
-        options: ServeOptions,
+        options: messages.ServeOptions,
         listener: socket.socket,
         *,
         on_phase: Callable[[int, str], None],
-        on_ready: Callable[[list[Planned]], None],
+        on_ready: Callable[[list[messages.Planned]], None],
     ) -> None:
-        """`on_phase` is told what each model is about to do while it loads, `on_ready` once everything answers."""
+        """`on_phase` gets a model's index and the phase of its load; `on_ready` gets all models when they are ready."""
         self._options = options
         self._listener = listener
         self._on_phase = on_phase
@@ -113,8 +64,8 @@ class Supervisor:
             for replica in range(options.num_replicas)
         ]
         self._workers = [WorkerChild(f"worker-{index}", index=index) for index in range(options.num_workers)]
-        self._quarantined: dict[tuple[int, bytes], float] = {}
-        self._announced = False
+        self._quarantined = [QuarantineList() for _ in options.models]
+        self._was_ready = False
         self._draining = False
         self._stopped = asyncio.Event()
         self._exit_code = 0
@@ -123,18 +74,18 @@ class Supervisor:
         self._watchdog = Watchdog(options.step_seconds)
 
     async def run(self) -> int:
-        """Start everything and see to it until a signal ends it. Raises SetupError if it cannot be started."""
+        """Run all processes until a signal ends them. Return the exit code. Raises SetupError if one cannot be started."""
         loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if name != signal.SIGHUP or signal.getsignal(name) != signal.SIG_IGN:  # nohup
-                loop.add_signal_handler(name, self._signalled, name)
+                loop.add_signal_handler(name, self._on_signal, name)
         with metrics.directory() as self._metrics_folder:
             metrics.use_directory(self._metrics_folder, "supervisor")
             counting = metrics.Metrics()
             try:
-                for child in (*self._engines, *self._workers):
-                    self._keep(self._live(child))
-                self._keep(self._watch())
+                for child in self._children():
+                    self._start_task(self._live(child))
+                self._start_task(self._watch())
                 await self._stopped.wait()
             finally:
                 await self._end()
@@ -143,196 +94,169 @@ class Supervisor:
             raise self._error
         return self._exit_code
 
-    # The lives of a child
+    # Children
 
-    def _keep(self, coroutine: Any) -> None:
+    def _start_task(self, coroutine: Any) -> None:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._task_done)
+        task.add_done_callback(self._on_task_end)
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.critical("the supervisor failed. This is a bug.", exc_info=error)
             self._finish(1)
 
+    def _children(self) -> list[EngineChild | WorkerChild]:
+        return [*self._engines, *self._workers]
+
     async def _live(self, child: EngineChild | WorkerChild) -> None:
-        """One life after another."""
         while not self._stopped.is_set():
             try:
-                await self._start(child)
-                code = await child.ended()
-            except OSError as error:  # no process, no file or no memory to be had
+                if isinstance(child, EngineChild):
+                    await self._start_engine(child)
+                else:
+                    await self._start_worker(child)
+                code = await child.wait()
+            except OSError as error:  # no process, file or memory is free
                 child.kill()
                 if child.channel is not None:
-                    await child.ended()
-                child.error = CannotStart(f"{child.name} cannot be started: {error.strerror or error}.", None)
+                    await child.wait()
+                child.error = messages.CannotStart(f"{child.name} cannot be started: {error.strerror or error}.", None)
                 code = 1
             if self._stopped.is_set() or (self._draining and isinstance(child, WorkerChild) and child.drained):
                 return
-            await asyncio.sleep(max(self._died(child, code), 0.0 if child.error is None else 1.0))
+            await asyncio.sleep(max(self._handle_death(child, code), 0.0 if child.error is None else 1.0))
 
-    async def _start(self, child: EngineChild | WorkerChild) -> None:
-        if isinstance(child, EngineChild):
-            await child.start(ReportEngine, self._metrics_folder, lambda message: self._engine_says(child, message))
-            self._begin_engine(child)
-        else:
-            await child.start(ReportWorker, self._metrics_folder, lambda message: self._worker_says(child, message))
-            self._begin_worker(child)
-
-    def _died(self, child: EngineChild | WorkerChild, code: int) -> float:
+    def _handle_death(self, child: EngineChild | WorkerChild, code: int) -> float:
         """Handle the death of a child. Return the seconds to wait before its next life."""
-        was_ready, child.ready = child.ready, False
+        had_been_ready, child.ready = child.ready, False
         metrics.process_ended(child.name)
-        how = child.killed_for or (child.error.message if child.error is not None else describe_exit(code))
-        if not self._announced and not was_ready:
-            hint = child.error.hint if child.error is not None else None
-            message = child.error.message if child.error is not None else f"{child.name} ended while it started: {how}."
-            self._fail(SetupError(message, hint=hint))
+        reason = child.kill_reason or (child.error.message if child.error is not None else describe_exit(code))
+        if not self._was_ready and not had_been_ready:
+            error = child.error or messages.CannotStart(f"{child.name} ended while it started: {reason}.", None)
+            self._fail(SetupError(error.message, hint=error.hint))
             return 0.0
         if self._draining:
             self._end_if_drained()
-        delay = child.backoff.died(lived=perf_counter() - child.ready_since if was_ready else None)
-        _log.error("%s: %s; it is started again%s.", child.name, how, f" in {delay:.1f} s" if delay else "")
+        delay = child.backoff.died(lived=perf_counter() - child.ready_since if had_been_ready else None)
+        _log.error("%s: %s; it is started again%s.", child.name, reason, f" in {delay:.1f} s" if delay else "")
         if isinstance(child, EngineChild):
             count("engine_restarts", model=child.served_name)
-            self._engine_died(child, code, how, delay)
+            self._report_down(child, code, reason, delay)
         else:
             count("worker_restarts")
         return delay
 
     # Engines
 
-    def _begin_engine(self, engine: EngineChild) -> None:
+    async def _start_engine(self, engine: EngineChild) -> None:
+        await engine.start(messages.ReportEngine, self._metrics_folder, lambda message: self._handle_engine(engine, message))
+        engine.started_at = perf_counter()
         model = self._options.models[engine.model]
-        engine.begun = perf_counter()
         options: Options = {**model.options, "replica": engine.replica, "num_replicas": self._options.num_replicas}
-        engine.send(Load(model.model, model.pooling, options, engine.name, self._options.logs, model.reranker))
+        engine.send(messages.Load(replace(model, options=options), engine.name, self._options.logs))
 
-    def _engine_says(self, engine: EngineChild, message: ReportEngine) -> None:
-        if isinstance(message, Phase):
-            if not self._announced:
+    def _handle_engine(self, engine: EngineChild, message: messages.ReportEngine) -> None:
+        if isinstance(message, messages.Phase):
+            if not self._was_ready:
                 self._on_phase(engine.model, message.text)
-        elif isinstance(message, Planned):
+        elif isinstance(message, messages.Planned):
             engine.planned = message
             self._refuse_shared_names()
             for worker in self._workers:
-                self._introduce(engine, worker)
-        elif isinstance(message, Ready):
+                worker.send(messages.ModelConfig(engine.model, message))
+        elif isinstance(message, messages.Ready):
             self._engine_ready(engine, message)
         else:
             engine.error = message
 
     def _refuse_shared_names(self) -> None:
-        """Only a model's plan says what it is called where no name was given."""
+        """Fail if two models have a name in common. Their plans have the names, also those that no option gives."""
         plans = {engine.model: engine.planned.plan for engine in self._engines if engine.planned is not None}
         names = Counter(name for plan in plans.values() for name in {plan.served_name, *plan.aliases})
         if shared := [name for name, models in names.items() if models > 1]:
             self._fail(SetupError(f"two models are named {shared[0]}.", hint="give every model a --served-name of its own"))
 
-    def _introduce(self, engine: EngineChild, worker: WorkerChild) -> None:
-        """Tell a worker what a model is."""
-        if engine.planned is not None:
-            planned, model = engine.planned, self._options.models[engine.model]
-            worker.send(
-                ModelConfig(engine.model, model.pooling, planned.folder, planned.card_name, planned.plan, model.reranker)
-            )
-
-    def _engine_ready(self, engine: EngineChild, message: Ready) -> None:
+    def _engine_ready(self, engine: EngineChild, message: messages.Ready) -> None:
         assert engine.channel is not None
         assert engine.planned is not None
         engine.planned = msgspec.structs.replace(engine.planned, plan=message.plan)
         engine.ready, engine.ready_since = True, perf_counter()
-        engine.load_seconds = engine.ready_since - engine.begun
+        engine.load_seconds = engine.ready_since - engine.started_at
         engine.backoff.ready()
         if engine.board_fd >= 0:
             os.close(engine.board_fd)
         engine.board_fd, engine.board_bytes = engine.channel.take_fd(), message.board_bytes
         engine.board = StatusBoard(map_memory(os.dup(engine.board_fd), engine.board_bytes))
         engine.last_down = None
-        self._tell_up(engine)
+        self._gauge_engines(engine)
         for worker in self._workers:
             self._connect(engine, worker)
-        self._announce()
+        self._report_ready()
 
     def _connect(self, engine: EngineChild, worker: WorkerChild) -> None:
-        """Give an engine and a worker a new line to one another."""
         if not engine.ready or worker.channel is None or engine.channel is None or engine.planned is None:
             return
         ours, theirs = pair()
-        engine.send(Attach(worker.index), ours.detach())
-        up = EngineUp(engine.model, engine.replica, engine.board_bytes, engine.planned.plan)
+        engine.send(messages.Attach(worker.index), ours.detach())
+        up = messages.EngineUp(engine.model, engine.replica, engine.board_bytes, engine.planned.plan)
         worker.send(up, theirs.detach(), os.dup(engine.board_fd))
 
-    def _tell_up(self, engine: EngineChild) -> None:
-        up = sum(each.ready for each in self._engines if each.model == engine.model)
-        gauge("engines_up", up, model=engine.served_name)
+    def _gauge_engines(self, engine: EngineChild) -> None:
+        gauge("engines_up", sum(each.ready for each in self._engines if each.model == engine.model), model=engine.served_name)
 
-    def _engine_died(self, engine: EngineChild, code: int, how: str, delay: float) -> None:
-        self._tell_up(engine)
-        blame = 1.0 if engine.killed_for else _BLAME.get(code, 1.0)
-        retry_after = delay + engine.load_seconds
+    def _report_down(self, engine: EngineChild, code: int, reason: str, delay: float) -> None:
+        self._gauge_engines(engine)
+        blame = 1.0 if engine.kill_reason else _BLAME.get(code, 1.0)
         failing = engine.backoff.failing
-        reason = f"{engine.name} {'keeps failing' if failing else 'is restarting'}: {how}"
-        engine.last_down = EngineDown(engine.model, engine.replica, reason, blame, failing, retry_after)
+        reason = f"{engine.name} {'keeps failing' if failing else 'is restarting'}: {reason}"
+        engine.last_down = messages.EngineDown(
+            engine.model, engine.replica, reason, blame, failing, delay + engine.load_seconds
+        )
         for worker in self._workers:
             worker.send(engine.last_down)
 
     # Workers
 
-    def _begin_worker(self, worker: WorkerChild) -> None:
-        worker.heard, worker.drained = perf_counter(), False
-        fd = os.dup(self._listener.fileno())
-        known = list({engine.model: engine for engine in self._engines if engine.planned is not None}.values())
-        worker.send(
-            WorkerConfig(
-                self._options.limits,
-                len(self._options.models),
-                len(known),
-                self._options.num_replicas,
-                self._options.num_workers,
-                worker.name,
-                worker.index,
-                self._options.logs,
-                self._options.otel,
-            ),
-            fd,
-        )
-        for engine in known:
-            self._introduce(engine, worker)
+    async def _start_worker(self, worker: WorkerChild) -> None:
+        await worker.start(messages.ReportWorker, self._metrics_folder, lambda message: self._handle_worker(worker, message))
+        worker.last_message, worker.drained = perf_counter(), False
+        known = {engine.model: engine.planned for engine in self._engines if engine.planned is not None}
+        config = messages.WorkerConfig(self._options, len(known), worker.name, worker.index)
+        worker.send(config, os.dup(self._listener.fileno()))
+        for model, planned in known.items():
+            worker.send(messages.ModelConfig(model, planned))
         for engine in self._engines:
             if engine.ready:
                 self._connect(engine, worker)
             elif engine.last_down is not None:
                 worker.send(engine.last_down)
-        now = perf_counter()
-        for (model, digest), since in self._quarantined.items():
-            if now - since < QUARANTINE_SECONDS:
-                worker.send(Quarantine(model, digest))
+        for model, quarantined in enumerate(self._quarantined):
+            for digest in quarantined.refused(perf_counter()):
+                worker.send(messages.Quarantine(model, digest))
 
-    def _worker_says(self, worker: WorkerChild, message: ReportWorker) -> None:
-        worker.heard = perf_counter()
-        if isinstance(message, Started):
+    def _handle_worker(self, worker: WorkerChild, message: messages.ReportWorker) -> None:
+        worker.last_message = perf_counter()
+        if isinstance(message, messages.Started):
             worker.ready, worker.ready_since = True, perf_counter()
             worker.backoff.ready()
             if self._draining:
-                worker.send(Drain())
-            self._announce()
-        elif isinstance(message, Drained):
+                worker.send(messages.Drain())
+            self._report_ready()
+        elif isinstance(message, messages.Drained):
             worker.drained = True
             self._end_if_drained()
-        elif isinstance(message, Quarantine):
+        elif isinstance(message, messages.Quarantine):
             self._quarantine(message, worker)
 
     def _end_if_drained(self) -> None:
         if all(worker.drained or worker.channel is None for worker in self._workers):
             self._finish(0)
 
-    def _quarantine(self, message: Quarantine, finder: WorkerChild) -> None:
-        """A text is known to kill engines: the other workers refuse it too, and those that come."""
-        self._quarantined[message.model, message.digest] = perf_counter()
-        if len(self._quarantined) > _MAX_QUARANTINED:
-            del self._quarantined[next(iter(self._quarantined))]
+    def _quarantine(self, message: messages.Quarantine, finder: WorkerChild) -> None:
+        """Tell all other workers, now and when they start, to refuse a text that crashes engines."""
+        self._quarantined[message.model].add(message.digest, perf_counter())
         for engine in self._engines:
             if engine.model == message.model:
                 engine.backoff.explained()
@@ -340,25 +264,24 @@ class Supervisor:
             if worker is not finder:
                 worker.send(message)
 
-    def _announce(self) -> None:
-        if not self._announced and all(child.ready for child in (*self._engines, *self._workers)):
-            self._announced = True
+    def _report_ready(self) -> None:
+        if not self._was_ready and all(child.ready for child in self._children()):
+            self._was_ready = True
             self._on_ready([engine.planned for engine in self._engines if engine.replica == 0 and engine.planned is not None])
 
-    # Watching
+    # Watchdog
 
     async def _watch(self) -> None:
-        """Kill what stands still."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._watchdog.tick()
-            for child in (*self._engines, *self._workers):
-                if child.killed_for is None and (reason := self._watchdog.hang_reason(child)):
+            for child in self._children():
+                if child.kill_reason is None and (reason := self._watchdog.hang_reason(child)):
                     child.kill(reason)
 
-    # The end
+    # End
 
-    def _signalled(self, name: signal.Signals) -> None:
+    def _on_signal(self, name: signal.Signals) -> None:
         if self._draining:
             _log.warning("%s again: ending at once", name.name)
             self._finish(128 + name)
@@ -368,14 +291,14 @@ class Supervisor:
             self._finish(0)
             return
         for worker in self._workers:
-            worker.send(Drain())
-        self._keep(self._limit_drain())
+            worker.send(messages.Drain())
+        self._start_task(self._limit_drain())
 
     async def _limit_drain(self) -> None:
-        await asyncio.sleep(max(self._options.drain_seconds, _LEAST_DRAIN_SECONDS))
+        await asyncio.sleep(max(self._options.drain_seconds, _MIN_DRAIN_SECONDS))
         _log.error("requests were left after %.0f s of draining; they are answered with 503.", self._options.drain_seconds)
         for worker in self._workers:
-            worker.send(AbortRequests())
+            worker.send(messages.AbortRequests())
         self._exit_code = 1
         await asyncio.sleep(_STOP_SECONDS)
         self._finish(1)
@@ -389,21 +312,19 @@ class Supervisor:
         self._stopped.set()
 
     async def _end(self) -> None:
-        """Ask all to end, and after a while make them."""
+        """Tell all processes to end, and kill those that still run after a while."""
         for task in self._tasks:
             task.cancel()
         children = [child for child in (*self._workers, *self._engines) if child.process is not None]
         at_once = self._error is not None or self._exit_code > 1
         for child in children:
-            late = self._exit_code == 1 and isinstance(child, EngineChild)  # it has not finished in time
+            late = self._exit_code == 1 and isinstance(child, EngineChild)  # it still computes requests that were aborted
             if child.ready and not at_once and not late:
-                child.send(Stop())
+                child.send(messages.Stop())
             else:
                 child.kill()
-        waits = [asyncio.ensure_future(child.process.wait()) for child in children if child.process is not None]
-        if waits:
+        if waits := [asyncio.ensure_future(child.process.wait()) for child in children if child.process is not None]:
             await asyncio.wait(waits, timeout=_STOP_SECONDS)
-        for child in children:
-            child.kill()
-        if waits:
+            for child in children:
+                child.kill()
             await asyncio.wait(waits)
