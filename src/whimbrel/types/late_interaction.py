@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.errors import InvalidRequest, Location
-from whimbrel.types.validation import FieldValidator
+from whimbrel.types.validation import fields_struct, raise_for_field
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -40,7 +40,7 @@ class TokenPooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = True
 
     def __post_init__(self) -> None:
-        _check_token_pooling(self)
+        raise_for_field(self, _TokenPoolingFields)
         msgspec.structs.force_setattr(self, "pool_factor", float(self.pool_factor))
 
 
@@ -55,7 +55,7 @@ class MuveraParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, description="Seed of the draws. Only vectors of one seed can be compared.")] = 42
 
     def __post_init__(self) -> None:
-        _check_muvera(self)
+        raise_for_field(self, _MuveraFields)
         if self.seed > _MAX_SEED:
             raise InvalidRequest(f"must be an integer from 0 to {_MAX_SEED:,}, is {self.seed!r:.80}.", param="seed")
         if self.num_dims > MAX_DIMS:
@@ -77,8 +77,8 @@ class MuveraParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
-_check_token_pooling: Final = FieldValidator(TokenPooling, TokenPooling.__struct_fields__)
-_check_muvera: Final = FieldValidator(MuveraParameters, MuveraParameters.__struct_fields__)
+_TokenPoolingFields: Final = fields_struct(TokenPooling, TokenPooling.__struct_fields__)
+_MuveraFields: Final = fields_struct(MuveraParameters, MuveraParameters.__struct_fields__)
 
 
 def read_token_pooling(value: object) -> TokenPooling | None:

@@ -12,13 +12,13 @@ from math import inf, isnan
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, ValidationError, convert
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling
-from whimbrel.types.validation import FieldValidator
+from whimbrel.types.validation import fields_struct, raise_for_field
 
 Truncate: TypeAlias = Literal["right", "left", "never"]
 """End that is cut from a text above the limit; with "never" such a text is an error."""
@@ -165,13 +165,16 @@ _PARAMETERS: Final = (("token_pooling", TokenPooling, "a TokenPooling"), ("muver
 
 _NOT_SCALAR: Final = ("texts", "outputs", *(name for name, *_ in _PARAMETERS))
 
-_check_scalars: Final = FieldValidator(Request, [each.name for each in fields(Request) if each.name not in _NOT_SCALAR])
+_Scalars: Final = fields_struct(Request, [each.name for each in fields(Request) if each.name not in _NOT_SCALAR])
 
 
 def check_fields(request: Request) -> None:
     """Raise InvalidRequest for values that no model takes. The tokenizer checks the texts themselves."""
     _check_lists(request)
-    _check_scalars(request)
+    try:
+        convert(request, _Scalars, from_attributes=True)
+    except ValidationError:
+        raise_for_field(request, _Scalars)
     for name, kind, noun in _PARAMETERS:
         value = getattr(request, name)
         if value is not None and not isinstance(value, kind):

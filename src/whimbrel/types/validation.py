@@ -1,7 +1,8 @@
 """Validation of fields against their annotations.
 
 The limits of a field stand once, in its annotation: a type, and the bounds of its `msgspec.Meta`. msgspec applies them where it
-decodes a body. `FieldValidator` applies the same annotations to objects that Python code constructs, and words the errors.
+decodes a body. `fields_struct` makes a type by which it applies the same annotations to objects that Python code constructs.
+`raise_for_field` words the errors.
 """
 
 from __future__ import annotations
@@ -19,28 +20,20 @@ from whimbrel.errors import InvalidRequest
 _NOUNS: Final = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
-class FieldValidator:
-    """Validator of the fields `names` of a class."""
+def fields_struct(kind: type, names: Iterable[str]) -> type[msgspec.Struct]:
+    """Return the type that `msgspec.convert(..., from_attributes=True)` makes only of valid fields `names` of `kind`."""
+    hints = get_type_hints(kind, include_extras=True)
+    return msgspec.defstruct(f"{kind.__name__}Fields", [(name, hints[name]) for name in names], gc=False)
 
-    def __init__(self, kind: type, names: Iterable[str]) -> None:
-        hints = get_type_hints(kind, include_extras=True)
-        self._kinds: dict[str, Any] = {name: hints[name] for name in names}
-        self._fields = msgspec.defstruct(f"{kind.__name__}Fields", list(self._kinds.items()), gc=False)
 
-    def __call__(self, instance: object) -> None:
-        """Raise InvalidRequest for the first field whose value its annotation does not allow."""
+def raise_for_field(instance: object, valid: type[msgspec.Struct]) -> None:
+    """Raise InvalidRequest for the first field whose value its annotation does not allow, if there is one."""
+    for name, kind in valid.__annotations__.items():
+        value = getattr(instance, name)
         try:
-            msgspec.convert(instance, self._fields, from_attributes=True)
+            msgspec.convert(float(value) if isinstance(value, float) else value, kind)  # msgspec rejects np.float64
         except msgspec.ValidationError:
-            self._raise_for_field(instance)
-
-    def _raise_for_field(self, instance: object) -> None:
-        for name, kind in self._kinds.items():
-            value = getattr(instance, name)
-            try:
-                msgspec.convert(float(value) if isinstance(value, float) else value, kind)  # msgspec rejects np.float64
-            except msgspec.ValidationError:
-                raise InvalidRequest(_message(kind, value), param=name) from None
+            raise InvalidRequest(_message(kind, value), param=name) from None
 
 
 def _message(kind: Any, value: object) -> str:
