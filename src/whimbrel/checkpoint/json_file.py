@@ -98,12 +98,10 @@ class JsonFile:
         return value
 
     def choice(self, key: str, table: Mapping[str, T], default: str | None = None) -> T:
-        """Return the entry of `table` for the value of `key`."""
         self._read.add(key)
         return self.lookup(key, self.data.get(key, default), table)
 
     def lookup(self, key: str, value: object, table: Mapping[str, T]) -> T:
-        """Return the entry of `table` for `value`, the value of `key`."""
         if isinstance(value, str) and value in table:
             return table[value]
         supported = shorten(", ".join(table), 800, placeholder=", ...")

@@ -22,8 +22,6 @@ FILE: Final = "models.json"
 
 @dataclass(frozen=True, slots=True)
 class ParityResult:
-    """The result of one parity test for one model."""
-
     model: str
     """Hub id of the model whose layout the test's checkpoint has."""
     family: str

@@ -85,14 +85,11 @@ class AsyncClient(BaseClient):
 
 
 class _Connections:
-    """Connections of one event loop to the servers."""
-
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.endpoints = Endpoints(settings.urls)
         self.http = settings.make_http(httpx2.AsyncClient)
         self.slots = asyncio.Semaphore(settings.max_in_flight)
-        """Limit on the requests in flight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

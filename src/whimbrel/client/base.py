@@ -26,8 +26,6 @@ _MAX_SECONDS: Final = 1_000_000
 
 
 class BaseClient:
-    """Client without verbs."""
-
     def __init__(
         self,
         base_url: str | Sequence[str] = DEFAULT_URL,

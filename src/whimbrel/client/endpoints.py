@@ -75,8 +75,6 @@ class Endpoints:
 
 
 class RetryPolicy:
-    """Retries of one request."""
-
     def __init__(self, endpoints: Endpoints, max_retries: int) -> None:
         self._endpoints = endpoints
         self._max_retries = max_retries

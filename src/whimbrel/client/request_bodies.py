@@ -101,7 +101,6 @@ def reject_options(dialect: str, options: TextOptions | ScoreOptions, known: Seq
 
 
 _FLAGS: Final = ("late_chunking", "split_long", "muvera")
-"""Options whose default is `False`."""
 
 
 def build_pairs(inputs: Mapping[str, Any], options: ScoreOptions) -> tuple[list[tuple[Any, Any]], Locate]:

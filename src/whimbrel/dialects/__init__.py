@@ -16,6 +16,4 @@ __all__ = ["GET_ROUTES", "JSON", "MESSAGE_PACK", "ROUTES", "GetRoute", "Response
 _DIALECTS: Final = (openai, native, rerank, tei, ollama, cohere, voyage, jina, vllm)
 
 ROUTES: Final[tuple[Route, ...]] = tuple(route for dialect in _DIALECTS for route in dialect.ROUTES)
-"""All POST routes."""
 GET_ROUTES: Final[tuple[GetRoute, ...]] = (*ollama.GET_ROUTES, *vllm.GET_ROUTES)
-"""All GET routes of dialects."""

@@ -49,8 +49,6 @@ class ThroughputEstimate:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The state of the queue when a request comes."""
-
     tokens: int
     ahead: int
     """Tokens that run until the new request would be done, its own included."""

@@ -70,7 +70,6 @@ class AsyncEngine:
 
     @property
     def status(self) -> str:
-        """State of the engine: ready or closed."""
         return "ready" if self.ready else "closed"
 
     @property

@@ -70,8 +70,6 @@ class _InFlightBatch:
 
 
 class Lanes:
-    """The threads of one engine that run its batches."""
-
     def __init__(
         self,
         runner: RunnerProtocol,

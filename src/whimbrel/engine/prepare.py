@@ -282,11 +282,9 @@ class AsyncPreprocessor:
             self._waiting -= 1
 
     async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
-        """Async form of `Preprocessor.tokenize`."""
         return await self._in_thread(partial(self._preprocessor.tokenize, request))
 
     async def decode(self, request: DetokenizeRequest) -> list[str]:
-        """Async form of `Preprocessor.decode`."""
         return await self._in_thread(partial(self._preprocessor.decode, request))
 
     def close(self) -> None:

@@ -181,7 +181,6 @@ def top_k_entries(sparse: Sparse, max_entries: int) -> Sparse:
 
 
 def concat_sparse(rows: Mapping[int, tuple[Int32Array, Float32Array]]) -> Sparse:
-    """Concatenate the (ids, weights) of texts 0, 1, 2, ..."""
     ordered = [rows[index] for index in range(len(rows))]
     if not ordered:
         return Sparse(np.empty(0, np.int32), np.empty(0, np.float32), np.zeros(1, np.int64))

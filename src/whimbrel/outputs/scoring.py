@@ -116,7 +116,6 @@ def descending(scores_N: Float32Array, top_n: int | None = None) -> list[int]:
 
 
 def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
-    """Return the highest scores with their indices, best first."""
     order = descending(scores_N, top_n)
     return [Ranked(index, value) for index, value in zip(order, scores_N[order].tolist(), strict=True)]
 

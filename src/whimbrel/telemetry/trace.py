@@ -76,14 +76,12 @@ class RequestFinished(msgspec.Struct, frozen=True):
     """HTTP status of the response. 499 if the client had left, 0 without a response."""
     outcome: Outcome
     error: str = ""
-    """The error's code, or ""."""
     model: str = ""
     """The served name, "other" if no model has that name, "" if the request names none."""
     num_texts: int = 0
     num_tokens: int = 0
     num_truncated: int = 0
     received: float = 0.0
-    """Unix time."""
     seconds: float = 0.0
     stages: Mapping[Stage, float] = msgspec.field(default_factory=dict[Stage, float])
     """Seconds in each stage, in order."""

@@ -25,7 +25,6 @@ def length_bounds(form: TextFormat, least: int, most: int) -> LengthBounds:
 
 
 def remaining_limit(form: TextFormat, limit: TruncationLimit) -> TruncationLimit:
-    """Return the limit less the marker of the format."""
     return replace(limit, max_length=limit.max_length - _marker(form))
 
 

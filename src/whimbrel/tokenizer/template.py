@@ -53,8 +53,6 @@ class _TokenizedTemplate:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Limits for the pairs of one request, in tokens."""
-
     total: int
     query: int
     head: int

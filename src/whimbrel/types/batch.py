@@ -20,7 +20,6 @@ def offsets_of(counts: NDArray[np.integer | np.bool_]) -> Int64Array:
 
 
 def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> Int64Array:
-    """Concatenate the integers of several ranges."""
     counts = ends - starts
     before = np.cumsum(counts) - counts
     return np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - before, counts)
@@ -45,7 +44,6 @@ class Batch:
     spans_B: list[Int32Array | None] | None
     """Ranges of tokens of each seq, each pooled to its own row; None if no seq has any."""
     adapters_B: Int32Array
-    """Index of each seq's adapter; -1: none."""
     tower: int = 0
     """Index of the card's tower that runs all seqs of the batch."""
 

@@ -140,9 +140,7 @@ class Output:
     """Number of the largest entries that a text keeps; 0: all."""
     activation: OutputActivation = "identity"
     activated: bool = True
-    """Apply the activation by default."""
     skip_ids: tuple[int, ...] = ()
-    """Token ids without a row."""
     skip_in_queries: bool = True
     """Apply `skip_ids` to queries too."""
     skip_first: int = 0
@@ -160,7 +158,6 @@ class Output:
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """All heads of the output."""
         return (*self.token_head, *([self.vocabulary] if self.vocabulary else []), *self.head)
 
 

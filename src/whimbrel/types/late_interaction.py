@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.errors import InvalidRequest, Location
-from whimbrel.types.validation import fields_struct, raise_for_field
+from whimbrel.types.validation import fields_struct, validate
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -40,7 +40,7 @@ class TokenPooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = True
 
     def __post_init__(self) -> None:
-        raise_for_field(self, _TokenPoolingFields)
+        validate(self, _TokenPoolingFields)
         msgspec.structs.force_setattr(self, "pool_factor", float(self.pool_factor))
 
 
@@ -55,7 +55,7 @@ class MuveraParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, description="Seed of the draws. Only vectors of one seed can be compared.")] = 42
 
     def __post_init__(self) -> None:
-        raise_for_field(self, _MuveraFields)
+        validate(self, _MuveraFields)
         if self.seed > _MAX_SEED:
             raise InvalidRequest(f"must be an integer from 0 to {_MAX_SEED:,}, is {self.seed!r:.80}.", param="seed")
         if self.num_dims > MAX_DIMS:

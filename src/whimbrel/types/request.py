@@ -198,7 +198,6 @@ def _check_lists(request: Request) -> None:
 
 
 def _is_list(value: object) -> bool:
-    """Return whether `value` is a sequence other than a string."""
     if type(value) in (list, tuple):
         return True
     if isinstance(value, np.ndarray):

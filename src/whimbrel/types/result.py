@@ -101,7 +101,6 @@ class Classes:
 
     @property
     def best(self) -> list[str]:
-        """Label with the highest score of each text."""
         return [self.labels[index] for index in self.scores_NC.argmax(axis=1)]
 
 

@@ -66,7 +66,6 @@ class Segment:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the fields."""
         return () if self.is_control else fields(self.text)
 
 
@@ -76,12 +75,10 @@ def fields(text: str) -> tuple[str, ...]:
 
 
 def escape(text: str) -> str:
-    """Escape fixed text for a format string."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
 def fill(text: str, *, query: str = "", document: str = "", instruction: str = "") -> str:
-    """Format a template."""
     return text.format(query=query, document=document, instruction=instruction)
 
 
@@ -104,6 +101,5 @@ def from_examples(rendered: str, marks: dict[str, str]) -> str:
 
 
 def common_end(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the common suffix."""
     pairs = zip(reversed(first), reversed(second), strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

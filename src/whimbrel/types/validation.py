@@ -26,6 +26,14 @@ def fields_struct(kind: type, names: Iterable[str]) -> type[msgspec.Struct]:
     return msgspec.defstruct(f"{kind.__name__}Fields", [(name, hints[name]) for name in names], gc=False)
 
 
+def validate(instance: object, valid: type[msgspec.Struct]) -> None:
+    """Raise InvalidRequest for the first field whose value its annotation does not allow."""
+    try:
+        msgspec.convert(instance, valid, from_attributes=True)
+    except msgspec.ValidationError:
+        raise_for_field(instance, valid)
+
+
 def raise_for_field(instance: object, valid: type[msgspec.Struct]) -> None:
     """Raise InvalidRequest for the first field whose value its annotation does not allow, if there is one."""
     for name, kind in valid.__annotations__.items():

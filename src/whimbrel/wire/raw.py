@@ -20,8 +20,6 @@ _ALIGN: Final = 8
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Place and type of an array in a body."""
-
     name: str
     dtype: DType
     endianness: ByteOrder

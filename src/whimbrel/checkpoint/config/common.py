@@ -167,7 +167,6 @@ def read_rotary(config: JsonFile, theta: float, head_width: int, kind: str | Non
 
 
 def read_positive(config: JsonFile, key: str, default: float) -> float:
-    """Return a number above 0."""
     value = config.get(key, float, default)
     if not _is_number(value):
         raise config.error(f"must be positive, is {value}.", key)

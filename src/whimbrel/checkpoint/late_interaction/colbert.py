@@ -61,7 +61,6 @@ class Base:
     folder: Path
     path: str
     modules: Rows
-    """Modules after the Transformer."""
     config: JsonFile
     encoder: Encoder
     transformer: JsonFile

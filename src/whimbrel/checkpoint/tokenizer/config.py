@@ -228,7 +228,6 @@ def _special_tokens_map(root: Path, stated: JSON) -> JSON:
 
 
 def _token(tokenizer: JsonFile, key: str, value: Any) -> AddedToken | None:
-    """Return a special token, stated as its content or with flags."""
     if value is None or isinstance(value, str):
         return None if value is None else {"content": value, "special": True}
     if not isinstance(value, dict) or not isinstance(cast(JSON, value).get("content"), str):

@@ -34,7 +34,6 @@ class MalformedBody(InvalidRequest):
 
 _MAPS: Final = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
 _PATH: Final = re.compile(r" - at `\$\.?((\w*).*)`$")
-"""The path of a fault, and its first field."""
 
 
 @lru_cache(maxsize=64)
@@ -70,7 +69,6 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
 
 
 def check_count(count: int, limit: int, noun: str, *, param: str) -> None:
-    """Raise TooLarge if `count` exceeds `limit`."""
     if count > limit:
         raise TooLarge(f"{count:,}{noun}; the limit is {limit:,}. Split the request.", param=param)
 

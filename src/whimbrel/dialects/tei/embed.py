@@ -203,7 +203,6 @@ def similarities(inputs: Sentences, result: Result, model: ServedModel) -> Respo
 
 
 def count_characters(inputs: str | list[Any]) -> int:
-    """Return the number of characters of texts, and of token ids."""
     if isinstance(inputs, str):
         return len(inputs)
     return sum(1 if isinstance(each, int) else count_characters(each) for each in inputs)

@@ -30,8 +30,6 @@ _ANSWER_HEADERS: Final = (
 
 
 class Keys:
-    """API keys, compared in constant time."""
-
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [sha256(key.encode()).digest() for key in keys]
 

@@ -44,7 +44,6 @@ _ERRORS: Final = (
 
 
 def openapi_document() -> JSON:
-    """Return the OpenAPI 3.1 document."""
     gets = [*_GETS, *((page.path, page.summary, page.response_type) for page in GET_ROUTES)]
     types = [each for route in ROUTES for each in (route.request_type, route.response_type)]
     types += [kind for _, _, kind in gets if kind is not None]

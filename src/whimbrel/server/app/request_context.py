@@ -94,11 +94,9 @@ class RequestContext:
         self.num_tokens = 0
         self.num_truncated = 0
         self.error = ""
-        """Code of the error in the answer."""
         self.closes = False
         """True if the connection ends with the answer."""
         self.stages: dict[Stage, float] = {}
-        """Seconds per stage."""
         self.status = 0
         self.left = False
         """True if the client left, or its body broke off, before the answer was complete."""

@@ -260,7 +260,6 @@ class Connection(asyncio.Protocol):
             self.transport.write_eof()
 
     def shut_down(self) -> None:
-        """Close the connection once the running request is answered."""
         if self._exchanges:
             self._exchanges[0].keep_alive = False
         elif self._discard_budget is None:  # otherwise it ends soon by itself

@@ -134,8 +134,6 @@ class Child:
 
 @dataclass(slots=True, eq=False)
 class EngineChild(Child):
-    """An engine process."""
-
     kind: ClassVar[str] = "engine"
 
     model: int = 0
@@ -147,7 +145,6 @@ class EngineChild(Child):
     last_down: EngineDown | None = None
     started_at: float = 0.0
     load_seconds: float = 5.0
-    """Seconds that the last load took."""
 
     @property
     def served_name(self) -> str:
@@ -156,8 +153,6 @@ class EngineChild(Child):
 
 @dataclass(slots=True, eq=False)
 class WorkerChild(Child):
-    """An HTTP worker."""
-
     kind: ClassVar[str] = "worker"
 
     index: int = 0

@@ -176,7 +176,6 @@ def _write_status(engine: Engine, board: StatusBoard) -> None:
 
 
 _stopping: Final = threading.Event()
-"""Set when the supervisor has sent Stop."""
 
 
 def _load(control: Channel[messages.ControlEngine], model: messages.ModelOptions) -> tuple[Engine, BoardObserver]:

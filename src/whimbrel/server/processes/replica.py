@@ -53,7 +53,6 @@ class Replica:
         self._max_segments = max_segments
         self._pool = SegmentPool(max_segments)
         self.pending: dict[int, Pending] = {}
-        """The unanswered requests by uid."""
         self._next_uid = random.getrandbits(48)  # the lives of a worker must not share uids
 
     @property

@@ -34,8 +34,6 @@ _ROWS_PER_TOKEN: Final = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """A part of a request, as a request of its own."""
-
     request: EngineRequest
     pairs_S: Int64Array
     """The pairs of the whole request that it scores."""

@@ -68,8 +68,6 @@ def align(size: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A piece of shared memory."""
-
     number: int
     memory: mmap.mmap
     size: int

@@ -15,7 +15,6 @@ from whimbrel.server.processes.children import EngineChild, WorkerChild
 _log = logging.getLogger("whimbrel")
 
 TICK_SECONDS: Final = 0.25
-"""Seconds between two checks."""
 _SILENCE_SECONDS: Final = 20.0
 """Seconds without a sign of life after which a process counts as hung; fewer for an engine with a shorter `step_seconds`."""
 _MIN_SILENCE_SECONDS: Final = 5.0

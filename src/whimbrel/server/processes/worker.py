@@ -34,8 +34,6 @@ _NUM_FDS: Final[dict[type, int]] = {messages.WorkerConfig: 1, messages.EngineUp:
 
 
 class Worker:
-    """One worker process; `run` it in an event loop."""
-
     def __init__(self, sock: socket.socket) -> None:
         self._inbox: asyncio.Queue[tuple[messages.ControlWorker, list[int]]] = asyncio.Queue()
         self._control = AsyncChannel[messages.ControlWorker](
