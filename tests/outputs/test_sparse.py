@@ -21,8 +21,6 @@ from checkpoints import edit_json, sentence_layout, write_bert, write_json
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.client.dialects.whimbrel import encode as client_encode
-from whimbrel.dialects.native import parse_embed
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.model import heads
 from whimbrel.types.request import Request
@@ -422,16 +420,3 @@ def test_a_router_of_a_table_and_splade(parity: Parity, tmp_path: Path) -> None:
                 alone = engine.sparse(text, input_type=kind)[0]
                 assert np.array_equal(alone[0], ids)
                 assert np.array_equal(alone[1], weights)
-
-
-def test_entries_are_limited_to_a_share_of_the_vocabulary(tmp_path: Path) -> None:
-    write_splade(tmp_path, "bert")
-    splade_layout(tmp_path)
-    with Engine(str(tmp_path), dtype="float32") as engine:
-        width = engine.card.output("sparse").width
-        shared, counted = engine.sparse(TEXTS, max_active_share=0.1), engine.sparse(TEXTS, max_active_dims=int(0.1 * width))
-        assert np.array_equal(shared.ids_X, counted.ids_X)
-        with pytest.raises(InvalidRequest, match="max_active_share: must be a number from 0 to 1, is 2"):
-            engine.sparse(TEXTS, max_active_share=2)
-        body = client_encode(None, TEXTS, "sparse", {"max_active_share": 0.1}).write(TEXTS)
-        assert parse_embed(body)[1] == Request(TEXTS, ("sparse",), max_active_share=0.1)

@@ -67,7 +67,6 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     instruction: Annotated[str | None, Meta(description="The task that a reranker with a template is told to judge by.")] = None
     activate: Annotated[bool | None, Meta(description="Apply the activation to scores. Default: as the model does.")] = None
     max_active_dims: Annotated[int | None, Meta(description="Keep the N largest entries of each sparse vector.")] = None
-    max_active_share: Annotated[float | None, Meta(description="Keep this share of the vocabulary as entries, at most.")] = None
     token_pooling: Annotated[
         float | TokenPooling | None,
         Meta(
@@ -151,7 +150,6 @@ def parse_embed(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbedReq
         instruction=body.instruction,
         activate=body.activate,
         max_active_dims=body.max_active_dims,
-        max_active_share=body.max_active_share,
         token_pooling=read_token_pooling(body.token_pooling),
         muvera=read_muvera(body.muvera),
         max_tokens=body.max_tokens,

@@ -34,7 +34,6 @@ _APPLIES_TO: Final[dict[str, tuple[OutputName, ...]]] = {
     "normalize": ("dense", "multi_vector", "hidden", "token_dense"),
     "activate": ("scores", "token_scores"),
     "max_active_dims": ("sparse",),
-    "max_active_share": ("sparse",),
     "token_pooling": ("multi_vector",),
     "muvera": ("multi_vector",),
 }
@@ -134,9 +133,6 @@ def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshk
 
 def _max_entries(card: Card, request: Request) -> int:
     requested, output = request.max_active_dims, card.output("sparse")
-    if request.max_active_share is not None:
-        allowed = max(1, int(request.max_active_share * output.width))
-        requested = allowed if requested is None else min(requested, allowed)
     if requested is None:
         return output.max_entries
     for head in output.head:

@@ -37,8 +37,6 @@ class TextOptions(TypedDict, total=False):
     """Divide vectors by their Euclidean norm. None: as the checkpoint does."""
     max_active_dims: int | None
     """Number of the largest entries of a sparse vector to keep. None: as the checkpoint says, or all."""
-    max_active_share: float | None
-    """Share of the vocabulary that a sparse vector may have as entries, from 0 to 1. None: no limit of this kind."""
     token_pooling: float | Mapping[str, Any] | TokenPooling | None
     """Pooling of documents' token vectors: a factor, of which about 1 / factor remain, or the parameters of TokenPooling.
 
@@ -92,7 +90,6 @@ def text_request(
         dimensions=options.get("dimensions"),
         normalize=options.get("normalize"),
         max_active_dims=options.get("max_active_dims"),
-        max_active_share=options.get("max_active_share"),
         token_pooling=read_token_pooling(options.get("token_pooling")),
         muvera=read_muvera(options.get("muvera")),
         truncate=read_truncate(options.get("truncate")),

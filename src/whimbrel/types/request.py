@@ -109,8 +109,6 @@ class Request:
     """Apply the card's activation to scores."""
     max_active_dims: Annotated[int, Meta(ge=1)] | None = None
     """Number of the largest entries of a sparse vector to keep."""
-    max_active_share: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """Share of the vocabulary that a sparse vector may have as entries; at least one is kept."""
     token_pooling: TokenPooling | None = None
     """Pooling of documents' token vectors; a factor of 1 pools nothing. None: the checkpoint's."""
     muvera: MuveraParameters | None = None
