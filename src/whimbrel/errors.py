@@ -37,7 +37,7 @@ import msgspec
 
 
 class Location(msgspec.Struct, frozen=True):
-    """The place of a fault in a request. As text it is a path, e.g. "input[3][1]"."""
+    """The place of a fault in a request. Its text is a path, e.g. "input[3][1]"."""
 
     field: str
     item: int | None = None

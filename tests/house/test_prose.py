@@ -19,6 +19,8 @@ FIRST_WORDS = set("What How Who Whose Whom Whether Where When Why Of By As And L
 """A title, an imperative or a noun phrase begins with none of these."""
 LOWER_CASE = set("numpy pytest safetensors tokenizers torch transformers vLLM".split())
 """Projects whose names begin with a lower-case letter."""
+MOST_WORDS = 30
+"""The rule is 25, with which few sentences read worse in two parts."""
 ELSEWHERE = re.compile(
     r"(?:inference|multi_vector_encoder|peft|sentence_transformers|torch|transformers)/"
     r"|modeling_\w+\.py|custom_st\.py|llama_bidirectional_model\.py|masking_utils\.py|mxbai_rerank_v2\.py"
@@ -103,6 +105,16 @@ def ending(prose: Prose) -> str | None:
     return None if last.startswith((" ", "|")) or re.search(r"[.?!][)\"'`*]*$", last) else "has no full stop"
 
 
+def length(prose: Prose) -> str | None:
+    """Return the offence of the first sentence with more than MOST_WORDS words. Lists, tables and trees are not counted."""
+    for paragraph in prose.text.split("\n\n"):
+        if not re.search(r"^(?: |- |\||Shapes:|Sources?:)", paragraph, re.MULTILINE):
+            for sentence in re.split(r"(?<=[.!?:])\s", paragraph):
+                if (count := len(sentence.split())) > MOST_WORDS:
+                    return f"a sentence of {count} words"
+    return None
+
+
 def references(prose: Prose) -> str | None:
     """Return the first file, module or decision that the prose mentions and that does not exist."""
     for path in re.findall(r"(?<![\w./:-])((?:src|tests|benchmarks|docs|requirements|dev)/[\w./*-]*\w)", prose.text):
@@ -159,6 +171,10 @@ def test_docstrings_end_with_a_full_stop() -> None:
     assert not (found := offences(ending, in_source())), report(found)
 
 
+def test_sentences_are_short() -> None:
+    assert not (found := offences(length, in_source())), report(found)
+
+
 def test_files_modules_and_decisions_that_are_mentioned_exist() -> None:
     assert not (found := offences(references, everything())), report(found)
 
@@ -185,6 +201,8 @@ def test_the_rules_find_what_they_look_for() -> None:
     assert breaches("the queue.")[0]
     assert breaches("A queue:")[1]
     assert breaches("A queue")[1]
+    assert length(Prose(ROOT / "README.md", 1, "word " * (MOST_WORDS + 1)))
+    assert not length(Prose(ROOT / "README.md", 1, "word " * (MOST_WORDS - 1) + "word. Word."))
     assert placeholder(Prose(ROOT / "README.md", 1, "TODO."))
     for text in ("See tests/nowhere.py.", "In `nowhere.py`.", "ADR 999.", "`whimbrel.nowhere`.", "whimbrel.errors.Nothing."):
         assert breaches(text)[2], text

@@ -1,12 +1,12 @@
 """Dispatcher: the queue of one engine, its batches in flight, and its jobs, each of which is answered exactly once.
 
-Theory of operation. One lock guards the scheduler, the set of unanswered jobs and the count of batches in flight. Whichever
-thread removes a job from the set must answer it, and answers it after it has released the lock, since a Future runs its
+Theory of operation. One lock guards the scheduler, the set of unanswered jobs and the count of batches in flight. The
+thread that removes a job from the set must answer it. It does so after it has released the lock, since a Future runs its
 callbacks in that thread. A second lock is held while rows are written into a response. The thread that answers a job acquires
 it once after the removal. So nothing is written into a response once its Future is done, and its memory may be used again.
 
-Suspects, the seqs that were on the device when an engine died, run alone: the dispatcher hands them out when no batch is in
-flight, and nothing else until they are done.
+Suspects are the seqs that were on the device when an engine died. They run alone: the dispatcher hands them out when no batch
+is in flight, and nothing else until they are done.
 
 It runs no batch and no finisher, except for the last step of a job: `answer` asks the finisher for the result.
 """

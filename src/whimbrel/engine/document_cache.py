@@ -1,7 +1,8 @@
 """Document cache: token vectors of documents that were scored before, so that they need not be computed again.
 
-The key of a document is a hash of everything that its vectors depend on: its token ids and the fields of its seq, never a name
-or an id that a client chose. The least recently used vectors are dropped when the cache is full. Safe to use from many threads.
+The key of a document is a hash of everything that its vectors depend on: its token ids and the fields of its seq. A name or an
+id that a client chose is no part of it. The least recently used vectors are dropped when the cache is full. Safe to use from
+many threads.
 """
 
 from __future__ import annotations

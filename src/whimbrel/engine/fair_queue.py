@@ -1,7 +1,7 @@
 """Fair queueing: tenants take turns, and each tenant's jobs run in the order in which an even share would finish them. Pure.
 
-Theory of operation. If the jobs of a tenant shared its turns evenly, a small job would soon be done whatever waits beside it,
-but many equal jobs would all be done at the very end. So even sharing is only simulated. Each job that comes gets a *virtual
+Theory of operation. If the jobs of a tenant shared its turns evenly, a small job would soon be done whatever waits beside it.
+But many equal jobs would all be done at the very end. So even sharing is only simulated. Each job that comes gets a *virtual
 finish*: the virtual time at which even sharing would finish it. The job with the least virtual finish runs. No job is done
 later than under even sharing, but for one seq; most are done sooner, and equal jobs in the order in which they came. While a
 tenant is served, its virtual time advances by the tokens served, divided by the number of jobs that would still be active under

@@ -3,8 +3,8 @@
 Theory of operation. `Engine.submit` makes a `Job` of an `EngineRequest`, and the dispatcher (dispatcher.py) keeps it in the
 scheduler. Each lane is a thread: it takes a batch from the dispatcher, launches it, and takes the next at once. The collector
 is one more thread: it waits for launched batches in order, checks their rows and delivers them to the finish pool
-(finish_pool.py), which fills the responses and answers the job when its last row has come. Each lane has at most two batches of
-its own in flight.
+(finish_pool.py). The pool fills the responses, and answers a job when its last row has come. Each lane has at most two batches
+of its own in flight.
 
 Where the lane is the device (a CPU), the model calls back between the layers of a bulk batch. If small requests have come
 meanwhile, the lane runs a batch of them first, besides its two.

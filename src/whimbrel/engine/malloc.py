@@ -1,8 +1,8 @@
 """Tuning of glibc malloc: freed buffers are reused instead of being returned to the kernel.
 
 Activations and responses are some MB, freed and allocated anew for each batch. By default glibc unmaps or trims freed memory,
-so that every allocation touches fresh pages: with MiniLM on two Zen 4 cores, 320,000 page faults for 35,000 tokens took a tenth
-of the time, and encoding 128 vectors as base64 took 440 us instead of 65. `_TRIM_THRESHOLD` bounds the memory that each arena
+so that every allocation touches fresh pages. With MiniLM on two Zen 4 cores, 320,000 page faults for 35,000 tokens took a tenth
+of the time. Encoding 128 vectors as base64 took 440 us instead of 65. `_TRIM_THRESHOLD` bounds the memory that each arena
 keeps.
 """
 

@@ -239,7 +239,7 @@ def _encode_chunks(
 
 
 def _check_reduction(request: EngineRequest) -> None:
-    """Reject a reduction that would take too much memory. Of pairs only documents are reduced."""
+    """Reject a reduction that would take too much memory. Only the documents of pairs are reduced."""
     finish = request.finish
     reduction = TokenReduction(finish.pooling) if isinstance(finish, PairScoring) and finish.pooling else finish
     if not isinstance(reduction, TokenReduction):

@@ -13,8 +13,8 @@ over soon. `take_small` gives such a batch to a lane that has reached a boundary
 besides the turns, so it does not count as the turn of the small ones.
 
 A queue serves its tenants in turn, one seq each, and the jobs of a tenant by fair queueing (fair_queue.py). So a tenant that
-sends more delays no other, and of a tenant's equal jobs the first is finished first. Within a job the longest seqs come first:
-seqs of similar length stay together, and the short ones are left for last, so that lanes finish a request together.
+sends more delays no other, and of a tenant's equal jobs the first is finished first. Within a job the longest seqs come first,
+so seqs of similar length stay together. The short ones are left for last, so that lanes finish a request together.
 
 The waiting seqs of a job whose deadline has passed are dropped; `expire` returns the job. After the device ran out of memory,
 batches have fewer tokens, and slowly more again. The scheduler knows jobs by identity and seqs by length. The dispatcher
@@ -171,8 +171,8 @@ class Scheduler(Generic[K]):
     def tokens_ahead(self, tokens: int, priority: int = 0, *, tenant: str = "") -> int:
         """Estimate the tokens that must run until a new request is done, its own included.
 
-        These are all more urgent tokens, those of its own queue that run before it is done, and as many of the other queue,
-        with which its own alternates, plus a batch. The time is linear in the number of priorities, not of jobs.
+        These are all more urgent tokens, and those of its own queue that run before it is done. The other queue, with which its
+        own alternates, adds as many and a batch. The time is linear in the number of priorities, not of jobs.
         """
         index = bisect_left(self._priorities, priority)
         before = sum(self._levels[urgent].tokens for urgent in self._priorities[:index])

@@ -1,7 +1,7 @@
 """Finishers: from the rows that batches give to the outputs of one request. numpy only.
 
-What becomes of a request's rows is one tagged value, its finish. A `Finisher` carries it out: the lanes hand it the rows of
-each batch, in any order, and once every seq and every step is done, `result` returns the outputs. A finisher knows no queue, no
+The use of a request's rows is one tagged value, its finish. A `Finisher` carries it out: the lanes hand it the rows of each
+batch, in any order. Once every seq and every step is done, `result` returns the outputs. A finisher knows no queue, no
 lock and no Future.
 
 Where a request runs in an engine process, the engine carries out pair scoring, and the worker everything else: it owns the

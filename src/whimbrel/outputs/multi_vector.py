@@ -1,7 +1,7 @@
 """Token reduction: token pooling (fewer vectors per document) and MUVERA (one vector per text). numpy, and scipy for pooling.
 
-A document takes a millisecond or two, so a reduction runs in a thread that nothing else waits for: the worker reduces vectors
-of a response, the engine reduces documents that it scores.
+A document takes a millisecond or two, so a reduction runs in a thread that nothing else waits for. The worker reduces vectors
+of a response, and the engine reduces documents that it scores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pair scoring by similarity: scores of pairs from a model that has none of its own. Pure.
 
-Each distinct text is encoded once and its vectors are compared. The first text of a pair is a query and the second a document,
-so models that treat the two differently do so; the card's prompts for them apply, and a requested prompt stands before queries.
-Either part may be vectors that the caller stored.
+Each distinct text is encoded once and its vectors are compared. The first text of a pair is a query and the second a document.
+The card's prompts for queries and documents apply, and a requested prompt stands before queries. Either part may be vectors
+that the caller stored.
 
 Shapes: P pairs, N distinct texts of a side.
 """

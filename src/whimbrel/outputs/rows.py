@@ -120,9 +120,9 @@ class DeviceRows:
 
 
 OutputRows: TypeAlias = Float32Array | Sparse | DeviceRows
-"""The rows of one output of a batch: (P, width), in the order of `RowSelection.offsets_B1`. Of an output over the whole
-vocabulary the entries that are not 0, one row for each seq whose request asks for it.
-"""
+"""The rows of one output of a batch: (P, width), in the order of `RowSelection.offsets_B1`.
+
+An output over the whole vocabulary gives its nonzero entries: one row for each seq whose request asks for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

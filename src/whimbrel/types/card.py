@@ -128,7 +128,7 @@ class Output:
     """Number of leading columns that a request gets by default; 0: all."""
     rows: Literal["text", "token", "entry", "vocabulary"] = "text"
     """Rows of a text: one; one per token; one per vocabulary entry in the text, the largest of its tokens; or one over the
-    whole vocabulary, of which the nonzero entries are returned."""
+    whole vocabulary. Of the last the nonzero entries are returned."""
     modes: tuple[PoolingMode, ...] = ()
     """Pooling modes, whose results are concatenated in this order."""
     include_prompt: bool = True

@@ -69,7 +69,7 @@ class ScoreOptions(TypedDict, total=False):
     token_pooling: float | Mapping[str, Any] | TokenPooling | None
     """Pooling of documents' token vectors before they are scored, as in TextOptions."""
     truncate: Truncate | bool | None
-    """Truncation as in TextOptions. Of a pair above the limit, the longer text is cut first."""
+    """Truncation as in TextOptions. The longer text of a pair above the limit is cut first."""
     max_query_tokens: int | None
     """Limit in tokens of the query of a pair, before anything is added to it. None: no limit of its own."""
     max_document_tokens: int | None

@@ -2,8 +2,8 @@
 
 Norms are float32: in bfloat16 they are three times slower on CPUs, and less exact. On a CPU a row has the same bits in any
 number of rows. Products run in blocks of sizes whose bits agree (`row_blocks.py`), found for each shape, dtype and epilogue
-when the first such layer is loaded. oneDNN makes a primitive per number of rows (0.3 to 1.3 ms and about 0.7 MB each, measured
-on Zen 4), so few sizes also keep its cache small.
+when the first such layer is loaded. oneDNN makes a primitive per number of rows, so few sizes also keep its cache
+small: each took 0.3 to 1.3 ms and about 0.7 MB on Zen 4.
 
 Shapes: R rows, I input and O output columns, K LoRA columns, V entries of a table.
 """

@@ -198,9 +198,10 @@ def _operands(queries: TokenVectors, documents: TokenVectors) -> tuple[Tensor, T
 def _items(
     queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer], block_q: int
 ) -> tuple[Int64Array, Int64Array]:
-    """Return each program: first query token, count, first document token, count.
+    """Return the programs and the pairs.
 
-    And each pair: first program, query tokens, blocks of query tokens, stretches of the document."""
+    A program has first query token, count, first document token, count. A pair has first program, query tokens, blocks of query
+    tokens, stretches of the document."""
     q_P, x_P = queries.lengths[query_P], documents.lengths[document_P]
     blocks_P = -(-q_P // block_q)
     num_stretches = max(1, -(-_PROGRAMS // int(blocks_P.sum())))

@@ -169,8 +169,8 @@ class RemoteEngine:
     def _check_admission(self, request: Request) -> None:
         """Raise Unavailable or Overloaded if the engines would refuse a request, before it is tokenized.
 
-        The engine decides exactly. Here a request counts as small if it has no more characters than a batch has tokens, as a
-        token has about four characters and a small request fills a quarter of a batch.
+        The engine decides exactly. Here a request counts as small if it has no more characters than a batch has tokens. A
+        token has about four characters, and a small request fills at most a quarter of a batch.
         """
         if (error := self._unavailable()) is not None:
             raise error
