@@ -1,18 +1,18 @@
 """Lanes: the threads that run batches. They launch, collect and answer.
 
-Theory of operation. `Engine.submit` makes a `Job` of an `EngineRequest`, and the dispatcher (dispatcher.py) keeps it in the
-scheduler. Each lane is a thread: it takes a batch from the dispatcher, launches it, and takes the next at once. The collector
-is one more thread: it waits for launched batches in order, checks their rows and delivers them to the finish pool
-(finish_pool.py). The pool fills the responses, and answers a job when its last row has come. Each lane has at most two batches
-of its own in flight.
+Theory of operation. `Engine.submit_tokenized` makes a `Job` of an `EngineRequest`. The dispatcher (dispatcher.py) keeps it in
+the scheduler, and removes it when its Future is cancelled. Each lane is a thread: it takes a batch from the dispatcher,
+launches it, and takes the next at once. The collector is one more thread: it waits for launched batches in order, checks their
+rows and delivers them to the finish pool (finish_pool.py). The pool fills the responses, and answers a job when its last row
+has come. Each lane has at most two batches of its own in flight.
 
 Where the lane is the device (a CPU), the model calls back between the layers of a bulk batch. If small requests have come
-meanwhile, the lane runs a batch of them first, besides its two.
+meanwhile, the lane runs a batch of them first, in addition to its two.
 
-A batch that fails, at launch or at collection, is halved and requeued, until each text that fails is alone; only its request
-fails. If it failed for want of memory, batches are smaller for a while. A text whose rows are not finite fails its request.
-Rows of a request that is answered already, for any reason, are dropped. A thread that dies of a bug takes the engine with it:
-every waiting request is told, and none hangs.
+The dispatcher halves and requeues a batch that fails, at launch or at collection, until each text that fails is alone. Then
+only its request fails. If it failed for want of memory, batches are smaller for a while. A text whose rows are not finite fails
+its request. Rows of a request that is answered already, for any reason, are dropped. A thread that dies of a bug takes the
+engine with it: every waiting request is told, and none hangs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _TowerBatch:
 class _InFlightBatch:
     batch: ScheduledBatch[Job]
     slots: threading.Semaphore | None
-    """The semaphore of its lane, of which it holds one; None if it runs between the layers of another batch."""
+    """The semaphore of its lane, of which it holds one permit; None if it runs between the layers of another batch."""
     observer_slot: int
     started: float
     towers: list[_TowerBatch]
@@ -190,7 +190,7 @@ class Lanes:
         return _TowerBatch(items, batch, selections, self._runner.launch(batch, selections, between_layers))
 
     def _collect_tower(self, tower: _TowerBatch) -> BatchOutput:
-        """Return the rows that a runner was launched for. Raises RuntimeError if they have another shape."""
+        """Return the selected rows of one tower's batch. Raises RuntimeError if they have another shape."""
         rows = self._runner.collect(tower.pending)
         outputs = self._card.tower(tower.batch.tower).all_outputs
         for name, selection in tower.selections.items():

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
-"""Texts of a request, and their characters, that are still tokenized in the event loop; more would hold it up."""
+"""Up to so many texts and characters of a request are tokenized in the event loop; more would hold it up."""
 _MAX_WAITING: Final = 1024
 
 

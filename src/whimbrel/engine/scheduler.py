@@ -9,8 +9,8 @@ first. Each priority has three queues, and a batch holds seqs of one of them:
 - *bulk*: everything else.
 
 Small and bulk batches alternate while both wait, so neither starves. A small batch is never filled up with bulk, so that it is
-over soon. `take_small` gives such a batch to a lane that has reached a boundary between two layers of a bulk batch. That is
-besides the turns, so it does not count as the turn of the small ones.
+over soon. `take_small` gives such a batch to a lane that has reached a boundary between two layers of a bulk batch. It does
+not change whose turn is next.
 
 A queue serves its tenants in turn, one seq each, and the jobs of a tenant by fair queueing (fair_queue.py). So a tenant that
 sends more delays no other, and of a tenant's equal jobs the first is finished first. Within a job the longest seqs come first,
@@ -45,6 +45,7 @@ _SMALL_PART: Final = 4
 _MIN_BUDGET: Final = 16
 _RECOVERY_BATCHES: Final = 32
 _RECOVERY_PART: Final = 8
+"""Every 32 good batches give back an eighth of the full budget."""
 _NOTHING: Final[Mapping[int, int]] = {}
 
 
@@ -76,7 +77,7 @@ class Scheduler(Generic[K]):
         self._deadlines: list[tuple[float, int]] = []  # a heap; deadlines of jobs that are gone stay for a while
         self._expiring: dict[int, K] = {}  # jobs with a deadline, by the number of their state
         self._numbers = count()
-        self._expired: list[K] = []  # removed by `take` or `take_small`; the next `expire` returns them
+        self._expired: list[K] = []  # found by `take` or `take_small`, and left for the next `expire`
 
     def add(
         self,
@@ -89,10 +90,11 @@ class Scheduler(Generic[K]):
         suspects: Mapping[int, int] = _NOTHING,
         first: Container[int] = (),
     ) -> None:
-        """Queue the seqs of one job, the longest first; called once per job.
+        """Queue the seqs of one job, the longest first; called once per job. The dispatcher itself keeps batches that it
+        requeues.
 
-        The indices in `first` come before all others, such as queries, without which documents could not be scored. `suspects`
-        maps the index of a seq to the largest number of seqs of a batch that holds it.
+        The indices in `first` come before all others, e.g. the queries that documents are scored against. `suspects` maps the
+        index of a seq to the number of seqs that a batch with it may have.
         """
         if not seqs:
             return

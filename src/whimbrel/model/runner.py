@@ -5,7 +5,7 @@ A batch takes four steps:
 1. `launch` pads its rows for linear layers and copies them to the device.
 2. The model of its tower (`transformer.py`) computes a hidden state per token.
 3. `pooling.py` turns them into the rows of each selected output, which are copied back to the host.
-4. `collect` waits for the copies and returns numpy arrays.
+4. `collect` waits for the copies and returns numpy arrays. Token vectors that are only scored stay on a GPU.
 
 On a GPU `launch` only enqueues steps 1 to 3 and returns at once; on a CPU the calling thread computes them. Each lane calls
 `launch` from its own thread; weights are shared and never written. Every out-of-memory error becomes MemoryError.
@@ -50,7 +50,7 @@ from whimbrel.types.request import OutputName
 T = TypeVar("T")
 
 _NICE: Final = 5
-"""Nice value of lanes above that of other threads: a third of their weight on shared cores."""
+"""Added to the nice value of lanes, which gives them a third of the CPU weight of other threads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,7 +182,7 @@ class Runner:
         return copied
 
     def collect(self, pending: Pending) -> dict[OutputName, OutputRows]:
-        """Wait for a launched batch and return its rows on the host, in the order of its seqs. Raises MemoryError."""
+        """Wait for a launched batch and return its rows, in the order of its seqs. Raises MemoryError."""
         if (done := pending.done) is not None:
             self._map_memory_errors(done.synchronize)
         outputs: dict[OutputName, OutputRows] = {}

@@ -16,10 +16,12 @@ from whimbrel.types.seq import Seq
 
 
 def offsets_of(counts: NDArray[np.integer | np.bool_]) -> Int64Array:
+    """Return 0 and the running sums: (N + 1,)."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
 
 
 def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> Int64Array:
+    """Return the concatenation of arange(start, end) over all pairs."""
     counts = ends - starts
     before = np.cumsum(counts) - counts
     return np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - before, counts)
@@ -30,7 +32,7 @@ class Batch:
     """Ragged batch on the host: the input of a model. The longest seqs come first, and equal ones are neighbors."""
 
     order_B: Int32Array
-    """Index of each seq among the arguments of `pack`."""
+    """Position of each seq in the list that was given to `pack`."""
     ids_T: Int32Array
     positions_T: Int32Array
     type_ids_T: Int32Array

@@ -1,7 +1,7 @@
 """Requests, independent of any API dialect, and the types of their fields.
 
-A `Request` that exists is valid by itself. Checks that need the model (`outputs/requested.py`) or the texts
-(`tokenizer/validation.py`) come later.
+A `Request` that exists has fields of valid types that do not contradict each other. Checks that need the model
+(`outputs/requested.py`) or the texts (`tokenizer/validation.py`) come later.
 """
 
 from __future__ import annotations
