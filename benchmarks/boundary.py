@@ -55,7 +55,7 @@ class EngineProcess:
 def start(options: Options) -> EngineProcess:
     """Start an engine process as the supervisor does."""
     ours, theirs = pair()
-    command = [sys.executable, "-P", "-m", "whimbrel.server.processes.child_process", "engine", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "whimbrel.server.processes.bootstrap", "engine", str(os.getpid())]
     environment = os.environ | {CONTROL_FD: str(theirs.fileno())}
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()

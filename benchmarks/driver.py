@@ -55,7 +55,7 @@ class Serving:
 
     def engines(self) -> list[int]:
         """Return the engine processes."""
-        return [pid for pid in family(self.pid) if b"whimbrel.server.processes.child_process\0engine" in _command(pid)]
+        return [pid for pid in family(self.pid) if b"whimbrel.server.processes.bootstrap\0engine" in _command(pid)]
 
     def stop(self) -> int:
         """Stop the server, wait, and return its exit code."""

@@ -186,7 +186,7 @@ def _kind(command: Sequence[str]) -> str:
     with suppress(ValueError, IndexError):
         at = command.index("-m") + 1
         name = command[at].rpartition(".")[2]
-        return command[at + 1] if name == "child_process" else name  # a child of the server is named by its kind
+        return command[at + 1] if name == "bootstrap" else name  # a child of the server is named by its kind
     return Path(command[0]).name if command else ""
 
 

@@ -48,13 +48,15 @@ def test_a_row_has_the_same_bits_in_blocks_of_products_whose_bits_differ(
 ) -> None:
     invented.install(monkeypatch)
     layer = make_linear(inner, width, dtype, activation)
+    assert layer._finding is not None
+    blocks = layer._finding.result()
     x = torch.randn(1100, inner).to(dtype)
     whole = layer(x)
     for num_rows in (1, 16, 32, 48, 100, 384, 496, 512, 544, 1024):
         for start in (0, 7):
             assert torch.equal(layer(x[start : start + num_rows]), whole[start : start + num_rows])
     if inner * width > 10_000:
-        assert {invented.order(size) for size in layer._blocks.sizes} == {0}
+        assert {invented.order(size) for size in blocks.sizes} == {0}
         assert not torch.equal(layer._product(x[:480]), layer._product(x[:512])[:480])  # without blocks they would differ
 
 
@@ -63,7 +65,8 @@ def test_what_is_found_holds_for_the_products_of_this_machine(dtype: torch.dtype
     """The bits agree also for rows unrelated to those of the trial."""
     layer = make_linear(768, 384, dtype, "gelu")
     x = torch.randn(1536, 768).to(dtype)
-    found = layer._finding.result() if layer._finding else layer._blocks
+    assert layer._finding is not None
+    found = layer._finding.result()
     assert found
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

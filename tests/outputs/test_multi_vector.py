@@ -400,7 +400,7 @@ def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
     ours, theirs = pair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "whimbrel.server.processes.child_process", "engine", str(os.getpid())],
+            [sys.executable, "-P", "-m", "whimbrel.server.processes.bootstrap", "engine", str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=os.environ | {CONTROL_FD: str(theirs.fileno())},
         )

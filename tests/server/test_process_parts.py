@@ -217,7 +217,7 @@ def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], Channel[ReportEn
     ours, theirs = pair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "whimbrel.server.processes.child_process", "engine", str(os.getpid())],
+            [sys.executable, "-P", "-m", "whimbrel.server.processes.bootstrap", "engine", str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=os.environ | {CONTROL_FD: str(theirs.fileno())},
         )
@@ -259,7 +259,7 @@ def test_an_engine_survives_a_worker_that_is_cut_off(
 @pytest.mark.parametrize("kind", ["engine", "worker"])
 def test_a_part_that_is_started_by_hand_says_so(kind: str) -> None:
     for arguments in ([kind], [kind, str(os.getpid())], [kind, "1"]):
-        command = [sys.executable, "-m", "whimbrel.server.processes.child_process", *arguments]
+        command = [sys.executable, "-m", "whimbrel.server.processes.bootstrap", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "Traceback" not in done.stderr

@@ -45,7 +45,7 @@ class Server:
         """Process ids of its engines or workers, or of both."""
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         pids = sorted(int(pid) for task in tasks for pid in task.read_text().split())
-        return [pid for pid in pids if f"whimbrel.server.processes.child_process\0{kind}" in _command(pid)]
+        return [pid for pid in pids if f"whimbrel.server.processes.bootstrap\0{kind}" in _command(pid)]
 
     @property
     def port(self) -> int:

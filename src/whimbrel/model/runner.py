@@ -71,6 +71,8 @@ class Runner:
     def __init__(self, checkpoint: Checkpoint, card: Card, plan: Plan) -> None:
         self._device = torch.device(plan.device)
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._keeps_vectors = self._copies is not None
+        """Token vectors that are only scored stay on the device; a test sets it on a CPU."""
         with torch.inference_mode(), loading(plan.num_lanes) as unstable:
             dtype: torch.dtype = getattr(torch, plan.dtype)
             folder = checkpoint.folder
@@ -160,10 +162,10 @@ class Runner:
         self, rows: Mapping[OutputName, Tensor], selections: Mapping[OutputName, RowSelection], tower: int
     ) -> Pending:
         """Copy rows to the host; of outputs that stay on the device, only the mask of finite rows."""
-        if self._copies is None:
-            return Pending(rows, {}, selections, tower, None)
-        kept: set[OutputName] = {name for name in rows if selections[name].keep_on_device}
+        kept: set[OutputName] = {name for name in rows if selections[name].keep_on_device and self._keeps_vectors}
         finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in kept}
+        if self._copies is None:
+            return Pending(rows, finite, selections, tower, None)
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copies):
             copied: dict[OutputName, Tensor] = {

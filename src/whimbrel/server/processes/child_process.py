@@ -1,27 +1,17 @@
-"""Child process of a server: its start, its channel to the supervisor, its limits and its end.
-
-Command: python -m whimbrel.server.processes.child_process KIND SUPERVISOR.
-
-A terminal or a service manager sends signals to all processes. A child ignores them, as the supervisor tells it to stop. It
-ends when the supervisor ends: their channel is closed then, and the kernel kills a child that is loading or stuck.
-"""
+"""Child process of a server: its channel to the supervisor, its limits and its end."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import signal
 import socket
 import sys
 from contextlib import suppress
-from importlib import import_module
 from typing import Final, NoReturn
 
-_PR_SET_PDEATHSIG: Final = 1
+from whimbrel.telemetry import logs
+
 _MAX_FILES: Final = 65_536
-_MODULES: Final = {"engine": "engine_process", "worker": "worker"}
-"""Modules by kind of process. They use this module, and are imported when the signals are set."""
 
 CHANNEL_BROKEN: Final = 71
 """Exit code of a process that received a message that it cannot read, or had no descriptor left for it."""
@@ -29,21 +19,17 @@ CHANNEL_BROKEN: Final = 71
 CONTROL_FD: Final = "WHIMBREL_CONTROL_FD"
 """Environment variable with the descriptor of a child's channel to the supervisor."""
 
-_BY_HAND: Final = "this is a part of `whimbrel serve`; it cannot be run alone."
-
 
 def control_socket() -> socket.socket:
     """Return the child's end of its channel to the supervisor. Exit if there is none."""
     try:
         return socket.socket(fileno=int(os.environ.pop(CONTROL_FD)))
     except (KeyError, ValueError, OSError):
-        sys.exit(_BY_HAND)
+        sys.exit("this is a part of `whimbrel serve`; it cannot be run alone.")
 
 
 def exit_process(code: int) -> NoReturn:
     """Write the queued log records, then end without waiting for other threads."""
-    from whimbrel.telemetry import logs  # it takes longer to import than `main` may wait
-
     logs.flush()
     os._exit(code)
 
@@ -61,20 +47,3 @@ def raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < limit:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def main() -> None:
-    """Run the engine or the worker that the arguments name."""
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)
-    if len(sys.argv) != 3 or sys.argv[1] not in _MODULES:
-        sys.exit(_BY_HAND)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(sys.argv[2]):  # the supervisor has ended meanwhile
-            sys.exit(1)
-    import_module(f"whimbrel.server.processes.{_MODULES[sys.argv[1]]}").main()
-
-
-if __name__ == "__main__":
-    main()

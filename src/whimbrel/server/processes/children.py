@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from whimbrel.server.processes import child_process
+from whimbrel.server.processes import bootstrap
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, close_fds, pair
+from whimbrel.server.processes.child_process import CONTROL_FD
 from whimbrel.server.processes.messages import CannotStart, EngineDown, Planned
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.telemetry import metrics
@@ -89,11 +90,11 @@ class Child:
         self.ready = False
         self.eof.clear()
         optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
-        command = [sys.executable, *optimize, "-P", "-m", child_process.__name__, self.kind, str(os.getpid())]
+        command = [sys.executable, *optimize, "-P", "-m", bootstrap.__name__, self.kind, str(os.getpid())]
         ours, theirs = pair()
         with theirs:
             fd = theirs.fileno()
-            environment = os.environ | {child_process.CONTROL_FD: str(fd), metrics.DIRECTORY: str(metrics_folder)}
+            environment = os.environ | {CONTROL_FD: str(fd), metrics.DIRECTORY: str(metrics_folder)}
             try:
                 self.process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, pass_fds=[fd], env=environment)
             except OSError:
