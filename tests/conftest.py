@@ -7,7 +7,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -18,11 +18,15 @@ from needs import lacks_bfloat16
 from parity import WRITTEN, Parity
 from promises import promise_of
 from selection import mark_extended_cases
+from serving import Server
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.checkpoint.proven import read_results
 from whimbrel.telemetry import trace
+
+if TYPE_CHECKING:
+    from exchanges import Small
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -60,6 +64,29 @@ def engine32() -> Iterator[Engine]:
     """MiniLM in float32."""
     with Engine(dtype="float32") as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A server of MiniLM with default options. Tests that stop it, kill its processes or limit it start their own."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def server32() -> Iterator[Server]:
+    """A server of MiniLM in float32."""
+    with Server("--dtype", "float32") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
+    """A server of small random models of several kinds."""
+    from exchanges import small_server
+
+    with small_server(tmp_path_factory.mktemp("models")) as small:
+        yield small
 
 
 @pytest.fixture(scope="session")

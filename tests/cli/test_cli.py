@@ -140,7 +140,7 @@ def test_embed_nothing(here: Here, tmp_path: Path) -> None:
 
 
 def test_embed_errors(here: Here, tmp_path: Path) -> None:
-    assert "cannot write" in error("embed", "a", "-o", str(tmp_path / "no/v.npy"))
+    assert "cannot write" in here.error("embed", "a", "-o", str(tmp_path / "no/v.npy"))
     assert "line 2 of stdin is not valid UTF-8" in here.error("embed", "-o", str(tmp_path / "v.npy"), stdin=b"ok\n\xff\n")
     assert "--matryoshka" in here.error("embed", "a", "--dimensions", "3")
     assert "no prompt 'query'" in here.error("embed", "a", "--prompt", "query")
@@ -179,16 +179,16 @@ def test_a_byte_order_mark_is_no_text(here: Here) -> None:
 
 def test_show(minilm: Path, here: Here) -> None:
     assert b"max_length" in here.run("show")[0]
-    parts = json.loads(run("show", "--json").stdout)
-    assert parts["card"]["outputs"]["dense"]["width"] == 384
-    assert parts["plan"]["device"] == "cpu"
-    assert json.loads(here.run("show", str(minilm), "--json")[0])["card"]["outputs"]["dense"]["width"] == 384
+    for model in ((), (str(minilm),)):
+        parts = json.loads(here.run("show", *model, "--json")[0])
+        assert parts["card"]["outputs"]["dense"]["width"] == 384
+        assert parts["plan"]["device"] == "cpu"
 
 
-def test_models() -> None:
-    lines = run("models").stdout.decode().splitlines()
+def test_models(here: Here) -> None:
+    lines = here.run("models")[0].decode().splitlines()
     assert lines[0].split() == ["MODEL", "FAMILY", "TASKS", "DIFFERENCE", "PARITY", "TEST"]
-    found = json.loads(run("models", "--json").stdout)
+    found = json.loads(here.run("models", "--json")[0])
     assert [line.split()[:2] for line in lines[1:]] == [[row["model"], row["family"]] for row in found]
     minilm = next(row for row in found if row["model"] == "sentence-transformers/all-MiniLM-L6-v2")
     assert minilm["tasks"] == ["dense"]
@@ -227,15 +227,15 @@ def test_G10_models_that_are_not_there(model: str, says: str, here: Here) -> Non
     assert says in here.error("embed", "a", "--model", model)
 
 
-def test_G10_a_server_of_a_model_that_is_not_there() -> None:
+def test_G10_a_server_of_a_model_that_is_not_there(here: Here) -> None:
     text = error("serve", "nobody/nothing", "--port", "0")
     assert "not in the local cache" in text
     assert "hint: check the id" in text
-    assert "is empty" in error("serve", "", "--port", "0")
+    assert "is empty" in here.error("serve", "", "--port", "0")
 
 
 def test_a_folder_that_is_no_checkpoint(here: Here, tmp_path: Path) -> None:
-    assert "config.json: not found" in error("serve", str(tmp_path), "--port", "0")
+    assert "config.json: not found" in here.error("serve", str(tmp_path), "--port", "0")
     (tmp_path / "file").write_text("x")
     assert "is a file" in here.error("embed", "a", "--model", str(tmp_path / "file"))
 
@@ -307,14 +307,15 @@ def test_two_models_of_one_name(here: Here, tmp_path: Path) -> None:
     assert "two models are named bird" in error("serve", *map(str, folders), "--served-name", "other,bird", "--port", "0")
 
 
-def test_wrong_options(here: Here) -> None:
-    assert "--dtype takes" in error("serve", "--dtype", "int3", "--port", "0")
+def test_wrong_options(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--dtype takes" in here.error("serve", "--dtype", "int3", "--port", "0")
     assert "--device takes" in here.error("show", "--device", "tpu")
     assert "1 to 512" in here.error("embed", "a", "--max-length", "513")
-    assert "takes one of: cls" in error("serve", "--pooling", "best", "--port", "0")
-    assert "empty" in error("serve", "--api-key", " ", "--port", "0")
-    assert "cannot read the API keys" in error("serve", "--api-key-file", "/nowhere", "--port", "0")
-    assert "--allowed-host takes" in error("serve", "--allowed-host", "http://a", "--port", "0")
-    assert "--cors-origin takes" in error("serve", "--cors-origin", "a.example", "--port", "0")
-    assert "WHIMBREL_GUARDS" in error("serve", "--port", "0", WHIMBREL_GUARDS='{"max_body": 1}')
-    run("serve", "--port", "99999", code=2)
+    assert "takes one of: cls" in here.error("serve", "--pooling", "best", "--port", "0")
+    assert "empty" in here.error("serve", "--api-key", " ", "--port", "0")
+    assert "cannot read the API keys" in here.error("serve", "--api-key-file", "/nowhere", "--port", "0")
+    assert "--allowed-host takes" in here.error("serve", "--allowed-host", "http://a", "--port", "0")
+    assert "--cors-origin takes" in here.error("serve", "--cors-origin", "a.example", "--port", "0")
+    monkeypatch.setenv("WHIMBREL_GUARDS", '{"max_body": 1}')
+    assert "WHIMBREL_GUARDS" in here.error("serve", "--port", "0")
+    here.run("serve", "--port", "99999", code=2)

@@ -18,7 +18,7 @@ from cohere.core.api_error import ApiError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exchanges import Exchanges, Small, small_server
+from exchanges import Exchanges, Small
 from fake import FakeEmbedder, FakeModel, call
 from vectors import is_read_back, vectors
 from whimbrel.dialects import cohere as dialect
@@ -208,12 +208,6 @@ def test_errors_name_the_documents() -> None:
 
 
 # A server
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
-    with small_server(tmp_path_factory.mktemp("models")) as small:
-        yield small
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cohere import QUERY, TEXTS, as_floats, model, result
 
-from exchanges import Exchanges, Small, small_server
+from exchanges import Exchanges, Small
 from jina_v3 import TASKS
 from vectors import is_read_back, vectors
 from whimbrel.dialects import jina, openai
@@ -123,12 +122,6 @@ def test_the_default_of_the_path_takes_objects_and_input_types() -> None:
 
 
 # A server
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
-    with small_server(tmp_path_factory.mktemp("models")) as small:
-        yield small
 
 
 @pytest.mark.extended

@@ -220,12 +220,9 @@ def test_bodies_that_are_none_and_what_comes_before_them() -> None:
 # Through the package
 
 
-def test_the_package(engine32: Engine) -> None:
+def test_the_package(server32: Server, engine32: Engine) -> None:
     exchanges = Exchanges()
-    with (
-        Server("--dtype", "float32") as server,
-        sdk.Client(host=server.url, event_hooks={"response": [exchanges.hook]}) as client,
-    ):
+    with sdk.Client(host=server32.url, event_hooks={"response": [exchanges.hook]}) as client:
         (listed,) = client.list().models
         assert listed.model == f"{NAME}:latest"
         for name in (NAME, listed.model):
@@ -249,16 +246,15 @@ def test_the_package(engine32: Engine) -> None:
             client.embed(NAME, "far " * 300, truncate=False)
         assert long.value.status_code == 400
         exchanges.check("ollama/package")
-        curl = ["curl", "-s", f"{server.url}/api/embed", "-d", orjson.dumps({"model": NAME, "input": "a"}).decode()]
+        curl = ["curl", "-s", f"{server32.url}/api/embed", "-d", orjson.dumps({"model": NAME, "input": "a"}).decode()]
         answer = orjson.loads(subprocess.run(curl, capture_output=True, check=True).stdout)
         assert np.array_equal(np.array(answer["embeddings"], np.float32), engine32.embed(["a"]))
 
 
-def test_the_package_awaited(engine32: Engine) -> None:
+def test_the_package_awaited(server32: Server, engine32: Engine) -> None:
     async def ask_many(url: str) -> list[Any]:
         async with sdk.AsyncClient(host=url) as client:
             return await asyncio.gather(*(client.embed(NAME, text) for text in TEXTS[:2]))
 
-    with Server("--dtype", "float32") as server:
-        found = [answer.embeddings[0] for answer in asyncio.run(ask_many(server.url))]
+    found = [answer.embeddings[0] for answer in asyncio.run(ask_many(server32.url))]
     assert np.array_equal(np.array(found, np.float32), engine32.embed(TEXTS[:2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +21,18 @@ from transformers import AutoTokenizer
 
 from checkpoints import sentence_layout, write_bert
 from classifiers import write_classifier
-from fake import FakeModel
+from exchanges import Small
+from fake import FakeModel, call
 from late_models import write_stanford
 from serving import Server
 from vectors import same_bits, told, vectors
-from whimbrel import Engine
+from whimbrel import AsyncEngine, Engine
 from whimbrel.dialects import rerank
 from whimbrel.dialects.common.pair_inputs import Document
 from whimbrel.errors import ComputeError, InvalidRequest, Location, TooLarge
+from whimbrel.server.app.app import create_app
 from whimbrel.server.app.openapi import openapi_document
+from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
 
@@ -242,12 +246,11 @@ def test_a_real_server(kind: str, tmp_path: Path) -> None:
         assert (long.status_code, long.json()["error"]["param"]) == (400, "documents[1]")
 
 
-def test_C11_no_documents_one_thousands_empty_and_equal_ones(tmp_path: Path) -> None:
-    write_stanford(tmp_path)
-    with Server(str(tmp_path), "--dtype", "float32") as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+def test_C11_no_documents_one_thousands_empty_and_equal_ones(small: Small) -> None:
+    with httpx2.Client(base_url=small.url, timeout=60) as client:
 
         def ranked(documents: list[str], **more: Any) -> Any:
-            return client.post("/v1/rerank", json={"query": QUERY, "documents": documents} | more)
+            return client.post("/v1/rerank", json={"model": "late", "query": QUERY, "documents": documents} | more)
 
         none = ranked([])
         assert (none.status_code, none.json()["error"]["param"]) == (400, "documents")
@@ -271,9 +274,16 @@ def test_C11_no_documents_one_thousands_empty_and_equal_ones(tmp_path: Path) -> 
 def test_C12_sparse_vectors_of_zeros(tmp_path: Path) -> None:
     """They are empty, and score 0 with any other."""
     write_m3(tmp_path)
-    with Server(str(tmp_path), "--dtype", "float32") as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        app = create_app(ModelRegistry(AsyncEngine(engine)))
+
+        def post(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            headers = {"content_type": "application/json"}
+            answer = asyncio.run(call(app, "POST", path, body=orjson.dumps(body), headers=headers))
+            return answer.status, orjson.loads(answer.body)
+
         body: dict[str, Any] = {"input": ["", "far away"], "outputs": "sparse", "encoding_format": "base64"}
-        empty, other = client.post("/v1/embed", json=body).raise_for_status().json()["outputs"]["sparse"]
+        empty, other = post("/v1/embed", body)[1]["outputs"]["sparse"]
         assert empty == {"ids": "", "weights": ""}
         assert other["ids"]
         pairs = {
@@ -281,9 +291,9 @@ def test_C12_sparse_vectors_of_zeros(tmp_path: Path) -> None:
             "documents": ["far away", other, empty, empty],
             "score_by": "sparse",
         }
-        refused = client.post("/v1/score", json=pairs)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "queries[0]")
+        status, refused = post("/v1/score", pairs)
+        assert (status, refused["error"]["param"]) == (400, "queries[0]")
         pairs["queries"] = [empty, "far away", empty, "far away"]
-        scores = [each["score"] for each in client.post("/v1/score", json=pairs).raise_for_status().json()["data"]]
+        scores = [each["score"] for each in post("/v1/score", pairs)[1]["data"]]
         assert scores[1] > 0
         assert [scores[0], *scores[2:]] == [0.0] * 3

@@ -614,27 +614,26 @@ def exchanges() -> Iterator[Exchanges]:
     huggingface_hub.set_client_factory(httpx2.Client)
 
 
-def test_inference_client(exchanges: Exchanges, engine32: Engine) -> None:
-    with Server("--dtype", "float32") as server:
-        client = InferenceClient(base_url=server.url)
-        assert np.array_equal(client.feature_extraction(TEXTS), engine32.embed(TEXTS))
-        raw = client.feature_extraction(QUERY, normalize=False, truncate=True, truncation_direction="left")
-        assert np.array_equal(raw[0], engine32.embed(QUERY, normalize=False))
-        vectors = engine32.embed([QUERY, *TEXTS])
-        found = np.array(client.sentence_similarity(QUERY, TEXTS), np.float32)
-        assert np.array_equal(found, (vectors[1:] * vectors[0]).sum(axis=1))
-        at_route = InferenceClient(model=f"{server.url}/embed")
-        assert np.array_equal(at_route.feature_extraction(QUERY), vectors[:1])
-        with pytest.raises(HfHubHTTPError, match="prompt_name: no prompt 'query'"):
-            client.feature_extraction(QUERY, prompt_name="query")
-        with pytest.raises(HfHubHTTPError, match="the limit is 256"):
-            client.feature_extraction("far " * 300, truncate=False)
-        exchanges.check("tei/embedding")
-        info = httpx2.get(f"{server.url}/info").json()
-        assert info["models"][0]["plan"]["served_name"] == info["served_model_name"] == info["model_id"]
-        assert (info["model_dtype"], info["max_input_length"], info["auto_truncate"]) == ("float32", 256, True)
-        assert info["model_type"] == {"embedding": {"pooling": "mean"}}
-        assert httpx2.get(server.url).status_code == httpx2.get(f"{server.url}/ping").status_code == 200
+def test_inference_client(exchanges: Exchanges, server32: Server, engine32: Engine) -> None:
+    client = InferenceClient(base_url=server32.url)
+    assert np.array_equal(client.feature_extraction(TEXTS), engine32.embed(TEXTS))
+    raw = client.feature_extraction(QUERY, normalize=False, truncate=True, truncation_direction="left")
+    assert np.array_equal(raw[0], engine32.embed(QUERY, normalize=False))
+    vectors = engine32.embed([QUERY, *TEXTS])
+    found = np.array(client.sentence_similarity(QUERY, TEXTS), np.float32)
+    assert np.array_equal(found, (vectors[1:] * vectors[0]).sum(axis=1))
+    at_route = InferenceClient(model=f"{server32.url}/embed")
+    assert np.array_equal(at_route.feature_extraction(QUERY), vectors[:1])
+    with pytest.raises(HfHubHTTPError, match="prompt_name: no prompt 'query'"):
+        client.feature_extraction(QUERY, prompt_name="query")
+    with pytest.raises(HfHubHTTPError, match="the limit is 256"):
+        client.feature_extraction("far " * 300, truncate=False)
+    exchanges.check("tei/embedding")
+    info = httpx2.get(f"{server32.url}/info").json()
+    assert info["models"][0]["plan"]["served_name"] == info["served_model_name"] == info["model_id"]
+    assert (info["model_dtype"], info["max_input_length"], info["auto_truncate"]) == ("float32", 256, True)
+    assert info["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert httpx2.get(server32.url).status_code == httpx2.get(f"{server32.url}/ping").status_code == 200
 
 
 @pytest.mark.extended

@@ -605,9 +605,9 @@ def test_tokenize_and_back(minilm_app: Asker) -> None:
     assert (wrong.status, orjson.loads(wrong.body)["error"]["param"]) == (400, "tokens[1]")
 
 
-def test_bytes_through_a_socket(engine: Engine) -> None:
+def test_bytes_through_a_socket(server: Server, engine: Engine) -> None:
     expected = engine.embed(TEXTS)
-    with Server() as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
         body = {"input": TEXTS, "encoding_format": "bytes", "request_id": "é\r\nx: y"}
         answer = client.post("/pooling", json=body).raise_for_status()
         told = json.loads(answer.headers["metadata"])

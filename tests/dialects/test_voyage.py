@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_cohere import QUERY, TEXTS, model, ranked, result
 from voyageai import error
 
-from exchanges import Exchanges, Small, small_server
+from exchanges import Exchanges, Small
 from vectors import is_read_back, vectors
 from whimbrel.dialects import voyage
 from whimbrel.errors import Hint, InvalidRequest, TooLong
@@ -129,12 +129,6 @@ def test_which_bodies_are_voyage_s() -> None:
 
 
 # A server
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
-    with small_server(tmp_path_factory.mktemp("models")) as small:
-        yield small
 
 
 @pytest.fixture

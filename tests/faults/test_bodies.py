@@ -19,12 +19,6 @@ GOLDEN = "A whimbrel is a wader."
 MIB = 2**20
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
 @pytest.fixture(autouse=True)
 def still_answers(server: Server, engine: Engine) -> Iterator[None]:
     """Whatever a test did: the server is ready, says nothing of a bug, and a text has the same bits as in-process."""

@@ -30,12 +30,6 @@ MAX_LENGTH = 256
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=server.url, timeout=100) as client:
         yield client

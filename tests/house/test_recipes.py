@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ PROGRAMS = {
     "LangChain": "langchain_openai", "LlamaIndex": "llama_index", "Haystack": "haystack", "Chroma": "chromadb", "LanceDB": "lancedb",
     "Qdrant": "qdrant_client", "mteb": "mteb",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
 
 
 def recipes() -> dict[str, list[str]]:

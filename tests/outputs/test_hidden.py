@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -390,22 +389,16 @@ def test_what_the_card_says(engine: Engine) -> None:
 # Through processes
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server("--dtype", "float32", "--workers", "1") as server:
-        yield server
-
-
 @pytest.mark.extended
-def test_through_a_server(server: Server, engine32: Engine) -> None:
+def test_through_a_server(server32: Server, engine32: Engine) -> None:
     texts = [*TEXTS, *([LONG] * 20)]  # beyond what goes without shared memory
     expected = engine32.encode(texts, ("dense", "hidden", "token_dense"))
-    with Client(server.url) as client:
+    with Client(server32.url) as client:
         found = client.encode(texts, ("dense", "hidden", "token_dense"))
         assert np.array_equal(found.dense, expected.dense)  # pyright: ignore
         assert_same(found.hidden, cast(Ragged, expected.hidden))
         assert_same(found.token_dense, cast(Ragged, expected.token_dense))
         many = client.encode(["a b"] * 3000, "hidden").hidden  # in several requests
         assert_same(many, cast(Ragged, [hidden(engine32, "a b")[0]] * 3000))
-    with Client(server.url, dialect="tei") as client:
+    with Client(server32.url, dialect="tei") as client:
         assert_same(client.encode(TEXTS, "hidden").hidden, hidden(engine32, TEXTS))

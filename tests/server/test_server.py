@@ -30,12 +30,6 @@ PATH = "/v1/embeddings"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def http_client(server: Server) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=server.url, timeout=60) as client:
         yield client

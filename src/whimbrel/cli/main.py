@@ -206,49 +206,48 @@ def serve(
             hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
         )
     names = names_of_models(served_name or [], num_models=len(model_ids))
-    listener = listen(host, port)
-    limits = read_server_limits(
-        address=listener.getsockname()[0],
-        api_keys=api_key or (),
-        api_key_file=api_key_file,
-        allowed_hosts=allowed_host or (),
-        cors_origins=cors_origin or (),
-        public_metrics=public_metrics,
-        warn=lambda text: screen.print(f"warning: {text}", style="yellow", markup=False),
-    )
-    options = ServeOptions(
-        models=tuple(
-            ModelOptions(
-                model,
-                _pooling(pooling),
-                Options(
-                    device=device,
-                    dtype=dtype,
-                    served_name=own_names[0] if own_names else None,
-                    aliases=own_names[1:],
-                    max_length=max_length,
-                    max_batch_tokens=max_batch_tokens,
-                    max_request_tokens=max_request_tokens,
-                    max_queue_tokens=max_queue_tokens or _MAX_QUEUED_REQUESTS * max_request_tokens,
-                    max_queue_seconds=max_queue_seconds,
-                    max_queue_bytes=_MAX_QUEUE_BYTES,
-                    matryoshka=matryoshka,
-                    document_cache_bytes=document_cache_bytes,
-                ),
-                _reranker(reranker),
-            )
-            for model, own_names in zip(model_ids, names, strict=True)
-        ),
-        limits=limits,
-        num_workers=workers or max(1, min(4, (os.cpu_count() or 1) // 8)),
-        num_replicas=replicas,
-        drain_seconds=drain_timeout,
-        step_seconds=step_timeout,
-        logs=logs.LogOptions(log_format, log_level, access_log),
-        otel=otel,
-    )
-    logs.configure(options.logs, process="supervisor", secrets=limits.api_keys)
-    with listener:
+    with listen(host, port) as listener:
+        limits = read_server_limits(
+            address=listener.getsockname()[0],
+            api_keys=api_key or (),
+            api_key_file=api_key_file,
+            allowed_hosts=allowed_host or (),
+            cors_origins=cors_origin or (),
+            public_metrics=public_metrics,
+            warn=lambda text: screen.print(f"warning: {text}", style="yellow", markup=False),
+        )
+        options = ServeOptions(
+            models=tuple(
+                ModelOptions(
+                    model,
+                    _pooling(pooling),
+                    Options(
+                        device=device,
+                        dtype=dtype,
+                        served_name=own_names[0] if own_names else None,
+                        aliases=own_names[1:],
+                        max_length=max_length,
+                        max_batch_tokens=max_batch_tokens,
+                        max_request_tokens=max_request_tokens,
+                        max_queue_tokens=max_queue_tokens or _MAX_QUEUED_REQUESTS * max_request_tokens,
+                        max_queue_seconds=max_queue_seconds,
+                        max_queue_bytes=_MAX_QUEUE_BYTES,
+                        matryoshka=matryoshka,
+                        document_cache_bytes=document_cache_bytes,
+                    ),
+                    _reranker(reranker),
+                )
+                for model, own_names in zip(model_ids, names, strict=True)
+            ),
+            limits=limits,
+            num_workers=workers or max(1, min(4, (os.cpu_count() or 1) // 8)),
+            num_replicas=replicas,
+            drain_seconds=drain_timeout,
+            step_seconds=step_timeout,
+            logs=logs.LogOptions(log_format, log_level, access_log),
+            otel=otel,
+        )
+        logs.configure(options.logs, process="supervisor", secrets=limits.api_keys)
         code = serve_until_stopped(options, listener, console=screen)
     raise typer.Exit(code)
 
