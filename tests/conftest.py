@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of two test processes that spin take each other's cores
 
 from collections.abc import Generator, Iterator
 from pathlib import Path

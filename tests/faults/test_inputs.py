@@ -203,7 +203,7 @@ PATHOLOGICAL = {
 
 
 @pytest.mark.parametrize("what", PATHOLOGICAL)
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 def test_C6_a_text_as_long_as_may_be_takes_seconds_at_most(what: str, client: httpx2.Client, engine: Engine) -> None:
     text = PATHOLOGICAL[what]
     began = time.monotonic()

@@ -163,7 +163,7 @@ def test_requests_whose_clients_leave_at_any_moment_end_once(loop: str) -> None:
         end = trace.subscribe(trace.RequestStarted, received.append)
         async with serving() as world:
             world.embedder.before = lambda: act(chance)
-            for _ in range(15):
+            for _ in range(6):
                 await asyncio.gather(*[come_and_go(world, chance) for _ in range(20)])
             await world.until(lambda: not world.server._connections)
         end()

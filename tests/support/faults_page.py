@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,7 @@ def numbers_in(test: str) -> list[str]:
     return match[1].strip("_").split("_") if match else []
 
 
+@cache
 def names_of_tests() -> list[str]:
     """Return the names of all tests, in the order of their files."""
     return [

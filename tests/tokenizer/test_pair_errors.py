@@ -40,7 +40,7 @@ def refused(answer: httpx2.Response) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("poison", ["@@nan", "@@raise"])
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_a_text_that_fails_is_named(poison: str, client: httpx2.Client) -> None:
     documents = ["far", "far", "far", "away", poison, "near"]
     assert refused(client.post("/v1/rerank", json={"query": "a", "documents": documents})) == (500, "documents[4]")
@@ -49,6 +49,7 @@ def test_a_text_that_fails_is_named(poison: str, client: httpx2.Client) -> None:
     assert refused(client.post("/v1/score", json=body)) == (500, "queries[3]")
 
 
+@pytest.mark.sample(1)
 def test_vectors_that_are_too_large_are_named(client: httpx2.Client) -> None:
     """In a pair whose number is that of no text."""
     large: Any = {"data": pybase64.b64encode_as_string(np.full(16, 1e30, np.float32).tobytes()), "shape": [1, 16]}
