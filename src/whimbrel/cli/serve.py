@@ -144,6 +144,8 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
     }
     if plan.device == "cpu":
         summary["CPU"] = str(plan.cpu)
+    if plan.torch_note:
+        summary["PyTorch"] = f"{plan.torch}: {plan.torch_note}"
     if plan.same_bits is False:
         summary["same bits"] = f"no: {plan.same_bits_reason}"
     return summary

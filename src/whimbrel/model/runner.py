@@ -36,6 +36,7 @@ from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.cpu import cpu, num_physical_cores
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.ops.memory import is_out_of_memory
+from whimbrel.model.ops.prepacked import prepacked_problem, version_note
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.trials import loading
 from whimbrel.model.pooling import DeviceRowSelection, Pooling
@@ -212,7 +213,9 @@ def probe() -> Hardware:
     """Return the resources that this process may use."""
     gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
     has_bfloat16 = bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0)
-    return Hardware(num_cores=_usable_cores(), cpu=cpu(), gpus=gpus, gpu_bfloat16=has_bfloat16)
+    processor = cpu()  # before the self-test, which makes oneDNN's first primitive
+    note = version_note(torch.__version__, prepacked_problem())
+    return Hardware(_usable_cores(), processor, gpus, has_bfloat16, torch=torch.__version__, torch_note=note)
 
 
 def _usable_cores() -> int:

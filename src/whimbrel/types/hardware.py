@@ -49,3 +49,7 @@ class Hardware:
     cpu: Cpu = field(default_factory=Cpu)
     gpus: tuple[str, ...] = ()
     gpu_bfloat16: bool = False
+    torch: str = "unknown"
+    """Version of PyTorch."""
+    torch_note: str = ""
+    """Warning about that version, or empty."""

@@ -77,6 +77,10 @@ class Plan:
     matryoshka: bool
     document_cache_bytes: int
     cpu: Cpu = field(default_factory=Cpu)
+    torch: str = "unknown"
+    """Version of PyTorch."""
+    torch_note: str = ""
+    """Warning about that version, or empty."""
     same_bits: bool | None = None
     """A text has the same bits alone and in any batch. None on a CPU until the loaded weights have been tried."""
     same_bits_reason: str = ""
@@ -113,6 +117,8 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         matryoshka=options.get("matryoshka", False) or card.matryoshka,
         document_cache_bytes=_limit("document_cache_bytes", options.get("document_cache_bytes", 0), least=0),
         cpu=hardware.cpu,
+        torch=hardware.torch,
+        torch_note=hardware.torch_note,
         same_bits=None if on_cpu else False,
         same_bits_reason="" if on_cpu else "a GPU's kernels are chosen by the size of a batch",
     )

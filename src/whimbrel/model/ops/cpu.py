@@ -14,11 +14,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
 
+from whimbrel.model.ops.prepacked import onednn_bfloat16
 from whimbrel.types.hardware import CPU_LEVELS, Cpu, CpuLevel
 
 _ISA_VARIABLES: Final = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -50,7 +51,7 @@ _SMALL_KERNEL_CORES: Final = frozenset({"skylakex", "cooperlake", "sapphirerapid
 
 @cache
 def cpu() -> Cpu:
-    return find_cpu(torch.cpu.get_capabilities(), os.environ, onednn_bfloat16=_onednn_bfloat16, permit_amx=_permit_amx)
+    return find_cpu(torch.cpu.get_capabilities(), os.environ, onednn_bfloat16=onednn_bfloat16, permit_amx=_permit_amx)
 
 
 def find_cpu(
@@ -91,11 +92,6 @@ def has_small_kernels() -> bool:
     return blas == "scipy-openblas" and has_avx512 and (not core or core in _SMALL_KERNEL_CORES)
 
 
-def prepacked_supported(device: torch.device) -> bool:
-    """Return whether this build of PyTorch has the oneDNN calls that `ops.linear.Linear` uses."""
-    return device.type == "cpu" and torch.backends.mkldnn.is_available() and hasattr(_mkldnn(), "_linear_pointwise")
-
-
 def _level_of(capabilities: Mapping[str, Any], permit_amx: Callable[[], bool]) -> CpuLevel:
     def has(*names: str) -> bool:
         return all(capabilities.get(name) for name in names)
@@ -114,15 +110,6 @@ def _highest_level(environ: Mapping[str, str]) -> CpuLevel:
     return _ISA_LEVELS.get(value.lower()) or "amx"
 
 
-def _onednn_bfloat16() -> bool:
-    query = getattr(_mkldnn(), "_is_mkldnn_bf16_supported", None)
-    return torch.backends.mkldnn.is_available() and query is not None and bool(query())
-
-
 def _permit_amx() -> bool:
     init = getattr(torch.cpu, "_init_amx", None)
     return init is None or bool(init())
-
-
-def _mkldnn() -> object:
-    return cast(object, torch.ops.mkldnn)

@@ -10,20 +10,16 @@ Shapes: R rows, I input and O output columns, K LoRA columns, V entries of a tab
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
 
-# Read once, when oneDNN makes its first primitive. The default of 1,024 would let the cache grow to most of a GB.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.ops.cpu import prepacked_supported
+from whimbrel.model.ops.prepacked import EPILOGUES, packed_linear, prepacked_supported
 from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
 from whimbrel.model.ops.trials import FEW_TERMS, begin, cancelling
 from whimbrel.types.heads import Activation
@@ -36,14 +32,6 @@ ACTIVATIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
-}
-
-# Activations that oneDNN applies in the epilogue: (attribute, algorithm).
-_EPILOGUES: Final[Mapping[Activation, tuple[str, str]]] = {
-    "identity": ("none", ""),
-    "gelu": ("gelu", "none"),
-    "gelu_tanh": ("gelu", "tanh"),
-    "relu": ("relu", ""),
 }
 
 _COARSE_FROM: Final = 2**22
@@ -64,7 +52,7 @@ class Linear:
         self, weight: Tensor, bias: Tensor | None, activation: Activation = "identity", low_rank: LowRank | None = None
     ) -> None:
         prepacked = prepacked_supported(weight.device)
-        fused = activation in _EPILOGUES and prepacked and low_rank is None
+        fused = activation in EPILOGUES and prepacked and low_rank is None
         width, inner = weight.shape
         kind = _Kind(width, inner, weight.dtype, bias is not None, activation if fused else "identity", prepacked)
         self._product = kind.product(weight, bias)
@@ -111,9 +99,7 @@ class _Kind:
         """Return the product, for any number of rows at once."""
         if not self.prepacked:
             return partial(F.linear, weight=weight, bias=bias)
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, MAX_BLOCK)
-        (attribute, algorithm), pointwise = _EPILOGUES[self.activation], torch.ops.mkldnn._linear_pointwise
-        return lambda x: pointwise(x, packed, bias, attribute, [], algorithm)
+        return packed_linear(weight, bias, self.activation, num_rows=MAX_BLOCK)
 
     def find(self) -> RowBlocks:
         sizes = COARSE_SIZES if self.width * self.inner > _COARSE_FROM else FINE_SIZES

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.cpu import has_small_kernels, prepacked_supported
+from whimbrel.model.ops.cpu import has_small_kernels
+from whimbrel.model.ops.prepacked import packed_linear, prepacked_supported
 from whimbrel.model.ops.row_blocks import RowBlocks, find_shapes
 from whimbrel.model.ops.trials import Finding, begin, cancelling
 
@@ -131,10 +132,10 @@ def _multiply_each(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) ->
 
 
 def _multiply_prepacked(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    packed = torch.ops.mkldnn._reorder_linear_weight(query_DQ.T.contiguous(), size)
+    product = packed_linear(query_DQ.T.contiguous(), num_rows=size)
     for start in range(0, len(x_TD), size):
         rows = slice(start, start + size)
-        out_TQ[rows] = torch.ops.mkldnn._linear_pointwise(x_TD[rows], packed, None, "none", [], "")
+        out_TQ[rows] = product(x_TD[rows])
 
 
 MULTIPLY: Final[dict[Library, Callable[[Tensor, Tensor, Tensor, int], None]]] = {
