@@ -214,8 +214,9 @@ def probe() -> Hardware:
     gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
     has_bfloat16 = bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0)
     processor = cpu()  # before the self-test, which makes oneDNN's first primitive
-    note = version_note(torch.__version__, prepacked_problem())
-    return Hardware(_usable_cores(), processor, gpus, has_bfloat16, torch=torch.__version__, torch_note=note)
+    version = str(torch.__version__)  # of a class of its own
+    note = version_note(version, prepacked_problem())
+    return Hardware(_usable_cores(), processor, gpus, has_bfloat16, torch=version, torch_note=note)
 
 
 def _usable_cores() -> int:
