@@ -19,24 +19,24 @@ CPU = torch.device("cpu")
 REAL = torch.ops.mkldnn
 
 
-def missing(*_: Any) -> Any:
+def missing(*_: Any, **__: Any) -> Any:
     raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_linear_pointwise'")
 
 
-def other_signature(*_: Any) -> Any:
+def other_signature(*_: Any, **__: Any) -> Any:
     raise TypeError("_linear_pointwise(): incompatible function arguments.\nThe following are supported: ...")
 
 
-def drops_the_activation(x: Any, packed: Any, bias: Any, attribute: str, scalars: Any, algorithm: str) -> Any:
-    return REAL._linear_pointwise(x, packed, bias, "none", [], "")
+def drops_the_activation(x: Any, **options: Any) -> Any:
+    return REAL._linear_pointwise(x, **options | {"attr": "none", "algorithm": ""})
 
 
-def drops_the_bias(x: Any, packed: Any, bias: Any, *rest: Any) -> Any:
-    return REAL._linear_pointwise(x, packed, None, *rest)
+def drops_the_bias(x: Any, **options: Any) -> Any:
+    return REAL._linear_pointwise(x, **options | {"B": None})
 
 
-def other_dtype(*args: Any) -> Any:
-    return REAL._linear_pointwise(*args).double()
+def other_dtype(x: Any, **options: Any) -> Any:
+    return REAL._linear_pointwise(x, **options).double()
 
 
 @pytest.fixture

@@ -112,8 +112,8 @@ def require_scipy(pooling: TokenPooling | None) -> None:
     """Raise SetupError if vectors are to be pooled and scipy is not installed."""
     if pooling is not None and pooling.pool_factor > 1 and find_spec("scipy") is None:
         raise SetupError(
-            "token pooling needs scipy, which is not installed: pip install 'whimbrel[serve]'.",
-            hint="pip install 'whimbrel[serve]'",
+            "token pooling needs scipy, which is not installed.",
+            hint="pip install scipy",
         )
 
 

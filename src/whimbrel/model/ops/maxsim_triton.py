@@ -107,7 +107,7 @@ def _sum_kernel(best_ptr, groups_ptr, scores_ptr, BLOCK_Q: tl.constexpr):
         for stretch in range(num_stretches):
             item = first + block * num_stretches + stretch
             best = tl.maximum(best, tl.load(best_ptr + item * BLOCK_Q + rows))
-        total += tl.sum(tl.where(block * BLOCK_Q + rows < num_q, best, 0.0))
+        total += tl.sum(tl.where(block * BLOCK_Q + rows < num_q, best, 0.0))  # pyright: ignore[reportOperatorIssue]
     tl.store(scores_ptr + tl.program_id(0), total)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, cast
 
 # Read once, when oneDNN makes its first primitive. The default of 1,024 would let the cache grow to most of a GB.
@@ -51,8 +51,9 @@ def packed_linear(
     The weight is copied into the layout that oneDNN prefers for `num_rows` rows; x may have any number.
     """
     packed: Tensor = _mkldnn()._reorder_linear_weight(weight_OI, num_rows)
-    (attribute, algorithm), pointwise = EPILOGUES[activation], _mkldnn()._linear_pointwise
-    return lambda x_RI: pointwise(x_RI, packed, bias_O, attribute, [], algorithm)
+    attribute, algorithm = EPILOGUES[activation]
+    pointwise: Callable[..., Tensor] = _mkldnn()._linear_pointwise
+    return partial(pointwise, W=packed, B=bias_O, attr=attribute, scalars=[], algorithm=algorithm)
 
 
 def prepacked_supported(device: torch.device) -> bool:
