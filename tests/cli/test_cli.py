@@ -23,6 +23,7 @@ import pytest
 from checkpoints import edit_json, sentence_layout, write_bert, write_roberta
 from whimbrel import Engine, __version__
 from whimbrel.cli import main
+from whimbrel.errors import SetupError
 from whimbrel.telemetry import metrics
 
 
@@ -223,11 +224,39 @@ def test_G10_a_hub_id_from_the_cache(tmp_path: Path) -> None:
     ("model", "says"),
     [
         ("nobody/nothing", "not in the local cache"), ("./nowhere", "no folder"), ("/nowhere/at/all", "no folder"), ("bert", "no hub id"),
-        ("a/b/c", "no hub id"), ("a b/c", "no valid hub id"), ("", "is empty"),
+        ("all-MiniLM-L6-v2", "did you mean sentence-transformers/all-MiniLM-L6-v2?"),
+        ("all-minilm-l6", "sentence-transformers/all-MiniLM-L6-v2"), ("BAAI/bge-m4", "did you mean BAAI/bge-m3"),
+        ("zzz", "whimbrel models"), ("a/b/c", "no hub id"), ("a b/c", "no valid hub id"), ("", "is empty"),
     ],
 )  # fmt: skip
 def test_G10_models_that_are_not_there(model: str, says: str, here: Here) -> None:
     assert says in here.error("embed", "a", "--model", model)
+
+
+def test_a_bare_name_of_a_model_in_the_cache(here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "models--somebody--curlew-small").mkdir()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for name in ("curlew-small", "Curlew-Smal", "somebdy/curlew-small"):
+        assert "did you mean somebody/curlew-small?" in here.error("embed", "a", "--model", name)
+    with pytest.raises(SetupError, match="no hub id") as raised:
+        Engine("curlew-small")
+    assert raised.value.hint == "did you mean somebody/curlew-small?"
+
+
+def test_an_engine_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A light install says which extra an engine needs."""
+    code = """
+import sys
+for name in ("torch", "tokenizers"):
+    sys.modules[name] = None
+try:
+    from whimbrel import Engine
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True, timeout=60)
+    assert done.stdout.startswith("SetupError Engine needs torch, tokenizers")
+    assert "pip install 'whimbrel[serve]'" in done.stdout
 
 
 def test_G10_a_server_of_a_model_that_is_not_there() -> None:

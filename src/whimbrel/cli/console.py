@@ -103,7 +103,7 @@ def print_card(card: Card, plan: Plan | None, *, as_json: bool) -> None:
 
 
 def print_models(*, as_json: bool) -> None:
-    from whimbrel.checkpoint.proven import format_difference, read_results, rows
+    from whimbrel.checkpoint.verified import format_difference, read_results, rows
 
     table = rows(read_results())
     if as_json:
