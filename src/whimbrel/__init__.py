@@ -53,4 +53,6 @@ def _need_engine(name: str) -> None:
     if missing:
         from whimbrel.errors import SetupError
 
-        raise SetupError(f"{name} needs {', '.join(missing)}: pip install 'whimbrel[serve]'.", hint="pip install 'whimbrel[serve]'")
+        raise SetupError(
+            f"{name} needs {', '.join(missing)}: pip install 'whimbrel[serve]'.", hint="pip install 'whimbrel[serve]'"
+        )

@@ -19,12 +19,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer import rich_utils
 
 from checkpoints import edit_json, sentence_layout, write_bert, write_roberta
 from whimbrel import Engine, __version__
 from whimbrel.cli import main
 from whimbrel.errors import SetupError
 from whimbrel.telemetry import metrics
+
+
+COMMANDS = ("serve", "embed", "show", "models")
 
 
 def run(*args: str, stdin: str | bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
@@ -115,6 +119,22 @@ def test_help_and_version() -> None:
     ):
         assert flag in text
     assert b"No such option" in run("serve", "--prot", "1", code=2).stderr
+
+
+@pytest.mark.parametrize("width", [100, 80])
+def test_help_begins_with_examples_and_groups_flags(width: int, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(rich_utils, "MAX_WIDTH", width)
+    for command in COMMANDS:
+        lines = here.run(command, "--help")[0].decode().splitlines()
+        assert max(map(len, lines)) <= width
+        examples = next(number for number, line in enumerate(lines) if line.strip() == "Examples:")
+        assert lines[examples + 1].strip().startswith(f"whimbrel {command}")
+        assert all(examples < number for number, line in enumerate(lines) if line.startswith("╭"))
+    text = here.run("serve", "--help")[0].decode()
+    panels = [line.split()[1] for line in text.splitlines() if line.startswith("╭")]
+    assert panels == ["Arguments", "Options", "Server", "Model", "Security", "Limits", "Logs"]
+    assert " ".join(text.replace("│", "").split()).count("[default: from the checkpoint]") == 1  # brackets are no markup
 
 
 @pytest.mark.extended
