@@ -27,7 +27,6 @@ from whimbrel.cli import main
 from whimbrel.errors import SetupError
 from whimbrel.telemetry import metrics
 
-
 COMMANDS = ("serve", "embed", "show", "models")
 
 
@@ -202,27 +201,53 @@ def test_a_byte_order_mark_is_no_text(here: Here) -> None:
 
 
 def test_show(minilm: Path, here: Here) -> None:
-    assert b"max_length" in here.run("show")[0]
+    assert b"max length" in here.run("show")[0]
     for model in ((), (str(minilm),)):
         parts = json.loads(here.run("show", *model, "--json")[0])
         assert parts["card"]["outputs"]["dense"]["width"] == 384
         assert parts["plan"]["device"] == "cpu"
 
 
+@pytest.mark.parametrize("width", [100, 80])
+def test_models_and_show_fit_the_screen(width: int, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for command in ("models", "show"):
+        assert max(map(len, here.run(command)[0].decode().splitlines())) <= width
+
+
+def test_show_says_what_a_user_asks(minilm: Path, here: Here, tmp_path: Path) -> None:
+    text = " ".join(here.run("show")[0].decode().split())
+    for words in ("dense embeddings", "22.7 million", "256 tokens", "dense: 384, mean pooling, normalised", "weights-verified"):
+        assert words in text
+    write_bert(tmp_path)
+    sentence_layout(tmp_path, prompts={"query": "query: "})
+    matters = (
+        ("language: en", "en"),
+        ("language:\n- en\n- zh-Hant\ntags:\n- x", "en, zh-Hant"),
+        ("language: [de, fr]", "de, fr"),
+    )
+    for matter, expected in matters:
+        (tmp_path / "README.md").write_text(f"---\nlicense: mit\n{matter}\n---\n# Bird\nlanguage: xx\n")
+        text = here.run("show", str(tmp_path))[0].decode()
+        assert f"  languages     {expected}\n" in text
+    assert "query ('query: ')" in text
+    assert "whimbrel verify MODEL" in text
+
+
 def test_models(here: Here) -> None:
-    lines = here.run("models")[0].decode().splitlines()
-    assert lines[0].split() == ["MODEL", "FAMILY", "TASKS", "DIFFERENCE", "PARITY", "TEST"]
+    text = here.run("models")[0].decode()
     found = json.loads(here.run("models", "--json")[0])
-    assert [line.split()[:2] for line in lines[1:]] == [[row["model"], row["family"]] for row in found]
+    assert all(f"  {row['model']}" in text for row in found)
     minilm = next(row for row in found if row["model"] == "sentence-transformers/all-MiniLM-L6-v2")
     assert minilm["tasks"] == ["dense"]
     assert minilm["difference"] <= 1e-5
+    assert minilm["verified"] == "weights"
     assert minilm["tests"] == ["model/test_minilm.py::test_float32_is_sentence_transformers_to_1e5"]
 
 
 def test_show_needs_no_weights(minilm: Path, here: Here, tmp_path: Path) -> None:
     shutil.copytree(minilm, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
-    assert b"max_length" in here.run("show", str(tmp_path / "m"))[0]
+    assert b"max length" in here.run("show", str(tmp_path / "m"))[0]
     assert "model.safetensors: not found" in here.error("embed", "a", "--model", str(tmp_path / "m"))
 
 

