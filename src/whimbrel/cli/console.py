@@ -172,7 +172,7 @@ def _verified(model: str) -> str:
 def write_fields(fields: dict[str, str]) -> None:
     """Print names and values. Long values are wrapped at the width of the terminal, or of 100 columns."""
     for name, value in fields.items():
-        typer.echo(fill(value, screen_width(), initial_indent=f"  {name:<14}", subsequent_indent=" " * 16))
+        typer.echo(fill(value, screen_width(), initial_indent=f"  {name:<16}", subsequent_indent=" " * 18))
 
 
 def screen_width() -> int:

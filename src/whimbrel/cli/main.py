@@ -456,7 +456,23 @@ def verify(
     _need("torch")
     from whimbrel.cli import verify as verification
 
-    raise typer.Exit(verification.run(model, against, dialect, remote_model, device=device, as_json=as_json))
+    atexit.unregister(gc.freeze)  # transformers' own libraries report what is left at exit
+    server = verification.Server(against, dialect, remote_model) if against else None
+    raise typer.Exit(verification.run(model, server, device=device, as_json=as_json))
+
+
+@app.command(
+    help=_help(
+        "Check this installation and machine. Put the output into a bug report. The exit code is 1 if something is wrong.",
+        ("whimbrel doctor", "one screen"),
+        ("whimbrel doctor --json", "as JSON"),
+    )
+)
+def doctor(*, as_json: AsJson = False) -> None:
+    """Check this installation and machine."""
+    from whimbrel.cli import doctor as checks
+
+    raise typer.Exit(checks.run(as_json=as_json))
 
 
 def main() -> None:

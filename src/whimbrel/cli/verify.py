@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import typer
@@ -56,6 +56,17 @@ ODD: Final = ("", "The bird flew over the bay and landed on the mud. " * 200)
 """An empty text and one that most models cut."""
 
 
+Dialect: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    dialect: Dialect
+    model: str | None
+    """Name of the model there; None: the same as here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     dtype: str
@@ -70,9 +81,7 @@ class Comparison:
 
 def run(
     model: str | None,
-    against: str | None,
-    dialect: Literal["whimbrel", "openai", "tei", "cohere"],
-    remote_model: str | None,
+    against: Server | None,
     *,
     device: str,
     as_json: bool,
@@ -88,11 +97,7 @@ def run(
         check_reference(checkpoint, output)
     texts = [*SHORT, *ODD] if against is None else [*SHORT, "birds " * 30]
     pairs = [(query, text) for query in texts[:10] for text in texts[1:21]][:NUM_PAIRS]
-    expected = (
-        _local(output, checkpoint, texts, pairs)
-        if against is None
-        else _remote(output, against, dialect, remote_model or card.name, card, texts, pairs)
-    )
+    expected = _local(output, checkpoint, texts, pairs) if against is None else _remote(against, output, card, texts, pairs)
     results: list[Comparison] = []
     for dtype in dtypes(device):
         with Engine(model, device=device, dtype=dtype) as engine:
@@ -103,7 +108,7 @@ def run(
         *(["queries"] if output == "multi_vector" else []),
         *(["empty and long texts"] if against else []),
     ]
-    reference = "Sentence Transformers, float32, CPU" if against is None else f"{against} ({dialect})"
+    reference = "Sentence Transformers, float32, CPU" if against is None else f"{against.url} ({against.dialect})"
     if as_json:
         console.print_json(
             {"model": card.name, "reference": reference, "output": output, "results": results, "not_compared": not_compared}
@@ -183,7 +188,10 @@ def compare(output: str, dtype: str, ours: Sequence[Float32Array], expected: Seq
 
 
 def same_order(ours: Any, theirs: Any, *, tolerance: float) -> bool:
-    """Return whether pairs sorted by `ours` are sorted by `theirs`, but for rises of at most `tolerance` of its largest number."""
+    """Return whether pairs sorted by `ours` are sorted by `theirs` too.
+
+    Rises of at most `tolerance`, relative to the largest number of `theirs`, do not count.
+    """
     ordered = theirs[np.argsort(-ours, kind="stable")]
     rises = ordered - np.minimum.accumulate(ordered)
     return bool(rises.max(initial=0.0) <= tolerance * (np.abs(theirs).max(initial=0.0) or 1.0))
@@ -215,8 +223,7 @@ def _results(
         return [_spread(ids, weights, width) for ids, weights in engine.sparse(texts)]
     if output == "multi_vector":
         return list(engine.multi_vector(texts, input_type="document" if card.text_formats else None))
-    classes = engine.classify(pairs) if len(card.labels) > 1 else None
-    return list(classes.scores_NC if classes else engine.score([a for a, _ in pairs], [b for _, b in pairs]))
+    return list(engine.score([query for query, _ in pairs], [text for _, text in pairs]))
 
 
 def _spread(ids: Any, weights: Any, width: int) -> Float32Array:
@@ -235,23 +242,15 @@ def _local(output: str, checkpoint: Checkpoint, texts: list[str], pairs: list[tu
         raise SetupError(f"Sentence Transformers cannot run this model: {lines[0]}") from error
 
 
-def _remote(
-    output: str,
-    url: str,
-    dialect: Literal["whimbrel", "openai", "tei", "cohere"],
-    name: str,
-    card: Card,
-    texts: list[str],
-    pairs: list[tuple[str, str]],
-) -> list[Float32Array]:
-    """Return what another server gives, in the same form. Raises InvalidRequest for an output that the dialect does not have."""
+def _remote(server: Server, output: str, card: Card, texts: list[str], pairs: list[tuple[str, str]]) -> list[Float32Array]:
+    """Return what another server gives, in the same form. Raises InvalidRequest for an output that the dialect lacks."""
     from whimbrel.client import Client
 
-    with Client(url, model=name, dialect=dialect, progress=False) as client:
-        if output != "scores":
+    with Client(server.url, model=server.model or card.name, dialect=server.dialect, progress=False) as client:
+        if output != "scores" or server.dialect == "whimbrel":
             return _results(client, card, output, texts, pairs)
         if len(card.labels) > 1:
-            raise SetupError("classes of another server cannot be compared.", hint="leave out --against")
+            raise SetupError("this dialect has no classes.", hint="leave out --against, or compare with --dialect whimbrel")
         queries = dict.fromkeys(query for query, _ in pairs)
         groups = {query: [text for other, text in pairs if other == query] for query in queries}
         rows: list[Float32Array] = []

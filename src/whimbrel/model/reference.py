@@ -1,6 +1,7 @@
 """Results of Sentence Transformers in float32 on the CPU, to compare with.
 
-Loads a checkpoint with Sentence Transformers' own classes and never runs code that comes with a checkpoint. Knows nothing of our models.
+Loads a checkpoint with Sentence Transformers' own classes and never runs code that comes with a checkpoint. Knows nothing of
+our models.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, Final, cast
 import numpy as np
 import sentence_transformers
 import torch
+import transformers
 
 from whimbrel.types.arrays import Float32Array
 
@@ -19,6 +21,7 @@ _CPU: Final[dict[str, Any]] = {"device": "cpu", "model_kwargs": {"dtype": torch.
 
 def compute(output: str, folder: str, texts: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[Float32Array]:
     """Return an array per text, or per pair for the output "scores". Raises whatever Sentence Transformers raises."""
+    cast(Any, transformers).utils.logging.disable_progress_bar()
     return [np.asarray(row, np.float32) for row in _COMPUTE[output](folder, list(texts), list(pairs))]
 
 

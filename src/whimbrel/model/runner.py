@@ -215,6 +215,12 @@ def probe() -> Hardware:
     return Hardware(num_cores=_usable_cores(), cpu=cpu(), gpus=gpus, gpu_bfloat16=has_bfloat16)
 
 
+def gpu_names() -> tuple[str, ...]:
+    """Return a line for each GPU: its name, memory and the CUDA version of PyTorch."""
+    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return tuple(f"{each.name} ({each.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda})" for each in properties)
+
+
 def _usable_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     physical = num_physical_cores() or cores  # two hyper-threads share one multiplier
