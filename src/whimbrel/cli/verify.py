@@ -17,7 +17,7 @@ import typer
 from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import SetupError, WhimbrelError
-from whimbrel.types.arrays import Float32Array
+from whimbrel.types.arrays import Float32Array, Int32Array
 
 if TYPE_CHECKING:
     from whimbrel.client import Client
@@ -99,10 +99,11 @@ def run(
     pairs = [(query, text) for query in texts[:10] for text in texts[1:21]][:NUM_PAIRS]
     expected = _local(output, checkpoint, texts, pairs) if against is None else _remote(against, output, card, texts, pairs)
     results: list[Comparison] = []
+    logits = against is None and output == "scores" and len(card.labels) > 1  # the libraries have other defaults here
     for dtype in dtypes(device):
         with Engine(model, device=device, dtype=dtype) as engine:
-            results.append(compare(output, dtype, _results(engine, card, output, texts, pairs), expected))
-    skipped = [name for name in card.outputs if name != output]
+            results.append(compare(output, dtype, _results(engine, card, output, texts, pairs, logits=logits), expected))
+    skipped = [*(["the activation"] if logits else []), *(name for name in card.outputs if name != output)]
     not_compared = [
         *skipped,
         *(["queries"] if output == "multi_vector" else []),
@@ -168,6 +169,9 @@ def compare(output: str, dtype: str, ours: Sequence[Float32Array], expected: Seq
     """Compare an array per text, or per pair for scores. Raises WhimbrelError if their shapes differ."""
     if len(ours) != len(expected):
         raise WhimbrelError(f"{len(ours)} results against {len(expected)} of the reference.")
+    if output == "sparse":
+        width = max(row.size for row in (*ours, *expected))
+        ours, expected = _pad(ours, width), _pad(expected, width)
     for number, (a, b) in enumerate(zip(ours, expected, strict=True)):
         if a.shape != b.shape:
             raise WhimbrelError(f"text {number}: the result has shape {list(a.shape)}, that of the reference {list(b.shape)}.")
@@ -213,23 +217,30 @@ def _similarities(rows: Sequence[Float32Array]) -> Any:
 
 
 def _results(
-    engine: Engine | Client, card: Card, output: str, texts: list[str], pairs: list[tuple[str, str]]
+    engine: Engine | Client, card: Card, output: str, texts: list[str], pairs: list[tuple[str, str]], *, logits: bool = False
 ) -> list[Float32Array]:
     """Return what an Engine, or a Client, gives: an array per text or pair."""
     if output == "dense":
         return list(engine.embed(texts))
     if output == "sparse":
-        width = card.output("sparse").width
-        return [_spread(ids, weights, width) for ids, weights in engine.sparse(texts)]
+        sparse = engine.sparse(texts)
+        return [_spread(*sparse[i]) for i in range(len(sparse))]
     if output == "multi_vector":
-        return list(engine.multi_vector(texts, input_type="document" if card.text_formats else None))
-    return list(engine.score([query for query, _ in pairs], [text for _, text in pairs]))
+        ragged = engine.multi_vector(texts, input_type="document" if card.text_formats else None)
+        return [ragged[i] for i in range(len(ragged))]
+    activate = False if logits else None
+    return list(engine.score([query for query, _ in pairs], [text for _, text in pairs], activate=activate))
 
 
-def _spread(ids: Any, weights: Any, width: int) -> Float32Array:
-    row = np.zeros(width, np.float32)
+def _spread(ids: Int32Array, weights: Float32Array) -> Float32Array:
+    """Return a sparse vector as an array that ends with its last entry."""
+    row = np.zeros(int(ids.max(initial=-1)) + 1, np.float32)
     row[ids] = weights
     return row
+
+
+def _pad(rows: Sequence[Float32Array], width: int) -> list[Float32Array]:
+    return [np.pad(row, (0, width - row.size)) for row in rows]
 
 
 def _local(output: str, checkpoint: Checkpoint, texts: list[str], pairs: list[tuple[str, str]]) -> list[Float32Array]:

@@ -20,7 +20,7 @@ _CPU: Final[dict[str, Any]] = {"device": "cpu", "model_kwargs": {"dtype": torch.
 
 
 def compute(output: str, folder: str, texts: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[Float32Array]:
-    """Return an array per text, or per pair for the output "scores". Raises whatever Sentence Transformers raises."""
+    """Return an array per text, or per pair for the output "scores". Several classes have logits. Raises whatever Sentence Transformers raises."""
     cast(Any, transformers).utils.logging.disable_progress_bar()
     return [np.asarray(row, np.float32) for row in _COMPUTE[output](folder, list(texts), list(pairs))]
 
@@ -40,7 +40,9 @@ def _multi_vector(folder: str, texts: list[str], _: object) -> Any:
 
 
 def _scores(folder: str, _: object, pairs: list[tuple[str, str]]) -> Any:
-    return cast(Any, sentence_transformers).CrossEncoder(folder, **_CPU).predict(pairs, show_progress_bar=False)
+    model = cast(Any, sentence_transformers).CrossEncoder(folder, **_CPU)
+    logits = {"activation_fn": torch.nn.Identity()} if model.num_labels > 1 else {}
+    return model.predict(pairs, show_progress_bar=False, **logits)
 
 
 _COMPUTE: Final[dict[str, Callable[..., Any]]] = {
