@@ -20,7 +20,10 @@ _CPU: Final[dict[str, Any]] = {"device": "cpu", "model_kwargs": {"dtype": torch.
 
 
 def compute(output: str, folder: str, texts: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[Float32Array]:
-    """Return an array per text, or per pair for the output "scores". Several classes have logits. Raises whatever Sentence Transformers raises."""
+    """Return an array per text, or per pair for the output "scores", where several classes have logits.
+
+    Raises whatever Sentence Transformers raises.
+    """
     cast(Any, transformers).utils.logging.disable_progress_bar()
     return [np.asarray(row, np.float32) for row in _COMPUTE[output](folder, list(texts), list(pairs))]
 
