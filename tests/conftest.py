@@ -23,7 +23,7 @@ from serving import Server
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.checkpoint.locate import resolve_checkpoint
-from whimbrel.checkpoint.proven import read_results
+from whimbrel.checkpoint.verified import read_results
 from whimbrel.telemetry import trace
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def reference(minilm: Path) -> Any:
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest) -> Parity:
-    """Compares with a reference and says which models that proves: see parity.py."""
+    """Compares with a reference and says which models that verifies: see parity.py."""
     return Parity(request.node.nodeid)
 
 
@@ -122,7 +122,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
     result = yield
     if isinstance(parity := pyfuncitem.funcargs.get("parity"), Parity):
         if WRITTEN in pyfuncitem.config.stash:
-            pyfuncitem.config.stash[WRITTEN].extend(parity.proofs)
+            pyfuncitem.config.stash[WRITTEN].extend(parity.results)
         else:
             parity.check(read_results())
     return result

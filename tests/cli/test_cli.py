@@ -13,17 +13,30 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from sentence_transformers import SparseEncoder
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
+from transformers import AutoTokenizer
+from typer import rich_utils
 
 from checkpoints import edit_json, sentence_layout, write_bert, write_roberta
+from classifiers import write_classifier
+from late_models import write_stanford
+from serving import Server
 from whimbrel import Engine, __version__
-from whimbrel.cli import main
+from whimbrel.cli import doctor, main, verify
+from whimbrel.errors import SetupError, WhimbrelError
+from whimbrel.model import reference
 from whimbrel.telemetry import metrics
+from whimbrel.types.hardware import Cpu, Hardware
+
+COMMANDS = ("serve", "embed", "show", "models", "verify", "doctor")
 
 
 def run(*args: str, stdin: str | bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
@@ -116,6 +129,22 @@ def test_help_and_version() -> None:
     assert b"No such option" in run("serve", "--prot", "1", code=2).stderr
 
 
+@pytest.mark.parametrize("width", [100, 80])
+def test_help_begins_with_examples_and_groups_flags(width: int, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(rich_utils, "MAX_WIDTH", width)
+    for command in COMMANDS:
+        lines = here.run(command, "--help")[0].decode().splitlines()
+        assert max(map(len, lines)) <= width
+        examples = next(number for number, line in enumerate(lines) if line.strip() == "Examples:")
+        assert lines[examples + 1].strip().startswith(f"whimbrel {command}")
+        assert all(examples < number for number, line in enumerate(lines) if line.startswith("╭"))
+    text = here.run("serve", "--help")[0].decode()
+    panels = [line.split()[1] for line in text.splitlines() if line.startswith("╭")]
+    assert panels == ["Arguments", "Options", "Server", "Model", "Security", "Limits", "Logs"]
+    assert " ".join(text.replace("│", "").split()).count("[default: from the checkpoint]") == 1  # brackets are no markup
+
+
 @pytest.mark.extended
 def test_embed_an_argument(engine: Engine) -> None:
     rows = jsonl(run("embed", "some text", "another").stdout)
@@ -181,27 +210,53 @@ def test_a_byte_order_mark_is_no_text(here: Here) -> None:
 
 
 def test_show(minilm: Path, here: Here) -> None:
-    assert b"max_length" in here.run("show")[0]
+    assert b"max length" in here.run("show")[0]
     for model in ((), (str(minilm),)):
         parts = json.loads(here.run("show", *model, "--json")[0])
         assert parts["card"]["outputs"]["dense"]["width"] == 384
         assert parts["plan"]["device"] == "cpu"
 
 
+@pytest.mark.parametrize("width", [100, 80])
+def test_models_and_show_fit_the_screen(width: int, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for command in ("models", "show"):
+        assert max(map(len, here.run(command)[0].decode().splitlines())) <= width
+
+
+def test_show_says_what_a_user_asks(minilm: Path, here: Here, tmp_path: Path) -> None:
+    text = " ".join(here.run("show")[0].decode().split())
+    for words in ("dense embeddings", "22.7 million", "256 tokens", "dense: 384, mean pooling, normalised", "weights-verified"):
+        assert words in text
+    write_bert(tmp_path)
+    sentence_layout(tmp_path, prompts={"query": "query: "})
+    matters = (
+        ("language: en", "en"),
+        ("language:\n- en\n- zh-Hant\ntags:\n- x", "en, zh-Hant"),
+        ("language: [de, fr]", "de, fr"),
+    )
+    for matter, expected in matters:
+        (tmp_path / "README.md").write_text(f"---\nlicense: mit\n{matter}\n---\n# Bird\nlanguage: xx\n")
+        text = here.run("show", str(tmp_path))[0].decode()
+        assert f"  languages       {expected}\n" in text
+    assert "query ('query: ')" in text
+    assert "whimbrel verify MODEL" in " ".join(text.split())
+
+
 def test_models(here: Here) -> None:
-    lines = here.run("models")[0].decode().splitlines()
-    assert lines[0].split() == ["MODEL", "FAMILY", "TASKS", "DIFFERENCE", "PARITY", "TEST"]
+    text = here.run("models")[0].decode()
     found = json.loads(here.run("models", "--json")[0])
-    assert [line.split()[:2] for line in lines[1:]] == [[row["model"], row["family"]] for row in found]
+    assert all(f"  {row['model']}" in text for row in found)
     minilm = next(row for row in found if row["model"] == "sentence-transformers/all-MiniLM-L6-v2")
     assert minilm["tasks"] == ["dense"]
     assert minilm["difference"] <= 1e-5
+    assert minilm["verified"] == "weights"
     assert minilm["tests"] == ["model/test_minilm.py::test_float32_is_sentence_transformers_to_1e5"]
 
 
 def test_show_needs_no_weights(minilm: Path, here: Here, tmp_path: Path) -> None:
     shutil.copytree(minilm, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
-    assert b"max_length" in here.run("show", str(tmp_path / "m"))[0]
+    assert b"max length" in here.run("show", str(tmp_path / "m"))[0]
     assert "model.safetensors: not found" in here.error("embed", "a", "--model", str(tmp_path / "m"))
 
 
@@ -223,11 +278,39 @@ def test_G10_a_hub_id_from_the_cache(tmp_path: Path) -> None:
     ("model", "says"),
     [
         ("nobody/nothing", "not in the local cache"), ("./nowhere", "no folder"), ("/nowhere/at/all", "no folder"), ("bert", "no hub id"),
-        ("a/b/c", "no hub id"), ("a b/c", "no valid hub id"), ("", "is empty"),
+        ("all-MiniLM-L6-v2", "did you mean sentence-transformers/all-MiniLM-L6-v2?"),
+        ("all-minilm-l6", "sentence-transformers/all-MiniLM-L6-v2"), ("BAAI/bge-m4", "did you mean BAAI/bge-m3"),
+        ("zzz", "whimbrel models"), ("a/b/c", "no hub id"), ("a b/c", "no valid hub id"), ("", "is empty"),
     ],
 )  # fmt: skip
 def test_G10_models_that_are_not_there(model: str, says: str, here: Here) -> None:
     assert says in here.error("embed", "a", "--model", model)
+
+
+def test_a_bare_name_of_a_model_in_the_cache(here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "models--somebody--curlew-small").mkdir()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for name in ("curlew-small", "Curlew-Smal", "somebdy/curlew-small"):
+        assert "did you mean somebody/curlew-small?" in here.error("embed", "a", "--model", name)
+    with pytest.raises(SetupError, match="no hub id") as raised:
+        Engine("curlew-small")
+    assert raised.value.hint == "did you mean somebody/curlew-small?"
+
+
+def test_an_engine_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A light install says which extra an engine needs."""
+    code = """
+import sys
+for name in ("torch", "tokenizers"):
+    sys.modules[name] = None
+try:
+    from whimbrel import Engine
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True, timeout=60)
+    assert done.stdout.startswith("SetupError Engine needs torch, tokenizers")
+    assert "pip install 'whimbrel[serve]'" in done.stdout
 
 
 def test_G10_a_server_of_a_model_that_is_not_there() -> None:
@@ -321,3 +404,122 @@ def test_wrong_options(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHIMBREL_GUARDS", '{"max_body": 1}')
     assert "WHIMBREL_GUARDS" in here.error("serve", "--port", "0")
     here.run("serve", "--port", "99999", code=2)
+
+
+@pytest.mark.parametrize("output", ["dense", "sparse", "multi_vector", "scores", "classes"])
+def test_verify_compares_weights_with_sentence_transformers(
+    output: str, here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if output == "dense":
+        write_bert(tmp_path)
+        sentence_layout(tmp_path)
+    elif output == "sparse":
+        write_bert(tmp_path / "bert")
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bert", model_max_length=30)
+        table = torch.rand(len(tokenizer.get_vocab()), generator=torch.Generator().manual_seed(2))
+        SparseEncoder(modules=[SparseStaticEmbedding(tokenizer, table, frozen=True)], device="cpu").save_pretrained(
+            str(tmp_path)
+        )
+        edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="BertTokenizer")
+    elif output == "multi_vector":
+        write_stanford(tmp_path)
+    else:
+        write_classifier(tmp_path, "bert", num_labels=1 if output == "scores" else 3)
+    monkeypatch.setattr(verify, "dtypes", lambda _: ["float32"])  # random weights are rough in half precision
+    report = json.loads(here.run("verify", str(tmp_path), "--json")[0])
+    results = report["results"]
+    assert report["output"] == ("scores" if output == "classes" else output)
+    assert results[0]["dtype"] == "float32"
+    assert 0 <= results[0]["difference"] <= 1e-5
+    assert all(result["within"] for result in results)
+    assert results[0]["same_order"]
+
+
+def test_verify_finds_other_weights(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference that differs by a thousandth breaks the promise in float32, and the exit code is 1."""
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    compute = reference.compute
+    monkeypatch.setattr(reference, "compute", lambda *args: [row + np.float32(1e-3) for row in compute(*args)])
+    text = here.run("verify", str(tmp_path), code=1)[0].decode()
+    assert "BROKEN" in text
+    assert "not compared    nothing left out" in text
+
+
+def test_verify_says_what_it_cannot_compare(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    monkeypatch.setattr(verify, "find_spec", lambda _: None)
+    assert "pip install 'whimbrel[hf]' sentence-transformers" in here.error("verify", str(tmp_path))
+    classifier = tmp_path / "tokens"
+    write_classifier(classifier, "bert", "ForTokenClassification", num_labels=3)
+    assert "token_scores cannot be compared" in here.error("verify", str(classifier))
+
+
+@pytest.mark.parametrize("dialect", ["whimbrel", "openai", "tei", "cohere"])
+def test_verify_against_a_server(dialect: str, here: Here, server32: Server) -> None:
+    report = json.loads(here.run("verify", "--against", server32.url, "--dialect", dialect, "--json")[0])
+    assert report["results"][0]["difference"] <= 1e-5
+    assert report["results"][0]["same_order"]
+    assert "empty and long texts" in report["not_compared"]
+
+
+def test_verify_against_a_server_that_is_not_there(here: Here) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert "error:" in here.error("verify", "--against", f"http://127.0.0.1:{port}")
+
+
+def test_order_and_cosine_of_comparisons() -> None:
+    theirs = np.array([3.0, 2.0, 1.0])
+    assert verify.same_order(np.array([9.0, 5.0, 4.0]), theirs, tolerance=0)
+    assert not verify.same_order(np.array([5.0, 9.0, 4.0]), theirs, tolerance=0.1)
+    assert verify.same_order(np.array([5.0, 9.0, 4.0]), theirs, tolerance=0.5)
+    rows = [np.array([1.0, 0.0], np.float32), np.zeros(2, np.float32)]
+    found = verify.compare("dense", "bfloat16", [np.array([1.0, 1.0], np.float32), rows[1]], rows)
+    assert found.cosine == pytest.approx(0.5**0.5)
+    assert found.difference == 1
+    assert not found.within
+    with pytest.raises(WhimbrelError, match="text 1: the result has shape"):
+        verify.compare("dense", "float32", [rows[0], np.zeros(3, np.float32)], rows)
+
+
+def test_doctor_reports_this_machine(here: Here) -> None:
+    out, _ = here.run("doctor", "--json")
+    report = json.loads(out)
+    assert report["problems"] == []
+    assert report["facts"]["versions"]["whimbrel"] == __version__
+    assert report["facts"]["packaged_model"] == "its hashes are right"
+    assert report["facts"]["hardware"]["cpu"]["name"]
+    lines = here.run("doctor")[0].decode().splitlines()
+    assert lines[-1] == "Nothing is wrong."
+    assert max(map(len, lines)) <= 100
+    assert len(lines) <= 40
+
+
+def test_doctor_in_a_light_install(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    light = {"numpy": "2", "msgspec": "1"}
+    monkeypatch.setattr(doctor, "_version", light.get)
+    monkeypatch.setattr(doctor, "_packaged_model", lambda: "not installed")
+    text = " ".join(here.run("doctor")[0].decode().split())
+    assert "cannot run here: pip install 'whimbrel[serve]'" in text
+    assert "not installed torch, tokenizers" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"open_files": 100}, "100 files"), ({"packaged_model": "damaged: x"}, "packaged model"), ({"memory_limit": 2**28}, "0.2 GiB of memory"),
+        ({"hub_cache_free": 2**28}, "hub cache"), ({"hub_cache_writable": False}, "cannot be written"), ({"core_quota": 0.5}, "0.5 of a core"),
+        ({"import_error": "libc"}, "cannot be imported: libc"), ({"gpu_driver": "NVRM 1", "hardware": Hardware(1)}, "sees no GPU"),
+        ({"hardware": Hardware(1, Cpu(switches=("ONEDNN_MAX_CPU_ISA=AVX2",)))}, "held back by ONEDNN_MAX_CPU_ISA=AVX2"),
+        ({"versions": {"torch": "2"}}, "missing: tokenizers"),
+    ],
+)  # fmt: skip
+def test_doctor_finds_problems(changes: dict[str, Any], words: str, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = doctor.Facts(dict.fromkeys(doctor.ENGINE_PACKAGES, "1"))
+    assert doctor.find_problems(healthy) == []
+    monkeypatch.setattr(doctor, "collect", lambda: replace(healthy, **changes))
+    text = " ".join(here.run("doctor", code=1)[0].decode().split())
+    assert words in text
+    assert "hint" in text

@@ -30,7 +30,7 @@ def test_import_contracts() -> None:
         ("import whimbrel.outputs.muvera, whimbrel.outputs.token_pooling", HEAVY),
         (
             "import whimbrel.cli.main; whimbrel.cli.main.app(['--help'], standalone_mode=False)",
-            [*HEAVY, "numpy", "httpx2", "rich.markdown"],
+            [*HEAVY, "numpy", "httpx2"],
         ),
         ("import whimbrel.cli.main; whimbrel.cli.main.app(['models'], standalone_mode=False)", [*HEAVY, "numpy", "httpx2"]),
         (

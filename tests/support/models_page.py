@@ -15,26 +15,26 @@ import msgspec
 import pytest
 
 from parity import TOLERANCE, WRITTEN
-from whimbrel.checkpoint.proven import FILE, ParityResult, Row, format_difference, read_results, rows
+from whimbrel.checkpoint.verified import FILE, ParityResult, Row, format_difference, read_results, rows
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "src/whimbrel" / FILE
 PAGE = ROOT / "docs/models.md"
 
 _INTRODUCTION = f"""\
-# Models that are proven
+# Verified models
 
-Each row is a model whose checkpoint layout a test copies: a small random checkpoint is written to disk with the real model's
+A model is *layout-verified* if a test copies its checkpoint layout: a small random checkpoint is written to disk with the real model's
 files, names and quirks, and what Whimbrel computes from it is compared with transformers, Sentence Transformers or the
 formula that the model's authors have published, in float32 on a CPU. The difference is the largest one seen, divided by the
-largest number of the reference, one digit, rounded up; beyond {format_difference(TOLERANCE)} at the latest a test fails. all-MiniLM-L6-v2 alone
-is compared with its real weights.
+largest number of the reference, one digit, rounded up; beyond {format_difference(TOLERANCE)} at the latest a test fails. A model is
+*weights-verified* if a test compares its own weights. `whimbrel verify MODEL` compares the weights of any model on your machine.
 
 Other models of these families are served too: `whimbrel show MODEL` says what it understands of a checkpoint, and refuses
 what it does not. `whimbrel models` prints this table. It is written by `python tests/support/models_page.py`.
 
 """
-_HEAD = ("model", "family", "tasks", "parity test", "largest difference")
+_HEAD = ("model", "family", "tasks", "verified", "parity test", "largest difference")
 
 
 def page(table: Iterable[Row]) -> str:
@@ -44,6 +44,7 @@ def page(table: Iterable[Row]) -> str:
             row.model,
             row.family,
             ", ".join(row.tasks),
+            row.verified,
             ", ".join(f"`{test}`" for test in row.tests),
             format_difference(row.difference),
         )
@@ -53,28 +54,28 @@ def page(table: Iterable[Row]) -> str:
     return _INTRODUCTION + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def data(proofs: Iterable[ParityResult]) -> bytes:
-    """models.json: a proof on each line, so that changes are seen and merged line by line."""
-    ordered = sorted(proofs, key=lambda proof: (proof.family, proof.model.lower(), proof.test))
-    return b"[\n" + b",\n".join(b"  " + msgspec.json.encode(proof) for proof in ordered) + b"\n]\n"
+def data(results: Iterable[ParityResult]) -> bytes:
+    """models.json: a result on each line, so that changes are seen and merged line by line."""
+    ordered = sorted(results, key=lambda result: (result.family, result.model.lower(), result.test))
+    return b"[\n" + b",\n".join(b"  " + msgspec.json.encode(result) for result in ordered) + b"\n]\n"
 
 
-def steady(proof: ParityResult, before: float | None) -> ParityResult:
+def steady(result: ParityResult, before: float | None) -> ParityResult:
     """The largest difference that was seen, unless it has become much less: each run differs a little."""
-    if before is not None and proof.difference < before <= 3 * proof.difference:
-        return replace(proof, difference=before)
-    return proof
+    if before is not None and result.difference < before <= 3 * result.difference:
+        return replace(result, difference=before)
+    return result
 
 
 class _Collector:
     """Keeps parity tests only, and what they find."""
 
     def __init__(self) -> None:
-        self.proofs: list[ParityResult] = []
+        self.results: list[ParityResult] = []
         self.files: set[str] = set()
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[WRITTEN] = self.proofs
+        config.stash[WRITTEN] = self.results
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         self.files = {item.nodeid.partition("::")[0].removeprefix("tests/") for item in items}
@@ -87,11 +88,11 @@ def main(paths: list[str]) -> int:
     if code != pytest.ExitCode.OK:
         return int(code)
     before = read_results()
-    old = {(proof.model, proof.test): proof.difference for proof in before}
-    kept = [proof for proof in before if paths and proof.test.partition("::")[0] not in collector.files]
-    proofs = [*kept, *(steady(proof, old.get((proof.model, proof.test))) for proof in collector.proofs)]
-    DATA.write_bytes(data(proofs))
-    PAGE.write_text(page(rows(proofs)), encoding="utf-8")
+    old = {(result.model, result.test): result.difference for result in before}
+    kept = [result for result in before if paths and result.test.partition("::")[0] not in collector.files]
+    results = [*kept, *(steady(result, old.get((result.model, result.test))) for result in collector.results)]
+    DATA.write_bytes(data(results))
+    PAGE.write_text(page(rows(results)), encoding="utf-8")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Comparison with a reference that says which model it proves. docs/models.md is made of what is said here.
+"""Comparison with a reference that says which model it verifies. docs/models.md is made of what is said here.
 
-How to prove a model. Write a small random checkpoint to disk in the layout of the real one (its config.json with its quirks,
+Verify a model so. Write a small random checkpoint to disk in the layout of the real one (its config.json with its quirks,
 its modules, its tokenizer's class), take the fixture `parity`, and hand it both results, from float32 on the CPU:
 
     def test_a_layout_like_bge_base(parity: Parity, tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ The rules. A model is named only if the checkpoint has its layout; several ids o
 comparison that copies no model names none (then `parity` only compares). A test may call it many times: for each model the
 largest difference counts, and the tasks add up. `family` is a row of model/families.py, or one of OTHER_FAMILIES. Of parametrised
 tests, each case may name its own models. Results may be arrays, or lists of arrays for things of many lengths (token vectors);
-sparse ones are made dense. "Ragged equals alone, bit for bit" is for the test to check, beside this.
+sparse ones are made dense. `verified="weights"` says that the model's own weights were compared. "Ragged equals alone, bit for bit" is for the test to check, beside this.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whimbrel.checkpoint.proven import Output, ParityResult
+from whimbrel.checkpoint.verified import Output, ParityResult, Verified
 
 TOLERANCE = 1e-4
 """The largest difference that anything may have, relative to the scale of the reference."""
@@ -71,7 +71,7 @@ class Parity:
 
     def __init__(self, test: str) -> None:
         self.test = test.removeprefix("tests/")
-        self._proofs: dict[str, ParityResult] = {}
+        self._results: dict[str, ParityResult] = {}
 
     def __call__(
         self,
@@ -81,6 +81,7 @@ class Parity:
         family: str = "",
         tasks: Sequence[Output] = (),
         tolerance: float = 1e-5,
+        verified: Verified = "layout",
     ) -> None:
         """Assert that `got` is as near to `expected` as `tolerance` times its largest number; see above for the rest."""
         assert tolerance <= TOLERANCE
@@ -88,24 +89,25 @@ class Parity:
         found = difference(got, expected)
         assert found <= tolerance, f"differs by {found:.2g} of the largest number"
         for model in models:
-            before = self._proofs.get(model, ParityResult(model, family, (), self.test, 0.0))
-            assert before.family == family
+            before = self._results.get(model, ParityResult(model, family, (), self.test, 0.0, verified))
+            assert (before.family, before.verified) == (family, verified)
             largest = max(before.difference, rounded_up(found))
-            self._proofs[model] = ParityResult(model, family, tuple(dict.fromkeys((*before.tasks, *tasks))), self.test, largest)
+            every = tuple(dict.fromkeys((*before.tasks, *tasks)))
+            self._results[model] = ParityResult(model, family, every, self.test, largest, verified)
 
     @property
-    def proofs(self) -> list[ParityResult]:
-        return list(self._proofs.values())
+    def results(self) -> list[ParityResult]:
+        return list(self._results.values())
 
     def check(self, listed: Iterable[ParityResult]) -> None:
         """Fail if what this test has declared is not what is `listed` for it."""
-        own = {_declared(proof) for proof in listed if proof.test == self.test}
-        found = {_declared(proof) for proof in self.proofs}
+        own = {_declared(result) for result in listed if result.test == self.test}
+        found = {_declared(result) for result in self.results}
         where = f"tests/{self.test.partition('::')[0]}"
         assert found == own, (
             f"models.json has {own or 'nothing'} of this test; run: python tests/support/models_page.py {where}"
         )
 
 
-def _declared(proof: ParityResult) -> tuple[str, str, tuple[str, ...]]:
-    return proof.model, proof.family, proof.tasks
+def _declared(result: ParityResult) -> tuple[str, str, tuple[str, ...], Verified]:
+    return result.model, result.family, result.tasks, result.verified

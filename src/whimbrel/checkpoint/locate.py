@@ -6,7 +6,9 @@ A model name is a local folder, a hub id, or None for the packaged model. Reads 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +16,7 @@ from whimbrel.checkpoint import packaged
 from whimbrel.errors import SetupError
 
 _CARD_FILES: Final = """
-    *.json */config.json artifact.metadata chat_template.jinja vocab.txt merges.txt sparse_linear.pt colbert_linear.pt
+    README.md *.json */config.json artifact.metadata chat_template.jinja vocab.txt merges.txt sparse_linear.pt colbert_linear.pt
 """.split()
 _WEIGHT_FILES: Final = ["*.safetensors", "*/*.safetensors", "*/pytorch_model.bin"]
 
@@ -49,8 +51,49 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint
     if folder.is_file():
         raise SetupError(f"{model} is a file.", hint="name the checkpoint's folder")
     if model.startswith((".", "/", "~")) or model.count("/") != 1 or (os.sep != "/" and os.sep in model):
-        raise SetupError(f"no folder {model}, and this is no hub id.", hint="a hub id looks like owner/name")
+        raise SetupError(f"no folder {model}, and this is no hub id.", hint=_suggestion(model))
     return Checkpoint(_download(model, weights=weights), model)
+
+
+def known_models() -> list[str]:
+    """Return the hub ids of the verified models and of the models in the hub's cache on disk."""
+    from whimbrel.checkpoint.verified import read_results
+
+    verified = {result.model for result in read_results()}
+    cached = {folder.name.removeprefix("models--").replace("--", "/", 1) for folder in hub_cache().glob("models--*--*")}
+    return sorted(verified | cached)
+
+
+def hub_cache() -> Path:
+    """Return the folder of the hub's cache. The variables are those of huggingface_hub."""
+    environ = os.environ
+    home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return Path(environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub").expanduser()
+
+
+def nearest_models(model: str, known: Iterable[str]) -> list[str]:
+    """Return up to three of the `known` hub ids that `model` may mean: with its name, else with the most similar names.
+
+    The name of a hub id is the part after the owner. Capitals do not count.
+    """
+    ids = {each.lower(): each for each in known}
+    name = model.lower().rpartition("/")[2]
+    same = [each for low, each in ids.items() if low.rpartition("/")[2] == name]
+    if same:
+        return same[:3]
+    whole = "/" in model
+    table: dict[str, str] = {low if whole else low.rpartition("/")[2]: each for low, each in ids.items()}
+    return [table[each] for each in get_close_matches(model.lower(), table, n=3, cutoff=0.75)]
+
+
+def _suggestion(model: str) -> str:
+    """Return a hint with the hub ids that `model` may mean."""
+    if model.startswith((".", "/", "~")):
+        return "a path must lead to a folder; a hub id looks like owner/name"
+    near = nearest_models(model, known_models())
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return "a hub id looks like owner/name; `whimbrel models` lists models"
 
 
 def _download(model: str, *, weights: bool) -> Path:
@@ -67,12 +110,18 @@ def _download(model: str, *, weights: bool) -> Path:
     except LocalEntryNotFoundError:
         raise SetupError(
             f"{model} is not in the local cache, and the hub cannot be reached.",
-            hint="check the id and the network, or give the folder of a checkpoint",
+            hint=f"check the id and the network, or give the folder of a checkpoint{_similar(model)}",
         ) from None
     except HfHubHTTPError as error:
         raise SetupError(
             f"the hub answers {error.response.status_code} for {model}.",
-            hint="check the id; a private or gated model needs HF_TOKEN",
+            hint=f"check the id; a private or gated model needs HF_TOKEN{_similar(model)}",
         ) from None
     except OSError as error:
         raise SetupError(f"fetching {model} failed: {error}.", hint="check the network and the disk") from None
+
+
+def _similar(model: str) -> str:
+    """Return the question that ends a hint, or nothing if no other hub id is similar."""
+    near = [each for each in nearest_models(model, known_models()) if each != model]
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -11,6 +11,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Unpack
 
@@ -22,10 +24,11 @@ from whimbrel.errors import SetupError
 
 if TYPE_CHECKING:
     from whimbrel.engine.engine import Engine
-    from whimbrel.types.card import Card, PoolingOption
+    from whimbrel.types.card import Card, Output, PoolingOption
     from whimbrel.types.plan import Options, Plan
 
 _CHUNK_LINES: Final = 2048
+_MAX_COLUMNS: Final = 100
 
 
 def stderr_console() -> Console:
@@ -80,42 +83,135 @@ class LoadProgress:
         self._status.stop()
 
 
-def print_card(card: Card, plan: Plan | None, *, as_json: bool) -> None:
+def print_card(card: Card, plan: Plan | None, folder: Path, *, as_json: bool) -> None:
     """Print a card and its plan. `plan` is None where PyTorch is not installed."""
     sections: dict[str, dict[str, Any]] = {"card": msgspec.to_builtins(card)}
     if plan is not None:
         sections["plan"] = msgspec.to_builtins(plan)
     if as_json:
-        _print_json(sections)
+        print_json(sections)
         return
-    if plan is not None:
-        sections["plan"] |= {"cpu": str(plan.cpu)}
-        if plan.same_bits is None:
-            sections["plan"] |= {"same_bits": "found out when the weights are loaded"}
-        if not plan.same_bits_reason:
-            del sections["plan"]["same_bits_reason"]
-    for title, fields in sections.items():
-        typer.echo(title)
-        for name, value in fields.items():
-            typer.echo(f"  {name:<22}{value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
+    write_fields(describe(card, folder))
+    typer.echo("\nHere")
     if plan is None:
-        typer.echo("plan\n  (needs PyTorch: pip install 'whimbrel[serve]')")
+        typer.echo("  Whimbrel cannot run it yet: pip install 'whimbrel[serve]'")
+        return
+    same_bits = {None: "found out when the weights are loaded", True: "yes", False: f"no: {plan.same_bits_reason}"}
+    write_fields(
+        {
+            "device": f"{plan.device}, {plan.num_lanes} lane{'s' if plan.num_lanes != 1 else ''}",
+            "processor": str(plan.cpu),
+            "dtype": plan.dtype,
+            "max length": f"{plan.max_length:,} tokens",
+            "batch": f"{plan.max_batch_tokens:,} tokens",
+            "same bits": same_bits[plan.same_bits],
+        }
+    )
+
+
+_TASKS: Final[dict[str, str]] = {
+    "dense": "dense embeddings",
+    "sparse": "sparse embeddings",
+    "multi_vector": "multi-vector embeddings (late interaction)",
+    "scores": "scores",
+    "token_scores": "classes of tokens",
+}
+
+
+def describe(card: Card, folder: Path) -> dict[str, str]:
+    """Return what a user wants to know of a model, by its name on the screen."""
+    from whimbrel.checkpoint.summary import count_parameters, languages
+
+    number = count_parameters(folder)
+    fields = {
+        "model": card.name,
+        "task": ", ".join(_task(card, name) for name in card.outputs),
+        "architecture": f"{card.encoder.family}, {len(card.encoder.layers)} layers",
+        "parameters": "unknown: the weights are not here yet" if number is None else f"{number / 1e6:,.1f} million",
+        "max length": f"{card.max_length:,} tokens",
+        "languages": ", ".join(languages(folder)) or "not stated",
+        "outputs": ", ".join(_shape(name, output) for name, output in card.outputs.items()),
+        "prompts": ", ".join(f"{name} ({text!r})" if text else name for name, text in card.prompts.items()) or "none",
+        "verified": _verified(card.name),
+    }
+    if card.default_prompt_name:
+        fields["prompts"] += f"; by default: {card.default_prompt_name}"
+    if card.labels:
+        more = f" and {len(card.labels) - 8} more" if len(card.labels) > 8 else ""
+        fields["labels"] = ", ".join(card.labels[:8]) + more
+    if card.matryoshka:
+        sizes = ", ".join(map(str, card.matryoshka_dimensions))
+        fields["matryoshka"] = f"yes: {sizes}" if sizes else "yes: any number of leading columns"
+    return fields
+
+
+def _task(card: Card, name: str) -> str:
+    if name == "scores":
+        return "reranking (scores of pairs)" if card.template is not None or len(card.labels) <= 1 else "classification"
+    return _TASKS.get(name, name)
+
+
+def _shape(name: str, output: Output) -> str:
+    per = {"text": "", "token": " per token", "entry": " by token id", "vocabulary": " over the vocabulary"}[output.rows]
+    width = f"{output.default_width} of {output.width}" if 0 < output.default_width < output.width else f"{output.width}"
+    modes = f", {' + '.join(output.modes)} pooling" if output.modes else ""
+    return f"{name}: {width}{per}{modes}{', normalised' if output.activated and output.activation == 'normalize' else ''}"
+
+
+def _verified(model: str) -> str:
+    """Return how far tests verify a model."""
+    from whimbrel.checkpoint.verified import format_difference, read_results, rows
+
+    row = next((row for row in rows(read_results()) if row.model == model), None)
+    if row is None:
+        return "no test copies this model; compare its weights: whimbrel verify MODEL"
+    compared = {"layout": "layout-verified with random weights", "weights": "weights-verified"}[row.verified]
+    return f"{compared}, to {format_difference(row.difference)} of the reference"
+
+
+def write_fields(fields: dict[str, str]) -> None:
+    """Print names and values. Long values are wrapped at the width of the terminal, or of 100 columns."""
+    for name, value in fields.items():
+        typer.echo(fill(value, screen_width(), initial_indent=f"  {name:<16}", subsequent_indent=" " * 18))
+
+
+def screen_width() -> int:
+    """Return the number of columns to print in: those of the terminal, at most 100."""
+    return max(40, min(_MAX_COLUMNS, get_terminal_size((_MAX_COLUMNS, 24)).columns))
 
 
 def print_models(*, as_json: bool) -> None:
-    from whimbrel.checkpoint.proven import format_difference, read_results, rows
+    from whimbrel.checkpoint.verified import format_difference, read_results, rows
 
     table = rows(read_results())
     if as_json:
-        _print_json(table)
+        print_json(table)
         return
-    lines = [("MODEL", "FAMILY", "TASKS", "DIFFERENCE", "PARITY TEST")]
-    lines += [
-        (row.model, row.family, ", ".join(row.tasks), format_difference(row.difference), ", ".join(row.tests)) for row in table
-    ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    cells = [(row.family, row.verified, format_difference(row.difference)) for row in table]
+    head = ("FAMILY", "VERIFIED", "DIFFERENCE")
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    name_width = min(max(len(row.model) for row in table), screen_width() - sum(widths) - 2 * len(widths) - 2)
+
+    def write(name: str, values: Sequence[str]) -> None:
+        if len(name) > name_width:  # a line of its own
+            typer.echo(f"  {name}")
+            name = ""
+        values = [value.ljust(width) for value, width in zip(values, widths, strict=True)]
+        typer.echo(f"  {name:<{name_width}}  {'  '.join(values)}".rstrip())
+
+    for tasks in dict.fromkeys(row.tasks for row in table):
+        typer.echo("; ".join(_TASKS[task] for task in tasks))
+        write("MODEL", head)
+        for row, values in zip(table, cells, strict=True):
+            if row.tasks == tasks:
+                write(row.model, values)
+        typer.echo()
+    legend = (
+        "layout: a test compares random weights in the model's layout with the reference. weights: a test compares the model's "
+        "own weights. DIFFERENCE is relative to the largest number. "
+        "To compare the weights of another model: whimbrel verify MODEL"
+    )
+    typer.echo(fill(legend, screen_width()))
 
 
 def read_lines(stream: BinaryIO) -> Iterator[str]:
@@ -174,5 +270,5 @@ def _write_errors(path: Path | None) -> Generator[None]:
         raise SetupError(f"cannot write {path or 'stdout'}: {error.strerror or error}.") from None
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value)) + b"\n")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar
 
 import typer
+from rich.markup import escape
 
 from whimbrel.errors import SetupError, WhimbrelError
 
@@ -29,7 +30,7 @@ app = typer.Typer(
     name="whimbrel",
     help="Serve and run models for embeddings, reranking and classification.",
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
@@ -43,11 +44,35 @@ _MAX_QUEUED_REQUESTS: Final = 4
 _MODEL_HELP: Final = "Checkpoint folder or Hub id (owner/name). [default: the packaged all-MiniLM-L6-v2]"
 
 
-def _option(metavar: str, text: str, *names: str, **rest: Any) -> Any:
-    return typer.Option(*names, metavar=metavar, help=text, **rest)
+_MODEL_PANEL: Final = "Model"
+_SERVER_PANEL: Final = "Server"
+_LIMITS_PANEL: Final = "Limits"
+_SECURITY_PANEL: Final = "Security"
+_LOGS_PANEL: Final = "Logs and metrics"
+_OUTPUT_PANEL: Final = "Input and output"
+_REFERENCE_PANEL: Final = "Reference"
 
 
-ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP)]
+def _option(metavar: str, text: str, *names: str, panel: str = _MODEL_PANEL, **rest: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, help=escape(text), rich_help_panel=panel, **rest)
+
+
+def _flag(name: str, text: str, *, panel: str = _MODEL_PANEL) -> Any:
+    return typer.Option(name, help=escape(text), rich_help_panel=panel)
+
+
+def _model_argument(text: str) -> Any:
+    return typer.Argument(metavar="MODEL", help=escape(text))
+
+
+def _help(summary: str, *examples: tuple[str, str]) -> str:
+    """Return the help text of a command: its examples with what they do, then the summary."""
+    width = max(len(command) for command, _ in examples)
+    lines = "\n".join(f"  {command:<{width}}  {meaning}".rstrip() for command, meaning in examples)
+    return f"{summary}\n\n\b\nExamples:\n{escape(lines)}"
+
+
+ModelArgument = Annotated[str | None, _model_argument(_MODEL_HELP)]
 ModelOption = Annotated[str | None, _option("MODEL", _MODEL_HELP, "--model", "-m")]
 Device = Annotated[str, _option("DEVICE", "auto, cpu, cuda or cuda:N. auto takes a GPU if there is one.")]
 Dtype = Annotated[
@@ -78,14 +103,14 @@ RerankerOption = Annotated[
     str | None,
     _option("NAME", "Prompt format of a reranker whose files do not name it: qwen3, mxbai-v2, bge-gemma, nemotron or zerank."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+AsJson = Annotated[bool, _flag("--json", "Print JSON instead of text.", panel=_OUTPUT_PANEL)]
 Matryoshka = Annotated[
-    bool, typer.Option("--matryoshka", help="Allow truncated vectors (`dimensions`) for a model whose files do not declare it.")
+    bool, _flag("--matryoshka", "Allow truncated vectors (`dimensions`) for a model whose files do not declare it.")
 ]
 
 
 def _seconds(text: str, *, least: float) -> Any:
-    return _option("SECONDS", text, min=least, callback=_check_finite)
+    return _option("SECONDS", text, panel=_LIMITS_PANEL, min=least, callback=_check_finite)
 
 
 def _check_finite(seconds: float) -> float:
@@ -110,36 +135,56 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 ) -> None: ...
 
 
-@app.command()
+@app.command(
+    help=_help(
+        "Serve one or more models over HTTP.",
+        ("whimbrel serve", "the packaged model"),
+        ("whimbrel serve intfloat/multilingual-e5-small", "a model of the Hub"),
+        ("whimbrel serve path/to/checkpoint --port 9000", "a folder"),
+        ("whimbrel serve A B --replicas 2", "two models"),
+        ("whimbrel serve --host 0.0.0.0 --api-key-file keys", "for other machines"),
+    )
+)
 def serve(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="MODEL", help="Checkpoint folders or Hub ids (owner/name). [default: the packaged all-MiniLM-L6-v2]"
-        ),
+        _model_argument("Checkpoint folders or Hub ids (owner/name). [default: the packaged all-MiniLM-L6-v2]"),
     ] = None,
     *,
-    host: Annotated[str, _option("HOST", "Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, _option("PORT", "Port to listen on. 0 takes any free port.", min=0, max=65535)] = 8000,
+    host: Annotated[str, _option("HOST", "Address to listen on.", panel=_SERVER_PANEL)] = "127.0.0.1",
+    port: Annotated[
+        int, _option("PORT", "Port to listen on. 0 takes any free port.", min=0, max=65535, panel=_SERVER_PANEL)
+    ] = 8000,
     workers: Annotated[
-        int | None, _option("N", "Number of HTTP worker processes. [default: one per 8 cores, 1 to 4]", min=1, max=256)
+        int | None,
+        _option(
+            "N", "Number of HTTP worker processes. [default: one per 8 cores, 1 to 4]", min=1, max=256, panel=_SERVER_PANEL
+        ),
     ] = None,
-    replicas: Annotated[int, _option("N", "Number of engine processes per model.", min=1, max=256)] = 1,
+    replicas: Annotated[int, _option("N", "Number of engine processes per model.", min=1, max=256, panel=_SERVER_PANEL)] = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
     served_name: Annotated[
         list[str] | None,
         _option(
-            "NAME", "Model name for clients, or several separated by commas. Repeat it for the next MODEL. [default: MODEL]"
+            "NAME",
+            "Model name for clients, or several separated by commas. Repeat it for the next MODEL. [default: MODEL]",
+            panel=_SERVER_PANEL,
         ),
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        _option("KEY", "Require this API key of every client. May be repeated. [env var: WHIMBREL_API_KEY]"),
+        _option(
+            "KEY", "Require this API key of every client. May be repeated. [env var: WHIMBREL_API_KEY]", panel=_SECURITY_PANEL
+        ),
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        _option("PATH", "Require one of the API keys in this file: one per line. Lines that start with # are comments."),
+        _option(
+            "PATH",
+            "Require one of the API keys in this file: one per line. Lines that start with # are comments.",
+            panel=_SECURITY_PANEL,
+        ),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
@@ -147,22 +192,32 @@ def serve(
             "NAME",
             "Host name that clients may use. May be repeated. * accepts any. "
             "[default: localhost if only this machine can connect, else any]",
+            panel=_SECURITY_PANEL,
         ),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        _option("ORIGIN", "Accept browser requests from pages of this origin (CORS). May be repeated. * accepts any."),
+        _option(
+            "ORIGIN",
+            "Accept browser requests from pages of this origin (CORS). May be repeated. * accepts any.",
+            panel=_SECURITY_PANEL,
+        ),
     ] = None,
-    public_metrics: Annotated[bool, typer.Option("--public-metrics", help="Serve /metrics without an API key.")] = False,
+    public_metrics: Annotated[
+        bool, _flag("--public-metrics", "Serve /metrics without an API key.", panel=_SECURITY_PANEL)
+    ] = False,
     max_length: MaxLength = None,
     max_batch_tokens: MaxBatchTokens = None,
-    max_request_tokens: Annotated[int, _option("N", "Maximum tokens in one request.", min=1)] = _MAX_REQUEST_TOKENS,
+    max_request_tokens: Annotated[
+        int, _option("N", "Maximum tokens in one request.", min=1, panel=_LIMITS_PANEL)
+    ] = _MAX_REQUEST_TOKENS,
     max_queue_tokens: Annotated[
         int | None,
         _option(
             "N",
             "Maximum tokens in the queue of one engine. Above it, requests get 429. [default: 4 * --max-request-tokens]",
             min=1,
+            panel=_LIMITS_PANEL,
         ),
     ] = None,
     max_queue_seconds: Annotated[
@@ -170,7 +225,12 @@ def serve(
     ] = 30.0,
     document_cache_bytes: Annotated[
         int,
-        _option("BYTES", "Memory for a cache of reranked documents' token vectors (late interaction). 0 disables it.", min=0),
+        _option(
+            "BYTES",
+            "Memory for a cache of reranked documents' token vectors (late interaction). 0 disables it.",
+            min=0,
+            panel=_LIMITS_PANEL,
+        ),
     ] = 0,
     drain_timeout: Annotated[float, _seconds("Time to finish accepted requests after SIGINT or SIGTERM.", least=0)] = 30.0,
     step_timeout: Annotated[
@@ -179,11 +239,15 @@ def serve(
     pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
     matryoshka: Matryoshka = False,
-    log_format: Annotated[Literal["plain", "json"], typer.Option(help="Format of log lines.")] = "plain",
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="Minimum log level.")] = "info",
-    access_log: Annotated[bool, typer.Option("--access-log", help="Log one line per request.")] = False,
+    log_format: Annotated[
+        Literal["plain", "json"], typer.Option(help="Format of log lines.", rich_help_panel=_LOGS_PANEL)
+    ] = "plain",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="Minimum log level.", rich_help_panel=_LOGS_PANEL)
+    ] = "info",
+    access_log: Annotated[bool, _flag("--access-log", "Log one line per request.", panel=_LOGS_PANEL)] = False,
     otel: Annotated[
-        bool, typer.Option("--otel", help="Send OpenTelemetry spans. Configure them with the OTEL_... variables.")
+        bool, _flag("--otel", "Send OpenTelemetry spans. Configure them with the OTEL_... variables.", panel=_LOGS_PANEL)
     ] = False,
 ) -> None:
     """Serve one or more models over HTTP."""
@@ -252,21 +316,37 @@ def serve(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(
+    help=_help(
+        "Embed texts without a server: one vector per text.",
+        ('whimbrel embed "some text"', "JSON lines to stdout"),
+        ("whimbrel embed -o vectors.npy < lines.txt", "a numpy array"),
+        ('whimbrel embed -m MODEL --prompt query "text"', "with the model's prompt"),
+    )
+)
 def embed(
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed. [default: the lines of stdin]")
+        list[str] | None, typer.Argument(metavar="TEXT", help=escape("Texts to embed. [default: the lines of stdin]"))
     ] = None,
     *,
     model: ModelOption = None,
     out: Annotated[
         Path | None,
-        _option("PATH", "Output file: an array if it ends in .npy, else JSONL. [default: JSONL to stdout]", "--out", "-o"),
+        _option(
+            "PATH",
+            "Output file: an array if it ends in .npy, else JSONL. [default: JSONL to stdout]",
+            "--out",
+            "-o",
+            panel=_OUTPUT_PANEL,
+        ),
     ] = None,
     prompt: Annotated[
-        str | None, _option("PROMPT", "Name of one of the model's prompts, or a text to put before each input.")
+        str | None,
+        _option("PROMPT", "Name of one of the model's prompts, or a text to put before each input.", panel=_OUTPUT_PANEL),
     ] = None,
-    dimensions: Annotated[int | None, _option("N", "Keep the first N columns of each vector. [default: all]", min=1)] = None,
+    dimensions: Annotated[
+        int | None, _option("N", "Keep the first N columns of each vector. [default: all]", min=1, panel=_OUTPUT_PANEL)
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     max_length: MaxLength = None,
@@ -288,7 +368,14 @@ def embed(
         console.write_vectors(out, vectors, dimension=dimensions or dense.default_width or dense.width)
 
 
-@app.command()
+@app.command(
+    help=_help(
+        "Show a model: its task, size and limits, and how it would run here. Loads no weights.",
+        ("whimbrel show", "the packaged model"),
+        ("whimbrel show intfloat/multilingual-e5-small", "a model of the Hub"),
+        ("whimbrel show path/to/checkpoint --json", "every setting"),
+    )
+)
 def show(
     model: ModelArgument = None,
     *,
@@ -301,7 +388,7 @@ def show(
     matryoshka: Matryoshka = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a checkpoint's settings (card) and how it would run here (plan). Loads no weights."""
+    """Show a model and how it would run here. Loads no weights."""
     from whimbrel.checkpoint.locate import resolve_checkpoint
     from whimbrel.checkpoint.reader import read_card
     from whimbrel.cli import console
@@ -323,15 +410,69 @@ def show(
             matryoshka=matryoshka,
         )
         plan = make_plan(options, card, probe())
-    console.print_card(card, plan, as_json=as_json)
+    console.print_card(card, plan, checkpoint.folder, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    help=_help(
+        "List the verified models, with their difference from the reference.",
+        ("whimbrel models", "a table"),
+        ("whimbrel models --json", "with the tests"),
+    )
+)
 def models(*, as_json: AsJson = False) -> None:
-    """List the tested models, with their difference from the reference."""
+    """List the verified models, with their difference from the reference."""
     from whimbrel.cli import console
 
     console.print_models(as_json=as_json)
+
+
+@app.command(
+    help=_help(
+        "Compare a model's real weights with a reference. The exit code is 1 if a difference is too large.",
+        ("whimbrel verify", "the packaged model, with Sentence Transformers"),
+        ("whimbrel verify path/to/checkpoint --json", "as JSON"),
+        ("whimbrel verify MODEL --against URL --dialect tei", "with another server"),
+    )
+)
+def verify(
+    model: ModelArgument = None,
+    *,
+    against: Annotated[
+        str | None,
+        _option("URL", "Server of the same model to compare with. [default: Sentence Transformers]", panel=_REFERENCE_PANEL),
+    ] = None,
+    dialect: Annotated[
+        Literal["whimbrel", "openai", "tei", "cohere"],
+        typer.Option(help="API of the server.", rich_help_panel=_REFERENCE_PANEL),
+    ] = "whimbrel",
+    remote_model: Annotated[
+        str | None, _option("NAME", "Name of the model on the server. [default: MODEL]", panel=_REFERENCE_PANEL)
+    ] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Compare a model's real weights with a reference."""
+    _need("torch")
+    from whimbrel.cli import verify as verification
+
+    atexit.unregister(gc.freeze)  # transformers' own libraries report what is left at exit
+    server = verification.Server(against, dialect, remote_model) if against else None
+    raise typer.Exit(verification.run(model, server, device=device, as_json=as_json))
+
+
+@app.command(
+    help=_help(
+        "Check this installation and machine. Put the output into a bug report. The exit code is 1 if something is wrong.",
+        ("whimbrel doctor", "one screen"),
+        ("whimbrel doctor --json", "as JSON"),
+    )
+)
+def doctor(*, as_json: AsJson = False) -> None:
+    """Check this installation and machine."""
+    from whimbrel.cli import doctor as checks
+
+    raise typer.Exit(checks.run(as_json=as_json))
 
 
 def main() -> None:

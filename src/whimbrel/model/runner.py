@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -217,6 +217,12 @@ def probe() -> Hardware:
     version = str(torch.__version__)  # of a class of its own
     note = version_note(version, prepacked_problem())
     return Hardware(_usable_cores(), processor, gpus, has_bfloat16, torch=version, torch_note=note)
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Return a line for each GPU: its name, memory and the CUDA version of PyTorch."""
+    properties: list[Any] = [cast(Any, torch.cuda).get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return tuple(f"{each.name} ({each.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda})" for each in properties)
 
 
 def _usable_cores() -> int:

@@ -1,6 +1,6 @@
-"""Table of proven models.
+"""Table of verified models.
 
-models.json lists each model whose layout the parity tests prove, with the largest difference. `python
+models.json lists each model that the parity tests verify, with the largest difference. `python
 tests/support/models_page.py` generates it from the tests. Other models are served too if their card can be read.
 """
 
@@ -16,6 +16,8 @@ import msgspec
 
 Output: TypeAlias = Literal["dense", "sparse", "multi_vector", "scores", "token_scores"]
 """Kind of output that a test compares, as in the column "tasks"."""
+Verified: TypeAlias = Literal["layout", "weights"]
+"""Extent of a comparison: random weights in the model's layout, or the model's own weights."""
 OUTPUTS: Final[tuple[Output, ...]] = get_args(Output)
 FILE: Final = "models.json"
 
@@ -31,17 +33,20 @@ class ParityResult:
     """Id in pytest, without "tests/"."""
     difference: float
     """Largest difference from the reference, divided by the largest number in it; one digit, rounded up."""
+    verified: Verified = "layout"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All proven results of one model."""
+    """All results of one model."""
 
     model: str
     family: str
     tasks: tuple[Output, ...]
     tests: tuple[str, ...]
     difference: float
+    verified: Verified
+    """"weights" if a test compares the model's own weights."""
 
 
 def read_results() -> list[ParityResult]:
@@ -73,4 +78,5 @@ def _row(results: list[ParityResult]) -> Row:
         tasks=tuple(task for task in OUTPUTS if task in tasks),
         tests=tuple(sorted({result.test for result in results})),
         difference=max(result.difference for result in results),
+        verified="weights" if any(result.verified == "weights" for result in results) else "layout",
     )

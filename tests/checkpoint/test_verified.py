@@ -10,16 +10,16 @@ import pytest
 
 from models_page import DATA, PAGE, data, page, steady
 from parity import OTHER_FAMILIES, TOLERANCE, Parity, difference, rounded_up
-from whimbrel.checkpoint.proven import OUTPUTS, ParityResult, read_results, rows
+from whimbrel.checkpoint.verified import OUTPUTS, ParityResult, read_results, rows
 from whimbrel.model.families import FAMILIES
 from whimbrel.types.request import OutputName
 
-PROOFS = read_results()
+RESULTS = read_results()
 
 
 def test_the_files_are_as_the_generator_writes_them() -> None:
-    assert data(PROOFS) == DATA.read_bytes(), "run: python tests/support/models_page.py"
-    assert page(rows(PROOFS)) == PAGE.read_text(encoding="utf-8"), "run: python tests/support/models_page.py"
+    assert data(RESULTS) == DATA.read_bytes(), "run: python tests/support/models_page.py"
+    assert page(rows(RESULTS)) == PAGE.read_text(encoding="utf-8"), "run: python tests/support/models_page.py"
 
 
 def test_tasks_are_what_a_model_may_give() -> None:
@@ -27,12 +27,12 @@ def test_tasks_are_what_a_model_may_give() -> None:
 
 
 def test_every_row_is_of_a_family_and_near_enough() -> None:
-    for proof in PROOFS:
-        assert proof.family in (*FAMILIES, *OTHER_FAMILIES)
-        assert proof.model.count("/") == 1
-        assert 0 <= proof.difference <= TOLERANCE
-        assert rounded_up(proof.difference) == proof.difference
-    assert len({(proof.model, proof.test) for proof in PROOFS}) == len(PROOFS)
+    for result in RESULTS:
+        assert result.family in (*FAMILIES, *OTHER_FAMILIES)
+        assert result.model.count("/") == 1
+        assert 0 <= result.difference <= TOLERANCE
+        assert rounded_up(result.difference) == result.difference
+    assert len({(result.model, result.test) for result in RESULTS}) == len(RESULTS)
 
 
 class _Collector:
@@ -43,27 +43,30 @@ class _Collector:
 def test_every_row_s_test_exists_and_compares(pytestconfig: pytest.Config) -> None:
     """Each test checks, whenever it runs, that it declares just these rows."""
     collector = _Collector()
-    files = sorted({f"{pytestconfig.rootpath}/tests/{proof.test.partition('::')[0]}" for proof in PROOFS})
+    files = sorted({f"{pytestconfig.rootpath}/tests/{result.test.partition('::')[0]}" for result in RESULTS})
     options = ["--collect-only", "-m", "not slow", "-qq", "-s", "-p", "no:cacheprovider", f"--rootdir={pytestconfig.rootpath}"]
     assert pytest.main([*files, *options], plugins=[collector]) == pytest.ExitCode.OK
-    assert {proof.test for proof in PROOFS} <= collector.found
-    assert all("tests/" not in proof.test for proof in PROOFS)
+    assert {result.test for result in RESULTS} <= collector.found
+    assert all("tests/" not in result.test for result in RESULTS)
 
 
-def test_a_row_adds_up_what_its_tests_prove() -> None:
-    proofs = [
+def test_a_row_adds_up_what_its_tests_verify() -> None:
+    results = [
         ParityResult("b/B", "bert", ("sparse",), "test_b.py::test_2", 2e-6),
         ParityResult("a/C", "llama", ("dense",), "test_a.py::test_1", 0.0),
         ParityResult("b/B", "bert", ("dense",), "test_a.py::test_1", 3e-7),
         ParityResult("a/a", "bert", ("dense",), "test_a.py::test_1", 3e-7),
     ]
-    table = rows(proofs)
+    table = rows(results)
     assert [row.model for row in table] == ["a/a", "b/B", "a/C"]
     assert (table[1].tasks, table[1].difference) == (("dense", "sparse"), 2e-6)
     assert table[1].tests == ("test_a.py::test_1", "test_b.py::test_2")
-    assert rows(msgspec.json.decode(data(proofs), type=list[ParityResult])) == table
+    assert {row.verified for row in table} == {"layout"}
+    real = ParityResult("a/C", "llama", ("dense",), "test_d.py::test_1", 0.0, "weights")
+    assert [row.verified for row in rows([*results, real])] == ["layout", "layout", "weights"]
+    assert rows(msgspec.json.decode(data(results), type=list[ParityResult])) == table
     with pytest.raises(ValueError, match="two families"):
-        rows([*proofs, ParityResult("b/B", "llama", ("dense",), "test_c.py::test_3", 0.0)])
+        rows([*results, ParityResult("b/B", "llama", ("dense",), "test_c.py::test_3", 0.0)])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ def test_what_a_test_declares_is_checked() -> None:
         ParityResult("a/b", "bert", ("dense", "sparse"), "test_x.py::test_y", 5e-7),
         ParityResult("a/c", "bert", ("dense",), "test_x.py::test_y", 5e-7),
     ]
-    assert parity.proofs == expected
+    assert parity.results == expected
     parity.check([*expected, ParityResult("a/d", "bert", ("dense",), "test_x.py::test_other", 0.0)])
     for listed in ([], expected[:1], [*expected, ParityResult("a/d", "bert", ("dense",), "test_x.py::test_y", 0.0)]):
         with pytest.raises(AssertionError, match=r"run: python tests/support/models_page\.py tests/test_x\.py"):

@@ -1,0 +1,271 @@
+"""Comparison of a model's real weights with a reference: Sentence Transformers, or another server.
+
+One output of the model is compared, over a built-in list of texts. Other outputs are named as not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import numpy as np
+import typer
+
+from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.errors import SetupError, WhimbrelError
+from whimbrel.types.arrays import Float32Array, Int32Array
+
+if TYPE_CHECKING:
+    from whimbrel.client import Client
+    from whimbrel.engine.engine import Engine
+    from whimbrel.types.card import Card
+
+COMPARED: Final = ("dense", "sparse", "multi_vector", "scores")
+MAX_DIFFERENCE: Final = 1e-5
+"""Promise in float32: difference relative to the largest number of the reference."""
+MIN_COSINE: Final = 0.999
+"""Promise in half precision."""
+NUM_PAIRS: Final = 200
+
+SHORT: Final = (
+    "Where do whimbrels winter?",
+    "A wader with a long, curved bill.",
+    "Der Regenbrachvogel brütet in der Tundra.",
+    "Le courlis corlieu niche dans le Grand Nord.",
+    "El zarapito trinador pasa el invierno en la costa.",
+    "チュウシャクシギは長い嘴を持つ。",
+    "中杓鹬是一种涉禽。",
+    "كروان الماء طائر مهاجر",
+    "Средний кроншнеп гнездится на болотах.",
+    "중부리도요는 봄과 가을에 지나간다.",
+    "def area(radius): return 3.14159 * radius ** 2",
+    "E = mc², ∑ xᵢ ≤ 42 € — naïve “quotes” …",
+    "🐦🌍🚀",
+    "a",
+    "12345 67890",
+    "UPPER CASE and lower case",
+    "tabs\tand\nnew lines",
+    "https://example.org/birds?id=7&page=2",
+    "The price of wheat rose by three percent in March.",
+)
+ODD: Final = ("", "The bird flew over the bay and landed on the mud. " * 200)
+"""An empty text and one that most models cut."""
+
+
+Dialect: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    dialect: Dialect
+    model: str | None
+    """Name of the model there; None: the same as here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    dtype: str
+    difference: float
+    """Largest difference, relative to the largest number of the reference."""
+    cosine: float
+    """Lowest cosine of a row with that of the reference; of scores, the cosine of all scores."""
+    same_order: bool
+    """The pairs have the same order by similarity or by score, but for pairs that the reference does not tell apart."""
+    within: bool
+
+
+def run(
+    model: str | None,
+    against: Server | None,
+    *,
+    device: str,
+    as_json: bool,
+) -> int:
+    """Compare and print. Returns the exit code. Raises WhimbrelError for what cannot be compared."""
+    from whimbrel.cli import console
+    from whimbrel.engine.engine import Engine
+
+    checkpoint = resolve_checkpoint(model)
+    card = read_card(checkpoint.folder, checkpoint.name)
+    output = choose_output(card)
+    if against is None:
+        check_reference(checkpoint, output)
+    texts = [*SHORT, *ODD] if against is None else [*SHORT, "birds " * 30]
+    pairs = [(query, text) for query in texts[:10] for text in texts[1:21]][:NUM_PAIRS]
+    expected = _local(output, checkpoint, texts, pairs) if against is None else _remote(against, output, card, texts, pairs)
+    results: list[Comparison] = []
+    logits = against is None and output == "scores" and len(card.labels) > 1  # the libraries have other defaults here
+    for dtype in dtypes(device):
+        with Engine(model, device=device, dtype=dtype) as engine:
+            results.append(compare(output, dtype, _results(engine, card, output, texts, pairs, logits=logits), expected))
+    skipped = [*(["the activation"] if logits else []), *(name for name in card.outputs if name != output)]
+    not_compared = [
+        *skipped,
+        *(["queries"] if output == "multi_vector" else []),
+        *(["empty and long texts"] if against else []),
+    ]
+    reference = "Sentence Transformers, float32, CPU" if against is None else f"{against.url} ({against.dialect})"
+    if as_json:
+        console.print_json(
+            {"model": card.name, "reference": reference, "output": output, "results": results, "not_compared": not_compared}
+        )
+    else:
+        fields = {
+            "model": card.name,
+            "reference": reference,
+            "compared": f"{output} of {len(pairs if output == 'scores' else texts)} ",
+        }
+        fields["compared"] += "pairs of texts" if output == "scores" else "texts"
+        console.write_fields(fields | {"not compared": ", ".join(not_compared) or "nothing left out"})
+        typer.echo(f"\n  {'DTYPE':<10}{'DIFFERENCE':<12}{'COSINE':<12}{'ORDER':<11}PROMISE")
+        for each in results:
+            promise = f"{MAX_DIFFERENCE:.0e} difference" if each.dtype == "float32" else f"{MIN_COSINE} cosine"
+            order = "the same" if each.same_order else "differs"
+            end = f"{promise}: {'kept' if each.within else 'BROKEN'}"
+            typer.echo(f"  {each.dtype:<10}{each.difference:<12.1e}{each.cosine:<12.7f}{order:<11}{end}")
+    return 0 if all(each.within for each in results) else 1
+
+
+def choose_output(card: Card) -> str:
+    """Return the output that is compared. Raises SetupError if there is none."""
+    if card.towers:
+        raise SetupError("a model with two encoders (Router) cannot be compared.")
+    name = next((name for name in COMPARED if name in card.outputs), None)
+    if name is None:
+        raise SetupError(f"{', '.join(card.outputs)} cannot be compared.", hint=f"these can: {', '.join(COMPARED)}")
+    return name
+
+
+def check_reference(checkpoint: Checkpoint, output: str) -> None:
+    """Raise SetupError if Sentence Transformers is missing, or would guess what the checkpoint does not state."""
+    if find_spec("sentence_transformers") is None:
+        raise SetupError(
+            "the reference, Sentence Transformers, is not installed.",
+            hint="pip install 'whimbrel[hf]' sentence-transformers, or compare with a server: --against URL",
+        )
+    if output in ("dense", "sparse") and not (checkpoint.folder / "modules.json").exists():
+        raise SetupError(
+            "the checkpoint has no modules.json, so Sentence Transformers would guess its pooling.",
+            hint="compare with a server: --against URL",
+        )
+
+
+def dtypes(device: str) -> list[Literal["float32", "bfloat16", "float16"]]:
+    """Return the dtypes that the device computes in."""
+    from whimbrel.model.runner import probe
+
+    hardware = probe()
+    if device == "cpu" or not hardware.gpus:
+        return ["float32", "bfloat16"] if hardware.cpu.bfloat16 != "none" else ["float32"]
+    return ["float32", "bfloat16", "float16"] if hardware.gpu_bfloat16 else ["float32", "float16"]
+
+
+def compare(output: str, dtype: str, ours: Sequence[Float32Array], expected: Sequence[Float32Array]) -> Comparison:
+    """Compare an array per text, or per pair for scores. Raises WhimbrelError if their shapes differ."""
+    if len(ours) != len(expected):
+        raise WhimbrelError(f"{len(ours)} results against {len(expected)} of the reference.")
+    if output == "sparse":
+        width = max(row.size for row in (*ours, *expected))
+        ours, expected = _pad(ours, width), _pad(expected, width)
+    for number, (a, b) in enumerate(zip(ours, expected, strict=True)):
+        if a.shape != b.shape:
+            raise WhimbrelError(f"text {number}: the result has shape {list(a.shape)}, that of the reference {list(b.shape)}.")
+    one, other = (np.concatenate([row.ravel() for row in rows]).astype(np.float64) for rows in (ours, expected))
+    difference = float(np.abs(one - other).max() / (np.abs(other).max() or 1.0))
+    if output == "scores":
+        cosine = float(_cosines(one[None], other[None])[0])
+        mine, theirs = (np.array([row.ravel()[0] for row in rows], np.float64) for rows in (ours, expected))
+    else:
+        cosine = min(
+            float(_cosines(np.atleast_2d(a), np.atleast_2d(b)).min(initial=1.0)) for a, b in zip(ours, expected, strict=True)
+        )
+        mine, theirs = (_similarities(rows) for rows in (ours, expected))
+    is_exact = dtype == "float32"
+    within = difference <= MAX_DIFFERENCE if is_exact else cosine >= MIN_COSINE
+    order = same_order(mine, theirs, tolerance=2 * MAX_DIFFERENCE if is_exact else 1 - MIN_COSINE)
+    return Comparison(dtype, difference, cosine, order, bool(within))
+
+
+def same_order(ours: Any, theirs: Any, *, tolerance: float) -> bool:
+    """Return whether pairs sorted by `ours` are sorted by `theirs` too.
+
+    Rises of at most `tolerance`, relative to the largest number of `theirs`, do not count.
+    """
+    ordered = theirs[np.argsort(-ours, kind="stable")]
+    rises = ordered - np.minimum.accumulate(ordered)
+    return bool(rises.max(initial=0.0) <= tolerance * (np.abs(theirs).max(initial=0.0) or 1.0))
+
+
+def _cosines(a_ND: Any, b_ND: Any) -> Any:
+    """Return the cosine of each row of both. It is 1 of two rows of zeros."""
+    a_ND, b_ND = a_ND.astype(np.float64), b_ND.astype(np.float64)
+    norms_N = np.linalg.norm(a_ND, axis=1) * np.linalg.norm(b_ND, axis=1)
+    both_zero_N = ~a_ND.any(axis=1) & ~b_ND.any(axis=1)
+    return np.where(both_zero_N, 1.0, (a_ND * b_ND).sum(axis=1) / np.where(norms_N > 0, norms_N, 1.0))
+
+
+def _similarities(rows: Sequence[Float32Array]) -> Any:
+    """Return the similarity of the first 200 pairs of texts: the dot product, or of token vectors the sum of maxima."""
+    wide = [np.atleast_2d(row).astype(np.float64) for row in rows]
+    scores = [(wide[i] @ wide[j].T).max(axis=1, initial=-np.inf).sum() for i, j in combinations(range(len(wide)), 2)]
+    return np.array(scores[:NUM_PAIRS])
+
+
+def _results(
+    engine: Engine | Client, card: Card, output: str, texts: list[str], pairs: list[tuple[str, str]], *, logits: bool = False
+) -> list[Float32Array]:
+    """Return what an Engine, or a Client, gives: an array per text or pair."""
+    if output == "dense":
+        return list(engine.embed(texts))
+    if output == "sparse":
+        sparse = engine.sparse(texts)
+        return [_spread(*sparse[i]) for i in range(len(sparse))]
+    if output == "multi_vector":
+        ragged = engine.multi_vector(texts, input_type="document" if card.text_formats else None)
+        return [ragged[i] for i in range(len(ragged))]
+    activate = False if logits else None
+    return list(engine.score([query for query, _ in pairs], [text for _, text in pairs], activate=activate))
+
+
+def _spread(ids: Int32Array, weights: Float32Array) -> Float32Array:
+    """Return a sparse vector as an array that ends with its last entry."""
+    row = np.zeros(int(ids.max(initial=-1)) + 1, np.float32)
+    row[ids] = weights
+    return row
+
+
+def _pad(rows: Sequence[Float32Array], width: int) -> list[Float32Array]:
+    return [np.pad(row, (0, width - row.size)) for row in rows]
+
+
+def _local(output: str, checkpoint: Checkpoint, texts: list[str], pairs: list[tuple[str, str]]) -> list[Float32Array]:
+    from whimbrel.model import reference
+
+    try:
+        return reference.compute(output, str(checkpoint.folder), texts, pairs)
+    except Exception as error:  # any, of code that is not ours
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise SetupError(f"Sentence Transformers cannot run this model: {lines[0]}") from error
+
+
+def _remote(server: Server, output: str, card: Card, texts: list[str], pairs: list[tuple[str, str]]) -> list[Float32Array]:
+    """Return what another server gives, in the same form. Raises InvalidRequest for an output that the dialect lacks."""
+    from whimbrel.client import Client
+
+    with Client(server.url, model=server.model or card.name, dialect=server.dialect, progress=False) as client:
+        if output != "scores" or server.dialect == "whimbrel":
+            return _results(client, card, output, texts, pairs)
+        if len(card.labels) > 1:
+            raise SetupError("this dialect has no classes.", hint="leave out --against, or compare with --dialect whimbrel")
+        queries = dict.fromkeys(query for query, _ in pairs)
+        groups = {query: [text for other, text in pairs if other == query] for query in queries}
+        rows: list[Float32Array] = []
+        for query, documents in groups.items():
+            ranked = sorted(client.rerank(query, documents), key=lambda each: each.index)
+            rows += [np.array(each.score, np.float32) for each in ranked]
+        return rows
