@@ -7,6 +7,7 @@
 # make soak       run the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
 # make bench      run the benchmarks of BENCHMARKS.md
 # make models     run the parity tests and write docs/models.md from what they measure
+# make pictures   draw the pictures of README anew: docs/pictures
 # make lock       resolve the dependencies anew into requirements/
 # make clean      remove the environment and caches
 #
@@ -22,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 
-.PHONY: help serve test test-all test-cpus check check-code format soak bench models lock clean
+.PHONY: help serve test test-all test-cpus check check-code format soak bench models pictures lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -73,6 +74,9 @@ $(VENV)/.whimbrel-%: FORCE
 	@requirements/environment $(VENV) $*
 
 FORCE:
+
+pictures: $(VENV)/.whimbrel-serve
+	$(BIN)/python docs/pictures/draw.py
 
 lock:
 	requirements/lock
