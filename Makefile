@@ -7,6 +7,7 @@
 # make soak       run the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
 # make bench      run the benchmarks of BENCHMARKS.md
 # make models     run the parity tests and write docs/models.md from what they measure
+# make docs       build the docs site in site/; a broken link is an error
 # make pictures   draw the pictures of README anew: docs/pictures
 # make lock       resolve the dependencies anew into requirements/
 # make clean      remove the environment and caches
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 
-.PHONY: help serve test test-all test-cpus check check-code format soak bench models pictures lock clean
+.PHONY: help serve test test-all test-cpus check check-code format soak bench models docs pictures lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -42,7 +43,7 @@ test-cpus: $(VENV)/.whimbrel-dev
 
 check: check-code test-all test-cpus
 
-check-code: $(VENV)/.whimbrel-dev
+check-code: docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
@@ -75,6 +76,9 @@ $(VENV)/.whimbrel-%: FORCE
 
 FORCE:
 
+docs: $(VENV)/.whimbrel-dev
+	$(BIN)/python docs/site.py
+
 pictures: $(VENV)/.whimbrel-serve
 	$(BIN)/python docs/pictures/draw.py
 
@@ -82,4 +86,4 @@ lock:
 	requirements/lock
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build site .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,151 @@
+"""Build of the docs site: `make docs` writes it to site/ and fails on a broken link.
+
+The pages in docs/ are copied to build/docs, the root's pages (BENCHMARKS.md, ...) go beside them, and reference pages are made from
+the code: command line, errors and limits. Zensical then renders them; mkdocstrings renders docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from whimbrel import errors
+from whimbrel.server.app.limits import DEFAULTS, LIMITS_VARIABLE, ServerLimits
+from whimbrel.server.http.limits import HttpLimits
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build"
+PAGES = BUILD / "docs"
+ROOT_PAGES = {
+    "BENCHMARKS.md": "about/benchmarks.md", "ARCHITECTURE.md": "about/architecture.md", "CHANGELOG.md": "about/changelog.md",
+    "CONTRIBUTING.md": "about/contributing.md", "SECURITY.md": "about/security.md",
+}  # fmt: skip
+"""Pages of the repository's root and their places on the site."""
+COMMANDS = ("serve", "embed", "show", "models", "verify", "doctor")
+
+
+def copy_pages() -> None:
+    """Copy all pages. Links between docs/ and the root are changed to the places of the site."""
+    shutil.copytree(ROOT / "docs", PAGES, ignore=shutil.ignore_patterns("*.py"))
+    for page in PAGES.rglob("*.md"):
+        source = ROOT / "docs" / page.relative_to(PAGES)
+        page.write_text(relink(page.read_text(encoding="utf-8"), source.parent, page.parent), encoding="utf-8")
+    for name, place in ROOT_PAGES.items():
+        target = PAGES / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(relink((ROOT / name).read_text(encoding="utf-8"), ROOT, target.parent), encoding="utf-8")
+
+
+def relink(text: str, source: Path, target: Path) -> str:
+    """Return a page whose relative links lead from the folder `target` on the site to where they led from `source`."""
+
+    def place(found: re.Match[str]) -> str:
+        path, anchor = found[1], found[2] or ""
+        if "://" in path or path.startswith(("mailto:", "#")):
+            return found[0]
+        file = (source / path).resolve()
+        if not file.exists():
+            return found[0]  # Zensical reports it
+        inside = file.relative_to(ROOT).as_posix()
+        if inside in ROOT_PAGES:
+            on_site = PAGES / ROOT_PAGES[inside]
+        elif inside.startswith("docs/"):
+            on_site = PAGES / inside.removeprefix("docs/")
+        else:
+            return f"]({inside})" if inside.startswith("http") else f"<!-- {inside} -->]()"
+        return f"]({os.path.relpath(on_site, target)}{anchor})"
+
+    text = re.sub(r"\]\(([^)#\s]+)(#[^)\s]*)?\)", place, text)
+    return re.sub(r"\[([^\]]*)<!-- ([^ ]*) -->\]\(\)", r"\1 (`\2`)", text)
+
+
+def command_line() -> str:
+    """Return the page of all commands, as their --help prints them."""
+    parts = ["# Command line\n", "`python -m whimbrel` is the same command. Each text is what `--help` prints.\n"]
+    environ = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    for command in ((), *((name,) for name in COMMANDS)):
+        line = [sys.executable, "-m", "whimbrel", *command, "--help"]
+        said = subprocess.run(line, env=environ, capture_output=True, text=True, check=True).stdout  # noqa: S603
+        text = "\n".join(each.rstrip() for each in said.strip("\n").splitlines())
+        parts.append(f"## whimbrel {' '.join(command)}\n\n```text\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+def error_classes() -> str:
+    """Return the table of all errors."""
+    classes = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, errors.WhimbrelError)]
+    rows = [
+        f"| {each.status} | `{each.code}` | `{each.__name__}` | {first_sentence(each)} |"
+        for each in sorted(classes, key=lambda each: (each.status, each.code))
+    ]
+    return "\n".join(["| status | `code` | class | meaning |", "|---|---|---|---|", *rows])
+
+
+def first_sentence(each: type) -> str:
+    return (inspect.getdoc(each) or "").partition("\n")[0]
+
+
+def limits() -> str:
+    """Return the table of all limits of a server process that `WHIMBREL_GUARDS` can change."""
+    described = {**field_docs(HttpLimits), **field_docs(ServerLimits)}
+    rows = [
+        f"| `{item.name}` | {_number(getattr(DEFAULTS, item.name))} | {described.get(item.name, 'Number of headers.')} |"
+        for item in fields(ServerLimits)
+        if item.type in ("PositiveInt", "Seconds")
+    ]
+    return "\n".join([f"| field of `{LIMITS_VARIABLE}` | default | meaning |", "|---|---|---|", *rows])
+
+
+def field_docs(each: type) -> dict[str, str]:
+    """Return the docstrings that follow the fields of a class."""
+    (node,) = ast.parse(inspect.getsource(each)).body
+    assert isinstance(node, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, doc in zip(node.body, node.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
+            found[ast.unparse(field.target)] = str(doc.value.value)
+    return found
+
+
+def _number(value: Any) -> str:
+    return f"{value:,.0f}"
+
+
+GENERATED = {"COMMANDS": command_line, "ERRORS": error_classes, "LIMITS": limits}
+"""What stands for `<!-- generated: NAME -->` in a page."""
+
+
+def fill() -> None:
+    """Fill in what is made from the code."""
+    for page in PAGES.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for name, make in GENERATED.items():
+            if (mark := f"<!-- generated: {name} -->") in text:
+                text = text.replace(mark, make())
+        page.write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    shutil.rmtree(BUILD, ignore_errors=True)
+    copy_pages()
+    fill()
+    shutil.copy(ROOT / "zensical.toml", BUILD)
+    zensical = Path(sys.executable).parent / "zensical"
+    done = subprocess.run([zensical, "build", "--strict", "--clean"], cwd=BUILD, check=False)  # noqa: S603
+    if done.returncode == 0:
+        shutil.rmtree(ROOT / "site", ignore_errors=True)
+        shutil.move(BUILD / "site", ROOT / "site")
+        print("the site is in site/; look at it with: python -m http.server -d site")  # noqa: T201
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
