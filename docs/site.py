@@ -1,7 +1,7 @@
 """Build of the docs site: `make docs` writes it to site/ and fails on a broken link.
 
-The pages in docs/ are copied to build/docs, and the root's pages (BENCHMARKS.md, ...) go beside them. The command line, errors and
-limits are made from the code. Zensical then renders all pages; mkdocstrings renders docstrings.
+The pages in docs/ are copied to build/docs, and the root's pages (BENCHMARKS.md, ...) go beside them. The command line,
+errors and limits are made from the code. Zensical then renders all pages; mkdocstrings renders docstrings.
 """
 
 from __future__ import annotations
