@@ -3,6 +3,7 @@
 # make test-all   run all tests but the slow ones
 # make test-cpus  run the tests that depend on the processor as lesser processors would (ARGS="avx2 invented")
 # make check      run all tests, also as on lesser processors, and check format, lint and types
+# make recipes    install the programs of docs/recipes.md into the environment and run each recipe with its program
 # make format     format the code and repair what ruff can
 # make soak       run the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
 # make bench      run the benchmarks of BENCHMARKS.md
@@ -24,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 
-.PHONY: help serve test test-all test-cpus check check-code format soak bench models docs pictures lock clean
+.PHONY: help serve test test-all test-cpus recipes check check-code format soak bench models docs pictures lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -41,7 +42,11 @@ test-all: $(VENV)/.whimbrel-dev
 test-cpus: $(VENV)/.whimbrel-dev
 	$(BIN)/python tests/support/cpus.py $(ARGS)
 
-check: check-code test-all test-cpus
+recipes: $(VENV)/.whimbrel-dev
+	@requirements/environment $(VENV) recipes
+	$(BIN)/pytest -n 0 tests/house/test_recipes.py --recipes $(ARGS)
+
+check: check-code test-all test-cpus recipes
 
 check-code: docs
 	$(BIN)/ruff format --check .

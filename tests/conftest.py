@@ -36,6 +36,7 @@ settings.load_profile("untimed")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of this test suite."""
     parser.addoption("--invented-products", action="store_true", help="products whose bits depend on the number of rows")
+    parser.addoption("--recipes", action="store_true", help="recipes whose program is missing fail; otherwise they skip")
 
 
 @pytest.fixture(scope="session", autouse=True)

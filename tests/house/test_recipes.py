@@ -1,43 +1,268 @@
-"""The recipes of docs/recipes.md, run as they are against a server; those whose program is installed."""
+"""The recipes of docs/recipes.md, run as they are against a server, each with its program.
+
+OpenSearch and Open WebUI are servers that do not come as libraries. For these, the tests send the requests that they send.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+import json
+import os
 import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from string import Template
+from threading import Thread
+from typing import Any
 
+import httpx2
+import numpy as np
 import pytest
+from test_bge_m3 import write_m3
 
 from serving import Server
+from whimbrel import Client
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
 PROGRAMS = {
     "LangChain": "langchain_openai", "LlamaIndex": "llama_index", "Haystack": "haystack", "Chroma": "chromadb", "LanceDB": "lancedb",
-    "Qdrant": "qdrant_client", "mteb": "mteb",
+    "Qdrant": "qdrant_client", "pgvector": "psycopg", "OpenSearch": "opensearchpy", "Open WebUI": None, "LiteLLM": "litellm",
+    "mteb": "mteb",
 }  # fmt: skip
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+TEXTS = ["A sandwich.", "A wader."]
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # recipes leave their clients open
 
 
-def recipes() -> dict[str, list[str]]:
-    """The blocks of Python under each heading."""
+def recipes(language: str = "python") -> dict[str, list[str]]:
+    """The blocks of a language under each heading."""
     sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
-    return {section.split("\n", 1)[0]: re.findall(r"```python\n(.*?)```", section, re.DOTALL) for section in sections}
+    return {section.split("\n", 1)[0]: re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL) for section in sections}
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Run a block with its addresses replaced; its names."""
+    kept: list[dict[str, Any]] = []
+
+    def run(program: str, number: int, url: str, *replaced: tuple[str, str]) -> dict[str, Any]:
+        if importlib.util.find_spec(str(PROGRAMS[program])) is None and not request.config.getoption("--recipes"):
+            pytest.skip(f"{program} is not installed; `make recipes` installs it")
+        block = recipes()[program][number]
+        for old, new in (("http://127.0.0.1:8000", url), *replaced):
+            assert old in block
+            block = block.replace(old, new)
+        kept.append({"__name__": "recipe"})
+        exec(block, kept[-1])
+        return kept[-1]
+
+    yield run
+    for names in kept:
+        names.clear()
+    gc.collect()  # here, where nobody is warned
+
+
+@pytest.fixture
+def expected(server: Server) -> np.ndarray[Any, Any]:
+    """The vectors of TEXTS, from the client."""
+    with Client(server.url) as client:
+        return client.embed(TEXTS)
 
 
 def test_every_program_has_a_recipe() -> None:
     assert list(recipes()) == list(PROGRAMS)
-    assert all(recipes().values())
+    assert all(recipes()[program] or recipes("sh")[program] for program in PROGRAMS)
 
 
-@pytest.mark.filterwarnings("ignore")  # recipes leave their clients open
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_recipe_runs(program: str, server: Server) -> None:
-    if importlib.util.find_spec(PROGRAMS[program]) is None:
-        pytest.skip(f"{program} is not installed")
-    for block in recipes()[program]:
-        names: dict[str, object] = {"__name__": "recipe"}
-        exec(block.replace("http://127.0.0.1:8000", server.url), names)
-        if program == "LangChain" and "embeddings" in names:
-            assert len(names["embeddings"].embed_documents(["A wader."])) == 1  # pyright: ignore
-        names.clear()
-        gc.collect()  # here, where nobody is warned
+def test_langchain(run: Any, server: Server, expected: Any) -> None:
+    own = run("LangChain", 0, server.url)["WhimbrelEmbeddings"](server.url)
+    openai = run("LangChain", 1, server.url)["embeddings"]
+    for embeddings in (own, openai):
+        np.testing.assert_allclose(embeddings.embed_documents(TEXTS), expected, atol=1e-6)
+        np.testing.assert_allclose(embeddings.embed_query(TEXTS[0]), expected[0], atol=1e-6)
+
+
+def test_llamaindex(run: Any, server: Server, expected: Any) -> None:
+    embedding = run("LlamaIndex", 0, server.url)["WhimbrelEmbedding"](server.url)
+    np.testing.assert_allclose(embedding.get_text_embedding_batch(TEXTS), expected, atol=1e-6)
+    np.testing.assert_allclose(embedding.get_query_embedding(TEXTS[0]), expected[0], atol=1e-6)
+
+
+def test_haystack(run: Any, server: Server, expected: Any) -> None:
+    names = run("Haystack", 0, server.url)
+    documents = [names["Document"](content=text) for text in TEXTS]
+    found = names["WhimbrelDocumentEmbedder"](server.url).run(documents)["documents"]
+    np.testing.assert_allclose([each.embedding for each in found], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("program", ["Chroma", "LanceDB", "Qdrant"])
+def test_stores(program: str, run: Any, server: Server) -> None:
+    """The blocks themselves assert which text is found."""
+    run(program, 0, server.url)
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """The address of a PostgreSQL server with pgvector, in a folder of its own. It refuses to run as root."""
+    package = importlib.import_module("pgserver" if sys.version_info < (3, 12) else "pgembed")
+    user = "nobody" if os.getuid() == 0 else None
+    folder = Path(tempfile.mkdtemp())
+    try:
+        shutil.copytree(Path(str(package.__file__)).parent / "pginstall", folder / "pginstall")  # where that user can read it
+        libraries = Path(str(package.__file__)).parents[1] / f"{package.__name__}.libs"
+        if libraries.exists():
+            shutil.copytree(libraries, folder / libraries.name)
+            (folder / package.__name__).mkdir()
+            (folder / "pginstall").rename(folder / package.__name__ / "pginstall")
+        programs = next(folder.rglob("bin/initdb")).parent
+        folder.chmod(0o755)
+        (folder / "data").mkdir(mode=0o700)
+        if user:
+            shutil.chown(folder / "data", user)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        start: dict[str, Any] = {"user": user, "cwd": folder / "data", "stdout": subprocess.DEVNULL}
+        data = str(folder / "data")
+        subprocess.run([programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-N"], check=True, **start)
+        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
+        subprocess.run(
+            [programs / "pg_ctl", "-D", data, "-w", "-l", f"{data}/log", "-o", options, "start"], check=True, **start
+        )
+        try:
+            yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        finally:
+            subprocess.run([programs / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop"], check=True, **start)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_pgvector(run: Any, server: Server) -> None:
+    if importlib.util.find_spec("psycopg") is None:
+        run("pgvector", 0, server.url)  # skips, or fails
+    with postgres() as address:
+        run("pgvector", 0, server.url, ("postgresql://127.0.0.1/postgres", address))
+
+
+def test_opensearch(run: Any, server: Server, expected: Any) -> None:
+    """What the connector says, OpenSearch sends: the test fills in the template and sends it."""
+    received: list[tuple[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            answer = b'{"connector_id": "c1", "model_id": "m1"}'
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as stand_in:
+        Thread(target=stand_in.serve_forever, daemon=True).start()
+        run("OpenSearch", 0, server.url, ("http://127.0.0.1:9200", f"http://127.0.0.1:{stand_in.server_port}"))
+        stand_in.shutdown()
+    (_, connector), (path, model) = received
+    assert path == "/_plugins/_ml/models/_register?deploy=true"
+    assert model["connector_id"] == "c1"
+    [action] = connector["actions"]
+    template = Template(re.sub(r"\$\{\w+\.(\w+)\}", r"${\1}", action["request_body"]))
+    body = template.substitute(connector["parameters"], input=json.dumps(TEXTS))
+    answer = httpx2.post(
+        action["url"], content=body, headers={"Content-Type": "application/json", "Authorization": "Bearer none"}
+    )
+    np.testing.assert_allclose([row["embedding"] for row in answer.json()["data"]], expected, atol=1e-6)
+
+
+def test_open_webui(server: Server, expected: Any) -> None:
+    """The two requests that Open WebUI makes with these settings."""
+    [block] = recipes("sh")["Open WebUI"]
+    settings = dict(line.split("=", 1) for line in block.replace("http://127.0.0.1:8000", server.url).splitlines())
+    key = {"Authorization": f"Bearer {settings['RAG_OPENAI_API_KEY']}"}
+    body: dict[str, Any] = {"input": TEXTS, "model": settings["RAG_EMBEDDING_MODEL"]}
+    answer = httpx2.post(f"{settings['RAG_OPENAI_API_BASE_URL']}/embeddings", json=body, headers=key)
+    np.testing.assert_allclose([row["embedding"] for row in answer.json()["data"]], expected, atol=1e-6)
+    body = {"model": settings["RAG_RERANKING_MODEL"], "query": "Which bird?", "documents": TEXTS, "top_n": len(TEXTS)}
+    answer = httpx2.post(settings["RAG_EXTERNAL_RERANKER_URL"], json=body, headers=key)
+    by_index = sorted(answer.json()["results"], key=lambda each: each["index"])
+    assert by_index[0]["relevance_score"] < by_index[1]["relevance_score"]
+
+
+def test_litellm(run: Any, server: Server, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no download
+    np.testing.assert_allclose(run("LiteLLM", 0, server.url)["vectors"], expected, atol=1e-6)
+
+
+def test_mteb_encoder(run: Any, server: Server) -> None:
+    """Retrieval of mteb itself finds each document."""
+    assert _evaluate(run("mteb", 0, server.url)["Encoder"](server.url), _retrieval()) == 1
+
+
+def test_mteb_search(run: Any, server: Server) -> None:
+    assert _evaluate(run("mteb", 0, server.url)["Search"](server.url), _retrieval()) == 1
+
+
+def test_mteb_cross_encoder(run: Any, server: Server) -> None:
+    task = _retrieval(top_ranked={query: list("ab") for query in ("qa", "qb")})
+    assert _evaluate(run("mteb", 0, server.url)["CrossEncoder"](server.url), task) == 1
+
+
+def _evaluate(model: Any, task: Any) -> float:
+    import mteb
+
+    result = mteb.evaluate(model, task, cache=None, show_progress_bar=False)
+    return result.task_results[0].get_score()
+
+
+def _retrieval(top_ranked: dict[str, list[str]] | None = None) -> Any:
+    """A task of two queries and two documents, each the answer to one."""
+    if importlib.util.find_spec("mteb") is None:
+        return None
+    from datasets import Dataset
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    from mteb.abstasks.task_metadata import TaskMetadata
+
+    class Birds(AbsTaskRetrieval):
+        metadata = TaskMetadata(
+            name="Birds", description="Two birds.", reference=None, dataset={"path": "none", "revision": "1"}, modalities=["text"],
+            type="Reranking" if top_ranked else "Retrieval", category="t2t", eval_splits=["test"], eval_langs=["eng-Latn"],
+            main_score="ndcg_at_1", date=None, domains=None, task_subtypes=None, license=None, annotations_creators=None,
+            dialect=None, sample_creation=None, bibtex_citation=None,
+        )  # fmt: skip
+
+        def load_data(self, *_: Any, **__: Any) -> None:
+            corpus = [
+                {"id": "a", "title": "Food", "text": "A sandwich with cheese."},
+                {"id": "b", "title": "", "text": "A wader with a bill."},
+            ]
+            queries = [{"id": "qa", "text": "What can I eat?"}, {"id": "qb", "text": "Which bird wades?"}]
+            self.dataset = {"default": {"test": {
+                "corpus": Dataset.from_list(corpus), "queries": Dataset.from_list(queries),
+                "relevant_docs": {"qa": {"a": 1}, "qb": {"b": 1}}, "top_ranked": top_ranked,
+            }}}  # fmt: skip
+            self.data_loaded = True
+
+    return Birds()
+
+
+def test_qdrant_hybrid(run: Any, tmp_path: Path) -> None:
+    """The three kinds of vectors, from a model of the layout of bge-m3; MaxSim of a text with itself is the highest."""
+    write_m3(tmp_path)
+    with Server(str(tmp_path), "--served-name", "BAAI/bge-m3") as server:
+        names = run("Qdrant", 1, server.url)
+        texts = names["texts"]
+        rows = [names["client"].multi_vector([text], input_type="document")[0] for text in texts]
+    scores = [float((rows[0] @ row.T).max(axis=1).sum()) for row in rows]
+    assert [each.payload["text"] for each in names["found"]] == texts
+    np.testing.assert_allclose([each.score for each in names["found"]], scores, rtol=1e-2)

@@ -162,7 +162,7 @@ def _lines(facts: Facts) -> dict[str, str]:
         "not installed": ", ".join(missing) or "nothing",
         "engine": light or ("cannot run here" if facts.import_error else "can run here"),
         **({"PyTorch": hardware.torch_note} if hardware and hardware.torch_note else {}),
-        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "system": "{0.system} {0.release}, {0.machine}".format(platform.uname()),
         "processor": f"{hardware.cpu}, bfloat16 {hardware.cpu.bfloat16}" if hardware else platform.processor() or "unknown",
         "cores": f"{facts.cores}{quota}" + (f"; engines use {hardware.num_cores}" if hardware else ""),
         "GPU": ", ".join(facts.gpus) or "none",
