@@ -1,7 +1,7 @@
 """Build of the docs site: `make docs` writes it to site/ and fails on a broken link.
 
 The pages in docs/ are copied to build/docs, and the root's pages (BENCHMARKS.md, ...) go beside them. The command line,
-errors and limits are made from the code. Zensical then renders all pages; mkdocstrings renders docstrings.
+errors, limits and Python's reference are made from the code. Zensical then renders all pages.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import shutil
 import subprocess
 import sys
 from dataclasses import fields
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
-from whimbrel import errors
+from whimbrel import AsyncClient, AsyncEngine, Client, Engine, errors
 from whimbrel.server.app.limits import DEFAULTS, LIMITS_VARIABLE, ServerLimits
 from whimbrel.server.http.limits import HttpLimits
+from whimbrel.types.options import ScoreOptions, TextOptions
+from whimbrel.types.plan import Options
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build"
@@ -29,6 +32,7 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "about/contributing.md", "SECURITY.md": "about/security.md",
 }  # fmt: skip
 """Pages of the repository's root and their places on the site."""
+_WIDTH = 100
 COMMANDS = ("serve", "embed", "show", "models", "verify", "doctor")
 
 
@@ -119,7 +123,52 @@ def _number(value: Any) -> str:
     return f"{value:,.0f}"
 
 
-GENERATED = {"COMMANDS": command_line, "ERRORS": error_classes, "LIMITS": limits}
+def options() -> str:
+    """Return the tables of the options of verbs and engines."""
+    parts: list[str] = []
+    for each in (TextOptions, ScoreOptions, Options):
+        parts.append(f"### {each.__name__}\n\n{first_sentence(each)}\n\n| option | type | meaning |\n|---|---|---|")
+        for name, doc in field_docs(each).items():
+            kind = str(get_annotations(each)[name]).removeprefix("ForwardRef('").partition("'")[0].replace("|", "\\|")
+            parts.append(f"| `{name}` | `{kind}` | {' '.join(doc.split())} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def classes() -> str:
+    """Return the docstrings and signatures of the public classes and their methods."""
+    parts: list[str] = []
+    for each in (Engine, AsyncEngine, Client, AsyncClient):
+        parts.append(f"## {each.__name__}\n\n{inspect.getdoc(each)}\n\n```python\n{call(each.__name__, each)}\n```\n")
+        for name, method in inspect.getmembers(each, inspect.isfunction):
+            if not name.startswith("_"):
+                parts.append(
+                    f"### {each.__name__}.{name}\n\n```python\n{call(name, method)}\n```\n\n{inspect.getdoc(method)}\n"
+                )
+    return "\n".join(parts)
+
+
+def call(name: str, function: Any) -> str:
+    """Return a signature, one parameter to a line if it is long."""
+    signature = inspect.signature(function)
+    kept = [each for each in signature.parameters.values() if each.name not in ("self", "progress", "observer")]
+    parameters = [_parameter(each) for each in kept]
+    by_name = [index for index, each in enumerate(kept) if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    parameters[min(by_name, default=0) : 0] = ["*"] if by_name else []
+    result = "" if signature.return_annotation in (inspect.Signature.empty, "None") else f" -> {signature.return_annotation}"
+    line = f"{name}({', '.join(parameters)}){result}"
+    return line if len(line) <= _WIDTH else f"{name}(\n    " + ",\n    ".join(parameters) + f",\n){result}"
+
+
+def _parameter(each: inspect.Parameter) -> str:
+    stars = "**" if each.kind is inspect.Parameter.VAR_KEYWORD else ""
+    default = "" if each.default is inspect.Parameter.empty else f" = {each.default!r}"
+    return f"{stars}{each.name}: {each.annotation}{default}"
+
+
+GENERATED = {
+    "COMMANDS": command_line, "ERRORS": error_classes, "LIMITS": limits, "OPTIONS": options, "CLASSES": classes,
+}  # fmt: skip
 """What stands for `<!-- generated: NAME -->` in a page."""
 
 
