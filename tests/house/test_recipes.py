@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from string import Template
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import numpy as np
@@ -153,36 +153,53 @@ def test_pgvector(run: Any, server: Server) -> None:
         run("pgvector", 0, server.url, ("postgresql://127.0.0.1/postgres", address))
 
 
+class OpenSearch(BaseHTTPRequestHandler):
+    """Stands in for OpenSearch: keeps what it is asked, and answers as OpenSearch's documentation has it."""
+
+    received: ClassVar[dict[str, Any]] = {}
+
+    def do_POST(self) -> None:
+        length = int(self.headers.get("Content-Length", 0))
+        self.received[f"{self.command} {self.path}"] = json.loads(self.rfile.read(length) or b"null")
+        answers = {"_create": {"connector_id": "c1"}, "_register": {"task_id": "t1"}, "/tasks/t1": {"model_id": "m1"}}
+        hits = {"hits": {"hits": [{"_source": {"text": "A wader."}}]}}
+        said = next((answer for part, answer in answers.items() if part in self.path), hits)
+        answer = json.dumps(said).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_PUT = do_POST
+
+    def log_message(self, *_: Any) -> None: ...
+
+
 def test_opensearch(run: Any, server: Server, expected: Any) -> None:
-    """What the connector says, OpenSearch sends: the test fills in the template and sends it."""
-    received: list[tuple[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            answer = b'{"connector_id": "c1", "model_id": "m1"}'
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: Any) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as stand_in:
+    """What the connector says, OpenSearch sends: the test fills in the template and sends it. Then hybrid search."""
+    OpenSearch.received.clear()
+    with HTTPServer(("127.0.0.1", 0), OpenSearch) as stand_in:
         Thread(target=stand_in.serve_forever, daemon=True).start()
-        run("OpenSearch", 0, server.url, ("http://127.0.0.1:9200", f"http://127.0.0.1:{stand_in.server_port}"))
+        address = f"http://127.0.0.1:{stand_in.server_port}"
+        names = run("OpenSearch", 0, server.url, ("http://127.0.0.1:9200", address))
+        exec(recipes()["OpenSearch"][1], names)
         stand_in.shutdown()
-    (_, connector), (path, model) = received
-    assert path == "/_plugins/_ml/models/_register?deploy=true"
-    assert model["connector_id"] == "c1"
-    [action] = connector["actions"]
+    received = OpenSearch.received
+    [action] = received["POST /_plugins/_ml/connectors/_create"]["actions"]
     template = Template(re.sub(r"\$\{\w+\.(\w+)\}", r"${\1}", action["request_body"]))
-    body = template.substitute(connector["parameters"], input=json.dumps(TEXTS))
+    body = template.substitute(received["POST /_plugins/_ml/connectors/_create"]["parameters"], input=json.dumps(TEXTS))
     answer = httpx2.post(
         action["url"], content=body, headers={"Content-Type": "application/json", "Authorization": "Bearer none"}
     )
     np.testing.assert_allclose([row["embedding"] for row in answer.json()["data"]], expected, atol=1e-6)
+    assert received["POST /_plugins/_ml/models/_register?deploy=true"]["connector_id"] == "c1"
+    assert received["PUT /_ingest/pipeline/whimbrel"]["processors"][0]["text_embedding"]["model_id"] == "m1"
+    assert received["PUT /birds"]["mappings"]["properties"]["vector"]["dimension"] == expected.shape[1]
+    assert "normalization-processor" in received["PUT /_search/pipeline/hybrid"]["phase_results_processors"][0]
+    words, meaning = received["POST /birds/_search?search_pipeline=hybrid"]["query"]["hybrid"]["queries"]
+    assert (words["match"].keys(), meaning["neural"]["vector"]["model_id"]) == ({"text"}, "m1")
+    assert names["texts"] == ["A wader."]
 
 
 def test_open_webui(server: Server, expected: Any) -> None:
@@ -197,6 +214,15 @@ def test_open_webui(server: Server, expected: Any) -> None:
     answer = httpx2.post(settings["RAG_EXTERNAL_RERANKER_URL"], json=body, headers=key)
     by_index = sorted(answer.json()["results"], key=lambda each: each["index"])
     assert by_index[0]["relevance_score"] < by_index[1]["relevance_score"]
+
+
+def test_open_webui_prefixes(server: Server) -> None:
+    """With RAG_EMBEDDING_PREFIX_FIELD_NAME the prefix is a field of its own, which the server takes as the prompt."""
+    field = re.search(r"RAG_EMBEDDING_PREFIX_FIELD_NAME=(\w+)", PAGE)[1]  # pyright: ignore[reportOptionalSubscript]
+    answer = httpx2.post(f"{server.url}/v1/embeddings", json={"input": TEXTS, "model": MODEL, field: "query: "})
+    with Client(server.url) as client:
+        prompted = client.embed([f"query: {text}" for text in TEXTS])
+    np.testing.assert_allclose([row["embedding"] for row in answer.json()["data"]], prompted, atol=1e-6)
 
 
 def test_litellm(run: Any, server: Server, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
