@@ -163,7 +163,7 @@ def _lines(facts: Facts) -> dict[str, str]:
         "engine": light or ("cannot run here" if facts.import_error else "can run here"),
         **({"PyTorch": hardware.torch_note} if hardware and hardware.torch_note else {}),
         "system": "{0.system} {0.release}, {0.machine}".format(platform.uname()),
-        "processor": f"{hardware.cpu}, bfloat16 {hardware.cpu.bfloat16}" if hardware else platform.processor() or "unknown",
+        "processor": f"{hardware.cpu}, bfloat16 {hardware.cpu.bfloat16}" if hardware else _processor(),
         "cores": f"{facts.cores}{quota}" + (f"; engines use {hardware.num_cores}" if hardware else ""),
         "GPU": ", ".join(facts.gpus) or "none",
         "GPU driver": facts.gpu_driver or "none",
@@ -185,6 +185,16 @@ def _hardware() -> tuple[Hardware | None, tuple[str, ...], str | None]:
         return probe(), gpu_names(), None
     except (ImportError, OSError, RuntimeError) as error:
         return None, (), str(error).partition("\n")[0]
+
+
+def _processor() -> str:
+    """Return the processor's name where PyTorch cannot be asked."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), platform.processor() or "unknown")
 
 
 def _version(package: str) -> str | None:
