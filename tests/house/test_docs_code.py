@@ -39,10 +39,11 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_page(page: Path, server: Server, folder: Path, **env: str) -> str:
     """Run the blocks of a page; what they printed and what went wrong, empty if nothing did."""
+    own = dict(re.findall(r"^<!-- env: (\w+)=(.*) -->$", page.read_text(encoding="utf-8"), re.MULTILINE))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         [sys.executable, docs_code.__file__, str(page), server.url],
-        capture_output=True, text=True, cwd=folder, env=os.environ | {"PATH": path} | env, check=False, timeout=600,
+        capture_output=True, text=True, cwd=folder, env=os.environ | {"HF_HUB_OFFLINE": "1", "PATH": path} | own | env, check=False, timeout=600,
     )  # fmt: skip
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
@@ -51,7 +52,7 @@ def run_page(page: Path, server: Server, folder: Path, **env: str) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_blocks_of(page: Path, server: Server, hub: Path, tmp_path: Path) -> None:
     """A page's code does what the page says, offline and in the order of the page."""
-    said = run_page(page, server, tmp_path, HF_HUB_CACHE=str(hub), HF_HUB_OFFLINE="1")
+    said = run_page(page, server, tmp_path, HF_HUB_CACHE=str(hub))
     assert not said, said
 
 

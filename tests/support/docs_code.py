@@ -6,6 +6,7 @@
 - `sh` blocks run in bash, and stop at the first command that fails. Answers of HTTP with an error status are failures.
 - `whimbrel serve ...` starts a server that takes the place of the one at http://127.0.0.1:8000, as does the comment
   `<!-- server: ARGUMENTS -->`. A page without these finds the server of the packaged model there, at URL.
+- `<!-- env: NAME=VALUE -->` sets a variable for the whole page.
 - A block after `<!-- not run: REASON -->` is not run. A block after `<!-- fails: WORDS -->` must fail and say the words.
 """
 
