@@ -133,7 +133,9 @@ def references(prose: Prose) -> str | None:
 
 
 def names(prose: Prose) -> str | None:
-    """Return the first name in backquotes that no code uses."""
+    """Return the first name in backquotes that no code uses. Pages about other programs name what these have."""
+    if ROOT / "docs/coming-from" in prose.file.parents:
+        return None
     for quoted in re.findall(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`", prose.text):
         parts = quoted.split(".")
         known = quoted in FOREIGN or quoted.startswith(METRICS) or quoted.endswith("...") or parts[0] in _imported()
