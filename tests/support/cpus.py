@@ -1,7 +1,7 @@
 """Runs the tests that depend on the processor as lesser processors would: `make test-cpus`, or python tests/support/cpus.py [LEVEL ...].
 
-Each level is a child process with the switches that hold oneDNN, ATen, MKL and OpenBLAS back, as far down from this machine's
-level as there are; "invented" is this machine with products whose bits depend on the number of rows (invented.py).
+Each level below this machine's own, which the other tests run at, is a child process with the switches that hold oneDNN, ATen,
+MKL and OpenBLAS back; "invented" is this machine with products whose bits depend on the number of rows (invented.py).
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def run(level: str) -> bool:
 
 
 def main() -> None:
-    """All levels that this machine can imitate, or those that are named."""
+    """All levels below this machine's own and the invented one, or those that are named."""
     print(f"this machine: {cpu()}", flush=True)
-    levels = sys.argv[1:] or [*reachable(), "invented"]
+    levels = sys.argv[1:] or [*(level for level in reachable() if level != cpu().level), "invented"]
     for level in LEVELS:
         if level not in reachable():
             print(f"{level}: skipped, this machine cannot imitate it", flush=True)
