@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from test_bge_m3 import write_m3
 from test_layouts import LAYOUTS, write_layout
 from test_llm_rerankers import qwen
@@ -38,6 +39,12 @@ def _emotions(folder: Path) -> None:
     edit_json(folder / "config.json", problem_type="multi_label_classification")
 
 
+def _m3(folder: Path) -> None:
+    """Its weights are a pickle on the hub. Here they are safetensors as well, as the page on troubleshooting makes them."""
+    write_m3(folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+
+
 def _late(folder: Path) -> None:
     write_pylate(folder, query_length=32, document_length=300)
     edit_json(folder / "sentence_bert_config.json", max_seq_length=299)
@@ -53,7 +60,7 @@ def _splade(folder: Path) -> None:
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "BAAI/bge-m3": write_m3,
+    "BAAI/bge-m3": _m3,
     "BAAI/bge-reranker-v2-m3": lambda folder: _classifier(folder, "xlm-roberta"),
     "Qwen/Qwen3-Embedding-0.6B": lambda folder: write_layout(folder, LAYOUTS["qwen3"]),
     "Qwen/Qwen3-Reranker-0.6B": _llm_reranker,
