@@ -367,7 +367,7 @@ def test_H11_pickled_weights_are_refused(here: Here, tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    assert "make safetensors of it" in here.error("embed", "a", "--model", str(tmp_path))
+    assert "safetensors.torch.save_file" in here.error("embed", "a", "--model", str(tmp_path))
 
 
 def test_G8_a_port_in_use(here: Here) -> None:

@@ -152,8 +152,8 @@ class Weights:
             has_pickle = (self._folder / pickle).exists()
             raise CheckpointError(
                 f"{'only pickled weights are here' if has_pickle else f'not found in {self._folder}'}; {_PICKLE} is not read,"
-                " as it can run code. Where it is trusted, make safetensors of it with transformers:"
-                " AutoModel.from_pretrained(MODEL).save_pretrained(FOLDER).", file=pickle if has_pickle else self.file,
+                " as it can run code. Where it is trusted, convert it: save what torch.load(FILE, weights_only=True) gives with"
+                " safetensors.torch.save_file as model.safetensors beside it.", file=pickle if has_pickle else self.file,
             )  # fmt: skip
         return self._unpickle(pickle)
 
