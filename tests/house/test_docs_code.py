@@ -11,18 +11,15 @@ from pathlib import Path
 import pytest
 
 import docs_code
-from docs_code import Block, blocks_of
+from docs_code import LANGUAGES, Block, blocks_of
 from hub import WRITERS, write_hub
 from serving import Server
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs/recipes.md"
 """Its blocks need other programs: test_recipes.py runs each of them."""
-PAGES = [
-    page
-    for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-    if page != RECIPES and any(block.language in docs_code.LANGUAGES for block in blocks_of(page.read_text(encoding="utf-8")))
-]
+ALL = [page for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]) if page != RECIPES]
+PAGES = [page for page in ALL if any(each.language in LANGUAGES for each in blocks_of(page.read_text(encoding="utf-8")))]
 COMMANDS = {"whimbrel", "curl", "echo", "printf", "cat", "export", "mkdir", "python"}
 """What a block of `sh` that is run may begin its lines with."""
 TEXTS = {"text", "json", "yaml", "toml", "nginx", "dockerfile", "ini", "haproxy", "caddy", "promql", "diff", ""}
@@ -56,14 +53,18 @@ def test_blocks_of(page: Path, server: Server, hub: Path, tmp_path: Path) -> Non
     assert not said, said
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_block_is_run_or_says_why_not(page: Path) -> None:
-    """No block is skipped without a word: an unknown language, command or model fails here."""
-    for block in blocks_of(page.read_text(encoding="utf-8")):
+    """No block is skipped without a word: an unknown language or command fails here, as does a fence that is not understood."""
+    text = page.read_text(encoding="utf-8")
+    assert len(re.findall(r"^ *(?:`{3,}|~{3,})", text, re.MULTILINE)) == 2 * len(blocks_of(text)), (
+        "fences are of three backquotes"
+    )
+    for block in blocks_of(text):
         place = f"{page.name}:{block.line}"
         if "not run" in block.notes or block.language in TEXTS:
             continue
-        assert block.language in docs_code.LANGUAGES, f"{place}: ```{block.language} is neither run nor text"
+        assert block.language in LANGUAGES, f"{place}: ```{block.language} is neither run nor text"
         if block.language == "sh":
             assert commands_of(block) <= COMMANDS, f"{place}: say <!-- not run: REASON --> or use only {COMMANDS}"
 
