@@ -20,7 +20,7 @@ RECIPES = ROOT / "docs/recipes.md"
 """Its blocks need other programs: test_recipes.py runs each of them."""
 ALL = [page for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]) if page != RECIPES]
 PAGES = [page for page in ALL if any(each.language in LANGUAGES for each in blocks_of(page.read_text(encoding="utf-8")))]
-COMMANDS = {"whimbrel", "curl", "echo", "printf", "cat", "export", "mkdir", "python"}
+COMMANDS = {"whimbrel", "curl", "echo", "printf", "cat", "export", "mkdir", "chmod", "python"}
 """What a block of `sh` that is run may begin its lines with."""
 TEXTS = {"text", "json", "yaml", "toml", "nginx", "dockerfile", "ini", "haproxy", "caddy", "promql", "diff", ""}
 """Languages of blocks that are no code to be run."""
@@ -72,7 +72,7 @@ def test_every_block_is_run_or_says_why_not(page: Path) -> None:
 def commands_of(block: Block) -> set[str]:
     """Return the first words of a block's commands, without variables that are set before them."""
     lines = [line for line in block.code.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith(("#", " "))]
-    return {next(word for word in line.split() if not re.match(r"\w+=", word)) for line in lines}
+    return {re.sub(r"^(?:\w+=(?:'[^']*'|\S*) )*", "", line).split()[0] for line in lines}
 
 
 BAD = {

@@ -31,6 +31,8 @@ LANGUAGES = ("python", "sh")
 _FENCE = re.compile(
     r"(?P<notes>(?:^<!-- [^\n]* -->\n)*)^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<code>.*?)^ *```$", re.MULTILINE | re.DOTALL
 )
+_SERVE = re.compile(r"^((?:\w+=(?:'[^'\n]*'|\S*) )*whimbrel serve\b.*)$", re.MULTILINE)
+"""Commands that serve, with the variables before them."""
 _NOTE = re.compile(r"<!-- (server|not run|fails): (.+?) -->")
 _CURL = "silent\nshow-error\nfail-with-body\n"
 
@@ -84,10 +86,11 @@ class Page:
         if block.language == "python":
             self._python(block)
             return
-        commands = re.split(r"^(whimbrel serve\b.*)$", block.code.replace("\\\n", ""), flags=re.MULTILINE)
-        for command in commands:
-            if command.startswith("whimbrel serve") and "--help" not in command:
-                self.serve(shlex.split(command, comments=True)[2:])
+        for command in _SERVE.split(block.code.replace("\\\n", "")):
+            if _SERVE.fullmatch(command) and "--help" not in command:
+                words = shlex.split(command, comments=True)
+                program = words.index("whimbrel")
+                self.serve(words[program + 2 :], **dict(word.split("=", 1) for word in words[:program]))
             elif command.strip():
                 self._shell(command)
 
@@ -113,7 +116,7 @@ class Page:
             self.serve([])
         return code.replace(ADDRESS, self._address)
 
-    def serve(self, arguments: list[str]) -> None:
+    def serve(self, arguments: list[str], **env: str) -> None:
         """Start a server in place of the last one, on its port: clients made earlier go on with it."""
         if "--port" in arguments:
             place = arguments.index("--port")
@@ -121,7 +124,7 @@ class Page:
         if self._server is None:
             self._address = f"127.0.0.1:{free_port()}"
         self.close()
-        self._server = Server(*arguments, "--port", self._address.partition(":")[2])
+        self._server = Server(*arguments, "--port", self._address.partition(":")[2], **env)
 
     def close(self) -> None:
         """Stop the page's own server."""
