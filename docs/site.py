@@ -129,7 +129,7 @@ def options() -> str:
     for each in (TextOptions, ScoreOptions, Options):
         parts.append(f"### {each.__name__}\n\n{first_sentence(each)}\n\n| option | type | meaning |\n|---|---|---|")
         for name, doc in field_docs(each).items():
-            kind = str(get_annotations(each)[name]).removeprefix("ForwardRef('").partition("'")[0].replace("|", "\\|")
+            kind = str(get_annotations(each)[name]).removeprefix("ForwardRef('").partition("'")[0].replace(" | ", " or ")
             parts.append(f"| `{name}` | `{kind}` | {' '.join(doc.split())} |")
         parts.append("")
     return "\n".join(parts)
