@@ -557,3 +557,43 @@ def test_connections_over_the_limit_wait(run: Any) -> None:
             assert await streams[2][0].readuntil(b"abc")
 
     run(main())
+
+
+@pytest.mark.parametrize("offer", [b"CONNECT here:80 HTTP/1.1", b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket"])
+@pytest.mark.parametrize(
+    "framing",
+    [b"Transfer-Encoding: gzip", b"Transfer-Encoding: chunked, x", b"Content-Length: 5\r\nTransfer-Encoding: chunked"],
+)
+def test_an_offer_with_bad_framing_is_refused_after_those_before_it(
+    offer: bytes, framing: bytes, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The good request before it on the connection keeps its answer, and nothing is logged as a bug."""
+
+    async def main() -> None:
+        async with serving(answering(b"fine")) as (_, connect):
+            reader, writer = await connect()
+            writer.write(GET + offer + b"\r\nHost: here\r\n" + framing + b"\r\n\r\n")
+            assert b"200" in await head(reader)
+            assert await reader.readexactly(4) == b"fine"
+            rest = await reader.read()
+            assert rest == b"" or rest.startswith((b"HTTP/1.1 400", b"HTTP/1.1 200"))
+
+    with caplog.at_level(logging.WARNING):
+        run(main())
+    assert caplog.records == []
+
+
+def test_headers_are_counted_as_they_come(run: Any) -> None:
+    """A head of tiny headers that never ends costs no more memory than the limit on their number."""
+
+    async def main() -> None:
+        async with serving(answering(b"fine")) as (server, connect):
+            reader, writer = await connect()
+            tracemalloc.start()
+            writer.write(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 16_000)
+            assert b"431" in await head(reader)
+            (connection,) = server._connections
+            assert len(connection._headers) == HttpLimits().max_headers
+            tracemalloc.stop()
+
+    run(main())

@@ -201,6 +201,11 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
+    @staticmethod
+    def content_type(accept: str) -> str:
+        """Return the content type of the page for an Accept header, one of a few."""
+        return choose_encoder(accept)[1]
+
     def close(self) -> None:
         for end in self._unsubscribe:
             end()

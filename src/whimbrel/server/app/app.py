@@ -29,7 +29,7 @@ from whimbrel.dialects.common.route import EngineCall, ParseRequest
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavailable, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.app.guards import GuardMiddleware
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
-from whimbrel.server.app.openapi import docs_page, openapi_document
+from whimbrel.server.app.openapi import docs_html, openapi_json
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes
 from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
@@ -210,6 +210,9 @@ class _GetRoutes:
         self._served = served
         self._created = int(time.time())
         self._metrics = Metrics([embedder.plan.served_name for embedder in served])
+        self._renderings: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
+        """Pages of metrics that a thread is rendering, by content type."""
+        openapi_json(), docs_html("")  # the pages are made here, not while requests wait
         handlers: dict[str, Any] = {page.path: partial(self._page, page) for page in GET_ROUTES}
         handlers |= {
             "/v1/models": self._list_models,
@@ -257,14 +260,21 @@ class _GetRoutes:
             for embedder in self._served:
                 gauge("queue_tokens", embedder.queued_tokens, model=embedder.plan.served_name)
                 gauge("engines_up", embedder.ready, model=embedder.plan.served_name)
-        content, content_type = self._metrics.render(http.headers.get("accept", ""))
+        accept = http.headers.get("accept", "")
+        kind = self._metrics.content_type(accept)
+        rendering = self._renderings.get(kind)
+        if rendering is None:  # requests that come meanwhile get the same page
+            rendering = asyncio.ensure_future(asyncio.to_thread(self._metrics.render, accept))
+            self._renderings[kind] = rendering
+            rendering.add_done_callback(lambda _: self._renderings.pop(kind))
+        content, content_type = await asyncio.shield(rendering)
         return HTTPResponse(content, headers={"content-type": content_type})
 
     async def _openapi(self, http: HTTPRequest) -> HTTPResponse:
-        return _json(msgspec.json.encode(openapi_document()))
+        return _json(openapi_json())
 
     async def _docs(self, http: HTTPRequest) -> HTTPResponse:
-        page = docs_page(openapi_document(), base_url=str(http.base_url).rstrip("/"))
+        page = docs_html(str(http.base_url).rstrip("/"))
         policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
         return HTTPResponse(page, media_type="text/html", headers={"content-security-policy": policy})
 

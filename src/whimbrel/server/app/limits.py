@@ -34,7 +34,6 @@ class ServerLimits(HttpLimits):
     """Origins of web pages that may call from a browser (CORS), as `https://host:port`. `*` allows any."""
     public_metrics: bool = False
     """True if /metrics needs no key."""
-    max_headers: PositiveInt = 100
     max_body_bytes: PositiveInt = 32 * 2**20
     """Size of one body."""
     max_inflight_bytes: PositiveInt = 256 * 2**20

@@ -6,6 +6,7 @@ The page has no scripts and loads nothing, so it works offline and under a stric
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from html import escape
 from typing import Any, Final, TypeAlias
 
@@ -18,6 +19,7 @@ from whimbrel.server.app.routing import ROUTES_BY_PATH
 
 JSON: TypeAlias = dict[str, Any]
 
+_BASE_URL: Final = "{base_url}"
 _REF: Final = "#/components/schemas/{name}"
 _GETS: Final = (
     ("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse),
@@ -58,6 +60,22 @@ def openapi_document() -> JSON:
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
+
+
+@cache
+def openapi_json() -> bytes:
+    """Return /openapi.json. It takes some 50 ms to make, once per process."""
+    return msgspec.json.encode(openapi_document())
+
+
+def docs_html(base_url: str) -> str:
+    """Return /docs for a server that the client calls by this URL."""
+    return _docs_template().replace(_BASE_URL, escape(base_url))
+
+
+@cache
+def _docs_template() -> str:
+    return docs_page(openapi_document(), base_url=_BASE_URL)
 
 
 def _content(kinds: Sequence[Any], media_types: Sequence[str] = ()) -> JSON:

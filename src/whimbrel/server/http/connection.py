@@ -114,25 +114,30 @@ class Connection(asyncio.Protocol):
         self._overhead += len(data)
         try:
             self._parse(data)
-        except httptools.HttpParserError as error:
-            cause = error.__context__
-            if cause is None:
-                cause = InvalidRequest("what came is no HTTP/1.1 request.")
-            elif not isinstance(cause, WhimbrelError):
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, WhimbrelError):
                 raise  # a bug: the loop logs it and ends the connection
-            self._refuse(cause)
+            self._refuse(error.__context__)
+        except httptools.HttpParserError:
+            self._refuse(InvalidRequest("what came is no HTTP/1.1 request."))
         else:
             if self._overhead > _MAX_OVERHEAD:
                 self._refuse(HeadersTooLarge(f"path and headers have {self._overhead:,} bytes or more."))
 
     def _parse(self, data: bytes) -> None:
-        while data:
-            try:
-                self._parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
-                self._reparse_after_upgrade()
+        while (rest := self._feed(data)) is not None:
+            self._reparse_after_upgrade()
+            data = rest
+
+    def _feed(self, data: bytes) -> bytes | None:
+        """Parse `data`. Return what is left where the parser stops at an upgrade."""
+        if not data:
+            return None
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return data[upgrade.args[0] :]
+        return None
 
     def _reparse_after_upgrade(self) -> None:
         """Continue with a new parser. The old one stops at an offer of HTTP/2, which Java's client sends even with a body."""
@@ -162,6 +167,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._in_head = True
+        self._num_headers = 0
         self._url = b""
         self._headers: Headers = []
 
@@ -169,7 +175,10 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # trailers are dropped
+        self._num_headers += 1  # trailers count, and are dropped
+        if self._num_headers > self.limits.max_headers:
+            raise HeadersTooLarge(f"there are more than {self.limits.max_headers} headers.")
+        if self._in_head:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:

@@ -24,6 +24,8 @@ class HttpLimits:
 
     max_header_bytes: PositiveInt = 64 * 2**10
     """Size of path, query and headers together."""
+    max_headers: PositiveInt = 100
+    """Headers of one request, with those after its body."""
     header_timeout: Seconds = 10.0
     """Time for a whole head, from the start of the connection or the end of the last answer. Then the connection is closed."""
     body_idle_timeout: Seconds = 15.0
