@@ -91,4 +91,5 @@ lock:
 	requirements/lock
 
 clean:
-	rm -rf $(VENV) build site .pytest_cache .ruff_cache .hypothesis
+	@test "$(VENV)" = .venv || test ! -e "$(VENV)" || ls "$(VENV)"/.whimbrel-* > /dev/null 2>&1 || { echo "$(VENV) was not built here; it stays." >&2; exit 1; }
+	rm -rf "$(VENV)" build site .pytest_cache .ruff_cache .hypothesis

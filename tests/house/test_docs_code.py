@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import docs_code
-from docs_code import LANGUAGES, Block, blocks_of
+from docs_code import LANGUAGES, Block, blocks_of, stray_notes
 from hub import WRITERS, write_hub
 from serving import Server
 
@@ -57,9 +57,10 @@ def test_blocks_of(page: Path, server: Server, hub: Path, tmp_path: Path) -> Non
 def test_every_block_is_run_or_says_why_not(page: Path) -> None:
     """No block is skipped without a word: an unknown language or command fails here, as does a fence that is not understood."""
     text = page.read_text(encoding="utf-8")
-    assert len(re.findall(r"^ *(?:`{3,}|~{3,})", text, re.MULTILINE)) == 2 * len(blocks_of(text)), (
-        "fences are of three backquotes"
+    assert len(re.findall(r"^[ \t>]*(?:`{3,}|~{3,})", text, re.MULTILINE)) == 2 * len(blocks_of(text)), (
+        "a fence is not understood"
     )
+    assert stray_notes(text) == []
     for block in blocks_of(text):
         place = f"{page.name}:{block.line}"
         if "not run" in block.notes or block.language in TEXTS:
@@ -81,6 +82,12 @@ BAD = {
     "command": "```sh\nwhimbrel embed a --dtype int3\n```\n",
     "pipe": "```sh\nwhimbrel embed a --model nobody/nothing | cat\n```\n",
     "later": '```sh\ncurl http://127.0.0.1:8000/nowhere\necho "fine"\n```\n',
+    "and": "```sh\ncurl http://127.0.0.1:8000/nowhere && echo fine\necho later\n```\n",
+    "two": "```sh\ncurl http://127.0.0.1:8000/nowhere http://127.0.0.1:8000/health\n```\n",
+    "inside": "```sh\necho $(curl http://127.0.0.1:8000/nowhere)\n```\n",
+    "exit": "```python\nraise SystemExit(0)\n```\n",
+    "annotation": "```python\ndef f(x: Undefined): ...\n```\n",
+    "own words": "<!-- fails: marker -->\n```sh\ntest marker = other\n```\n",
     "fails": "<!-- fails: 404 -->\n```sh\ncurl http://127.0.0.1:8000/health\n```\n",
     "fails otherwise": "<!-- fails: no such thing -->\n```python\n1 / 0\n```\n",
 }
@@ -128,6 +135,14 @@ def test_blocks_that_run(server: Server, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(GOOD)
     assert run_page(tmp_path / "page.md", server, tmp_path) == ""
     assert [block.line for block in blocks_of(GOOD)] == [2, 7, 12, 18, 22, 27]
+
+
+@pytest.mark.parametrize(
+    "note", ["<!-- server: a -->\n", "<!-- sever: a -->", "<!-- not run -->", " <!-- not run: a -->", "<!-- not run: a --> "]
+)
+def test_a_note_that_is_bound_to_no_block_is_found(note: str) -> None:
+    assert len(stray_notes(f"text\n\n{note}\n```python\n1\n```\n")) == 1
+    assert stray_notes("<!-- not run: why -->\n<!-- server: a -->\n```python\n1\n```\n") == []
 
 
 @pytest.mark.extended

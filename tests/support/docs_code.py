@@ -3,7 +3,8 @@
 `python docs_code.py PAGE URL` runs a page in this process, in an empty folder. CONTRIBUTING.md tells writers what is run:
 
 - `python` blocks share one namespace.
-- `sh` blocks run in bash, and stop at the first command that fails. Answers of HTTP with an error status are failures.
+- `sh` blocks run in bash, and stop at the first command that fails. Any call of curl that fails, and any answer of HTTP with an
+  error status, is a failure of the block.
 - `whimbrel serve ...` starts a server that takes the place of the one at http://127.0.0.1:8000, as does the comment
   `<!-- server: ARGUMENTS -->`. A page without these finds the server of the packaged model there, at URL.
 - `<!-- env: NAME=VALUE -->` sets a variable for the whole page.
@@ -16,6 +17,7 @@ import linecache
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -34,7 +36,16 @@ _FENCE = re.compile(
 _SERVE = re.compile(r"^((?:\w+=(?:'[^'\n]*'|\S*) )*whimbrel serve\b.*)$", re.MULTILINE)
 """Commands that serve, with the variables before them."""
 _NOTE = re.compile(r"<!-- (server|not run|fails): (.+?) -->")
-_CURL = "silent\nshow-error\nfail-with-body\n"
+_CURL = """#!/bin/sh
+"{curl}" --silent --show-error --fail-with-body --fail-early "$@"
+status=$?
+test $status -eq 0 || echo "$@" >> "{log}"
+exit $status
+"""
+"""What stands for curl: it notes every call that fails, whatever the shell makes of it."""
+_SECONDS = 120
+"""The longest time of a block of commands."""
+_KNOWN = ("server", "not run", "fails", "env")
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,18 @@ class Block:
     code: str
     line: int
     notes: dict[str, str]
+
+
+def stray_notes(text: str) -> list[str]:
+    """Return the comments that look like notes and are none: misspelt, without a reason, or not right before a block."""
+    bound = {line for found in _FENCE.finditer(text) for line in found["notes"].splitlines()}
+    lines = [
+        line
+        for line in text.splitlines()
+        if line.strip().startswith("<!-- ") and not re.match(r"<!-- (routes|end|generated)\b", line)
+    ]
+    notes = [line for line in lines if re.fullmatch(rf"<!-- (?:{'|'.join(_KNOWN)}): \S.* -->", line)]
+    return [line for line in lines if line not in notes or (line not in bound and not line.startswith("<!-- env: "))]
 
 
 def blocks_of(text: str) -> list[Block]:
@@ -77,7 +100,7 @@ class Page:
         try:
             self._execute(block)
         except Exception as error:
-            if words not in str(error):
+            if words not in (error.args[1] if isinstance(error, CommandError) else str(error)):
                 raise
         else:
             raise AssertionError(f"the block did not fail, though it should, with: {words}")
@@ -99,17 +122,20 @@ class Page:
         name = f"{self._file}"
         source = "\n" * block.line + self._with_address(block.code)
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        exec(compile(source, name, "exec"), self._names)
+        try:
+            exec(compile(source, name, "exec", dont_inherit=True), self._names)
+        except SystemExit as error:
+            raise AssertionError(f"the block ends Python ({error.code}), so that later blocks would not run") from error
 
     def _shell(self, code: str) -> None:
+        log = Path("curl.failed")
+        log.unlink(missing_ok=True)
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", self._with_address(code)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise AssertionError(f"exit status {done.returncode}\n{code}\n{done.stdout}\n{done.stderr}")
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_SECONDS,
+        )  # fmt: skip
+        if done.returncode != 0 or log.exists():
+            raise CommandError(f"exit status {done.returncode}\n{code}", f"{done.stdout}\n{done.stderr}")
 
     def _with_address(self, code: str) -> str:
         if self._own_server and self._server is None:
@@ -133,6 +159,10 @@ class Page:
             self._server.__exit__(None, None, None)
 
 
+class CommandError(Exception):
+    """A failed command: the command with its status, and what it printed."""
+
+
 def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -141,8 +171,11 @@ def free_port() -> int:
 
 def main(file: Path, url: str) -> int:
     """Run a page; 0 if all of its blocks did what they should."""
-    (Path.cwd() / ".curlrc").write_text(_CURL)
-    os.environ["CURL_HOME"] = str(Path.cwd())
+    (Path.cwd() / "bin").mkdir()
+    curl = Path.cwd() / "bin/curl"
+    curl.write_text(_CURL.format(curl=shutil.which("curl"), log=Path.cwd() / "curl.failed"))
+    curl.chmod(0o755)
+    os.environ["PATH"] = f"{curl.parent}{os.pathsep}{os.environ['PATH']}"
     blocks = blocks_of(file.read_text(encoding="utf-8"))
     serves = any("server" in block.notes or "whimbrel serve" in block.code for block in blocks if "not run" not in block.notes)
     page = Page(file, url.removeprefix("http://"), own_server=serves)
@@ -150,7 +183,7 @@ def main(file: Path, url: str) -> int:
         for block in blocks:
             try:
                 page.run(block)
-            except Exception:
+            except BaseException:
                 traceback.print_exc()
                 sys.stderr.write(f"\n{file}:{block.line}: this block no longer does what it should\n")
                 return 1
