@@ -212,7 +212,8 @@ class _GetRoutes:
         self._metrics = Metrics([embedder.plan.served_name for embedder in served])
         self._renderings: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
         """Pages of metrics that a thread is rendering, by content type."""
-        openapi_json(), docs_html("")  # the pages are made here, not while requests wait
+        openapi_json()  # made here, not while requests wait
+        docs_html("")
         handlers: dict[str, Any] = {page.path: partial(self._page, page) for page in GET_ROUTES}
         handlers |= {
             "/v1/models": self._list_models,
