@@ -34,10 +34,10 @@ serve: $(VENV)/.whimbrel-serve
 	@exec $(BIN)/whimbrel serve $(ARGS)
 
 test: $(VENV)/.whimbrel-dev
-	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile $(ARGS)
 
 test-all: $(VENV)/.whimbrel-dev
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile -m "not slow" $(ARGS)
 
 test-cpus: $(VENV)/.whimbrel-dev
 	$(BIN)/python tests/support/cpus.py $(ARGS)

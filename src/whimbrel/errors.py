@@ -155,6 +155,12 @@ class InvalidRequest(WhimbrelError, ValueError):
         self.hint = hint
 
 
+class MalformedHTTP(InvalidRequest):
+    """Bytes that are no HTTP/1.1 request, or not a whole one. Every dialect says so with status 400."""
+
+    code = "malformed_http"
+
+
 class TooLong(InvalidRequest):
     """One text has more tokens than the model takes, and truncation is off."""
 

@@ -278,7 +278,7 @@ def test_A8_ambiguous_framing_is_refused_and_the_connection_closed(how: str, ser
 def test_A9_a_malformed_host(host: str, server: Server) -> None:
     with Connection(server.port) as connection:
         answer = connection.send(head("GET", "/health", host=host)).answer()
-        assert (answer.status, answer.error["code"]) == (400, "invalid_value")
+        assert (answer.status, answer.error["code"]) == (400, "malformed_http")
         assert connection.is_closed()
 
 

@@ -543,18 +543,26 @@ def test_stopping_lets_the_last_answer_be_read(run: Any) -> None:
     run(main())
 
 
-def test_connections_over_the_limit_wait(run: Any) -> None:
+def test_connections_over_the_limit_wait_for_those_that_work(run: Any) -> None:
+    """What works ends with its answer, so that the next one gets its place."""
+    go = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        await answering(b"abc")(scope, receive, send)
+
     async def main() -> None:
-        async with serving(answering(b"abc"), max_connections=2) as (_, connect):
+        go.clear()
+        async with serving(app, max_connections=2) as (server, connect):
             streams = [await connect() for _ in range(3)]
             for _, writer in streams:
                 writer.write(GET)
-            assert await streams[0][0].readuntil(b"abc")
-            assert await streams[1][0].readuntil(b"abc")
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(streams[2][0].read(1), 0.2)
-            streams[0][1].close()
-            assert await streams[2][0].readuntil(b"abc")
+            await asyncio.sleep(0.3)
+            assert len(server.places.taken) == 2
+            go.set()
+            for reader, _ in streams[:2]:
+                assert b"connection: close\r\n" in await reader.readuntil(b"abc")
+            assert b"connection: close" not in await streams[2][0].readuntil(b"abc")
 
     run(main())
 
@@ -570,11 +578,11 @@ def test_an_offer_with_bad_framing_is_refused_after_those_before_it(
     """The good request before it on the connection keeps its answer, and nothing is logged as a bug."""
 
     async def main() -> None:
-        async with serving(answering(b"fine")) as (_, connect):
+        async with serving(answering_at_once) as (_, connect):
             reader, writer = await connect()
             writer.write(GET + offer + b"\r\nHost: here\r\n" + framing + b"\r\n\r\n")
             assert b"200" in await head(reader)
-            assert await reader.readexactly(4) == b"fine"
+            assert await reader.readexactly(3) == b"now"
             rest = await reader.read()
             assert rest == b"" or rest.startswith((b"HTTP/1.1 400", b"HTTP/1.1 200"))
 
@@ -592,7 +600,7 @@ def test_headers_are_counted_as_they_come(run: Any) -> None:
             tracemalloc.start()
             writer.write(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 16_000)
             assert b"431" in await head(reader)
-            (connection,) = server._connections
+            (connection,) = server.places.taken
             assert len(connection._headers) == HttpLimits().max_headers
             tracemalloc.stop()
 

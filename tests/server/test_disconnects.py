@@ -165,7 +165,7 @@ def test_requests_whose_clients_leave_at_any_moment_end_once(loop: str) -> None:
             world.embedder.before = lambda: act(chance)
             for _ in range(6):
                 await asyncio.gather(*[come_and_go(world, chance) for _ in range(20)])
-            await world.until(lambda: not world.server._connections)
+            await world.until(lambda: not world.server.places.taken)
         end()
         assert len(world.finished) == len(received)
         assert {each.outcome for each in world.finished} == {"ok", "invalid", "overloaded", "error", "client_gone"}
@@ -186,7 +186,7 @@ def test_a_client_that_leaves_as_its_result_comes(loop: str, ends: str, turns: i
             client = await world.ask({"input": "a"})
             await world.until(lambda: not world.served._idle.is_set())
             await asyncio.sleep(0.005)
-            (connection,) = world.server._connections
+            (connection,) = world.server.places.taken
             connection.reset()
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -237,7 +237,7 @@ def test_nothing_of_a_reader_that_is_cut_is_left(loop: str, form: str) -> None:
         async with serving(write_pause=0.2) as world:
             client = await world.ask(large(form, 2048), 4096)
             await world.until(lambda: world.finished)
-            await world.until(lambda: not world.server._connections)
+            await world.until(lambda: not world.server.places.taken)
             assert (world.finished[0].outcome, world.finished[0].status) == ("client_gone", 200)
             assert (world.held, world.served._idle.is_set()) == (0, True)
             client.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import socket
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from whimbrel.server.app.routing import render_error
 from whimbrel.server.http.connection import Connection
 from whimbrel.server.http.limits import HttpLimits
+from whimbrel.server.http.places import Places
 
 HEAD = b"Host: here\r\n"
 OFFER = HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
@@ -60,6 +62,9 @@ class Wire(asyncio.Transport):
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         self.ended = True
 
@@ -91,8 +96,9 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 async def ask(pieces: list[bytes]) -> bytes:
     """What is answered to bytes that come in these pieces, without what may differ."""
-    connections: set[Connection] = set()
-    connection, wire = Connection(echo, HttpLimits(), render_error, connections, lambda: None), Wire()
+    places = Places(HttpLimits(), 1000)
+    with socket.socket() as unused:
+        connection, wire = Connection(echo, HttpLimits(), render_error, places, unused), Wire()
     connection.connection_made(wire)
     for piece in pieces:
         await asyncio.wait_for(wire.reading.wait(), 5)

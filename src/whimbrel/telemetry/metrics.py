@@ -51,12 +51,17 @@ _COUNTS: Final[dict[trace.Count, tuple[str, str]]] = {
     "worker_restarts": ("worker_restarts", "HTTP workers restarted after they died."),
     "dropped": ("dropped_requests", "Requests dropped before they were computed: the client left or the deadline passed."),
     "document_cache_hits": ("document_cache_hits", "Documents whose token vectors were in the cache."),
+    "connection_limit": ("connection_limit", "Times that all places for connections were taken, at most one a minute."),
+    "idle_connections_closed": ("idle_connections_closed", "Idle connections closed to make room for new ones."),
     "document_cache_misses": ("document_cache_misses", "Documents whose token vectors had to be computed."),
 }
+_OF_SERVER: Final[tuple[trace.Count, ...]] = ("worker_restarts", "connection_limit", "idle_connections_closed")
+"""Counts without a model."""
 _GAUGES: Final[dict[trace.GaugeName, tuple[str, str]]] = {
     "queue_tokens": ("queue_tokens", "Tokens in the queue."),
     "queue_small_tokens": ("queue_small_tokens", "Tokens in the queue that belong to small requests."),
     "engines_up": ("engines_up", "Engines that are up."),
+    "connections": ("connections", "Open connections."),
 }
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -174,7 +179,9 @@ class Metrics:
         }
         self._counts = {name: counter(f"whimbrel_{key}_total", text, "model") for name, (key, text) in _COUNTS.items()}
         self._gauges = {name: gauge(f"whimbrel_{key}", text, "model") for name, (key, text) in _GAUGES.items()}
-        of_models = [self._counts[name] for name in _COUNTS if name != "worker_restarts"]
+        of_models = [self._counts[name] for name in _COUNTS if name not in _OF_SERVER]
+        for name in _OF_SERVER:
+            self._counts[name]("")
         for model in models:
             for metric in (self._texts, self._tokens, self._truncated, *of_models):
                 metric(model)

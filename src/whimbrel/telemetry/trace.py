@@ -22,10 +22,10 @@ Stage: TypeAlias = Literal["receive", "read", "tokenize", "queue", "pack", "comp
 Size: TypeAlias = Literal["batch_tokens", "batch_seqs"]
 Count: TypeAlias = Literal[
     "retries", "halvings", "non_finite", "out_of_memory", "engine_restarts", "worker_restarts", "dropped",
-    "document_cache_hits", "document_cache_misses",
+    "document_cache_hits", "document_cache_misses", "connection_limit", "idle_connections_closed",
 ]  # fmt: skip
 """Counts, each explained in `telemetry/metrics.py`."""
-GaugeName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up"]
+GaugeName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up", "connections"]
 
 Outcome: TypeAlias = Literal[
     "ok", "invalid", "unauthorized", "forbidden", "not_found", "overloaded", "unavailable", "timeout", "client_gone", "error",

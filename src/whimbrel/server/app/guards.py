@@ -16,9 +16,10 @@ from typing import Final
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from whimbrel.errors import Forbidden, HeadersTooLarge, InvalidRequest, Unauthorized, WhimbrelError
+from whimbrel.errors import Forbidden, HeadersTooLarge, MalformedHTTP, Unauthorized, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import ServerLimits, host_name, origin_name
 from whimbrel.server.app.request_context import context_of, sanitize, send_error
+from whimbrel.server.http.exchange import KEPT_EXTENSION
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 """Routes that need no key, for probes."""
@@ -80,6 +81,8 @@ class GuardMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._check_head(scope)
+            if scope.get("extensions", {}).get(KEPT_EXTENSION) and scope["path"] not in OPEN_PATHS:
+                raise Unavailable("all places for connections are taken, and no client makes way.", retry_after=1.0)
         except WhimbrelError as error:
             context_of(scope).closes = True  # the client and this server may disagree on where the request ends
             await send_error(error, scope, send)
@@ -96,12 +99,12 @@ class GuardMiddleware:
             raise HeadersTooLarge(f"path and headers have {size:,} bytes; the limit is {limits.max_header_bytes:,}.")
         codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
         if codings not in ([], [b"chunked"]):
-            raise InvalidRequest("Transfer-Encoding may be chunked and nothing else.")
+            raise MalformedHTTP("Transfer-Encoding may be chunked and nothing else.")
         hosts = [value for name, value in headers if name == b"host"]
         if not hosts and scope["http_version"] == "1.0":
             return  # HTTP/1.0 has no Host header, and browsers do not use it
         if len(hosts) != 1:
-            raise InvalidRequest(f"there are {len(hosts)} Host headers; send one.")
+            raise MalformedHTTP(f"there are {len(hosts)} Host headers; send one.")
         called = hosts[0], scope.get("server")
         if called != self._allowed:
             self._check_host(hosts[0].decode("latin-1"), scope)
@@ -110,7 +113,7 @@ class GuardMiddleware:
     def _check_host(self, host: str, scope: Scope) -> None:
         name, allowed, server = host_name(host), self._limits.hosts, scope.get("server")
         if name is None:
-            raise InvalidRequest(
+            raise MalformedHTTP(
                 f"the Host header is {sanitize(host) or 'missing'}; send a name or an address, with or without a port."
             )
         if allowed is not None and not (name in allowed or _is_loopback(name) or (server and name == server[0])):

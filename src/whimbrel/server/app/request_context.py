@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unauthorized, Unavailable, WhimbrelError
+from whimbrel.errors import MalformedHTTP, Overloaded, TooLarge, Unauthorized, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.routing import ROUTES_BY_PATH, render_error
 from whimbrel.telemetry import trace
@@ -139,12 +139,12 @@ class RequestContext:
             raise TooLarge(f"the body has {size:,} bytes or more; the limit is {self._max_body_bytes:,}. Split the request.")
 
     async def read_body(self) -> bytes:
-        """Return the whole body. Raises InvalidRequest if it ends early, and the errors of `receive`."""
+        """Return the whole body. Raises MalformedHTTP if it ends early, and the errors of `receive`."""
         pieces: list[bytes] = []
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":  # or its chunks cannot be parsed, and the client waits for an answer
-                raise InvalidRequest("the body ended early.")
+                raise MalformedHTTP("the body ended early.")
             pieces.append(message.get("body", b""))
             if not message.get("more_body", False):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)

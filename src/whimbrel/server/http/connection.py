@@ -2,7 +2,7 @@
 
 A connection runs one request at a time. Further ones on it wait in order, and meanwhile nothing is read. The connection
 enforces size and time of heads and discards unwanted bodies; exchange.py bounds the rates of bodies and answers. Malformed HTTP
-gets status 400 and ends the connection.
+gets status 400 and ends the connection. The states and their tables are in states.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from urllib.parse import unquote
 import httptools
 from starlette.types import ASGIApp, Scope
 
-from whimbrel.errors import HeadersTooLarge, InvalidRequest, Overloaded, WhimbrelError
-from whimbrel.server.http.exchange import Headers, RequestResponseCycle, encode_head
+from whimbrel.errors import HeadersTooLarge, MalformedHTTP, Overloaded, WhimbrelError
+from whimbrel.server.http.exchange import CONTINUE, Headers, RequestResponseCycle, encode_head
 from whimbrel.server.http.limits import HttpLimits
+from whimbrel.server.http.places import Places
+from whimbrel.server.http.states import PARSED, READING, Answer, Event, Reading
 
 RenderError: TypeAlias = Callable[[WhimbrelError], tuple[int, bytes]]
 """Function that returns the status and the JSON body of the answer to malformed HTTP."""
@@ -33,6 +35,16 @@ _MAX_WAITING: Final = 256
 """Requests that may wait while another of the same connection runs."""
 _OVERHEAD_PER_BYTE: Final = 8
 """Overhead that each byte of a body permits: the framing of a chunk of one byte."""
+_MAX_CHUNKS: Final = 2**17
+"""Chunks of a body of any size."""
+_BYTES_PER_CHUNK: Final = 64
+"""A body may have another chunk for so many bytes."""
+_MANY_CALLBACKS: Final = 512
+"""Callbacks of the parser after which other connections have their turn."""
+_STEPS: Final = (2**12, 2**16)
+"""Bytes that are parsed at once: after many callbacks, and at most."""
+_HALF_CLOSED_SECONDS: Final = 0.5
+"""Time after which a client that has closed its side, and waits for an answer, is asked whether it still reads."""
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _LINGER_ZERO: Final = struct.pack("ii", 1, 0)
 
@@ -40,39 +52,45 @@ _LINGER_ZERO: Final = struct.pack("ii", 1, 0)
 class Connection(asyncio.Protocol):
     """One client. The methods `on_...` are the callbacks of httptools.
 
-    While it is open, the connection is in `connections`; then it calls `on_lost`.
+    It takes one of the `places` at once, before it has a transport, and gives it back when the transport is closed.
     """
+
+    transport: asyncio.Transport
 
     def __init__(
         self,
         app: ASGIApp,
         limits: HttpLimits,
         render_error: RenderError,
-        connections: set[Connection],
-        on_lost: Callable[[], None],
+        places: Places,
+        sock: socket.socket,
     ) -> None:
         self._app = app
         self.limits = limits
         self._render_error = render_error
-        self._connections = connections
-        self._on_lost = on_lost
+        self._places = places
+        self.sock = sock
         self._loop = asyncio.get_running_loop()
+        self.reading = Reading.IDLE
         self._parser = httptools.HttpRequestParser(self)
-        self._in_head = False
-        self._replaying = False
+        self._unparsed = memoryview(b"")
+        """Bytes that wait for the next turn of the loop."""
+        self._step = _STEPS[1]
+        self._num_callbacks = 0
+        """Callbacks of the parser in this step."""
+        self._num_chunks = 0
         self._overhead = 0
         self._exchanges: deque[RequestResponseCycle] = deque()
         """Unanswered requests in order. The first is running; the last may be incomplete."""
         self._error: WhimbrelError | None = None
-        """The error that broke HTTP; nothing more is parsed."""
-        self._discard_budget: int | None = None
-        """Bytes that may still be read and discarded after the last answer; None before."""
-        self._at_eof = False
-        self._timer: asyncio.TimerHandle | None = None
+        """The error to answer while Reading is BROKEN, unless the app answers it."""
+        self._num_to_discard = limits.lingering_bytes
+        self._presence: asyncio.TimerHandle | None = None
         self._paused = False
-        self.is_full = False
         self.room: asyncio.Future[None] | None = None
-        self.lost = False
+        """While the buffers of the transport are full: done when there is room or the connection is lost."""
+        self.is_kept = places.take(self)
+        """True if the place is one of those that are kept for probes."""
 
     # Transport
 
@@ -80,94 +98,120 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self._client = _address(transport, "peername")
         self._server = _address(transport, "sockname")
-        self._connections.add(self)
-        self._set_timer(self.limits.header_timeout)
+        self._scheme = "http" if transport.get_extra_info("ssl_object") is None else "https"
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
-        self._set_timer(None)
+        self._follow(Event.LOST)
         if self._exchanges:
             self._exchanges[0].abort()
         self.resume_writing()
         self._exchanges.clear()
         self._error = None
+        self._unparsed = memoryview(b"")
+        if self._presence is not None:
+            self._presence.cancel()
         del self._parser  # it refers to the connection, and only the garbage collector would break the cycle
-        self._connections.discard(self)
-        self._on_lost()
+        self._places.release(self)
 
     def eof_received(self) -> bool:
-        """Return whether an incomplete request can still be answered. After a complete one, the client counts as gone."""
-        if self._discard_budget is not None or not self._exchanges or self._exchanges[-1].complete:
+        """Return whether something is still to be answered: requests before the end, and one that broke off."""
+        if self.reading is Reading.DISCARDING or not self._exchanges:
             return False
-        self._exchanges[-1].abort()
-        self._at_eof = True
-        return True
+        self._follow(Event.CLIENT_ENDS)
+        if not self._exchanges[-1].is_complete:
+            self._exchanges[-1].abort()
+        self._presence = self._loop.call_later(_HALF_CLOSED_SECONDS, self._ask_presence)
+        return self._scheme == "http"  # TLS has no half-closed connections
 
     def data_received(self, data: bytes) -> None:
-        if self._discard_budget is not None:
-            self._discard_budget -= len(data)
-            if self._discard_budget < 0:
+        if self.reading is Reading.DISCARDING:
+            self._num_to_discard -= len(data)
+            if self._num_to_discard < 0:
                 self.reset()
-            return
-        if self._error is not None:
-            return
-        self._overhead += len(data)
-        try:
-            self._parse(data)
-        except httptools.HttpParserCallbackError as error:
-            if not isinstance(error.__context__, WhimbrelError):
-                raise  # a bug: the loop logs it and ends the connection
-            self._refuse(error.__context__)
-        except httptools.HttpParserError:
-            self._refuse(InvalidRequest("what came is no HTTP/1.1 request."))
-        else:
-            if self._overhead > _MAX_OVERHEAD:
-                self._refuse(HeadersTooLarge(f"path and headers have {self._overhead:,} bytes or more."))
+        elif self.reading in PARSED:
+            self._unparsed = memoryview(data)
+            self._parse()
 
-    def _parse(self, data: bytes) -> None:
-        while (rest := self._feed(data)) is not None:
-            self._reparse_after_upgrade()
-            data = rest
+    # Parser
 
-    def _feed(self, data: bytes) -> bytes | None:
-        """Parse `data`. Return what is left where the parser stops at an upgrade."""
-        if not data:
-            return None
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            return data[upgrade.args[0] :]
+    def _parse(self) -> None:
+        """Parse what has come, at most so much in one turn of the loop that other connections need not wait."""
+        while self._unparsed and self.reading in PARSED:
+            step, self._unparsed = self._unparsed[: self._step], self._unparsed[self._step :]
+            self._num_callbacks = 0
+            self._overhead += len(step)
+            try:
+                self._feed(step)
+            except httptools.HttpParserCallbackError as error:
+                if not isinstance(error.__context__, WhimbrelError):
+                    self.reset()
+                    raise  # a bug, which the loop logs
+                self._refuse(error.__context__)
+            except httptools.HttpParserError:
+                in_body = self.reading is Reading.BODY
+                self._refuse(MalformedHTTP(f"what came is no {'chunk of a body' if in_body else 'HTTP/1.1 request'}."))
+            else:
+                if self._overhead > max(_MAX_OVERHEAD, 2 * self.limits.max_header_bytes):
+                    self._refuse_overhead()
+            if self._num_callbacks > _MANY_CALLBACKS and self._unparsed:
+                self._step = _STEPS[0]
+                self.pause()
+                self._loop.call_soon(self._parse)
+                return
+            self._step = min(2 * self._step, _STEPS[1])
+        self.resume()
+
+    def _feed(self, data: memoryview) -> None:
+        while (end := self._end_at_upgrade(data)) is not None:
+            self._follow(Event.UPGRADE)
+            self._resume_request()
+            data = data[end:]
+
+    def _end_at_upgrade(self, data: memoryview) -> int | None:
+        """Parse `data`. Return the place where the parser stopped at an offer of another protocol."""
+        if data:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                return upgrade.args[0]
         return None
 
-    def _reparse_after_upgrade(self) -> None:
+    def _resume_request(self) -> None:
         """Continue with a new parser. The old one stops at an offer of HTTP/2, which Java's client sends even with a body."""
         headers = self._exchanges[-1].scope["headers"]
         framing = b"".join(b"%b: %b\r\n" % pair for pair in headers if pair[0] in _FRAMING)
         self._parser = httptools.HttpRequestParser(self)
-        self._replaying = True
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
-        self._replaying = False
 
     def _refuse(self, error: WhimbrelError) -> None:
         """Stop reading. The app answers an incomplete request; without one, the connection answers in its turn."""
+        self._follow(Event.MALFORMED)
+        self._unparsed = memoryview(b"")
         self._error = error
         self.pause()
         if not self._exchanges:
-            self._answer_error(error)
-        elif not self._exchanges[-1].complete:
-            self._exchanges[-1].abort()
+            self._answer_error()
+        elif not self._exchanges[-1].is_complete:
+            self._exchanges[-1].abort(error)
 
-    def _answer_error(self, error: WhimbrelError) -> None:
-        status, body = self._render_error(error)
+    def _refuse_overhead(self) -> None:
+        size = f"have {self._overhead:,} bytes or more."
+        if self.reading is Reading.HEAD:
+            self._refuse(HeadersTooLarge(f"path and headers {size}"))
+        else:
+            self._refuse(MalformedHTTP(f"chunk extensions or trailers {size}"))
+
+    def _answer_error(self) -> None:
+        assert self._error is not None
+        status, body = self._render_error(self._error)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         self.transport.writelines([encode_head(status, headers), body])
         self._linger()
 
-    # Parser
-
     def on_message_begin(self) -> None:
-        self._in_head = True
+        self._follow(Event.HEAD_BEGINS)
         self._num_headers = 0
+        self._num_chunks = 0
         self._url = b""
         self._headers: Headers = []
 
@@ -175,30 +219,50 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._num_headers += 1  # trailers count, and are dropped
+        self._num_callbacks += 1
+        self._num_headers += 1
         if self._num_headers > self.limits.max_headers:
+            if self.reading is Reading.BODY:
+                raise MalformedHTTP(f"there are more than {self.limits.max_headers} headers and trailers.")
             raise HeadersTooLarge(f"there are more than {self.limits.max_headers} headers.")
-        if self._in_head:
+        if self.reading is Reading.HEAD:  # trailers are dropped
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        if self._replaying:
+        resumed = self.reading is Reading.RESUMING
+        if not resumed:
+            if len(self._exchanges) > _MAX_WAITING:
+                raise Overloaded(
+                    f"{_MAX_WAITING} requests of this connection wait already; send fewer at a time.", retry_after=1
+                )
+            scope = self._scope()
+        self._follow(Event.HEAD_ENDS)
+        if resumed:
             return
-        if len(self._exchanges) > _MAX_WAITING:
-            raise Overloaded(f"{_MAX_WAITING} requests of this connection wait already; send fewer at a time.", retry_after=1)
-        self._exchanges.append(RequestResponseCycle(self, self._scope(), keep_alive=self._parser.should_keep_alive()))
+        self._exchanges.append(RequestResponseCycle(self, scope, keep_alive=self._parser.should_keep_alive()))
         if len(self._exchanges) == 1:
             self._start()
         else:
             self.pause()
 
+    def on_chunk_header(self) -> None:
+        self._num_chunks += 1
+        size = self._exchanges[-1].num_fed
+        if self._num_chunks > _MAX_CHUNKS + size // _BYTES_PER_CHUNK:
+            raise MalformedHTTP(
+                f"{size:,} bytes of the body came in {self._num_chunks:,} chunks; "
+                f"send chunks of {_BYTES_PER_CHUNK} bytes or more, or a Content-Length."
+            )
+
     def on_body(self, body: bytes) -> None:
+        self._num_callbacks += 1
         self._overhead = max(0, self._overhead - _OVERHEAD_PER_BYTE * len(body))
         self._exchanges[-1].feed(body)
 
     def on_message_complete(self) -> None:
+        self._num_callbacks += 1
         if not self._parser.should_upgrade():  # otherwise the new parser reads the body
+            self._follow(Event.BODY_ENDS)
             self._overhead = 0
             self._exchanges[-1].end()
 
@@ -211,11 +275,11 @@ class Connection(asyncio.Protocol):
             raw_path = url.path or b"/"
             path = raw_path.decode("ascii")
         except (httptools.HttpParserInvalidURLError, ValueError):
-            raise InvalidRequest("the target of the request is no path.") from None
+            raise MalformedHTTP("the target of the request is no path.") from None
         if version not in ("1.1", "1.0"):
-            raise InvalidRequest(f"this is HTTP/{version}; the server speaks HTTP/1.1.")
+            raise MalformedHTTP(f"this is HTTP/{version}; the server speaks HTTP/1.1.")
         if version == "1.0" and any(name == b"transfer-encoding" for name, _ in headers):
-            raise InvalidRequest("HTTP/1.0 knows no Transfer-Encoding; send a Content-Length.")
+            raise MalformedHTTP("HTTP/1.0 knows no Transfer-Encoding; send a Content-Length.")
         if url.host:  # it replaces the Host header (RFC 9112, 3.2.2)
             host = re.split(rb"[/?#]", self._url.partition(b"://")[2], maxsplit=1)[0]
             headers = [(name, host if name == b"host" else value) for name, value in headers]
@@ -224,7 +288,7 @@ class Connection(asyncio.Protocol):
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": version,
             "method": self._parser.get_method().decode("ascii"),
-            "scheme": "http",
+            "scheme": self._scheme,
             "path": unquote(path) if "%" in path else path,
             "raw_path": raw_path,
             "query_string": url.query or b"",
@@ -236,83 +300,127 @@ class Connection(asyncio.Protocol):
 
     # Exchanges
 
+    def _follow(self, event: Event) -> None:
+        self.reading = READING[self.reading][event]
+
     def _start(self) -> None:
-        self._set_timer(None)
+        self._places.idle.discard(self)
         exchange = self._exchanges[0]
         exchange.task = self._loop.create_task(exchange.run(self._app))
 
+    @property
+    def gives_way(self) -> bool:
+        """True if the connection should end with the running answer, so that others get its place."""
+        return (self.is_kept or self._places.is_full) and len(self._exchanges) == 1
+
     def finish(self, exchange: RequestResponseCycle) -> None:
         """Go on after an answer: to the next request, to the end, or to the discarding of the rest of a body."""
-        if self.lost:
+        if self.reading is Reading.CLOSED:
             return
-        if exchange.keep_alive and exchange.complete:
-            self._exchanges.popleft()
-            if self._exchanges:
-                self._start()
-            elif self._error is not None:
-                self._answer_error(self._error)
+        if not (exchange.keep_alive and exchange.is_complete):
+            nothing_unread = not self._paused and not self._unparsed
+            if nothing_unread and (exchange.is_complete or exchange.is_expected):
+                self.transport.close()
             else:
-                self._set_timer(self.limits.header_timeout)
-            self.resume()
-        elif self._at_eof or ((exchange.expects_continue or exchange.complete) and not self._paused):
+                self._linger()
+            return
+        self._exchanges.popleft()
+        if self._exchanges:
+            self._start()
+        elif self.reading is Reading.BROKEN:
+            self._answer_error()
+        elif self.reading is Reading.ENDED:
             self.transport.close()
         else:
-            self._linger()
+            self._places.idle.add(self)
+        self.resume()
 
     def _linger(self) -> None:
         """End the answers. Read and discard for a while, so that a client that still writes can read the last one."""
-        self._discard_budget = self.limits.lingering_bytes
-        self._set_timer(self.limits.drain_timeout)
+        self._follow(Event.LAST_ANSWER)
         self._exchanges.clear()
+        self._num_to_discard -= len(self._unparsed)
+        self._unparsed = memoryview(b"")
+        if self.reading is Reading.ENDED:
+            self.transport.close()
+            return
+        self._places.lingering.add(self)
         self.resume()
-        with suppress(OSError):  # the client has left, which connection_lost reports next
-            self.transport.write_eof()
+        if self.transport.can_write_eof():
+            with suppress(OSError):  # the client has left, which connection_lost reports next
+                self.transport.write_eof()
 
     def shut_down(self) -> None:
+        """Close the connection after the answers to the requests that have come."""
         if self._exchanges:
-            self._exchanges[0].keep_alive = False
-        elif self._discard_budget is None:  # otherwise it ends soon by itself
+            self._exchanges[-1].keep_alive = False
+        elif self.reading is not Reading.DISCARDING:  # which ends soon by itself
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection now, or break off its making."""
+        if hasattr(self, "transport"):
             self.transport.close()
+        else:
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
     def reset(self) -> None:
         """Close the connection now and drop unsent data."""
-        if not self.lost:
-            if (sock := self.transport.get_extra_info("socket")) is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+        if self.reading is not Reading.CLOSED:
+            with suppress(OSError):
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
             self.transport.abort()
 
-    def _set_timer(self, seconds: float | None) -> None:
-        """Close the connection after this time, in place of any earlier timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if seconds is None else self._loop.call_later(seconds, self.transport.close)
+    def _ask_presence(self) -> None:
+        """Send something to a client that has closed its side. One that has left refuses it, which `_check_presence` sees."""
+        if (
+            self._exchanges
+            and self._exchanges[0].answer is Answer.AWAITED
+            and self._exchanges[0].scope["http_version"] == "1.1"
+        ):
+            self.transport.write(CONTINUE)
+        self._presence = self._loop.call_later(_HALF_CLOSED_SECONDS, self._check_presence)
+
+    def _check_presence(self) -> None:
+        if self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.reset()
+        else:
+            self._presence = self._loop.call_later(_HALF_CLOSED_SECONDS, self._check_presence)
 
     # Flow control
 
     def pause(self) -> None:
-        if not self._paused and not self.lost:
+        if not self._paused and self.reading is not Reading.CLOSED:
             self._paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on, unless requests wait or nothing can be parsed any more."""
-        readable = self._error is None or self._discard_budget is not None
-        if self._paused and not self.lost and len(self._exchanges) < 2 and readable:
+        """Read on, unless requests wait, a body waits for the app, or nothing can be parsed any more."""
+        if not self._paused:
+            return
+        if self.reading in PARSED:
+            wanted = not self._unparsed and len(self._exchanges) < 2 and not (self._exchanges and self._exchanges[0].is_full)
+        else:
+            wanted = self.reading is Reading.DISCARDING
+        if wanted:
             self._paused = False
             self.transport.resume_reading()
 
     def pause_writing(self) -> None:
-        self.is_full = True
+        self.room = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        self.is_full = False
-        if self.room is not None and not self.room.done():
-            self.room.set_result(None)
+        if self.room is not None:
+            if not self.room.done():
+                self.room.set_result(None)
+            self.room = None
 
 
 def _address(transport: asyncio.BaseTransport, end: str) -> tuple[str, int] | None:
-    """Return host and port of one end of a connection. (IPv6 has more fields.)"""
+    """Return host and port of one end of a connection. (IPv6 has more fields, and Unix sockets have none.)"""
     with suppress(OSError):  # the client has left already
-        if (name := transport.get_extra_info(end)) is not None:
+        name = transport.get_extra_info(end)
+        if isinstance(name, tuple):
             return name[0], name[1]
     return None

@@ -13,22 +13,27 @@ from typing import Final, Protocol, TypeAlias
 
 from starlette.types import ASGIApp, Message, Scope
 
-from whimbrel.errors import BodyTimeout
+from whimbrel.errors import BodyTimeout, WhimbrelError
 from whimbrel.server.http.limits import HttpLimits
+from whimbrel.server.http.states import ANSWER, BODY, COMPLETE, Answer, Body, Event, Reading
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 DISCONNECT_EXTENSION: Final = "whimbrel.gone"
 """ASGI extension: a function that registers a callback for the end of the connection."""
+KEPT_EXTENSION: Final = "whimbrel.kept"
+"""ASGI extension: True if all places for connections are taken, and this request came on one that is kept for probes."""
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _log = logging.getLogger("whimbrel")
 
 _MAX_UNREAD: Final = 2**18
 """Bytes of a body that may wait for the app. Above it, reading from the socket pauses."""
+_PIECE_BYTES: Final = 64
+"""Memory that a piece of a body takes besides its bytes."""
 _CHECKS: Final = 8
 """Number of checks of the client's progress within `write_pause`."""
 _NO_BODY: Final = frozenset({204, 304})
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -41,12 +46,13 @@ class Transport(Protocol):
 
     limits: HttpLimits
     transport: asyncio.Transport
-    is_full: bool
-    """True if the send buffers of the kernel and of the transport are full."""
+    reading: Reading
     room: asyncio.Future[None] | None
-    """Set by an exchange that waits for room in the buffers; done when there is room or the connection is lost."""
-    lost: bool
+    """While the buffers of the transport are full: done when there is room or the connection is lost."""
+    is_kept: bool
 
+    @property
+    def gives_way(self) -> bool: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def reset(self) -> None: ...
@@ -60,25 +66,24 @@ class RequestResponseCycle:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self.scope = scope
+        scope["extensions"] = {DISCONNECT_EXTENSION: self.on_disconnect, KEPT_EXTENSION: connection.is_kept}
         self.keep_alive = keep_alive
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.expects_continue = scope["http_version"] == "1.1" and headers.get(b"expect", b"").lower() == b"100-continue"
-        self.complete = False
-        """True if the whole request was received."""
-        self.answered = False
-        """True if the whole answer was given to the transport."""
         self.task: asyncio.Task[None] | None = None
-        self._broken = False
+        expects_continue = (
+            scope["http_version"] == "1.1" and dict(scope["headers"]).get(b"expect", b"").lower() == b"100-continue"
+        )
+        self._body = Body.EXPECTED if expects_continue else Body.COMING
+        self._error: WhimbrelError | None = None
+        """The error that cut the body off."""
         self._change = asyncio.Event()
         self._unread: list[bytes] = []
         self._num_unread = 0
-        self._num_fed = 0
+        self.num_fed = 0
+        """Bytes of the body that have come."""
         self._reading_since: float | None = None
         """Time at which the app first waited for the body."""
-        self._read = False
-        """True if the app has received the whole request."""
         self._on_disconnect: Callable[[], None] | None = None
-        scope["extensions"] = {DISCONNECT_EXTENSION: self.on_disconnect}
+        self.answer = Answer.AWAITED
         self._start: Message | None = None
         self._chunked = False
         self._bodyless = scope["method"] == "HEAD"
@@ -100,30 +105,45 @@ class RequestResponseCycle:
             _log.exception("the app failed. This is a bug.")
         finally:
             del self.scope["extensions"]  # it refers to this object
-            if not self.answered:
-                self.answered = True
+            if self.answer is not Answer.DONE:
                 self._connection.reset()
 
     # Request
 
-    def feed(self, body: bytes) -> None:
-        self.expects_continue = False
-        self._unread.append(body)
-        self._num_unread += len(body)
-        self._num_fed += len(body)
-        if self._num_unread > _MAX_UNREAD:
-            self._connection.pause()
+    @property
+    def is_complete(self) -> bool:
+        """True if the whole request has come."""
+        return self._body in COMPLETE
+
+    @property
+    def is_expected(self) -> bool:
+        """True if the client holds the body back."""
+        return self._body is Body.EXPECTED
+
+    @property
+    def is_full(self) -> bool:
+        """True if so much of the body waits for the app that no more should be read."""
+        return self._num_unread > _MAX_UNREAD
+
+    def _follow(self, event: Event) -> None:
+        self._body = BODY[self._body][event]
         self._change.set()
+
+    def feed(self, body: bytes) -> None:
+        self._follow(Event.BODY_COMES)
+        self._unread.append(body)
+        self._num_unread += len(body) + _PIECE_BYTES
+        self.num_fed += len(body)
+        if self.is_full:
+            self._connection.pause()
 
     def end(self) -> None:
-        self.expects_continue = False
-        self.complete = True
-        self._change.set()
+        self._follow(Event.BODY_ENDS)
 
-    def abort(self) -> None:
-        """Mark the request as broken off, or the client as gone."""
-        self._broken = True
-        self._change.set()
+    def abort(self, error: WhimbrelError | None = None) -> None:
+        """Mark the request as broken off, or the client as gone. The app gets the `error` if it reads on."""
+        self._error = error
+        self._follow(Event.CUT_OFF)
         if self._on_disconnect is not None:
             self._on_disconnect()
 
@@ -131,37 +151,44 @@ class RequestResponseCycle:
         """Call `callback` when the client leaves, so that an app that has read the request need not wait in `receive`."""
         self._on_disconnect = callback
         self._connection.resume()  # otherwise the end of the connection goes unnoticed
-        if self._broken:
+        if self._body is Body.CUT:
             self._loop.call_soon(callback)
 
     async def receive(self) -> Message:
-        """Return a piece of the body or, after its end, the disconnection of the client. Raises BodyTimeout."""
-        if self.expects_continue and not self._broken and not self._num_written:
-            self.expects_continue = False
-            self._connection.transport.write(_CONTINUE)
-        while not self._broken and not self.answered:
-            if self._unread or (self.complete and not self._read):
+        """Return a piece of the body or, after its end, the disconnection of the client.
+
+        Raises BodyTimeout, and the error of a body that breaks the rules of HTTP.
+        """
+        if self._body is Body.EXPECTED and self.answer is Answer.AWAITED:
+            self._follow(Event.ASKED)
+            self._connection.transport.write(CONTINUE)
+        while self._body is not Body.CUT and self.answer is not Answer.DONE:
+            is_whole = self._body is Body.WHOLE
+            if self._unread or is_whole:
                 body = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
                 self._unread.clear()
                 self._num_unread = 0
-                self._read = self.complete
-                return {"type": "http.request", "body": body, "more_body": not self.complete}
+                if is_whole:
+                    self._follow(Event.TAKEN)
+                return {"type": "http.request", "body": body, "more_body": not is_whole}
             self._change.clear()
             self._connection.resume()
-            await (self._change.wait() if self.complete else self._wait_for_more())
+            await (self._change.wait() if self._body is Body.TAKEN else self._wait_for_more())
+        if self._error is not None:
+            raise self._error
         return {"type": "http.disconnect"}
 
     async def _wait_for_more(self) -> None:
         """Wait at most `body_idle_timeout`. After that time in all, the body must keep `min_body_rate` and `body_timeout`."""
         limits, now = self._connection.limits, self._loop.time()
         since = self._reading_since = now if self._reading_since is None else self._reading_since
-        longest = min(max(limits.body_idle_timeout, self._num_fed / limits.min_body_rate), limits.body_timeout)
+        longest = min(max(limits.body_idle_timeout, self.num_fed / limits.min_body_rate), limits.body_timeout)
         try:
             async with asyncio.timeout_at(min(now + limits.body_idle_timeout, since + longest)):
                 await self._change.wait()
         except TimeoutError:
             seconds = self._loop.time() - since
-            raise BodyTimeout(f"the body came too slowly: {self._num_fed:,} bytes in {seconds:.1f} s.") from None
+            raise BodyTimeout(f"the body came too slowly: {self.num_fed:,} bytes in {seconds:.1f} s.") from None
 
     # Answer
 
@@ -171,28 +198,30 @@ class RequestResponseCycle:
             self._start = message  # it is sent with the first part of the body
             return
         connection = self._connection
-        if connection.lost or self.answered:
+        if connection.reading is Reading.CLOSED or self.answer is Answer.DONE:
             raise ClientDisconnected
         body, more = message.get("body", b""), message.get("more_body", False)
         pieces: list[bytes | memoryview] = []
         if self._start is not None:
             pieces.append(self._head(self._start, len(body), more))
             self._start = None
+            self.answer = ANSWER[self.answer][Event.ANSWER_BEGINS]
         if not self._bodyless:
             pieces += self._framed(body, more)
         if pieces:
             self._num_written += sum(map(len, pieces))
             connection.transport.writelines(pieces)
-        if connection.is_full:
-            await self._wait_for_room()
+        if connection.room is not None:
+            await self._wait_for_room(connection.room)
         if not more:
-            self.answered = True
+            self.answer = ANSWER[self.answer][Event.ANSWER_ENDS]
+            self._change.set()
             connection.finish(self)
 
     def _head(self, start: Message, size: int, more: bool) -> bytes:
         headers: Headers = list(start["headers"])
         by_name = dict(headers)
-        if not self.complete or b"close" in by_name.get(b"connection", b"").lower():
+        if not self.is_complete or self._connection.gives_way or b"close" in by_name.get(b"connection", b"").lower():
             self.keep_alive = False
         if self._bodyless or start["status"] in _NO_BODY:
             self._bodyless = True
@@ -219,19 +248,18 @@ class RequestResponseCycle:
                 raise RuntimeError("the length of an answer is not what its head says")
         return [body] if body else []
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_room(self, room: asyncio.Future[None]) -> None:
         """Wait until the transport has room. The client must keep `write_pause` and, after that time, `min_write_rate`."""
         connection, now = self._connection, self._loop.time()
         if self._full_since is None:
             self._full_since = now
         self._last_progress, self._num_buffered = now, connection.transport.get_write_buffer_size()
-        connection.room = self._loop.create_future()
         self._timer = self._loop.call_later(connection.limits.write_pause / _CHECKS, self._check_progress)
         try:
-            await connection.room
+            await room
         finally:
             self._timer.cancel()
-        if connection.lost:
+        if connection.reading is Reading.CLOSED:
             raise ClientDisconnected
 
     def _check_progress(self) -> None:

@@ -25,6 +25,7 @@ from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_sock
 from whimbrel.server.processes.remote_engine import RemoteEngine
 from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.telemetry import logs, metrics, otel
+from whimbrel.telemetry.trace import gauge
 
 _log = logging.getLogger("whimbrel")
 
@@ -119,6 +120,7 @@ class Worker:
     async def _send_heartbeats(self) -> None:
         while True:
             self._control.send(messages.Heartbeat())
+            gauge("connections", len(self._server.places.taken))
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
