@@ -229,17 +229,14 @@ class Connection(asyncio.Protocol):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        resumed = self.reading is Reading.RESUMING
-        if not resumed:
-            if len(self._exchanges) > _MAX_WAITING:
-                raise Overloaded(
-                    f"{_MAX_WAITING} requests of this connection wait already; send fewer at a time.", retry_after=1
-                )
-            scope = self._scope()
-        self._follow(Event.HEAD_ENDS)
-        if resumed:
+        if self.reading is Reading.RESUMING:
+            self._follow(Event.HEAD_ENDS)
             return
-        self._exchanges.append(RequestResponseCycle(self, scope, keep_alive=self._parser.should_keep_alive()))
+        if len(self._exchanges) > _MAX_WAITING:
+            raise Overloaded(f"{_MAX_WAITING} requests of this connection wait already; send fewer at a time.", retry_after=1)
+        exchange = RequestResponseCycle(self, self._scope(), keep_alive=self._parser.should_keep_alive())
+        self._follow(Event.HEAD_ENDS)
+        self._exchanges.append(exchange)
         if len(self._exchanges) == 1:
             self._start()
         else:
@@ -420,7 +417,7 @@ class Connection(asyncio.Protocol):
 def _address(transport: asyncio.BaseTransport, end: str) -> tuple[str, int] | None:
     """Return host and port of one end of a connection. (IPv6 has more fields, and Unix sockets have none.)"""
     with suppress(OSError):  # the client has left already
-        name = transport.get_extra_info(end)
+        name: tuple[str, int] | str | None = transport.get_extra_info(end)
         if isinstance(name, tuple):
             return name[0], name[1]
     return None
