@@ -11,7 +11,7 @@ import pytest
 
 from serving import Server
 
-MOST_FILES = 45
+MOST_FILES = 48
 WINDOWS = 6
 """Requests that are watched. A file is on the way if every one of them enters it; what a clock starts is in few of them."""
 AFTER = 0.05

@@ -155,6 +155,12 @@ def serve(
     port: Annotated[
         int, _option("PORT", "Port to listen on. 0 takes any free port.", min=0, max=65535, panel=_SERVER_PANEL)
     ] = 8000,
+    uds: Annotated[
+        Path | None, _option("PATH", "Unix socket to listen on, in place of host and port.", panel=_SERVER_PANEL)
+    ] = None,
+    root_path: Annotated[
+        str, _option("PATH", "Prefix under which a proxy shows the server, e.g. /embeddings.", panel=_SERVER_PANEL)
+    ] = "",
     workers: Annotated[
         int | None,
         _option(
@@ -206,6 +212,26 @@ def serve(
     public_metrics: Annotated[
         bool, _flag("--public-metrics", "Serve /metrics without an API key.", panel=_SECURITY_PANEL)
     ] = False,
+    ssl_certfile: Annotated[
+        Path | None,
+        _option("PATH", "Speak TLS with this certificate chain (PEM). SIGHUP reads it again.", panel=_SECURITY_PANEL),
+    ] = None,
+    ssl_keyfile: Annotated[
+        Path | None, _option("PATH", "The certificate's key (PEM). [default: in --ssl-certfile]", panel=_SECURITY_PANEL)
+    ] = None,
+    ssl_keyfile_password: Annotated[
+        str | None,
+        _option("TEXT", "Password of an encrypted key. [env var: WHIMBREL_SSL_KEYFILE_PASSWORD]", panel=_SECURITY_PANEL),
+    ] = None,
+    forwarded_allow_ips: Annotated[
+        list[str] | None,
+        _option(
+            "IP",
+            "Believe X-Forwarded-For, -Proto and -Host from these proxies: addresses and networks with commas. "
+            "unix is a Unix socket, * any peer. [default: none]",
+            panel=_SECURITY_PANEL,
+        ),
+    ] = None,
     max_length: MaxLength = None,
     max_batch_tokens: MaxBatchTokens = None,
     max_request_tokens: Annotated[
@@ -253,8 +279,10 @@ def serve(
     """Serve one or more models over HTTP."""
     _need("httptools", "torch")
     from whimbrel.cli import console
-    from whimbrel.cli.serve import listen, names_of_models, serve_until_stopped
+    from whimbrel.cli.serve import listen, listen_on_path, names_of_models, serve_until_stopped
     from whimbrel.server.app.limits import read_server_limits
+    from whimbrel.server.app.proxies import read_proxies, read_root_path
+    from whimbrel.server.http.tls import read_tls_files
     from whimbrel.server.processes.messages import ModelOptions, ServeOptions
     from whimbrel.telemetry import logs
     from whimbrel.telemetry import otel as spans
@@ -270,14 +298,18 @@ def serve(
             hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
         )
     names = names_of_models(served_name or [], num_models=len(model_ids))
-    with listen(host, port) as listener:
+    tls = read_tls_files(ssl_certfile, ssl_keyfile, ssl_keyfile_password)
+    with listen_on_path(uds) if uds else listen(host, port) as listener:
         limits = read_server_limits(
-            address=listener.getsockname()[0],
+            address=None if uds else listener.getsockname()[0],
             api_keys=api_key or (),
             api_key_file=api_key_file,
             allowed_hosts=allowed_host or (),
             cors_origins=cors_origin or (),
             public_metrics=public_metrics,
+            root_path=read_root_path(root_path),
+            forwarded_allow_ips=read_proxies(forwarded_allow_ips or ()),
+            secrets=[ssl_keyfile_password or ""],
             warn=lambda text: screen.print(f"warning: {text}", style="yellow", markup=False),
         )
         options = ServeOptions(
@@ -310,6 +342,7 @@ def serve(
             step_seconds=step_timeout,
             logs=logs.LogOptions(log_format, log_level, access_log),
             otel=otel,
+            tls=tls,
         )
         logs.configure(options.logs, process="supervisor", secrets=limits.api_keys)
         code = serve_until_stopped(options, listener, console=screen)

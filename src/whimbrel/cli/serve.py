@@ -8,7 +8,7 @@ import select
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -43,8 +43,8 @@ def names_of_models(served_names: Sequence[str], *, num_models: int) -> list[tup
 
 def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, console: Console) -> int:
     """Load the models, print a banner and serve until a signal. Returns the exit code. Raises SetupError."""
-    address, port = listener.getsockname()[:2]
-    limit_silence(listener, options.limits.write_pause)
+    if listener.family != socket.AF_UNIX:
+        limit_silence(listener, options.limits.write_pause)
     progress = LoadProgress(console, [each.model or "the packaged model" for each in options.models])
 
     def on_ready(planned: list[Planned]) -> None:
@@ -53,8 +53,8 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
             (read_card(Path(each.folder), each.card_name, pooling=model.pooling, reranker=model.reranker), each.plan)
             for each, model in zip(planned, options.models, strict=True)
         ]
-        _print_banner(console, models, options, f"http://{_url_host(address)}:{port}")
-        if not ip_address(address).is_loopback and not options.limits.api_keys:
+        _print_banner(console, models, options, listener)
+        if _is_open(listener) and not options.limits.api_keys:
             console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
     async def run() -> int:
@@ -85,6 +85,55 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+def listen_on_path(path: Path) -> socket.socket:
+    """Return a listening Unix socket that is removed at the end. One that a dead server left is replaced. Raises SetupError."""
+    try:
+        if path.is_socket():
+            _refuse_living(path)
+            path.unlink()
+        sock = _UnixSocket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(str(path))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        reason = "there is another file" if path.exists() else error.strerror or error
+        hint = "--uds takes a path of at most some 100 bytes in a folder that can be written to"
+        raise SetupError(f"cannot listen on {path}: {reason}.", hint=hint) from None
+    return sock
+
+
+def _refuse_living(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise SetupError(f"cannot listen on {path}: another server does.", hint="choose another --uds")
+
+
+class _UnixSocket(socket.socket):
+    """A socket whose file goes with it."""
+
+    def close(self) -> None:
+        if self.fileno() >= 0:
+            with suppress(OSError):
+                Path(self.getsockname()).unlink()
+        super().close()
+
+
+def _is_open(listener: socket.socket) -> bool:
+    """Return whether other machines may reach the server."""
+    return listener.family != socket.AF_UNIX and not ip_address(listener.getsockname()[0]).is_loopback
+
+
+def _server_url(listener: socket.socket, options: ServeOptions) -> tuple[str, str]:
+    """Return the URL for calls from this machine, and what curl needs besides."""
+    scheme = "http" if options.tls is None else "https"
+    insecure = (
+        "" if options.tls is None else " --insecure"
+    )  # the certificate names the host that clients call, not this address
+    if listener.family == socket.AF_UNIX:
+        return f"{scheme}://localhost", f" --unix-socket {listener.getsockname()}{insecure}"
+    address, port = listener.getsockname()[:2]
+    return f"{scheme}://{_url_host(address)}:{port}", insecure
+
+
 def _url_host(address: str) -> str:
     """Return the host part of a URL for calls from this machine; 127.0.0.1 for a wildcard address."""
     if address in ("0.0.0.0", "::"):  # noqa: S104
@@ -92,7 +141,8 @@ def _url_host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOptions, url: str) -> None:
+def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOptions, listener: socket.socket) -> None:
+    url, curl_options = _server_url(listener, options)
     has_key = bool(options.limits.api_keys)
     console.print()
     for card, plan in models:
@@ -104,7 +154,7 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
     for name, value in {
         "processes": processes,
         "API key": "required" if has_key else "none",
-        "URL": f"{url}  (docs: {url}/docs)",
+        "URL": f"{url}  (docs: {url}/docs)" if listener.family != socket.AF_UNIX else f"unix:{listener.getsockname()}",
     }.items():
         console.print(f"  [bold]{name:<12}[/bold]{escape(value)}")
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
@@ -112,13 +162,15 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
     card, first = models[0][0], models[0][1].served_name
     model, option = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
     path, body = _example(card)
-    curl = f"""curl {url}{path} -H 'Content-Type: application/json'{header} -d '{json.dumps({**model, **body})}'"""
+    curl = (
+        f"""curl{curl_options} {url}{path} -H 'Content-Type: application/json'{header} -d '{json.dumps({**model, **body})}'"""
+    )
     python = (
         f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{option})\nprint(client.embed("Hello, whimbrel!"))'
     )
     with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
     console.print(f"\n[bold]In a shell[/bold]{with_key}\n{escape(curl)}")
-    if path == _EMBEDDINGS:
+    if path == _EMBEDDINGS and listener.family != socket.AF_UNIX:
         console.print(f"\n[bold]In Python[/bold] ({escape(_interpreter())}){with_key}\n{escape(python)}\n")
 
 

@@ -30,6 +30,7 @@ from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavaila
 from whimbrel.server.app.guards import GuardMiddleware
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import docs_html, openapi_json
+from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes
 from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
@@ -48,10 +49,13 @@ class App:
         self.routes = [*posts, *_GetRoutes(served).routes]
         self._router = Router(self.routes, redirect_slashes=False)
         self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.routes, limits)
+        self._proxies = ProxyRules(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app if scope["type"] == "http" else self._router  # which answers the lifespan messages of other servers
-        await app(scope, receive, send)
+        if scope["type"] == "http":
+            await self._app(self._proxies.apply(scope), receive, send)
+        else:
+            await self._router(scope, receive, send)  # which answers the lifespan messages of other servers
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -272,7 +276,7 @@ class _GetRoutes:
         return HTTPResponse(content, headers={"content-type": content_type})
 
     async def _openapi(self, http: HTTPRequest) -> HTTPResponse:
-        return _json(openapi_json())
+        return _json(openapi_json(http.scope.get("root_path", "")))
 
     async def _docs(self, http: HTTPRequest) -> HTTPResponse:
         page = docs_html(str(http.base_url).rstrip("/"))

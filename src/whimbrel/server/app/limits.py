@@ -34,6 +34,10 @@ class ServerLimits(HttpLimits):
     """Origins of web pages that may call from a browser (CORS), as `https://host:port`. `*` allows any."""
     public_metrics: bool = False
     """True if /metrics needs no key."""
+    root_path: str = ""
+    """Prefix under which clients see the routes behind a proxy, without a slash at its end."""
+    forwarded_allow_ips: tuple[str, ...] = ()
+    """Addresses and networks of proxies whose X-Forwarded headers are believed. `unix`: peers on a Unix socket; `*`: any."""
     max_body_bytes: PositiveInt = 32 * 2**20
     """Size of one body."""
     max_inflight_bytes: PositiveInt = 256 * 2**20
@@ -48,26 +52,32 @@ _LIMITS: Final = tuple(item.name for item in fields(ServerLimits) if item.type i
 
 def read_server_limits(
     *,
-    address: str,
+    address: str | None,
     api_keys: Sequence[str] = (),
     api_key_file: Path | None = None,
     allowed_hosts: Sequence[str] = (),
     cors_origins: Sequence[str] = (),
     public_metrics: bool = False,
+    root_path: str = "",
+    forwarded_allow_ips: Sequence[str] = (),
+    secrets: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     warn: Callable[[str], None] = lambda text: None,
 ) -> ServerLimits:
-    """Return the limits that the command line, a file of keys and the environment set. `address` is the server's IP address.
+    """Return the limits that the command line, a file of keys and the environment set.
 
-    Removes keys given as options from the process' title. Raises SetupError.
+    `address` is the server's IP address, None for a Unix socket. `root_path` and `forwarded_allow_ips` are as proxies.py gives
+    them. Removes keys given as options, and other `secrets`, from the process' title. Raises SetupError.
     """
-    _redact_argv(api_keys)
+    _redact_argv([*api_keys, *secrets])
     return replace(
         _limits(environ.get(LIMITS_VARIABLE, "")),
         api_keys=_keys(api_keys, api_key_file, environ, warn),
         hosts=_hosts(allowed_hosts, address),
         origins=tuple(_origin(value) for value in cors_origins),
         public_metrics=public_metrics,
+        root_path=root_path,
+        forwarded_allow_ips=tuple(forwarded_allow_ips),
     )
 
 
@@ -99,9 +109,9 @@ def _read_keys(file: Path, warn: Callable[[str], None]) -> list[str]:
     return [line for line in map(str.strip, lines) if line and not line.startswith("#")]
 
 
-def _hosts(values: Sequence[str], address: str) -> tuple[str, ...] | None:
+def _hosts(values: Sequence[str], address: str | None) -> tuple[str, ...] | None:
     """Return the allowed hosts, None for any. By default a server on a loopback address allows only loopback names."""
-    if "*" in values or (not values and not ip_address(address).is_loopback):
+    if "*" in values or (not values and (address is None or not ip_address(address).is_loopback)):
         return None
     return tuple(_host(value) for value in values)
 

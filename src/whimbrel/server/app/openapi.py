@@ -63,9 +63,9 @@ def openapi_document() -> JSON:
 
 
 @cache
-def openapi_json() -> bytes:
-    """Return /openapi.json. It takes some 50 ms to make, once per process."""
-    return msgspec.json.encode(openapi_document())
+def openapi_json(root_path: str = "") -> bytes:
+    """Return /openapi.json for a server under a prefix. It takes some 50 ms to make, once per process."""
+    return msgspec.json.encode(openapi_document() | ({"servers": [{"url": root_path}]} if root_path else {}))
 
 
 def docs_html(base_url: str) -> str:

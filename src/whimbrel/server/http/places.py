@@ -71,7 +71,8 @@ class Places:
         self._loop = asyncio.get_running_loop()
         self._num_places = num_places
         self._num_free_to_all = num_places - min(_KEPT, num_places // _KEPT_SHARE)
-        self._last_release = self._loop.time()
+        self._last_change = self._loop.time()
+        """Time at which the last place was taken, or one of the last became free."""
         self._logged_at = float("-inf")
         self.taken: set[Closable] = set()
         self.idle = Timeouts(limits.header_timeout)
@@ -100,12 +101,14 @@ class Places:
                 self.release(connection)
                 connection.close()
                 return True
-        return len(self.taken) < self._num_places and self._loop.time() > self._last_release + _SPARE
+        return len(self.taken) < self._num_places and self._loop.time() > self._last_change + _SPARE
 
     def take(self, connection: Closable) -> bool:
         """Give a connection a place. Return whether it is one of those kept for probes."""
         is_kept = self.is_full
         self.taken.add(connection)
+        if self.is_full and not is_kept:
+            self._last_change = self._loop.time()
         self.idle.add(connection)
         return is_kept
 
@@ -116,5 +119,5 @@ class Places:
         if connection in self.taken:
             self.taken.discard(connection)
             if len(self.taken) < self._num_free_to_all:
-                self._last_release = self._loop.time()
+                self._last_change = self._loop.time()
             self._on_release()

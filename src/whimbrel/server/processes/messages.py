@@ -13,6 +13,7 @@ import msgspec
 from whimbrel import errors
 from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.http.tls import TlsFiles
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.card import PoolingOption, RerankerName
 from whimbrel.types.plan import Options, Plan
@@ -41,6 +42,7 @@ class ServeOptions:
     """A batch hangs if it takes longer than this, and ten times longer than at the measured throughput."""
     logs: LogOptions = field(default_factory=LogOptions)
     otel: bool = False
+    tls: TlsFiles | None = None
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
@@ -204,6 +206,10 @@ class Quarantine(_Message):
     digest: bytes
 
 
+class ReloadCertificate(_Message):
+    """Read the files of the certificate again, for connections from then on."""
+
+
 class Drain(_Message):
     """Refuse new requests, finish the accepted ones, then send Drained."""
 
@@ -228,7 +234,9 @@ ToEngine: TypeAlias = Submit | Cancel | Drop
 FromEngine: TypeAlias = EngineAnswer | Failed
 ControlEngine: TypeAlias = Load | Attach | Stop
 ReportEngine: TypeAlias = Phase | Planned | Ready | CannotStart
-ControlWorker: TypeAlias = WorkerConfig | ModelConfig | EngineUp | EngineDown | Quarantine | Drain | AbortRequests | Stop
+ControlWorker: TypeAlias = (
+    WorkerConfig | ModelConfig | EngineUp | EngineDown | Quarantine | ReloadCertificate | Drain | AbortRequests | Stop
+)
 ReportWorker: TypeAlias = Started | Drained | Heartbeat | Quarantine
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from whimbrel.errors import SetupError
+from whimbrel.server.http.tls import TlsFiles
 from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import pair
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN
@@ -282,6 +283,9 @@ class Supervisor:
     # End
 
     def _on_signal(self, name: signal.Signals) -> None:
+        if name == signal.SIGHUP and self._options.tls is not None:
+            self._reload_certificate(self._options.tls)
+            return
         if self._draining:
             _log.warning("%s again: ending at once", name.name)
             self._finish(128 + name)
@@ -293,6 +297,16 @@ class Supervisor:
         for worker in self._workers:
             worker.send(messages.Drain())
         self._start_task(self._limit_drain())
+
+    def _reload_certificate(self, files: TlsFiles) -> None:
+        try:
+            files.load()
+        except SetupError as error:
+            _log.error("SIGHUP: the certificate is kept: %s", error)
+            return
+        _log.info("SIGHUP: new connections get the certificate as it is now in %s", files.certfile)
+        for worker in self._workers:
+            worker.send(messages.ReloadCertificate())
 
     async def _limit_drain(self) -> None:
         await asyncio.sleep(max(self._options.drain_seconds, _MIN_DRAIN_SECONDS))

@@ -15,7 +15,7 @@ import uvloop
 
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.malloc import tune_glibc_malloc
-from whimbrel.errors import Unavailable
+from whimbrel.errors import SetupError, Unavailable
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry, render_error
 from whimbrel.server.http.listener import Server
@@ -56,7 +56,9 @@ class Worker:
             model, _ = await self._inbox.get()
             assert isinstance(model, messages.ModelConfig)
             await self._add_model(model)
-        self._server = Server(create_app(self._served, guards=options.limits), fds[0], options.limits, render_error)
+        app = create_app(self._served, guards=options.limits)
+        tls = None if options.tls is None else options.tls.load()
+        self._server = Server(app, fds[0], options.limits, render_error, tls)
         self._start_task(self._send_heartbeats())
         self._start_task(self._handle_messages())
         serving = asyncio.ensure_future(self._server.serve())
@@ -75,15 +77,10 @@ class Worker:
             message, fds = await self._inbox.get()
             if isinstance(message, messages.ModelConfig):
                 await self._add_model(message)
-            elif isinstance(message, messages.EngineUp):
-                board = StatusBoard(map_memory(fds[1], message.board_bytes))
-                self._engines[message.model].plan = message.plan
-                self._engines[message.model].attach(message.replica, socket.socket(fileno=fds[0]), board)
-            elif isinstance(message, messages.EngineDown):
-                if (engine := self._engines.get(message.model)) is not None:
-                    engine.down(message)
-            elif isinstance(message, messages.Quarantine):
-                self._engines[message.model].quarantine(message.digest)
+            elif isinstance(message, messages.EngineUp | messages.EngineDown | messages.Quarantine):
+                self._handle_engine(message, fds)
+            elif isinstance(message, messages.ReloadCertificate):
+                self._reload_certificate()
             elif isinstance(message, messages.Drain):
                 self._start_task(self._drain())
             elif isinstance(message, messages.AbortRequests):
@@ -91,6 +88,16 @@ class Worker:
                     engine.fail_all(Unavailable("the server has stopped.", retry_after=5.0))
             else:
                 self._server.stop()
+
+    def _handle_engine(self, message: messages.EngineUp | messages.EngineDown | messages.Quarantine, fds: list[int]) -> None:
+        if isinstance(message, messages.EngineUp):
+            board = StatusBoard(map_memory(fds[1], message.board_bytes))
+            self._engines[message.model].plan = message.plan
+            self._engines[message.model].attach(message.replica, socket.socket(fileno=fds[0]), board)
+        elif isinstance(message, messages.Quarantine):
+            self._engines[message.model].quarantine(message.digest)
+        elif (engine := self._engines.get(message.model)) is not None:
+            engine.down(message)
 
     async def _add_model(self, model: messages.ModelConfig) -> None:
         if model.model in self._engines:  # known from an earlier life of its engine
@@ -111,6 +118,13 @@ class Worker:
         )
         self._engines[model.model] = engine
         self._served.add(model.model, engine)
+
+    def _reload_certificate(self) -> None:
+        assert self._config.options.tls is not None
+        try:
+            self._server.tls = self._config.options.tls.load()
+        except SetupError as error:  # the supervisor had read them, but they are being replaced
+            _log.error("the certificate is kept: %s", error)
 
     async def _drain(self) -> None:
         self._served.draining = True
@@ -144,7 +158,11 @@ def _exit(peer: str, error: ProtocolError | None) -> None:
 
 
 async def _main(sock: socket.socket) -> None:
-    await Worker(sock).run()
+    try:
+        await Worker(sock).run()
+    except SetupError as error:
+        _log.critical("the worker cannot start: %s", error)
+        exit_process(1)
     exit_process(0)  # without waiting for threads that tokenize, or for clients that came in the last moment
 
 

@@ -1,0 +1,104 @@
+"""The server as an ASGI app, for uvicorn, Hypercorn or as a part of another app. Its engines run in the same process.
+
+    uvicorn --factory whimbrel.asgi:create_app
+
+`whimbrel serve` is the better server where it can be used. Its engines have processes of their own, so no request is lost when
+one dies. It also bounds connections, heads and rates, which this app leaves to the server around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from whimbrel.engine.async_engine import AsyncEngine
+from whimbrel.engine.engine import Engine
+from whimbrel.errors import SetupError
+from whimbrel.server.app import app as server_app
+from whimbrel.server.app.limits import ServerLimits, read_server_limits
+from whimbrel.server.app.proxies import read_proxies, read_root_path
+from whimbrel.server.app.routing import ModelRegistry
+from whimbrel.types.plan import Options
+
+
+def create_app(
+    *models: str | Engine,
+    api_keys: Sequence[str] = (),
+    api_key_file: str | Path | None = None,
+    allowed_hosts: Sequence[str] = (),
+    cors_origins: Sequence[str] = (),
+    public_metrics: bool = False,
+    root_path: str = "",
+    forwarded_allow_ips: Sequence[str] = (),
+    **options: Unpack[Options],
+) -> ASGIApp:
+    """Return an app that serves models: folders, Hub ids or loaded Engines; by default the packaged all-MiniLM-L6-v2.
+
+    The arguments are those of `whimbrel serve` of the same names; `options` are those of Engine, for every model that is loaded
+    here. The models are loaded when the server around the app starts it, or with the first request where nothing starts it, as
+    in an app that is mounted into another. They are closed when it stops. A server with several workers loads them in each.
+    By default any Host header is accepted. Raises SetupError for wrong arguments.
+    """
+    limits = read_server_limits(
+        address=None,
+        api_keys=api_keys,
+        api_key_file=None if api_key_file is None else Path(api_key_file),
+        allowed_hosts=allowed_hosts,
+        cors_origins=cors_origins,
+        public_metrics=public_metrics,
+        root_path=read_root_path(root_path),
+        forwarded_allow_ips=read_proxies(forwarded_allow_ips),
+    )
+    return _App(models, limits, options)
+
+
+class _App:
+    """An app whose models are loaded when it is started."""
+
+    def __init__(self, models: Sequence[str | Engine], limits: ServerLimits, options: Options) -> None:
+        self._models = models or (None,)
+        self._limits = limits
+        self._options = options
+        self._starting: asyncio.Task[ASGIApp] | None = None
+        self._engines: list[AsyncEngine] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            app = await self._start()
+            await app(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self._start()
+        except Exception as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            raise
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        for engine in self._engines:
+            await engine.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _start(self) -> ASGIApp:
+        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
+            self._starting = asyncio.ensure_future(self._load())
+        return await asyncio.shield(self._starting)
+
+    async def _load(self) -> ASGIApp:
+        loaded = [
+            each if isinstance(each, Engine) else await asyncio.to_thread(Engine, each, **self._options)
+            for each in self._models
+        ]
+        self._engines = [AsyncEngine(engine) for engine in loaded]
+        names = Counter(name for engine in loaded for name in {engine.plan.served_name, *engine.plan.aliases})
+        if shared := [name for name, models in names.items() if models > 1]:
+            raise SetupError(f"two models are named {shared[0]}.", hint="load Engines with a served_name of their own")
+        return server_app.create_app(ModelRegistry(*self._engines), guards=self._limits)

@@ -1,0 +1,66 @@
+"""TLS certificates of the server."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from whimbrel.errors import SetupError
+
+PASSWORD_VARIABLE: Final = "WHIMBREL_SSL_KEYFILE_PASSWORD"  # noqa: S105
+"""Environment variable with the password of an encrypted key."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """A certificate chain and its private key, in PEM files."""
+
+    certfile: str
+    keyfile: str | None = None
+    """None: the key is in `certfile`."""
+    password: str | None = field(default=None, repr=False)
+    """The password of an encrypted key."""
+
+    def load(self) -> ssl.SSLContext:
+        """Return the context of a server with these files, as they are now. Raises SetupError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        for file in (self.certfile, self.keyfile or self.certfile):
+            try:
+                Path(file).read_bytes()
+            except OSError as error:
+                raise SetupError(f"cannot read {file}: {error.strerror or error}.") from None
+        try:
+            context.load_cert_chain(self.certfile, self.keyfile, password=self._give_password)
+        except ssl.SSLError as error:
+            raise SetupError(
+                f"{self._describe(error)}.", hint="both are PEM files: the chain, server first, and its key"
+            ) from None
+        return context
+
+    def _give_password(self) -> str:
+        """Return the password, if OpenSSL asks for it; it would ask the terminal otherwise."""
+        return self.password or ""
+
+    def _describe(self, error: ssl.SSLError) -> str:
+        key = self.keyfile or self.certfile
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return f"the key in {key} does not fit the certificate in {self.certfile}"
+        if b"ENCRYPTED" in Path(key).read_bytes():
+            return f"the key in {key} is encrypted, and --ssl-keyfile-password is {'wrong' if self.password else 'missing'}"
+        return f"{self.certfile} and {key} hold no certificate with its key ({error.reason or 'unreadable'})"
+
+
+def read_tls_files(certfile: Path | None, keyfile: Path | None, password: str | None) -> TlsFiles | None:
+    """Return the files that the options name, after a try to load them; None without a certificate. Raises SetupError."""
+    if certfile is None:
+        if keyfile is not None or password is not None:
+            raise SetupError("a TLS key needs its certificate.", hint="add --ssl-certfile")
+        return None
+    password = os.environ.get(PASSWORD_VARIABLE) if password is None else password
+    files = TlsFiles(str(certfile.absolute()), None if keyfile is None else str(keyfile.absolute()), password)
+    files.load()
+    return files
