@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import socket
 from typing import Any
 
 import pytest
@@ -97,8 +96,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 async def ask(pieces: list[bytes]) -> bytes:
     """What is answered to bytes that come in these pieces, without what may differ."""
     places = Places(HttpLimits(), 1000)
-    with socket.socket() as unused:
-        connection, wire = Connection(echo, HttpLimits(), render_error, places, unused), Wire()
+    connection, wire = Connection(echo, HttpLimits(), render_error, places), Wire()
     connection.connection_made(wire)
     for piece in pieces:
         await asyncio.wait_for(wire.reading.wait(), 5)

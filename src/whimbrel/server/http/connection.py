@@ -63,13 +63,14 @@ class Connection(asyncio.Protocol):
         limits: HttpLimits,
         render_error: RenderError,
         places: Places,
-        sock: socket.socket,
+        sock: socket.socket | None = None,
     ) -> None:
+        """Give it the `sock` where making the transport takes time, as for TLS."""
         self._app = app
         self.limits = limits
         self._render_error = render_error
         self._places = places
-        self.sock = sock
+        self._sock = sock
         self._loop = asyncio.get_running_loop()
         self.reading = Reading.IDLE
         self._parser = httptools.HttpRequestParser(self)
@@ -162,19 +163,14 @@ class Connection(asyncio.Protocol):
         self.resume()
 
     def _feed(self, data: memoryview) -> None:
-        while (end := self._end_at_upgrade(data)) is not None:
-            self._follow(Event.UPGRADE)
-            self._resume_request()
-            data = data[end:]
-
-    def _end_at_upgrade(self, data: memoryview) -> int | None:
-        """Parse `data`. Return the place where the parser stopped at an offer of another protocol."""
-        if data:
+        while data:
             try:
                 self._parser.feed_data(data)
+                return
             except httptools.HttpParserUpgrade as upgrade:
-                return upgrade.args[0]
-        return None
+                data = data[upgrade.args[0] :]
+            self._follow(Event.UPGRADE)
+            self._resume_request()
 
     def _resume_request(self) -> None:
         """Continue with a new parser. The old one stops at an offer of HTTP/2, which Java's client sends even with a body."""
@@ -358,15 +354,15 @@ class Connection(asyncio.Protocol):
         """Close the connection now, or break off its making."""
         if hasattr(self, "transport"):
             self.transport.close()
-        else:
+        elif self._sock is not None:
             with suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
+                self._sock.shutdown(socket.SHUT_RDWR)
 
     def reset(self) -> None:
         """Close the connection now and drop unsent data."""
         if self.reading is not Reading.CLOSED:
             with suppress(OSError):
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+                self._socket().setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
             self.transport.abort()
 
     def _ask_presence(self) -> None:
@@ -380,10 +376,13 @@ class Connection(asyncio.Protocol):
         self._presence = self._loop.call_later(_HALF_CLOSED_SECONDS, self._check_presence)
 
     def _check_presence(self) -> None:
-        if self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        if self._socket().getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.reset()
         else:
             self._presence = self._loop.call_later(_HALF_CLOSED_SECONDS, self._check_presence)
+
+    def _socket(self) -> socket.socket:
+        return self.transport.get_extra_info("socket")
 
     # Flow control
 
@@ -416,8 +415,8 @@ class Connection(asyncio.Protocol):
 
 def _address(transport: asyncio.BaseTransport, end: str) -> tuple[str, int] | None:
     """Return host and port of one end of a connection. (IPv6 has more fields, and Unix sockets have none.)"""
-    with suppress(OSError):  # the client has left already
+    try:
         name: tuple[str, int] | str | None = transport.get_extra_info(end)
-        if isinstance(name, tuple):
-            return name[0], name[1]
-    return None
+    except OSError:  # the client has left already
+        return None
+    return (name[0], name[1]) if isinstance(name, tuple) else None

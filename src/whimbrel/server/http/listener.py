@@ -7,16 +7,21 @@ import os
 import resource
 import socket
 import ssl
-from typing import Final
+from asyncio import BaseEventLoop
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from starlette.types import ASGIApp
 
 from whimbrel.server.http.connection import Connection, RenderError
-from whimbrel.server.http.limits import HttpLimits
+from whimbrel.server.http.limits import BACKLOG, HttpLimits
 from whimbrel.server.http.places import Places
 
 _PAUSE: Final = 0.1
 """Seconds until a server that cannot accept, or has no place, looks again."""
+_FEW: Final = 0.5
+_MANY: Final = 0.75
+"""Shares of the places below and above which the event loop accepts, and this server."""
 _BATCH: Final = 16
 """Connections that are accepted in one turn of the event loop."""
 _OPEN_FILES: Final = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
@@ -25,7 +30,11 @@ _SPARE_FILES: Final = 24
 
 
 class Server:
-    """`serve()` until `stop()`, in one event loop."""
+    """`serve()` until `stop()`, in one event loop.
+
+    While there are places enough, the event loop accepts, which is cheap. Near the limit, and if more has to be known of a
+    connection before it is made (TLS, Unix sockets), the server accepts by itself, one after another.
+    """
 
     def __init__(
         self, app: ASGIApp, listener: int, limits: HttpLimits, render_error: RenderError, tls: ssl.SSLContext | None = None
@@ -41,10 +50,17 @@ class Server:
         self.tls = tls
         self._listener = socket.socket(fileno=os.dup(listener))
         self._listener.setblocking(False)
-        self.places = Places(limits, connection_limit(limits.max_connections), self._on_release)
+        self._is_simple = tls is None and self._listener.family != socket.AF_UNIX and not isinstance(self._loop, BaseEventLoop)
+        """True if the event loop may accept. That of asyncio takes all that wait at once, places or not."""
+        self._accepting: asyncio.Server | None = None
+        """The event loop's own server, while that accepts."""
+        self._changing = False
+        """True while the event loop begins to accept."""
         self._watching = False
+        """True while this server accepts by itself."""
+        self.places = Places(limits, connection_limit(limits.max_connections), self._on_release)
         self._stop = asyncio.Event()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
 
     def stop(self) -> None:
@@ -54,11 +70,13 @@ class Server:
     async def serve(self) -> None:
         """Accept connections up to the limit; further ones wait."""
         with self._listener:
-            self._watch()
+            self._choose()
             await self._stop.wait()
             self._unwatch()
-        if self._connecting:
-            await asyncio.wait(self._connecting)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            if self._accepting is not None:
+                self._accepting.close()
         for connection in list(self.places.taken):
             assert isinstance(connection, Connection)
             connection.shut_down()
@@ -66,9 +84,46 @@ class Server:
             self._closed.clear()
             await self._closed.wait()
 
+    # Either of two ways to accept
+
+    def _choose(self) -> None:
+        """Go over to the way of accepting that fits the number of places."""
+        if self._stop.is_set():
+            return
+        if self._accepting is not None:
+            if self.places.share > _MANY:
+                self._accepting.close()
+                self._accepting = None
+                self._watch()
+        elif self._is_simple and self.places.share < _FEW:
+            self._unwatch()
+            if not self._changing:
+                self._changing = True
+                self._start_task(self._let_loop_accept())
+        else:
+            self._watch()
+
+    async def _let_loop_accept(self) -> None:
+        self._accepting = await self._loop.create_server(self._make, sock=self._listener.dup(), backlog=BACKLOG)
+        self._changing = False
+        self._choose()
+
+    def _make(self) -> Connection:
+        connection = Connection(self._app, self._limits, self._render_error, self.places)
+        if self.places.share > _MANY:
+            self._loop.call_soon(self._choose)
+        return connection
+
+    def _on_release(self) -> None:
+        self._closed.set()
+        if self._accepting is None:
+            self._choose()
+
+    # Accepting by itself
+
     def _watch(self) -> None:
         """Accept what waits, from the next turn of the loop on."""
-        if not self._watching and not self._stop.is_set():
+        if not self._watching:
             self._watching = True
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
@@ -88,12 +143,10 @@ class Server:
                 return
             except OSError:  # no place, too many open files, or a client that has left already
                 self._unwatch()
-                self._loop.call_later(_PAUSE, self._watch)
+                self._loop.call_later(_PAUSE, self._choose)
                 return
             connection = Connection(self._app, self._limits, self._render_error, self.places, sock)
-            task = self._loop.create_task(self._connect(connection, sock))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._start_task(self._connect(connection, sock))
 
     async def _connect(self, connection: Connection, sock: socket.socket) -> None:
         """Make the transport of a connection. It is never cancelled: uvloop would not report the loss of the transport."""
@@ -108,9 +161,10 @@ class Server:
             sock.close()
             self.places.release(connection)
 
-    def _on_release(self) -> None:
-        self._closed.set()
-        self._watch()
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def connection_limit(limit: int) -> int:

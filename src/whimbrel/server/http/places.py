@@ -84,6 +84,11 @@ class Places:
     def is_full(self) -> bool:
         return len(self.taken) >= self._num_free_to_all
 
+    @property
+    def share(self) -> float:
+        """The share of the places that is taken."""
+        return len(self.taken) / self._num_free_to_all
+
     def find_room(self) -> bool:
         """Return whether another connection can be taken, if need be after closing one that is idle."""
         if not self.is_full:
