@@ -196,7 +196,10 @@ def test_G7_alive_before_it_is_ready() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     seen: list[tuple[int, int]] = []
-    with Server("--port", str(port), wait=False), httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with (
+        Server("--port", str(port), wait=False) as server,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
 
         def ready() -> bool:
             seen.append((client.get("/health/live").status_code, client.get("/health/ready").status_code))
@@ -207,6 +210,8 @@ def test_G7_alive_before_it_is_ready() -> None:
             return seen[-1] == (200, 200)
 
         assert wait_for(ready)
+        server.stop()
+        assert "/health" not in server.log
     assert (200, 503) in seen
 
 
