@@ -1,6 +1,57 @@
-"""The `whimbrel` command as `python -m whimbrel`."""
+"""Process of the `whimbrel` command: its first moments, in which a signal may come, and its end.
 
-from whimbrel.cli.main import main
+The process ends without finalising the interpreter. Threads of native libraries and of the log still run then, and each that
+wants the interpreter, or holds a lock of a stream, could abort the process and change its exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from typing import Final, NoReturn
+
+_INTERRUPTED: Final = 130
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process with its exit code."""
+    serves = sys.argv[1:2] == ["serve"]
+    for name in (signal.SIGINT, signal.SIGTERM) if serves else (signal.SIGINT,):
+        if signal.getsignal(name) != signal.SIG_IGN:
+            # A server that has no child yet ends as it would later. The supervisor replaces these handlers.
+            signal.signal(name, lambda *_: os._exit(0 if serves else _INTERRUPTED))
+    from whimbrel.cli import main as command
+
+    if not serves and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = 0
+    try:
+        command.main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)  # noqa: T201
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    try:
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+        if not sys.stdout.closed:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader left
+        pass
+    except OSError as error:
+        print(f"error: cannot write stdout: {error.strerror or error}.", file=sys.stderr)  # noqa: T201
+        code = 1
+    finally:
+        os._exit(code)
+
 
 if __name__ == "__main__":
     main()

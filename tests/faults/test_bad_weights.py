@@ -254,6 +254,16 @@ def test_G10_a_server_does_not_start_with_a_bad_checkpoint(damage: Callable[[Pat
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
+@pytest.mark.slow
+def test_G10_a_failed_load_always_ends_with_exit_code_1(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:1000])
+    for command in (["serve", str(folder), "--port", "0"], ["embed", "a", "--model", str(folder)]):
+        for _ in range(40):
+            done = subprocess.run([sys.executable, "-m", "whimbrel", *command], capture_output=True, check=False, timeout=120)
+            assert (done.returncode, done.stderr.count(b"error: model.safetensors: ")) == (1, 1)
+
+
 def test_G10_what_is_whole_is_served(folder: Path, saved: Path) -> None:
     """In shards too."""
     shards(folder)

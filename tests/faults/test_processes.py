@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -165,6 +166,24 @@ def test_G3_sigterm_while_loading() -> None:
             time.sleep(seconds)
             assert server.stop() == 0
             assert "Traceback" not in server.log
+
+
+def catches(server: Server, name: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for the signal."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return bool(int(re.search(r"SigCgt:\s+(\w+)", status)[1], 16) >> (name - 1) & 1)  # pyright: ignore[reportOptionalSubscript]
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT], ids=lambda name: name.name)
+def test_G3_a_signal_in_the_first_moments(name: signal.Signals) -> None:
+    """From Whimbrel's first line on, while it imports, before and after there are other processes."""
+    for milliseconds in (0, 5, 10, 20, 40, 70, 100, 150, 200, 250, 300, 350, 400, 500, 700):
+        with Server(wait=False) as server:
+            assert wait_for(lambda: catches(server, signal.SIGTERM))
+            time.sleep(milliseconds / 1000)
+            assert server.stop(name) == 0, milliseconds
+            assert "Traceback" not in server.log
+            assert "KeyboardInterrupt" not in server.log
 
 
 @pytest.mark.extended
