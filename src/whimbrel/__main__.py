@@ -21,7 +21,7 @@ def main() -> NoReturn:
     for name in (signal.SIGINT, signal.SIGTERM) if serves else (signal.SIGINT,):
         if signal.getsignal(name) != signal.SIG_IGN:
             # A server that has no child yet ends as it would later. The supervisor replaces these handlers.
-            signal.signal(name, lambda *_: os._exit(0 if serves else _INTERRUPTED))
+            signal.signal(name, _end_serve if serves else _end_command)
     from whimbrel.cli import main as command
 
     if not serves and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
@@ -33,10 +33,18 @@ def main() -> NoReturn:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)  # noqa: T201
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     _end(code)
+
+
+def _end_serve(number: int, frame: object) -> None:
+    os._exit(0)
+
+
+def _end_command(number: int, frame: object) -> None:
+    os._exit(_INTERRUPTED)
 
 
 def _end(code: int) -> NoReturn:

@@ -178,7 +178,7 @@ _REMEDIES: Final[Mapping[int, str]] = {
     errno.ENODEV: "its file system cannot map files into memory; copy the checkpoint to a local disk",
     errno.ENOMEM: "there is no memory to map it; free some, or raise the limit of this process (ulimit -v)",
 }
-"""What to do about an error of the system, by its number. Else the file is not whole."""
+"""Errors of the system, by number, and what to do about them. All others mean that the file is not whole."""
 
 
 def _unreadable(error: Exception, path: Path, file: str) -> CheckpointError:
