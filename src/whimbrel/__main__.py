@@ -1,7 +1,7 @@
 """Process of the `whimbrel` command: its first moments, in which a signal may come, and its end.
 
-The process ends without finalising the interpreter. Threads of native libraries and of the log still run then, and each that
-wants the interpreter, or holds a lock of a stream, could abort the process and change its exit code.
+The process ends without finalising the interpreter. Threads of native libraries and of the log run until the end. One that
+wants the interpreter then, or holds the lock of a stream, could abort the process and change its exit code.
 """
 
 from __future__ import annotations
