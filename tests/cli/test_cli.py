@@ -205,6 +205,37 @@ def test_closed_standard_streams(closed: str, tmp_path: Path) -> None:
     assert np.load(tmp_path / "v.npy").shape == (1, 384)
 
 
+ABORTING = """
+import ctypes, sys, threading
+from whimbrel import __main__ as process
+from whimbrel.cli import main as command
+
+def write():
+    while True:
+        sys.stderr.write("x" * 4096)
+
+def fail():
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(libc.abort, None, None)  # as a native library whose threads still run at the end
+    threading.Thread(target=write, daemon=True).start()
+    print("out")
+    sys.exit({code})
+
+command.main = fail
+{end}
+"""
+
+
+@pytest.mark.parametrize(("end", "code", "expected"), [("process.main()", 1, 1), ("process.main()", 0, 0), ("fail()", 1, -6)])
+def test_G10_a_command_ends_with_its_code_whatever_is_loaded(end: str, code: int, expected: int) -> None:
+    """Also where the interpreter's own end would abort, and nobody reads stderr."""
+    command = [sys.executable, "-c", ABORTING.format(end=end, code=code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.wait(30) == expected
+        assert process.stdout is not None
+        assert process.stdout.read() == b"out\n"
+
+
 def test_a_byte_order_mark_is_no_text(here: Here) -> None:
     assert [row["text"] for row in jsonl(here.run("embed", stdin=b"\xef\xbb\xbffirst\nsecond")[0])] == ["first", "second"]
 

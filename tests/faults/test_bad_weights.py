@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import socket
 import subprocess
@@ -9,11 +10,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -252,6 +254,93 @@ def test_G10_a_server_does_not_start_with_a_bad_checkpoint(damage: Callable[[Pat
     assert "Traceback" not in done.stderr
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_G10_a_weights_file_that_is_empty_or_a_folder_is_named(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(b"")
+    assert "is the download complete?" in str(refused(folder))
+    file.unlink()
+    file.mkdir()
+    assert str(refused(folder)) == "model.safetensors: cannot be read: it is a folder; put the file itself there."
+    with pytest.raises(CheckpointError, match="it is a folder"), Weights(folder, sha256="0" * 64):
+        pass
+
+
+UNMAPPED = [
+    (OSError(errno.ENODEV, "No such device"), "its file system cannot map files"),
+    (OSError("No such device (os error 19)"), "its file system cannot map files"),
+    (PermissionError(errno.EACCES, "Permission denied"), "allow this user to read it."),
+    (MemoryError("Cannot allocate memory (os error 12)"), "there is no memory to map it"),
+    (MemoryError(), "there is no memory to map it"),
+    (
+        RuntimeError("unable to mmap 912 bytes from file <x>: Cannot allocate memory (12)\nat y.cpp"),
+        "there is no memory to map it",
+    ),
+    (RuntimeError("unable to open file <x> in read-only mode: Input/output error (5)"), "is the download complete?"),
+    (SafetensorError("invalid"), "is the download complete?"),
+]
+
+
+@pytest.mark.parametrize(("error", "says"), UNMAPPED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("when", ["opened", "taken"])
+def test_G10_weights_that_cannot_be_mapped_are_one_line(
+    when: str, error: Exception, says: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Handle:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            if when == "opened":
+                raise error
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def keys(self) -> list[str]:
+            return [WORDS]
+
+        def get_tensor(self, name: str) -> Tensor:
+            raise error
+
+    monkeypatch.setattr("whimbrel.model.weights.safe_open", Handle)
+    with pytest.raises(CheckpointError) as caught, Weights(folder) as weights:
+        weights.take(WORDS, 1, 1)
+    assert str(caught.value).startswith("model.safetensors: cannot be read (")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+MAPPED = """
+import resource, sys
+from whimbrel.model.weights import Weights
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 2**26, resource.RLIM_INFINITY))
+from pathlib import Path
+with Weights(Path(sys.argv[1])):
+    pass
+"""
+
+
+def test_G10_weights_without_memory_to_map_them_are_named(tmp_path: Path) -> None:
+    header = b'{"a":{"dtype":"F32","shape":[268435456],"data_offsets":[0,1073741824]}}'
+    with (tmp_path / "model.safetensors").open("wb") as file:  # a file of one hole
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2**30)
+    command = [sys.executable, "-c", MAPPED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert "CheckpointError: model.safetensors: cannot be read" in done.stderr
+    assert "there is no memory to map it" in done.stderr
+
+
+@pytest.mark.slow
+def test_G10_a_failed_load_always_ends_with_exit_code_1(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:1000])
+    for command in (["serve", str(folder), "--port", "0"], ["embed", "a", "--model", str(folder)]):
+        for _ in range(40):
+            done = subprocess.run([sys.executable, "-m", "whimbrel", *command], capture_output=True, check=False, timeout=120)
+            assert (done.returncode, done.stderr.count(b"error: model.safetensors: ")) == (1, 1)
 
 
 def test_G10_what_is_whole_is_served(folder: Path, saved: Path) -> None:

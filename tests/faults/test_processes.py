@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -167,6 +168,24 @@ def test_G3_sigterm_while_loading() -> None:
             assert "Traceback" not in server.log
 
 
+def catches(server: Server, name: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for the signal."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return bool(int(re.search(r"SigCgt:\s+(\w+)", status)[1], 16) >> (name - 1) & 1)  # pyright: ignore[reportOptionalSubscript]
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT], ids=lambda name: name.name)
+def test_G3_a_signal_in_the_first_moments(name: signal.Signals) -> None:
+    """From Whimbrel's first line on, while it imports, before and after there are other processes."""
+    for milliseconds in (0, 5, 10, 20, 40, 70, 100, 150, 200, 250, 300, 350, 400, 500, 700):
+        with Server(wait=False) as server:
+            assert wait_for(lambda: catches(server, signal.SIGTERM))
+            time.sleep(milliseconds / 1000)
+            assert server.stop(name) == 0, milliseconds
+            assert "Traceback" not in server.log
+            assert "KeyboardInterrupt" not in server.log
+
+
 @pytest.mark.extended
 def test_G1_ctrl_c_in_a_terminal_reaches_all_processes_and_ends_them_in_order(expected: Float32Array) -> None:
     """A terminal sends SIGINT to the supervisor and to all its children."""
@@ -196,7 +215,10 @@ def test_G7_alive_before_it_is_ready() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     seen: list[tuple[int, int]] = []
-    with Server("--port", str(port), wait=False), httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with (
+        Server("--port", str(port), wait=False) as server,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
 
         def ready() -> bool:
             seen.append((client.get("/health/live").status_code, client.get("/health/ready").status_code))
@@ -207,6 +229,8 @@ def test_G7_alive_before_it_is_ready() -> None:
             return seen[-1] == (200, 200)
 
         assert wait_for(ready)
+        server.stop()
+        assert "/health" not in server.log
     assert (200, 503) in seen
 
 

@@ -206,6 +206,24 @@ def test_H3_a_key_of_the_environment_is_in_no_child_s_title_either() -> None:
         assert "s3cret" not in server.log
 
 
+@pytest.mark.parametrize("option", [(), ("--api-key", FIRST)], ids=["variable", "option"])
+def test_H3_a_key_is_in_no_child_s_environment(option: tuple[str, ...]) -> None:
+    """Nor a token of the Hub in a worker's; engines download."""
+    variable = "SOME_KEY" if option else "WHIMBREL_API_KEY"
+    others = {"WHIMBREL_API_KEY": "0ther-s3cret"} if option else {}
+    with Server(*option, "--workers", "2", **{variable: FIRST, "HF_TOKEN": "hf_t0ken", **others}) as server:
+        assert ask(server.port, head("GET", "/info")).status == 401
+        assert ask(server.port, head("GET", "/info", authorization=f"Bearer {FIRST}")).status == 200
+        workers, engines = (
+            [Path(f"/proc/{process}/environ").read_bytes() for process in server.children(kind)]
+            for kind in ("worker", "engine")
+        )
+        assert (len(workers), len(engines)) == (2, 1)
+        assert not [each for each in (*workers, *engines) if b"s3cret" in each.lower() or b"WHIMBREL_API_KEY" in each]
+        assert not [each for each in workers if b"hf_t0ken" in each]
+        assert all(b"HF_TOKEN=hf_t0ken" in each for each in engines)
+
+
 # What is left behind
 
 

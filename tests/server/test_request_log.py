@@ -12,10 +12,24 @@ from starlette.routing import Route
 
 from asgi import Answer, ask
 from whimbrel.dialects import Response as Made
+from whimbrel.errors import (
+    ComputeError,
+    DeadlineExceeded,
+    EngineCrash,
+    InvalidRequest,
+    ModelNotFound,
+    OutOfMemory,
+    Overloaded,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    WhimbrelError,
+)
 from whimbrel.server.app.app import send_response
-from whimbrel.server.app.request_context import RequestMiddleware, context_of
+from whimbrel.server.app.request_context import RequestMiddleware, context_of, send_error
+from whimbrel.server.app.routing import ROUTES_BY_PATH
 from whimbrel.telemetry import trace
-from whimbrel.telemetry.trace import RequestFinished, RequestStarted
+from whimbrel.telemetry.trace import RequestFailed, RequestFinished, RequestStarted
 from whimbrel.types.result import Result, Timings
 
 
@@ -76,6 +90,47 @@ def test_an_answer_s_status_is_its_outcome(status: int, outcome: str, heard: Hea
     assert run(answering(status)).status == status
     assert (heard.only.status, heard.only.outcome) == (status, outcome)
     assert heard.only.error == ("" if outcome == "ok" else outcome)
+
+
+ENDS = [
+    (InvalidRequest("x"), "invalid", False), (TooLarge("x"), "invalid", False), (ModelNotFound("x"), "not_found", False),
+    (Unauthorized("x"), "unauthorized", False), (Overloaded("x", retry_after=1), "overloaded", False),
+    (Unavailable("x"), "unavailable", True), (DeadlineExceeded("x"), "timeout", True), (ComputeError("x"), "error", True),
+    (EngineCrash("x"), "error", True), (OutOfMemory("x"), "error", True), (WhimbrelError("x"), "error", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "outcome", "is_ours"), ENDS, ids=lambda value: type(value).__name__)
+def test_K3_an_error_has_one_outcome_in_all_dialects(error: WhimbrelError, outcome: str, is_ours: bool, heard: Heard) -> None:
+    """Whatever status a dialect gives it; and it is logged in all of them or in none."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send_error(error, scope, send)
+
+    failed: list[RequestFailed] = []
+    end = trace.subscribe(RequestFailed, failed.append)
+    statuses = {run(app, path, method="POST").status for path in ROUTES_BY_PATH}
+    end()
+    assert {(each.outcome, each.error) for each in heard.finished} == {(outcome, error.code)}
+    assert len(failed) == (len(heard.finished) if is_ours else 0)
+    assert len(statuses) > 1 or type(error) in (Unauthorized, Unavailable, DeadlineExceeded, WhimbrelError)
+
+
+@pytest.mark.parametrize(
+    ("path", "fails"), [("/health", 0), ("/health/ready", 0), ("/ping", 0), ("/", 0), ("/v1/embeddings", 1)]
+)
+def test_G7_a_probe_that_learns_that_the_server_is_not_ready_is_no_failure(path: str, fails: int, heard: Heard) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send_error(Unavailable("loading."), scope, send)
+
+    routes = [Route(path, nothing)]
+    failed: list[RequestFailed] = []
+    end = trace.subscribe(RequestFailed, failed.append)
+    asyncio.run(ask(RequestMiddleware(app, routes), path))
+    asyncio.run(ask(RequestMiddleware(answering(500), routes), path))
+    end()
+    assert [each.outcome for each in heard.finished] == ["unavailable", "error"]
+    assert len(failed) == fails + 1
 
 
 def test_what_handlers_note_is_in_the_record_and_in_the_headers(heard: Heard) -> None:

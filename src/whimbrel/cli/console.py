@@ -43,6 +43,7 @@ def stderr_console() -> Console:
 
 def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[Options]) -> Engine:
     with closing(LoadProgress(console, [model or ""])) as progress:
+        progress.start()
         from whimbrel.engine.engine import Engine
 
         engine = Engine(model, pooling=pooling, progress=lambda phase: progress.start_phase(0, phase), **options)
@@ -58,6 +59,9 @@ class LoadProgress:
         self._models = models
         self._running = {model: ("starting", perf_counter()) for model in range(len(models))}
         self._status = console.status("starting")
+
+    def start(self) -> None:
+        """Show that something happens. From now on the terminal's cursor is hidden, until `close`."""
         self._status.start()
 
     def start_phase(self, model: int, name: str) -> None:

@@ -6,8 +6,6 @@ needs when it runs, so `--help` is quick.
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import sys
 from collections.abc import Collection
@@ -489,7 +487,6 @@ def verify(
     _need("torch")
     from whimbrel.cli import verify as verification
 
-    atexit.unregister(gc.freeze)  # transformers' own libraries report what is left at exit
     server = verification.Server(against, dialect, remote_model) if against else None
     raise typer.Exit(verification.run(model, server, device=device, as_json=as_json))
 
@@ -510,7 +507,6 @@ def doctor(*, as_json: AsJson = False) -> None:
 
 def main() -> None:
     """Run the command line. The exit code is 0, 1 for an error, 2 for wrong usage or 130 after Ctrl-C."""
-    atexit.register(gc.freeze)  # a garbage collection of PyTorch's objects at exit would take a third of a second
     _open_standard_streams()
     try:
         app()

@@ -58,6 +58,7 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
             console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
     async def run() -> int:
+        asyncio.get_running_loop().call_soon(progress.start)  # when the supervisor handles signals
         return await Supervisor(options, listener, on_phase=progress.start_phase, on_ready=on_ready).run()
 
     with closing(progress):

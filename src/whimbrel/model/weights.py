@@ -6,13 +6,14 @@ Pickles are not read, except the small heads that older models ship, which are l
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Final, Self, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -115,7 +116,13 @@ class Weights:
                 )
 
     def _read(self, full: str) -> Tensor:
-        return self._pickled[full] if full in self._pickled else cast(Tensor, self._handle_of[full].get_tensor(full))
+        if full in self._pickled:
+            return self._pickled[full]
+        file = self._file_of[full]
+        try:
+            return cast(Tensor, self._handle_of[full].get_tensor(full))
+        except (SafetensorError, OSError, MemoryError, RuntimeError) as error:  # it is mapped only now, or was changed
+            raise _unreadable(error, self._folder / file, file) from None
 
     def _find_name(self, name: str) -> str | None:
         names = [prefix + each for each in (name, _parametrized(name), _gamma(name)) for prefix in ("", *self._prefixes)]
@@ -127,13 +134,13 @@ class Weights:
     def _open(self, sha256: str | None) -> None:
         for file in self._files():
             path = find_file(self._folder, file)
-            if sha256 is not None:
-                _check_sha256(path, sha256, file)
             try:
+                if sha256 is not None:
+                    _check_sha256(path, sha256, file)
                 handle: Any = self._stack.enter_context(cast(Any, safe_open)(path, framework="pt"))
                 names = cast(list[str], handle.keys())
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=file) from None
+            except (SafetensorError, OSError, MemoryError, RuntimeError) as error:  # torch raises RuntimeError
+                raise _unreadable(error, path, file) from None
             for name in names:
                 if name in self._file_of:
                     raise CheckpointError(f"this tensor is in {self._file_of[name]} too.", file=file, key=name)
@@ -163,6 +170,26 @@ class Weights:
         self.file, self._pickled = file, _unpickle(find_file(self._folder, file), file)
         self._file_of = dict.fromkeys(self._pickled, file)
         return []
+
+
+_REMEDIES: Final[Mapping[int, str]] = {
+    errno.EACCES: "allow this user to read it",
+    errno.EPERM: "allow this user to read it",
+    errno.ENODEV: "its file system cannot map files into memory; copy the checkpoint to a local disk",
+    errno.ENOMEM: "there is no memory to map it; free some, or raise the limit of this process (ulimit -v)",
+}
+"""Errors of the system, by number, and what to do about them. All others mean that the file is not whole."""
+
+
+def _unreadable(error: Exception, path: Path, file: str) -> CheckpointError:
+    if path.is_dir():
+        return CheckpointError("cannot be read: it is a folder; put the file itself there.", file=file)
+    number = error.errno if isinstance(error, OSError) else errno.ENOMEM if isinstance(error, MemoryError) else None
+    if number is None and (stated := re.search(r"\((?:os error )?(\d+)\)", str(error))):
+        number = int(stated[1])
+    remedy = _REMEDIES.get(number or 0, "is the download complete?")
+    reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+    return CheckpointError(f"cannot be read ({reason}); {remedy}{'' if remedy.endswith('?') else '.'}", file=file)
 
 
 def _parametrized(name: str) -> str:

@@ -87,10 +87,14 @@ class RequestFinished(msgspec.Struct, frozen=True):
     """Seconds in each stage, in order."""
     traceparent: str = ""
     """The client's `traceparent` header (W3C Trace Context) if it is valid, or ""."""
+    is_probe: bool = False
+    """True if the route asks whether the server is ready, so that "unavailable" is an answer."""
 
     @property
     def is_server_error(self) -> bool:
-        return self.status >= 500 or self.outcome == "error"
+        """True if it failed on the server's side. A full queue is no failure, whatever its status in the dialect."""
+        expected = self.outcome == "overloaded" or (self.is_probe and self.outcome == "unavailable")
+        return self.outcome == "error" or (self.status >= 500 and not expected)
 
 
 class RequestFailed(msgspec.Struct, frozen=True, gc=False):

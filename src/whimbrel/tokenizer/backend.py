@@ -17,6 +17,7 @@ import tokenizers
 
 from whimbrel.checkpoint.tokenizer.classes import read_as_class
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.growth import check_growth
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, check_characters, location_of
 from whimbrel.types.arrays import Int32Array
@@ -35,6 +36,7 @@ def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
     try:
         as_stored = card.tokenizer.static is not None and card.tokenizer.static.as_stored
         content = file if as_stored else read_as_class(file, card.tokenizer, card.encoder.vocab_size)
+        check_growth(content)
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
         if card.tokenizer.tokenizer_class in _UNIGRAM:
             tokenizer.model = _exact_unigram(content["model"])

@@ -47,6 +47,9 @@ _OUTCOMES: Final[dict[int, Outcome]] = {
     503: "unavailable",
     504: "timeout",
 }
+"""Outcome by the status of the error itself: dialects answer the same error with other statuses."""
+_PROBES: Final = frozenset({"/", "/health", "/health/ready", "/ping"})
+"""Routes whose status 503 is the answer to a question, and no failure."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
 _OTHER: Final = "other"
 _MAX_PATH: Final = 256
@@ -94,6 +97,8 @@ class RequestContext:
         self.num_tokens = 0
         self.num_truncated = 0
         self.error = ""
+        self.error_outcome: Outcome | None = None
+        """Outcome of the error that was answered."""
         self.closes = False
         """True if the connection ends with the answer."""
         self.stages: dict[Stage, float] = {}
@@ -200,7 +205,7 @@ class RequestContext:
         if self.left:
             return self.status or _CLIENT_LEFT, "client_gone"
         if self.ended:
-            return self.status, _outcome(self.status)
+            return self.status, self.error_outcome or _outcome(self.status)
         if lost:
             return self.status, "lost"
         # An answer that was begun and not ended: after a bug, or because the client took it too slowly.
@@ -225,7 +230,8 @@ def context_of(scope: Scope) -> RequestContext:
 
 async def send_error(error: WhimbrelError, scope: Scope, send: Send, *, body: bytes = b"", allow: str = "") -> None:
     """Answer with an error in the shape of the dialect that the path and the `body` of the request belong to."""
-    context_of(scope).error = error.code
+    context = context_of(scope)
+    context.error, context.error_outcome = error.code, _outcome(error.status)
     status, content = render_error(error, scope["path"], body)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
     if isinstance(error, Overloaded | Unavailable):
@@ -280,6 +286,7 @@ class RequestMiddleware:
                     seconds=(context.ended or time.perf_counter()) - context.started,
                     stages=context.stages,
                     traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+                    is_probe=route in _PROBES,
                 )
             )
 

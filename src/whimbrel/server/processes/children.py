@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import msgspec
 
+from whimbrel.server.app.limits import KEY_VARIABLE
 from whimbrel.server.processes import bootstrap
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, close_fds, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
@@ -31,6 +32,8 @@ _FIRST_SECONDS: Final = 0.5
 _MAX_SECONDS: Final = 30.0
 _FAILING_DEATHS: Final = 14
 _FAILING_LOADS: Final = 3
+_HUB_TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""Variables that huggingface_hub reads. Only engines download."""
 
 
 class Backoff:
@@ -72,6 +75,8 @@ class Child:
     """A child process over all its lives, and the state of the present one."""
 
     kind: ClassVar[str]
+    hidden: ClassVar[Collection[str]] = (KEY_VARIABLE,)
+    """Variables of the supervisor's environment that the process does not get."""
 
     name: str
     backoff: Backoff = field(default_factory=Backoff)
@@ -84,8 +89,13 @@ class Child:
     kill_reason: str | None = None
     error: CannotStart | None = None
 
-    async def start(self, kind: Any, metrics_folder: Path, on_message: Callable[[Any], None]) -> None:
-        """Begin a life; `kind` is the union of the messages that the process sends. Raises OSError."""
+    async def start(
+        self, kind: Any, metrics_folder: Path, on_message: Callable[[Any], None], *, secrets: Collection[str] = ()
+    ) -> None:
+        """Begin a life; `kind` is the union of the messages that the process sends. Raises OSError.
+
+        secrets: API keys, which its environment does not hold.
+        """
         self.kill_reason = self.error = None
         self.ready = False
         self.eof.clear()
@@ -94,7 +104,10 @@ class Child:
         ours, theirs = pair()
         with theirs:
             fd = theirs.fileno()
-            environment = os.environ | {CONTROL_FD: str(fd), metrics.DIRECTORY: str(metrics_folder)}
+            environment = public_environment(os.environ, secrets, self.hidden) | {
+                CONTROL_FD: str(fd),
+                metrics.DIRECTORY: str(metrics_folder),
+            }
             try:
                 self.process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, pass_fds=[fd], env=environment)
             except OSError:
@@ -155,11 +168,17 @@ class EngineChild(Child):
 @dataclass(slots=True, eq=False)
 class WorkerChild(Child):
     kind: ClassVar[str] = "worker"
+    hidden: ClassVar[Collection[str]] = (KEY_VARIABLE, *_HUB_TOKENS)
 
     index: int = 0
     last_message: float = 0.0
     """Time of its last message, or of its start."""
     drained: bool = False
+
+
+def public_environment(environ: Mapping[str, str], secrets: Collection[str], hidden: Collection[str]) -> dict[str, str]:
+    """Return the variables but those that are `hidden`, and those whose value is a secret."""
+    return {name: value for name, value in environ.items() if name not in hidden and value.strip() not in secrets}
 
 
 def describe_exit(code: int) -> str:

@@ -152,7 +152,12 @@ class Supervisor:
     # Engines
 
     async def _start_engine(self, engine: EngineChild) -> None:
-        await engine.start(messages.ReportEngine, self._metrics_folder, lambda message: self._handle_engine(engine, message))
+        await engine.start(
+            messages.ReportEngine,
+            self._metrics_folder,
+            lambda message: self._handle_engine(engine, message),
+            secrets=self._options.limits.api_keys,
+        )
         engine.started_at = perf_counter()
         model = self._options.models[engine.model]
         options: Options = {**model.options, "replica": engine.replica, "num_replicas": self._options.num_replicas}
@@ -221,7 +226,12 @@ class Supervisor:
     # Workers
 
     async def _start_worker(self, worker: WorkerChild) -> None:
-        await worker.start(messages.ReportWorker, self._metrics_folder, lambda message: self._handle_worker(worker, message))
+        await worker.start(
+            messages.ReportWorker,
+            self._metrics_folder,
+            lambda message: self._handle_worker(worker, message),
+            secrets=self._options.limits.api_keys,
+        )
         worker.last_message, worker.drained = perf_counter(), False
         known = {engine.model: engine.planned for engine in self._engines if engine.planned is not None}
         config = messages.WorkerConfig(self._options, len(known), worker.name, worker.index)
