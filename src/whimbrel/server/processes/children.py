@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from whimbrel.server.app.limits import KEY_VARIABLE
+from whimbrel.server.http.tls import PASSWORD_VARIABLE
 from whimbrel.server.processes import bootstrap
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, close_fds, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
@@ -75,7 +76,7 @@ class Child:
     """A child process over all its lives, and the state of the present one."""
 
     kind: ClassVar[str]
-    hidden: ClassVar[Collection[str]] = (KEY_VARIABLE,)
+    hidden: ClassVar[Collection[str]] = (KEY_VARIABLE, PASSWORD_VARIABLE)
     """Variables of the supervisor's environment that the process does not get."""
 
     name: str
@@ -168,7 +169,7 @@ class EngineChild(Child):
 @dataclass(slots=True, eq=False)
 class WorkerChild(Child):
     kind: ClassVar[str] = "worker"
-    hidden: ClassVar[Collection[str]] = (KEY_VARIABLE, *_HUB_TOKENS)
+    hidden: ClassVar[Collection[str]] = (KEY_VARIABLE, PASSWORD_VARIABLE, *_HUB_TOKENS)
 
     index: int = 0
     last_message: float = 0.0
