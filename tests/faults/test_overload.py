@@ -120,7 +120,7 @@ def test_E4_queued_work_of_a_client_that_left_does_not_run(server: Server) -> No
         with Connection(server.port) as connection:
             connection.send(post({"input": ["@@abort"] * 20}))
             time.sleep(0.3)
-        time.sleep(0.3)
+        time.sleep(0.5)
     assert server.children("engine") == before
 
 

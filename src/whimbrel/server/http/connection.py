@@ -43,7 +43,7 @@ _MANY_CALLBACKS: Final = 512
 """Callbacks of the parser after which other connections have their turn."""
 _STEPS: Final = (2**12, 2**16)
 """Bytes that are parsed at once: after many callbacks, and at most."""
-_HALF_CLOSED_SECONDS: Final = 0.5
+_HALF_CLOSED_SECONDS: Final = 0.1
 """Time after which a client that has closed its side, and waits for an answer, is asked whether it still reads."""
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _LINGER_ZERO: Final = struct.pack("ii", 1, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,7 @@ class Proxy:
 
     def __init__(self, folder: Path, ca: trustme.CA, port: int) -> None:
         self.folder, self.ca, self.port = folder, ca, port
-        issued = ca.issue_cert(NAME)
+        issued = ca.issue_cert(NAME, "127.0.0.1")
         self.cert, self.key, self.both = folder / "cert.pem", folder / "key.pem", folder / "both.pem"
         self.cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         self.key.write_bytes(issued.private_key_pem.bytes())
@@ -78,8 +80,9 @@ def nginx(proxy: Proxy, servers: list[Server], *, prefix: str = "") -> tuple[lis
     file = proxy.folder / "nginx.conf"
     folder = proxy.folder
     paths = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    user = "user root; " if os.getuid() == 0 else ""  # otherwise nobody, who cannot write into the folder
     file.write_text(
-        f"daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log; events {{}}\nhttp {{ access_log off; {paths}\n{text}\n}}"
+        f"{user}daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log; events {{}}\nhttp {{ access_log off; {paths}\n{text}\n}}"
     )
     return ["nginx", "-c", str(file), "-e", str(folder / "error.log")], "nginx", file
 
@@ -161,16 +164,17 @@ def test_no_request_is_lost_while_servers_stop(kind: str, tmp_path: Path) -> Non
                     while not done.is_set():
                         statuses.append(client.post("/v1/embeddings", json=BODY).status_code)
 
-            threads = [threading.Thread(target=load) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            time.sleep(3)
-            assert one.stop() == 0
-            so_far = len(statuses)
-            time.sleep(3)
-            done.set()
-            for thread in threads:
-                thread.join(60)
+            with ThreadPoolExecutor(8) as threads:
+                loads = [threads.submit(load) for _ in range(8)]
+                try:
+                    time.sleep(3)
+                    assert one.stop() == 0
+                    so_far = len(statuses)
+                    time.sleep(3)
+                finally:
+                    done.set()
+                for each in loads:
+                    each.result()
             assert len(statuses) > so_far > 0
             assert set(statuses) == {200}
 
