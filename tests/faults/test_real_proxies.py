@@ -154,29 +154,32 @@ def test_requests_through_a_proxy(kind: str, server: Server, tmp_path: Path) -> 
 @pytest.mark.extended
 def test_no_request_is_lost_while_servers_stop(kind: str, tmp_path: Path) -> None:
     """Of two servers one is told to stop under load."""
-    with Server("--allowed-host", NAME) as one, Server("--allowed-host", NAME) as two:
-        with running(kind, tmp_path, [one, two]) as proxy:
-            statuses: list[int] = []
-            done = threading.Event()
+    with (
+        Server("--allowed-host", NAME) as one,
+        Server("--allowed-host", NAME) as two,
+        running(kind, tmp_path, [one, two]) as proxy,
+    ):
+        statuses: list[int] = []
+        done = threading.Event()
 
-            def load() -> None:
-                with proxy.client() as client:
-                    while not done.is_set():
-                        statuses.append(client.post("/v1/embeddings", json=BODY).status_code)
+        def load() -> None:
+            with proxy.client() as client:
+                while not done.is_set():
+                    statuses.append(client.post("/v1/embeddings", json=BODY).status_code)
 
-            with ThreadPoolExecutor(8) as threads:
-                loads = [threads.submit(load) for _ in range(8)]
-                try:
-                    time.sleep(3)
-                    assert one.stop() == 0
-                    so_far = len(statuses)
-                    time.sleep(3)
-                finally:
-                    done.set()
-                for each in loads:
-                    each.result()
-            assert len(statuses) > so_far > 0
-            assert set(statuses) == {200}
+        with ThreadPoolExecutor(8) as threads:
+            loads = [threads.submit(load) for _ in range(8)]
+            try:
+                time.sleep(3)
+                assert one.stop() == 0
+                so_far = len(statuses)
+                time.sleep(3)
+            finally:
+                done.set()
+            for each in loads:
+                each.result()
+        assert len(statuses) > so_far > 0
+        assert set(statuses) == {200}
 
 
 @pytest.mark.parametrize("takes_off", [False, True])

@@ -28,10 +28,11 @@ A model is *layout-verified* if a test copies its checkpoint layout: a small ran
 files, names and quirks, and what Whimbrel computes from it is compared with transformers, Sentence Transformers or the
 formula that the model's authors have published, in float32 on a CPU. The difference is the largest one seen, divided by the
 largest number of the reference, one digit, rounded up; beyond {format_difference(TOLERANCE)} at the latest a test fails. A model is
-*weights-verified* if a test compares its own weights. `whimbrel verify MODEL` compares the weights of any model on your machine.
+*weights-verified* if a test compares its own weights. `whimbrel verify MODEL` compares one output of most models
+on your machine, with their own weights, and says which it cannot compare.
 
 Other models of these families are served too: `whimbrel show MODEL` says what it understands of a checkpoint, and refuses
-what it does not. `whimbrel models` prints this table. It is written by `python tests/support/models_page.py`.
+what it does not. `whimbrel models` prints this table without the tests. It is written by `python tests/support/models_page.py`.
 
 """
 _HEAD = ("model", "family", "tasks", "verified", "parity test", "largest difference")
