@@ -47,10 +47,10 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 
 
 class Proxy:
-    """A proxy with the page's configuration, TLS on `port`; `ca` signed its certificate."""
+    """A proxy with the page's configuration on `port`, with a certificate of `ca` unless it is plain."""
 
-    def __init__(self, folder: Path, ca: trustme.CA, port: int) -> None:
-        self.folder, self.ca, self.port = folder, ca, port
+    def __init__(self, folder: Path, ca: trustme.CA, port: int, *, plain: bool) -> None:
+        self.folder, self.ca, self.port, self.plain = folder, ca, port, plain
         issued = ca.issue_cert(NAME, "127.0.0.1")
         self.cert, self.key, self.both = folder / "cert.pem", folder / "key.pem", folder / "both.pem"
         self.cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
@@ -61,7 +61,8 @@ class Proxy:
         context = ssl.create_default_context()
         self.ca.configure_trust(context)
         headers = {"Host": NAME}
-        return httpx2.Client(base_url=f"https://127.0.0.1:{self.port}", verify=context, headers=headers, timeout=60, **options)
+        scheme = "http" if self.plain else "https"
+        return httpx2.Client(base_url=f"{scheme}://127.0.0.1:{self.port}", verify=context, headers=headers, timeout=60, **options)
 
 
 def nginx(proxy: Proxy, servers: list[Server], *, prefix: str = "") -> tuple[list[str], str, Path]:
@@ -69,7 +70,7 @@ def nginx(proxy: Proxy, servers: list[Server], *, prefix: str = "") -> tuple[lis
     text = replaced(
         block("nginx"),
         ("server 127.0.0.1:8000;", upstream),
-        ("listen 443 ssl;", f"listen 127.0.0.1:{proxy.port} ssl;"),
+        ("listen 443 ssl;", f"listen 127.0.0.1:{proxy.port}{'' if proxy.plain else ' ssl'};"),
         ("/etc/ssl/vectors.pem", str(proxy.cert)),
         ("/etc/ssl/vectors.key", str(proxy.key)),
         ("proxy_read_timeout", "proxy_next_upstream error timeout http_503 non_idempotent;\n        proxy_read_timeout"),
@@ -90,7 +91,10 @@ def nginx(proxy: Proxy, servers: list[Server], *, prefix: str = "") -> tuple[lis
 def haproxy(proxy: Proxy, servers: list[Server]) -> tuple[list[str], str, Path]:
     text = replaced(
         block("haproxy"),
-        ("bind :443 ssl crt /etc/ssl/vectors.pem", f"bind 127.0.0.1:{proxy.port} ssl crt {proxy.both}"),
+        (
+            "bind :443 ssl crt /etc/ssl/vectors.pem alpn h2,http/1.1",
+            f"bind 127.0.0.1:{proxy.port}{'' if proxy.plain else f' ssl crt {proxy.both} alpn h2,http/1.1'}",
+        ),
         ("10.0.0.1:8000", f"127.0.0.1:{servers[0].port}"),
         ("10.0.0.2:8000", f"127.0.0.1:{servers[-1].port}"),
     )
@@ -99,14 +103,27 @@ def haproxy(proxy: Proxy, servers: list[Server]) -> tuple[list[str], str, Path]:
     return ["haproxy", "-f", str(file)], "haproxy", file
 
 
-PROXIES: dict[str, Callable[..., tuple[list[str], str, Path]]] = {"nginx": nginx, "haproxy": haproxy}
+def caddy(proxy: Proxy, servers: list[Server]) -> tuple[list[str], str, Path]:
+    certificate = "" if proxy.plain else f"tls {proxy.cert} {proxy.key}"
+    text = replaced(
+        block("caddy"),
+        ("vectors.example.com {", f"{'http' if proxy.plain else 'https'}://:{proxy.port} {{\n    {certificate}"),
+        ("127.0.0.1:8000", " ".join(f"127.0.0.1:{server.port}" for server in servers)),
+        ("health_uri", f"header_up Host {NAME}\n        health_uri"),
+    )
+    file = proxy.folder / "Caddyfile"
+    file.write_text(f"{{\n    admin off\n    auto_https off\n    default_sni {NAME}\n}}\n{text}")
+    return ["caddy", "run", "--config", str(file), "--adapter", "caddyfile"], "caddy", file
+
+
+PROXIES: dict[str, Callable[..., tuple[list[str], str, Path]]] = {"nginx": nginx, "haproxy": haproxy, "caddy": caddy}
 
 
 @contextmanager
-def running(kind: str, folder: Path, servers: list[Server], **options: Any) -> Iterator[Proxy]:
+def running(kind: str, folder: Path, servers: list[Server], *, plain: bool = False, **options: Any) -> Iterator[Proxy]:
     if shutil.which(kind) is None:
         pytest.skip(f"{kind} is not installed (Debian's package {kind})")
-    proxy = Proxy(folder, trustme.CA(), free_port())
+    proxy = Proxy(folder, trustme.CA(), free_port(), plain=plain)
     command = PROXIES[kind](proxy, servers, **options)[0]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
@@ -132,11 +149,12 @@ def server() -> Iterator[Server]:
         assert "Traceback" not in server.log
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("kind", PROXIES)
 @pytest.mark.extended
-def test_requests_through_a_proxy(kind: str, server: Server, tmp_path: Path) -> None:
-    """On kept connections with pauses, large answers, and bodies over the limit."""
-    with running(kind, tmp_path, [server, server]) as proxy, proxy.client() as client:
+def test_requests_through_a_proxy(kind: str, plain: bool, server: Server, tmp_path: Path) -> None:
+    """On kept connections with pauses, large answers, and bodies over the limit; with TLS and without."""
+    with running(kind, tmp_path, [server, server], plain=plain) as proxy, proxy.client() as client:
         for pause in (0, 0.1, 5.2, 0):
             time.sleep(pause)
             answers = [client.post("/v1/embeddings", json=BODY) for _ in range(20)]
@@ -150,7 +168,7 @@ def test_requests_through_a_proxy(kind: str, server: Server, tmp_path: Path) -> 
         assert client.post("/v1/embeddings", json=BODY).status_code == 200
 
 
-@pytest.mark.parametrize("kind", PROXIES)
+@pytest.mark.parametrize("kind", ["nginx", "haproxy"])
 @pytest.mark.extended
 def test_no_request_is_lost_while_servers_stop(kind: str, tmp_path: Path) -> None:
     """Of two servers one is told to stop under load."""

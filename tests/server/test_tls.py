@@ -1,4 +1,4 @@
-"""TLS, Unix sockets and other servers of our app, each with a real client."""
+"""TLS and Unix sockets, each with a real client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -197,49 +196,3 @@ def test_a_prefix(tmp_path: Path) -> None:
             assert "https://localhost:7777/vectors/v1/embeddings" in client.get("/docs", headers=headers).text
             assert client.get("/docs", headers={"X-Forwarded-Host": "evil.example"}).status_code == 403
         assert wait_for(lambda: "198.51.100.7" in server.log)
-
-
-def test_our_app_under_uvicorn(tmp_path: Path) -> None:
-    (tmp_path / "served.py").write_text(
-        "from whimbrel.asgi import create_app\napp = create_app(api_keys=['key'], served_name='minilm', dtype='float32')\n"
-    )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "served:app", "--port", str(port), "--root-path", "/vectors"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": "Bearer key"}) as client:
-
-                def answers() -> bool:
-                    try:
-                        return client.get("/health").status_code == 200
-                    except httpx2.TransportError:
-                        return False
-
-                assert wait_for(answers, 60)
-                answer = client.post("/v1/embeddings", json=BODY | {"model": "minilm"})
-                assert len(answer.json()["data"][0]["embedding"]) == 384
-                assert client.post("/v1/embeddings", json=BODY, headers={"Authorization": "Bearer x"}).status_code == 401
-                assert client.post("/v1/embeddings", json={"input": []}).status_code == 400
-                assert client.get("/openapi.json").json()["servers"] == [{"url": "/vectors"}]
-                assert "whimbrel_requests_total" in client.get("/metrics").text
-        finally:
-            started = time.monotonic()
-            process.send_signal(signal.SIGTERM)
-            log = process.communicate(timeout=60)[1]
-    assert "Application shutdown complete" in log
-    assert "Traceback" not in log
-    assert time.monotonic() - started < 30
-
-
-def test_our_app_within_another() -> None:
-    """Nothing starts an app that is mounted, so the first request loads the models."""
-    from starlette.applications import Starlette
-    from starlette.routing import Mount
-    from starlette.testclient import TestClient
-
-    from whimbrel.asgi import create_app
-
-    with TestClient(Starlette(routes=[Mount("/vectors", create_app(dtype="float32"))])) as client:
-        assert client.post("/vectors/v1/embeddings", json=BODY).status_code == 200
-        assert client.get("/vectors/health").status_code == 200
