@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a shell's background job; servers would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of two test processes that spin take each other's cores

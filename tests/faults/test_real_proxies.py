@@ -62,7 +62,9 @@ class Proxy:
         self.ca.configure_trust(context)
         headers = {"Host": NAME}
         scheme = "http" if self.plain else "https"
-        return httpx2.Client(base_url=f"{scheme}://127.0.0.1:{self.port}", verify=context, headers=headers, timeout=60, **options)
+        return httpx2.Client(
+            base_url=f"{scheme}://127.0.0.1:{self.port}", verify=context, headers=headers, timeout=60, **options
+        )
 
 
 def nginx(proxy: Proxy, servers: list[Server], *, prefix: str = "") -> tuple[list[str], str, Path]:

@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
                 raise MalformedHTTP(f"there are more than {self.limits.max_headers} headers and trailers.")
             raise HeadersTooLarge(f"there are more than {self.limits.max_headers} headers.")
         if self.reading is Reading.HEAD:  # trailers are dropped
-            self._headers.append((name.lower(), value))
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         if self.reading is Reading.RESUMING:
