@@ -11,7 +11,8 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, Columns, PromptName, TokenInputs, check_count, decode, parse_texts
+from whimbrel.dialects.common.bodies import Columns, PromptName, TokenInputs, check_count, decode, parse_texts
+from whimbrel.dialects.common.body_rules import MAX_INPUTS, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed
 from whimbrel.errors import Location
@@ -75,7 +76,7 @@ class Sentences(msgspec.Struct, frozen=True):
     """A sentence, and the sentences that it is compared with."""
 
     source_sentence: str
-    sentences: Annotated[list[str], Meta(max_length=100_000)]
+    sentences: Annotated[list[str], Meta(max_length=100_000), narrowed(minItems=1, maxItems=MAX_INPUTS)]
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, check_count, decode
+from whimbrel.dialects.common.bodies import check_count, decode
+from whimbrel.dialects.common.body_rules import MAX_INPUTS, Rule, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei import scores
@@ -123,6 +124,7 @@ def _predict(body: RootRequest) -> PredictRequest:
     )
 
 
+_INSTANCE: Final[Rule] = {"anyOf": [{"type": "object", "required": [name]} for name in ("inputs", "texts")]}
 MAX_INSTANCES: Final = 256
 """The limit of instances; each takes about 0.1 ms to parse and to answer."""
 
@@ -132,6 +134,7 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     instances: Annotated[
         list[msgspec.Raw],
+        narrowed(maxItems=MAX_INSTANCES, items=_INSTANCE),
         Meta(
             description="At most 256 bodies of `/`, or of `/rerank` if they have `texts`. They may differ in their inputs, "
             "but not in their options."
