@@ -51,9 +51,9 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
         {"anyOf": [only("texts", of=("texts", "inputs")), only("inputs", of=("texts", "inputs"))]},
     )
     model: ModelName = None
-    texts: Annotated[
-        list[str] | None, Meta(description="At most 2,048 texts."), narrowed(minItems=1, maxItems=MAX_INPUTS)
-    ] = None
+    texts: Annotated[list[str] | None, Meta(description="At most 2,048 texts."), narrowed(minItems=1, maxItems=MAX_INPUTS)] = (
+        None
+    )
     inputs: Annotated[
         list[CohereInput] | None,
         Meta(description="The same as `texts`, each an object with one content, a text."),

@@ -153,6 +153,8 @@ def parse_embed(raw: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel],
     check_count(len(texts), MAX_INPUTS, " inputs", param="input")
     truncate: Truncate = "never" if body.truncate is False else "right"
     dimensions = body.dimensions or None
+    if dimensions is not None and dimensions < 0:
+        raise InvalidRequest(f"must be a number of columns, is {dimensions:,}.", param="dimensions")
     return body, _request(body, texts, truncate=truncate, dimensions=dimensions, normalize=True)
 
 
@@ -167,12 +169,12 @@ def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[Ser
     for name in _CHANGES_NUMBERS:
         if name in options:
             raise InvalidRequest("cannot be set here: positions are as the checkpoint says.", param=f"options.{name}")
-    limit = options.get("num_ctx") or None
+    limit = options.get("num_ctx")
     if limit is not None and (type(limit) is not int or limit < 0):
         raise InvalidRequest(f"must be a number of tokens, is {limit!r}.", param="options.num_ctx")
 
     def request(model: ServedModel) -> Request:
-        is_limit = limit is not None and limit < model.plan.max_length
+        is_limit = bool(limit) and limit < model.plan.max_length
         return Request(texts, ("dense",), max_tokens=limit if is_limit else None, **more)
 
     return request if texts else None

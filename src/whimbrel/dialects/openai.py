@@ -15,7 +15,17 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import TextFields, TextObject, Truncation, TruncationSide, decode, is_packed, text_request
 from whimbrel.dialects.common.body_rules import (
-    ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, Rule, absent, any_of, narrowed, values,
+    ID_LISTS,
+    IDS,
+    TEXT,
+    TEXTS_OR_OBJECTS,
+    Rule,
+    absent,
+    any_of,
+    equal_flags,
+    narrowed,
+    unset,
+    values,
 )
 from whimbrel.dialects.common.responses import (
     METADATA,
@@ -50,6 +60,7 @@ class VLLMTextFields(TextFields, frozen=True, kw_only=True):
     RULES: ClassVar[tuple[Rule, ...]] = (
         *TextFields.RULES,
         any_of(values(add_special_tokens={"enum": [None, True]}), values(input={"anyOf": [IDS, ID_LISTS]})),
+        any_of(unset("split_long"), absent("truncation_side")),
         any_of(absent("truncation_side"), values(truncate={"enum": [None, True, False, "never"]})),
     )
 
@@ -82,6 +93,8 @@ class VLLMTextFields(TextFields, frozen=True, kw_only=True):
 
 class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     """Body of POST /v1/embeddings."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (*VLLMTextFields.RULES, equal_flags("normalize", "use_activation"))
 
     input: Annotated[
         str | list[str | int | list[int] | TextObject],

@@ -18,10 +18,17 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import ModelName, Priority, Truncation, TruncationSide, check_count, decode, is_packed
 from whimbrel.dialects.common.body_rules import Rule, absent, any_of, narrowed, not_both, present, values
-from whimbrel.dialects.common.pair_inputs import Text, Texts, parse_part, parse_parts, text_of
+from whimbrel.dialects.common.pair_inputs import Queries, Query, Text, Texts, parse_part, parse_parts, text_of
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, ErrorTerms, Route
-from whimbrel.dialects.openai import UNSUPPORTED_PAIR_FIELDS, OpenAIError, Usage, parse_truncation, reject_unsupported, render_error
+from whimbrel.dialects.openai import (
+    UNSUPPORTED_PAIR_FIELDS,
+    OpenAIError,
+    Usage,
+    parse_truncation,
+    reject_unsupported,
+    render_error,
+)
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
@@ -104,7 +111,7 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
 class RerankRequest(PairFields, frozen=True, kw_only=True):
     """Body of POST /v1/rerank."""
 
-    query: Annotated[Text, narrowed(minLength=1)]
+    query: Query
     documents: Annotated[
         list[Text],
         Meta(
@@ -120,7 +127,8 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
     return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: true.")] = None
 
 
-_Side: TypeAlias = Annotated[Text | Texts | None, narrowed(minItems=1, maxItems=MAX_PAIRS)]
+_Queries: TypeAlias = Annotated[Query | Queries | None, narrowed(minItems=1, maxItems=MAX_PAIRS)]
+_Documents: TypeAlias = Annotated[Text | Texts | None, narrowed(minItems=1, maxItems=MAX_PAIRS)]
 FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """The pairs of fields that hold queries and documents; the first pair that is complete counts."""
 
@@ -130,13 +138,13 @@ class ScoreRequest(PairFields, frozen=True, kw_only=True):
     `data_2`."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (*PairFields.RULES, any_of(*(present(*names) for names in FORMS)))
-    queries: Annotated[_Side, Meta(description="One query for all documents, or one for each document.")] = None
-    documents: _Side = None
-    items: Annotated[_Side, Meta(description="The same as `documents` (vLLM).")] = None
-    data_1: Annotated[_Side, Meta(description="The same as `queries` (vLLM).")] = None
-    data_2: Annotated[_Side, Meta(description="The same as `documents` (vLLM).")] = None
-    text_1: Annotated[_Side, Meta(description="The same as `queries` (vLLM).")] = None
-    text_2: Annotated[_Side, Meta(description="The same as `documents` (vLLM).")] = None
+    queries: Annotated[_Queries, Meta(description="One query for all documents, or one for each document.")] = None
+    documents: _Documents = None
+    items: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
+    data_1: Annotated[_Queries, Meta(description="The same as `queries` (vLLM).")] = None
+    data_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
+    text_1: Annotated[_Queries, Meta(description="The same as `queries` (vLLM).")] = None
+    text_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
 
 
 class Explained(msgspec.Struct):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,7 @@ from msgspec import Meta
 from whimbrel import __version__
 from whimbrel.dialects import rerank
 from whimbrel.dialects.common.bodies import TextUse, TokenInputs, decode
-from whimbrel.dialects.common.body_rules import MAX_IDS, narrowed
+from whimbrel.dialects.common.body_rules import MAX_IDS, Rule, equal_flags, narrowed
 from whimbrel.dialects.common.responses import (
     METADATA,
     OCTETS,
@@ -49,6 +49,8 @@ from whimbrel.wire import Base64, EncodedArray, base64_rows, to_json
 
 class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
     """Body of POST /pooling."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (*VLLMTextFields.RULES, equal_flags("normalize", "use_activation"))
 
     input: TokenInputs
     task: Annotated[
@@ -138,7 +140,9 @@ class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /detokenize."""
 
     tokens: Annotated[
-        list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(description="At most 524,288 token ids."), narrowed(maxItems=MAX_IDS)
+        list[Annotated[int, Meta(ge=0, le=2**63 - 1)]],
+        Meta(description="At most 524,288 token ids."),
+        narrowed(maxItems=MAX_IDS),
     ]
     model: str | None = None
 

@@ -15,7 +15,18 @@ import numpy as np
 from msgspec import Meta
 
 from whimbrel.dialects.common.body_rules import (
-    ID_LISTS, IDS, MAX_IDS, MAX_INPUTS, TEXT, TEXTS, Rule, absent, any_of, narrowed, not_both, values,
+    ID_LISTS,
+    IDS,
+    MAX_IDS,
+    MAX_INPUTS,
+    TEXT,
+    TEXTS,
+    Rule,
+    any_of,
+    narrowed,
+    not_both,
+    unset,
+    values,
 )
 from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.types.request import InputType, OutputName, Request, read_truncate
@@ -206,8 +217,8 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         not_both("prompt", "prompt_name"),
-        not_both("late_chunking", "split_long"),
-        any_of(absent("split_long"), values(truncate={"enum": [None, True, False, "never"]})),
+        any_of(unset("late_chunking"), unset("split_long")),
+        any_of(unset("split_long"), values(truncate={"enum": [None, True, False, "never"]})),
     )
     input: Any
     model: ModelName = None

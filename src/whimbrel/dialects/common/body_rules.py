@@ -37,6 +37,17 @@ def only(*names: str, of: tuple[str, ...]) -> Rule:
     return {"allOf": [present(*names), others]}
 
 
+def unset(name: str) -> Rule:
+    """Return the rule that a flag is not true."""
+    return values(**{name: {"enum": [None, False]}})
+
+
+def equal_flags(first: str, second: str) -> Rule:
+    """Return the rule that two flags do not contradict each other."""
+    same = (values(**dict.fromkeys((first, second), {"const": value})) for value in (True, False))
+    return any_of(absent(first), absent(second), *same)
+
+
 def values(**fields: Rule) -> Rule:
     return {"properties": fields}
 
@@ -53,13 +64,13 @@ def list_of(item: Rule, most: int, least: int = 1) -> Rule:
     return {"type": "array", "items": item, "minItems": least, "maxItems": most}
 
 
-NULL: Final[Rule] = {"type": "null"}
 TEXT: Final[Rule] = {"type": "string"}
 TEXTS: Final = list_of(TEXT, MAX_INPUTS)
 TEXTS_OR_OBJECTS: Final = list_of(
     any_of(TEXT, {"type": "object", "required": ["text"], "properties": {"text": TEXT}}), MAX_INPUTS
 )
+TEXT_LISTS: Final = list_of(list_of(TEXT, 1), MAX_INPUTS)
 TEXT_PAIRS: Final = list_of(list_of(TEXT, 2, 2), MAX_INPUTS)
 _ID: Final[Rule] = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 IDS: Final = list_of(_ID, MAX_IDS)
-ID_LISTS: Final = list_of(list_of(_ID, MAX_IDS), MAX_INPUTS)
+ID_LISTS: Final = list_of(list_of(_ID, MAX_IDS, 0), MAX_INPUTS)

@@ -40,7 +40,9 @@ class Document(msgspec.Struct, frozen=True):
     )
     text: str | None = None
     content: Annotated[
-        list[ContentPart] | None, Meta(description="The text as a list of one part of the type `text` (vLLM)."), narrowed(minItems=1, maxItems=1)
+        list[ContentPart] | None,
+        Meta(description="The text as a list of one part of the type `text` (vLLM)."),
+        narrowed(minItems=1, maxItems=1),
     ] = None
     data: Annotated[
         bytes | None, Meta(description="Vectors in place of the text: base64 of little-endian numbers, row by row.")
@@ -63,6 +65,8 @@ class Document(msgspec.Struct, frozen=True):
 
 
 Text = str | Document
+Query = Annotated[str, narrowed(minLength=1)] | Document
+Queries = Annotated[list[Query], Meta(max_length=100_000)]
 Texts = Annotated[list[Text], Meta(max_length=100_000)]  # so that a larger one is refused before it is read
 
 

@@ -18,7 +18,18 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import check_count, decode
-from whimbrel.dialects.common.body_rules import MAX_INPUTS, Rule, narrowed
+from whimbrel.dialects.common.body_rules import (
+    ID_LISTS,
+    IDS,
+    MAX_INPUTS,
+    TEXT,
+    TEXT_LISTS,
+    TEXT_PAIRS,
+    TEXTS,
+    Rule,
+    any_of,
+    narrowed,
+)
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei import scores
@@ -68,6 +79,7 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
     inputs: Annotated[
         str | Sentences | list[str | int | list[int | str]],
         Meta(description="Inputs as the route takes them that suits the model."),
+        narrowed(any_of=(TEXT, {"$ref": "#/components/schemas/Sentences"}, TEXTS, TEXT_LISTS, TEXT_PAIRS, IDS, ID_LISTS)),
     ]
     raw_scores: Raw = None
     parameters: Annotated[
@@ -124,7 +136,11 @@ def _predict(body: RootRequest) -> PredictRequest:
     )
 
 
-_INSTANCE: Final[Rule] = {"anyOf": [{"type": "object", "required": [name]} for name in ("inputs", "texts")]}
+_RERANK: Final[Rule] = {"required": ["texts"]}
+_INSTANCE: Final = any_of(
+    {"allOf": [{"$ref": "#/components/schemas/TEIRerankRequest"}, _RERANK]},
+    {"allOf": [{"$ref": "#/components/schemas/RootRequest"}, {"not": _RERANK}]},
+)
 MAX_INSTANCES: Final = 256
 """The limit of instances; each takes about 0.1 ms to parse and to answer."""
 

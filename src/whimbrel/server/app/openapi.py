@@ -126,7 +126,9 @@ def _replaced(schema: Any) -> Any:
     """Return a schema in which the keywords of `narrowed` replace those that msgspec derives from types."""
     if isinstance(schema, dict):
         keywords: JSON = {name: _replaced(value) for name, value in schema.items()}
-        return keywords | {name.removeprefix(REPLACES): keywords.pop(name) for name in list(keywords) if name.startswith(REPLACES)}
+        return keywords | {
+            name.removeprefix(REPLACES): keywords.pop(name) for name in list(keywords) if name.startswith(REPLACES)
+        }
     return [_replaced(each) for each in schema] if isinstance(schema, list | tuple) else schema
 
 
