@@ -44,7 +44,7 @@ def unset(name: str) -> Rule:
 
 def equal_flags(first: str, second: str) -> Rule:
     """Return the rule that two flags do not contradict each other."""
-    same = (values(**dict.fromkeys((first, second), {"const": value})) for value in (True, False))
+    same = (values(**{name: {"const": value} for name in (first, second)}) for value in (True, False))
     return any_of(absent(first), absent(second), *same)
 
 

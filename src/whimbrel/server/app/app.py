@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response as HTTPResponse
-from starlette.routing import Route as HTTPRoute
 from starlette.routing import Match, Router
+from starlette.routing import Route as HTTPRoute
 from starlette.types import Receive, Scope, Send
 
 from whimbrel import __version__
