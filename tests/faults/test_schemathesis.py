@@ -19,6 +19,7 @@ EXCLUSIONS = {
     "of the served model": (
         r"this model|no prompt |is no prompt|this server serves|this request asks for|outside the vocabulary"
         r"|are no multiple of 8|is for (dense|documents|texts|models|pairs)|pairs are compared|the vectors have"
+        r"|must be a pair of two texts"
     ),
     "integers with a point": r"got `float`|num_ctx: must be a number of tokens, is [0-9]+\.0",
     "base64": r"Invalid base64 encoded string|bytes are (no whole numbers|not the shape)",

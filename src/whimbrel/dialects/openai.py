@@ -17,15 +17,13 @@ from whimbrel.dialects.common.bodies import TextFields, TextObject, Truncation, 
 from whimbrel.dialects.common.body_rules import (
     ID_LISTS,
     IDS,
+    ONE_NORMALIZE,
+    ONE_SIDE,
     TEXT,
     TEXTS_OR_OBJECTS,
+    TEXTS_WITH_SPECIAL_TOKENS,
     Rule,
-    absent,
-    any_of,
-    equal_flags,
     narrowed,
-    unset,
-    values,
 )
 from whimbrel.dialects.common.responses import (
     METADATA,
@@ -57,12 +55,7 @@ EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only", "n
 class VLLMTextFields(TextFields, frozen=True, kw_only=True):
     """Fields of vLLM's routes that encode texts."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        *TextFields.RULES,
-        any_of(values(add_special_tokens={"enum": [None, True]}), values(input={"anyOf": [IDS, ID_LISTS]})),
-        any_of(unset("split_long"), absent("truncation_side")),
-        any_of(absent("truncation_side"), values(truncate={"enum": [None, True, False, "never"]})),
-    )
+    RULES: ClassVar[tuple[Rule, ...]] = (*TextFields.RULES, *TEXTS_WITH_SPECIAL_TOKENS, *ONE_SIDE)
 
     embed_dtype: Annotated[
         FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")
@@ -94,7 +87,7 @@ class VLLMTextFields(TextFields, frozen=True, kw_only=True):
 class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     """Body of POST /v1/embeddings."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (*VLLMTextFields.RULES, equal_flags("normalize", "use_activation"))
+    RULES: ClassVar[tuple[Rule, ...]] = (*VLLMTextFields.RULES, *ONE_NORMALIZE)
 
     input: Annotated[
         str | list[str | int | list[int] | TextObject],

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import ModelName, Priority, Truncation, TruncationSide, check_count, decode, is_packed
-from whimbrel.dialects.common.body_rules import Rule, absent, any_of, narrowed, not_both, present, values
+from whimbrel.dialects.common.body_rules import ONE_PROMPT, ONE_SIDE, Rule, any_of, narrowed, present
 from whimbrel.dialects.common.pair_inputs import Queries, Query, Text, Texts, parse_part, parse_parts, text_of
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, ErrorTerms, Route
@@ -48,10 +48,7 @@ class TextDocument(msgspec.Struct, frozen=True):
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that both routes take."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        not_both("prompt", "prompt_name"),
-        any_of(absent("truncation_side"), values(truncate={"enum": [None, True, False, "never"]})),
-    )
+    RULES: ClassVar[tuple[Rule, ...]] = (*ONE_PROMPT, *ONE_SIDE)
     model: ModelName = None
     truncate: Annotated[
         Truncation,

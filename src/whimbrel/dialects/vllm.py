@@ -19,7 +19,7 @@ from msgspec import Meta
 from whimbrel import __version__
 from whimbrel.dialects import rerank
 from whimbrel.dialects.common.bodies import TextUse, TokenInputs, decode
-from whimbrel.dialects.common.body_rules import MAX_IDS, Rule, equal_flags, narrowed
+from whimbrel.dialects.common.body_rules import MAX_IDS, ONE_NORMALIZE, Rule, narrowed
 from whimbrel.dialects.common.responses import (
     METADATA,
     OCTETS,
@@ -50,7 +50,7 @@ from whimbrel.wire import Base64, EncodedArray, base64_rows, to_json
 class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
     """Body of POST /pooling."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (*VLLMTextFields.RULES, equal_flags("normalize", "use_activation"))
+    RULES: ClassVar[tuple[Rule, ...]] = (*VLLMTextFields.RULES, *ONE_NORMALIZE)
 
     input: TokenInputs
     task: Annotated[

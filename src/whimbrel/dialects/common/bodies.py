@@ -19,14 +19,13 @@ from whimbrel.dialects.common.body_rules import (
     IDS,
     MAX_IDS,
     MAX_INPUTS,
+    ONE_PROMPT,
+    SPLIT_IS_NOT_CUT,
     TEXT,
     TEXTS,
+    TEXTS_WITH_PROMPTS,
     Rule,
-    any_of,
     narrowed,
-    not_both,
-    unset,
-    values,
 )
 from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.types.request import InputType, OutputName, Request, read_truncate
@@ -215,11 +214,7 @@ def _ids(ids: list[int], item: int | None) -> np.ndarray[Any, np.dtype[np.int64]
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of bodies that encode texts; each dialect declares the forms of `input` that it takes."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        not_both("prompt", "prompt_name"),
-        any_of(unset("late_chunking"), unset("split_long")),
-        any_of(unset("split_long"), values(truncate={"enum": [None, True, False, "never"]})),
-    )
+    RULES: ClassVar[tuple[Rule, ...]] = (*ONE_PROMPT, *TEXTS_WITH_PROMPTS, *SPLIT_IS_NOT_CUT)
     input: Any
     model: ModelName = None
     dimensions: Columns = None

@@ -37,27 +37,13 @@ def only(*names: str, of: tuple[str, ...]) -> Rule:
     return {"allOf": [present(*names), others]}
 
 
-def unset(name: str) -> Rule:
-    """Return the rule that a flag is not true."""
-    return values(**{name: {"enum": [None, False]}})
-
-
-def equal_flags(first: str, second: str) -> Rule:
-    """Return the rule that two flags do not contradict each other."""
-    same = (values(**{name: {"const": value} for name in (first, second)}) for value in (True, False))
-    return any_of(absent(first), absent(second), *same)
-
-
-def values(**fields: Rule) -> Rule:
-    return {"properties": fields}
+def never(**fields: Rule) -> Rule:
+    """Return the rule that not all of these fields have such values at once."""
+    return {"not": {"required": list(fields), "properties": fields}}
 
 
 def any_of(*options: Rule) -> Rule:
     return {"anyOf": list(options)}
-
-
-def not_both(first: str, second: str) -> Rule:
-    return any_of(absent(first), absent(second))
 
 
 def list_of(item: Rule, most: int, least: int = 1) -> Rule:
@@ -73,4 +59,24 @@ TEXT_LISTS: Final = list_of(list_of(TEXT, 1), MAX_INPUTS)
 TEXT_PAIRS: Final = list_of(list_of(TEXT, 2, 2), MAX_INPUTS)
 _ID: Final[Rule] = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 IDS: Final = list_of(_ID, MAX_IDS)
-ID_LISTS: Final = list_of(list_of(_ID, MAX_IDS, 0), MAX_INPUTS)
+ID_LISTS: Final = list_of(list_of(_ID, MAX_IDS), MAX_INPUTS)
+EMPTY_OR_ID_LISTS: Final = list_of(list_of(_ID, MAX_IDS, 0), MAX_INPUTS)
+_LEFT: Final[Rule] = {"const": "left"}
+_RIGHT: Final[Rule] = {"const": "right"}
+_TRUE: Final[Rule] = {"const": True}
+_FALSE: Final[Rule] = {"const": False}
+
+ONE_PROMPT: Final = (never(prompt=TEXT, prompt_name=TEXT),)
+_NOT_EMPTY: Final[Rule] = {"type": "string", "minLength": 1}
+TEXTS_WITH_PROMPTS: Final = (
+    never(prompt=_NOT_EMPTY, input=any_of(IDS, ID_LISTS)),
+    never(prompt_name=TEXT, input=any_of(IDS, ID_LISTS)),
+)
+SPLIT_IS_NOT_CUT: Final = (
+    never(split_long=_TRUE, late_chunking=_TRUE),
+    never(split_long=_TRUE, truncate=any_of(_LEFT, _RIGHT)),
+    never(split_long=_TRUE, truncation_side=TEXT),
+)
+ONE_SIDE: Final = (never(truncate=_LEFT, truncation_side=_RIGHT), never(truncate=_RIGHT, truncation_side=_LEFT))
+ONE_NORMALIZE: Final = (never(normalize=_TRUE, use_activation=_FALSE), never(normalize=_FALSE, use_activation=_TRUE))
+TEXTS_WITH_SPECIAL_TOKENS: Final = (never(add_special_tokens=_FALSE, input=any_of(TEXT, TEXTS_OR_OBJECTS)),)

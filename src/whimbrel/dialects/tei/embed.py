@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ import orjson
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import Columns, PromptName, TokenInputs, check_count, decode, parse_texts
-from whimbrel.dialects.common.body_rules import MAX_INPUTS, narrowed
+from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, MAX_INPUTS, TEXT, Rule, any_of, narrowed, never
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed
 from whimbrel.errors import Location
@@ -33,6 +33,8 @@ ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model'
 
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of all routes that encode texts; each route declares its inputs."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (never(prompt_name=TEXT, inputs=any_of(IDS, ID_LISTS)),)
 
     inputs: Any
     model: ModelName = None

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import PromptName, check_count, decode
-from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, MAX_INPUTS, TEXT, TEXTS, narrowed
+from whimbrel.dialects.common.body_rules import EMPTY_OR_ID_LISTS, IDS, MAX_INPUTS, TEXT, TEXTS, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty
 from whimbrel.dialects.tei.embed import ModelName
@@ -49,7 +49,9 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /decode."""
 
     ids: Annotated[
-        list[int | list[int]], Meta(description="Token ids of a text, or lists of them."), narrowed(any_of=(IDS, ID_LISTS))
+        list[int | list[int]],
+        Meta(description="Token ids of a text, or lists of them."),
+        narrowed(any_of=(IDS, EMPTY_OR_ID_LISTS)),
     ]
     model: ModelName = None
     skip_special_tokens: Annotated[bool | None, Meta(description="Leave out special tokens. Default: true.")] = None
