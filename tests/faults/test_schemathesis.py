@@ -24,6 +24,7 @@ EXCLUSIONS = {
     "integers with a point": r"got `float`|num_ctx: must be a number of tokens, is [0-9]+\.0",
     "base64": r"Invalid base64 encoded string|bytes are (no whole numbers|not the shape)",
     "objects with an empty text": r"is empty\.",
+    "two names of one flag": r"contradicts normalize",
     "equal values": r"for [0-9,]+ \w+; there must be one|differs from dimensions|asks for something else than instances",
 }
 """Messages of refusals of requests that fit the document. The names are those of REASONS."""
@@ -32,6 +33,7 @@ REASONS = {
     "integers with a point": "To JSON Schema 3.0 is an integer; the server takes integers without a point.",
     "base64": "Schemathesis takes any text for base64, and JSON Schema has no rule over the number of its bytes.",
     "objects with an empty text": "A query and a document have one type of object, and only a document's text may be empty.",
+    "two names of one flag": "With a rule for them too, Schemathesis gives up on bodies that have so many rules.",
     "equal values": "JSON Schema has no rule that two fields are equal or that two lists are equally long.",
 }
 CHECKS = {

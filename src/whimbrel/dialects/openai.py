@@ -17,7 +17,6 @@ from whimbrel.dialects.common.bodies import TextFields, TextObject, Truncation, 
 from whimbrel.dialects.common.body_rules import (
     ID_LISTS,
     IDS,
-    ONE_NORMALIZE,
     ONE_SIDE,
     TEXT,
     TEXTS_OR_OBJECTS,
@@ -86,8 +85,6 @@ class VLLMTextFields(TextFields, frozen=True, kw_only=True):
 
 class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     """Body of POST /v1/embeddings."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = (*VLLMTextFields.RULES, *ONE_NORMALIZE)
 
     input: Annotated[
         str | list[str | int | list[int] | TextObject],

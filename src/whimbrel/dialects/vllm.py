@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,7 @@ from msgspec import Meta
 from whimbrel import __version__
 from whimbrel.dialects import rerank
 from whimbrel.dialects.common.bodies import TextUse, TokenInputs, decode
-from whimbrel.dialects.common.body_rules import MAX_IDS, ONE_NORMALIZE, Rule, narrowed
+from whimbrel.dialects.common.body_rules import MAX_IDS, narrowed
 from whimbrel.dialects.common.responses import (
     METADATA,
     OCTETS,
@@ -49,8 +49,6 @@ from whimbrel.wire import Base64, EncodedArray, base64_rows, to_json
 
 class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
     """Body of POST /pooling."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = (*VLLMTextFields.RULES, *ONE_NORMALIZE)
 
     input: TokenInputs
     task: Annotated[

@@ -67,9 +67,8 @@ _TRUE: Final[Rule] = {"const": True}
 _FALSE: Final[Rule] = {"const": False}
 
 ONE_PROMPT: Final = (never(prompt=TEXT, prompt_name=TEXT),)
-_NOT_EMPTY: Final[Rule] = {"type": "string", "minLength": 1}
 TEXTS_WITH_PROMPTS: Final = (
-    never(prompt=_NOT_EMPTY, input=any_of(IDS, ID_LISTS)),
+    never(prompt=TEXT, input=any_of(IDS, ID_LISTS)),
     never(prompt_name=TEXT, input=any_of(IDS, ID_LISTS)),
 )
 SPLIT_IS_NOT_CUT: Final = (
@@ -78,5 +77,4 @@ SPLIT_IS_NOT_CUT: Final = (
     never(split_long=_TRUE, truncation_side=TEXT),
 )
 ONE_SIDE: Final = (never(truncate=_LEFT, truncation_side=_RIGHT), never(truncate=_RIGHT, truncation_side=_LEFT))
-ONE_NORMALIZE: Final = (never(normalize=_TRUE, use_activation=_FALSE), never(normalize=_FALSE, use_activation=_TRUE))
 TEXTS_WITH_SPECIAL_TOKENS: Final = (never(add_special_tokens=_FALSE, input=any_of(TEXT, TEXTS_OR_OBJECTS)),)
