@@ -18,6 +18,7 @@ from whimbrel.dialects.common.body_rules import (
     ID_LISTS,
     IDS,
     ONE_SIDE,
+    SPLIT_HAS_NO_SIDE,
     TEXT,
     TEXTS_OR_OBJECTS,
     TEXTS_WITH_SPECIAL_TOKENS,
@@ -54,7 +55,7 @@ EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only", "n
 class VLLMTextFields(TextFields, frozen=True, kw_only=True):
     """Fields of vLLM's routes that encode texts."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (*TextFields.RULES, *TEXTS_WITH_SPECIAL_TOKENS, *ONE_SIDE)
+    RULES: ClassVar[tuple[Rule, ...]] = (*TextFields.RULES, *TEXTS_WITH_SPECIAL_TOKENS, *SPLIT_HAS_NO_SIDE, *ONE_SIDE)
 
     embed_dtype: Annotated[
         FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")

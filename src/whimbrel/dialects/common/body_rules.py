@@ -74,7 +74,7 @@ TEXTS_WITH_PROMPTS: Final = (
 SPLIT_IS_NOT_CUT: Final = (
     never(split_long=_TRUE, late_chunking=_TRUE),
     never(split_long=_TRUE, truncate=any_of(_LEFT, _RIGHT)),
-    never(split_long=_TRUE, truncation_side=TEXT),
 )
+SPLIT_HAS_NO_SIDE: Final = (never(split_long=_TRUE, truncation_side=TEXT),)
 ONE_SIDE: Final = (never(truncate=_LEFT, truncation_side=_RIGHT), never(truncate=_RIGHT, truncation_side=_LEFT))
 TEXTS_WITH_SPECIAL_TOKENS: Final = (never(add_special_tokens=_FALSE, input=any_of(TEXT, TEXTS_OR_OBJECTS)),)
