@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
@@ -125,11 +125,12 @@ def _docs_template() -> str:
 def _replaced(schema: Any) -> Any:
     """Return a schema in which the keywords of `narrowed` replace those that msgspec derives from types."""
     if isinstance(schema, dict):
-        keywords: JSON = {name: _replaced(value) for name, value in schema.items()}
+        named = cast(JSON, schema)
+        keywords: JSON = {name: _replaced(value) for name, value in named.items()}
         return keywords | {
             name.removeprefix(REPLACES): keywords.pop(name) for name in list(keywords) if name.startswith(REPLACES)
         }
-    return [_replaced(each) for each in schema] if isinstance(schema, list | tuple) else schema
+    return [_replaced(each) for each in cast(Sequence[Any], schema)] if isinstance(schema, list | tuple) else schema
 
 
 def _structs(infos: Sequence[Any]) -> Iterator[type]:
@@ -140,7 +141,7 @@ def _structs(infos: Sequence[Any]) -> Iterator[type]:
         inner = (getattr(info, name, None) for name in ("type", "types", "item_type", "value_type", "fields"))
         for each in inner:
             if each is not None:
-                yield from _structs(each if isinstance(each, tuple) else (each,))
+                yield from _structs(cast(Sequence[Any], each) if isinstance(each, tuple) else (each,))
 
 
 def _schema(kinds: Sequence[Any]) -> JSON:
