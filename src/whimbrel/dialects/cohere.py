@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 from uuid import uuid4
 
 import msgspec
@@ -17,6 +17,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.bodies import Columns, ModelName, decode, is_packed, parse_texts, prompt_for_task
+from whimbrel.dialects.common.body_rules import MAX_INPUTS, Rule, narrowed, only, present
 from whimbrel.dialects.common.hosted import check_bits, quantize
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Route
@@ -32,25 +33,35 @@ from whimbrel.wire import base64_rows
 class CohereContent(msgspec.Struct, frozen=True):
     """A piece of an input."""
 
-    type: str
+    RULES: ClassVar[tuple[Rule, ...]] = (present("text"),)
+    type: Annotated[str, narrowed(enum=["text"])]
     text: str | None = None
 
 
 class CohereInput(msgspec.Struct, frozen=True):
     """An input as an object."""
 
-    content: list[CohereContent]
+    content: Annotated[list[CohereContent], narrowed(minItems=1, maxItems=1)]
 
 
 class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v2/embed, and of POST /v1/embed where it has `texts`."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        {"anyOf": [only("texts", of=("texts", "inputs")), only("inputs", of=("texts", "inputs"))]},
+    )
     model: ModelName = None
-    texts: Annotated[list[str] | None, Meta(description="At most 2,048 texts.")] = None
+    texts: Annotated[list[str] | None, Meta(description="At most 2,048 texts."), narrowed(minItems=1, maxItems=MAX_INPUTS)] = (
+        None
+    )
     inputs: Annotated[
-        list[CohereInput] | None, Meta(description="The same as `texts`, each an object with one content, a text.")
+        list[CohereInput] | None,
+        Meta(description="The same as `texts`, each an object with one content, a text."),
+        narrowed(minItems=1, maxItems=MAX_INPUTS),
     ] = None
-    images: Annotated[list[str] | None, Meta(description="Rejected: the models served here take texts.")] = None
+    images: Annotated[
+        list[str] | None, Meta(description="Rejected: the models served here take texts."), narrowed(maxItems=0)
+    ] = None
     input_type: Annotated[
         str | None,
         Meta(
@@ -116,7 +127,7 @@ class CohereEmbedResponse(msgspec.Struct):
 class CohereSpans(msgspec.Struct, frozen=True):
     """The choice of spans of documents."""
 
-    mode: str
+    mode: Annotated[str, narrowed(enum=["disabled"])]
 
 
 class CohereRerankRequest(RerankRequest, frozen=True, kw_only=True):
@@ -130,7 +141,9 @@ class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /v1/rerank where it has one of these fields."""
 
     rank_fields: Annotated[
-        list[str] | None, Meta(description="The fields of documents that are ranked; only `text` is accepted.")
+        list[str] | None,
+        Meta(description="The fields of documents that are ranked; only `text` is accepted."),
+        narrowed(enum=[None, ["text"]]),
     ] = None
     max_chunks_per_doc: Annotated[
         Annotated[int, Meta(ge=1)] | None,
@@ -262,11 +275,17 @@ _TERMS: Final = ErrorTerms(
 )
 
 
+class CohereError(msgspec.Struct):
+    """An error of Cohere's API."""
+
+    message: str
+
+
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
-    return msgspec.json.encode({"message": terms.describe(error)[0]})
+    return msgspec.json.encode(CohereError(terms.describe(error)[0]))
 
 
-_COHERE: Final = partial(Route, render=render_error, terms=_TERMS)
+_COHERE: Final = partial(Route, render=render_error, error_type=CohereError, terms=_TERMS)
 _RANKING: Final = '"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]'
 
 ROUTES: Final = (

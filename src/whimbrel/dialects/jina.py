@@ -17,7 +17,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.bodies import decode, prompt_for_task, text_request
-from whimbrel.dialects.common.hosted import ServiceFields, check_bits, quantize, render_error, status
+from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, check_bits, quantize, render_error, status
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Route
 from whimbrel.dialects.openai import Usage
@@ -155,7 +155,7 @@ def _base64(rows_TD: EncodedArray) -> Iterator[str]:
 
 
 _TERMS: Final = ErrorTerms({"outputs": "model"}, {"truncate": "truncate=true"})
-_JINA: Final = partial(Route, render=render_error, terms=_TERMS, status=status)
+_JINA: Final = partial(Route, render=render_error, error_type=ServiceError, terms=_TERMS, status=status)
 _EXAMPLE: Final = '"input": ["A whimbrel is a wader."]'
 
 ROUTES: Final = (

@@ -12,9 +12,10 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.dialects.common.bodies import ModelName, TextFields, TextUse, Truncation, decode, parse_texts, text_request
+from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, TEXT, TEXT_PAIRS, TEXTS, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel, binary_answer, encoded_outputs, json_answer, usage
 from whimbrel.dialects.common.route import Route, binary_formats
-from whimbrel.dialects.openai import EncodingFormat, Usage, render_error
+from whimbrel.dialects.openai import EncodingFormat, OpenAIError, Usage, render_error
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
 from whimbrel.types.arrays import Float32Array, Int64Array
@@ -36,6 +37,7 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
             description="A text, a list of texts, a list of pairs of texts (query and document), a list of token ids, or a "
             "list of such lists; at most 2,048 inputs and 524,288 ids. Token ids are taken as they are."
         ),
+        narrowed(any_of=(TEXT, TEXTS, TEXT_PAIRS, IDS, ID_LISTS)),
     ]
     outputs: Annotated[
         OutputName | list[OutputName] | None,
@@ -66,13 +68,16 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     input_type: TextUse = None
     instruction: Annotated[str | None, Meta(description="The task that a reranker with a template is told to judge by.")] = None
     activate: Annotated[bool | None, Meta(description="Apply the activation to scores. Default: as the model does.")] = None
-    max_active_dims: Annotated[int | None, Meta(description="Keep the N largest entries of each sparse vector.")] = None
+    max_active_dims: Annotated[
+        int | None, Meta(description="Keep the N largest entries of each sparse vector."), narrowed(minimum=1)
+    ] = None
     token_pooling: Annotated[
         float | TokenPooling | None,
         Meta(
             description="Merge similar token vectors of documents: a factor, which keeps about 1 / factor of them, or "
             "parameters. Default: as the model does; `1` keeps all."
         ),
+        narrowed(minimum=1),
     ] = None
     muvera: Annotated[
         bool | MuveraParameters | None,
@@ -214,7 +219,9 @@ class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fie
     """Body of POST /v1/classify."""
 
     input: Annotated[
-        str | list[str | list[str]], Meta(description="A text, a list of texts, or a list of pairs of texts; at most 2,048.")
+        str | list[str | list[str]],
+        Meta(description="A text, a list of texts, or a list of pairs of texts; at most 2,048."),
+        narrowed(any_of=(TEXT, TEXTS, TEXT_PAIRS)),
     ]
 
 
@@ -230,7 +237,9 @@ class ClassifyResponse(msgspec.Struct):
 class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/token_classify."""
 
-    input: Annotated[str | list[str], Meta(description="A text, or a list of at most 2,048 texts.")]
+    input: Annotated[
+        str | list[str], Meta(description="A text, or a list of at most 2,048 texts."), narrowed(any_of=(TEXT, TEXTS))
+    ]
     aggregation: Annotated[
         Literal["none", "simple", "first", "average", "max"],
         Meta(description="How token labels are grouped into entities, as in transformers."),
@@ -288,7 +297,7 @@ def render_token_classify(body: TokenClassifyRequest, result: Result, model: Ser
     return to_json({"entities": entities, "model": model.plan.served_name, "usage": usage(result)})
 
 
-_NATIVE: Final = partial(Route, render=render_error)
+_NATIVE: Final = partial(Route, render=render_error, error_type=OpenAIError)
 
 ROUTES: Final = (
     _NATIVE(

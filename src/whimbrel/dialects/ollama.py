@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, check_count, decode
+from whimbrel.dialects.common.bodies import check_count, decode
+from whimbrel.dialects.common.body_rules import MAX_INPUTS, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Route
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLong, WhimbrelError
@@ -34,7 +35,9 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[str | None, Meta(description="The served model's name, with or without `:latest`.")] = None
     options: Annotated[
-        dict[str, Any] | None, Meta(description="`num_ctx` is the limit of tokens per text, up to the model's maximum.")
+        dict[str, Any] | None,
+        Meta(description="`num_ctx` is the limit of tokens per text, up to the model's maximum."),
+        narrowed(properties={"num_ctx": {"type": ["integer", "null"], "minimum": 0}} | dict.fromkeys(_CHANGES_NUMBERS, False)),
     ] = None
     keep_alive: Annotated[float | str | None, Meta(description="Accepted and ignored: models stay loaded.")] = None
 
@@ -45,6 +48,7 @@ class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
     input: Annotated[
         str | list[str] | None,
         Meta(description="A text or at most 2,048 texts. Without any, or for an empty text, there are no vectors."),
+        narrowed(maxItems=MAX_INPUTS),
     ] = None
     truncate: Annotated[
         bool | None,
@@ -53,6 +57,7 @@ class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
     dimensions: Annotated[
         int | None,
         Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss. 0 keeps all."),
+        narrowed(minimum=0),
     ] = None
 
 
@@ -148,6 +153,8 @@ def parse_embed(raw: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel],
     check_count(len(texts), MAX_INPUTS, " inputs", param="input")
     truncate: Truncate = "never" if body.truncate is False else "right"
     dimensions = body.dimensions or None
+    if dimensions is not None and dimensions < 0:
+        raise InvalidRequest(f"must be a number of columns, is {dimensions:,}.", param="dimensions")
     return body, _request(body, texts, truncate=truncate, dimensions=dimensions, normalize=True)
 
 
@@ -162,12 +169,12 @@ def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[Ser
     for name in _CHANGES_NUMBERS:
         if name in options:
             raise InvalidRequest("cannot be set here: positions are as the checkpoint says.", param=f"options.{name}")
-    limit = options.get("num_ctx") or None
+    limit = options.get("num_ctx")
     if limit is not None and (type(limit) is not int or limit < 0):
         raise InvalidRequest(f"must be a number of tokens, is {limit!r}.", param="options.num_ctx")
 
     def request(model: ServedModel) -> Request:
-        is_limit = limit is not None and limit < model.plan.max_length
+        is_limit = bool(limit) and limit < model.plan.max_length
         return Request(texts, ("dense",), max_tokens=limit if is_limit else None, **more)
 
     return request if texts else None
@@ -235,6 +242,12 @@ _TERMS: Final = ErrorTerms({"max_tokens": "options.num_ctx"}, {"truncate": "trun
 _PROMPT_TERMS: Final = _TERMS.extended({"input": lambda _: Location("prompt")}, {"truncate": None})
 
 
+class OllamaError(msgspec.Struct):
+    """An error of Ollama's API."""
+
+    error: str
+
+
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
     """Return an error with the words that Ollama's clients search for."""
     text, _ = terms.describe(error)
@@ -244,14 +257,14 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
         text = f"the input length exceeds the context length: {text}"
     elif isinstance(error, Overloaded):
         text = f"server busy, please try again. {text}"
-    return msgspec.json.encode({"error": text})
+    return msgspec.json.encode(OllamaError(text))
 
 
 def status(error: WhimbrelError) -> int:
     return 503 if isinstance(error, Overloaded) else error.status
 
 
-_OLLAMA: Final = partial(Route, render=render_error, terms=_TERMS, status=status, media_types=ANY)
+_OLLAMA: Final = partial(Route, render=render_error, error_type=OllamaError, terms=_TERMS, status=status, media_types=ANY)
 
 ROUTES: Final = (
     _OLLAMA(
@@ -271,13 +284,13 @@ ROUTES: Final = (
 )  # fmt: skip
 
 GET_ROUTES: Final = (
-    GetRoute("/api/tags", "The models that are served (Ollama).", render_tags, render_error, ListResponse),
+    GetRoute("/api/tags", "The models that are served (Ollama).", render_tags, render_error, OllamaError, ListResponse),
     GetRoute(
         "/api/ps", "The models that are loaded, with the maximum length of texts (Ollama).",
-        render_running, render_error, ProcessResponse,
+        render_running, render_error, OllamaError, ProcessResponse,
     ),
     GetRoute(
         "/api/version", "The version of Ollama's API that this server implements (Ollama).",
-        render_version, render_error, VersionResponse,
+        render_version, render_error, OllamaError, VersionResponse,
     ),
 )  # fmt: skip

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import TextFields, TextObject, Truncation, TruncationSide, decode, is_packed, text_request
+from whimbrel.dialects.common.body_rules import (
+    ID_LISTS,
+    IDS,
+    ONE_SIDE,
+    SPLIT_HAS_NO_SIDE,
+    TEXT,
+    TEXTS_OR_OBJECTS,
+    TEXTS_WITH_SPECIAL_TOKENS,
+    Rule,
+    narrowed,
+)
 from whimbrel.dialects.common.responses import (
     METADATA,
     OCTETS,
@@ -43,6 +54,8 @@ EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only", "n
 
 class VLLMTextFields(TextFields, frozen=True, kw_only=True):
     """Fields of vLLM's routes that encode texts."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (*TextFields.RULES, *TEXTS_WITH_SPECIAL_TOKENS, *SPLIT_HAS_NO_SIDE, *ONE_SIDE)
 
     embed_dtype: Annotated[
         FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")
@@ -80,6 +93,7 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
             description="A text, a list of texts, a list of token ids, or a list of such lists; at most 2,048 inputs and "
             "524,288 ids. Token ids are taken as they are: no special tokens are put around them. A text may be an object."
         ),
+        narrowed(any_of=(TEXT, TEXTS_OR_OBJECTS, IDS, ID_LISTS)),
     ]
     input_type: Annotated[
         Literal["query", "document", "passage"] | None,
@@ -119,6 +133,21 @@ class EmbeddingsResponse(msgspec.Struct):
     model: str
     usage: Usage
     object: Literal["list"] = "list"
+
+
+class OpenAIErrorDetail(msgspec.Struct):
+    """The error itself."""
+
+    message: str
+    type: str
+    param: Annotated[str | None, Meta(description="The place of the fault in the request.")]
+    code: Annotated[str, Meta(description="A stable word for programs.")]
+
+
+class OpenAIError(msgspec.Struct):
+    """An error of OpenAI's API and of Whimbrel's own routes."""
+
+    error: OpenAIErrorDetail
 
 
 class Model(msgspec.Struct):
@@ -260,10 +289,10 @@ _TERMS: Final = ErrorTerms({"max_tokens": "truncate_prompt_tokens"})
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
     text, param = terms.describe(error)
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
-    return msgspec.json.encode({"error": {"message": text, "type": kind, "param": param, "code": error.code}})
+    return msgspec.json.encode(OpenAIError(OpenAIErrorDetail(text, kind, param, error.code)))
 
 
-_OPENAI: Final = partial(Route, render=render_error, terms=_TERMS)
+_OPENAI: Final = partial(Route, render=render_error, error_type=OpenAIError, terms=_TERMS)
 
 ROUTES: Final = (
     _OPENAI(

@@ -10,17 +10,25 @@ Sources: Jina's API (api.jina.ai/openapi.json); vLLM 0.33, entrypoints/pooling/s
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import ModelName, Priority, Truncation, TruncationSide, check_count, decode, is_packed
-from whimbrel.dialects.common.pair_inputs import Text, Texts, parse_part, parse_parts, text_of
+from whimbrel.dialects.common.body_rules import ONE_PROMPT, ONE_SIDE, Rule, any_of, narrowed, present
+from whimbrel.dialects.common.pair_inputs import Queries, Query, Text, Texts, parse_part, parse_parts, text_of
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, ErrorTerms, Route
-from whimbrel.dialects.openai import UNSUPPORTED_PAIR_FIELDS, Usage, parse_truncation, reject_unsupported, render_error
+from whimbrel.dialects.openai import (
+    UNSUPPORTED_PAIR_FIELDS,
+    OpenAIError,
+    Usage,
+    parse_truncation,
+    reject_unsupported,
+    render_error,
+)
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
@@ -40,6 +48,7 @@ class TextDocument(msgspec.Struct, frozen=True):
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that both routes take."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (*ONE_PROMPT, *ONE_SIDE)
     model: ModelName = None
     truncate: Annotated[
         Truncation,
@@ -69,7 +78,9 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     dimensions: Annotated[
-        int | None, Meta(description="Compare only the first N columns of vectors; for models trained with Matryoshka loss.")
+        int | None,
+        Meta(description="Compare only the first N columns of vectors; for models trained with Matryoshka loss."),
+        narrowed(minimum=1),
     ] = None
     explain: Annotated[
         bool | None,
@@ -81,6 +92,7 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
             description="For late-interaction models: merge similar token vectors of documents before scoring. A factor keeps "
             "about 1 / factor of them. Default: as the model does."
         ),
+        narrowed(minimum=1),
     ] = None
     instruction: Annotated[str | None, Meta(description="The task that a reranker with a template is told to judge by.")] = None
     prompt_name: Annotated[
@@ -96,7 +108,7 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
 class RerankRequest(PairFields, frozen=True, kw_only=True):
     """Body of POST /v1/rerank."""
 
-    query: Text
+    query: Query
     documents: Annotated[
         list[Text],
         Meta(
@@ -104,6 +116,7 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
             "`weights` (a sparse vector).",
             max_length=100_000,
         ),
+        narrowed(minItems=1, maxItems=MAX_PAIRS),
     ]
     top_n: Annotated[
         Annotated[int, Meta(ge=0)] | None, Meta(description="Return only the N best. Default: 0, which returns all.")
@@ -111,17 +124,24 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
     return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: true.")] = None
 
 
+_Queries: TypeAlias = Annotated[Query | Queries | None, narrowed(minItems=1, maxItems=MAX_PAIRS)]
+_Documents: TypeAlias = Annotated[Text | Texts | None, narrowed(minItems=1, maxItems=MAX_PAIRS)]
+FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+"""The pairs of fields that hold queries and documents; the first pair that is complete counts."""
+
+
 class ScoreRequest(PairFields, frozen=True, kw_only=True):
     """Body of POST /v1/score: pairs as `queries` and `documents`, `queries` and `items`, `text_1` and `text_2`, or `data_1` and
     `data_2`."""
 
-    queries: Annotated[Text | Texts | None, Meta(description="One query for all documents, or one for each document.")] = None
-    documents: Text | Texts | None = None
-    items: Annotated[Text | Texts | None, Meta(description="The same as `documents` (vLLM).")] = None
-    data_1: Annotated[Text | Texts | None, Meta(description="The same as `queries` (vLLM).")] = None
-    data_2: Annotated[Text | Texts | None, Meta(description="The same as `documents` (vLLM).")] = None
-    text_1: Annotated[Text | Texts | None, Meta(description="The same as `queries` (vLLM).")] = None
-    text_2: Annotated[Text | Texts | None, Meta(description="The same as `documents` (vLLM).")] = None
+    RULES: ClassVar[tuple[Rule, ...]] = (*PairFields.RULES, any_of(*(present(*names) for names in FORMS)))
+    queries: Annotated[_Queries, Meta(description="One query for all documents, or one for each document.")] = None
+    documents: _Documents = None
+    items: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
+    data_1: Annotated[_Queries, Meta(description="The same as `queries` (vLLM).")] = None
+    data_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
+    text_1: Annotated[_Queries, Meta(description="The same as `queries` (vLLM).")] = None
+    text_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
 
 
 class Explained(msgspec.Struct):
@@ -183,14 +203,10 @@ def request_of(body: RerankRequest) -> Request:
     return _request(body, pairs, ("query", "documents"))
 
 
-_FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
-"""The pairs of fields that hold queries and documents; the first pair that is complete counts."""
-
-
 def parse_score(raw: bytes) -> tuple[ScoreRequest, Request]:
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(ScoreRequest, raw, packed=is_packed(raw))
-    forms = [form for form in _FORMS if any(getattr(body, name) is not None for name in form)] or _FORMS[-1:]
+    forms = [form for form in FORMS if any(getattr(body, name) is not None for name in form)] or FORMS[-1:]
     names = next((form for form in forms if all(getattr(body, name) is not None for name in form)), forms[0])
     first, second = (getattr(body, name) for name in names)
     if first is None or second is None:
@@ -289,7 +305,7 @@ def _explained(result: Result, index: int) -> dict[str, Any]:
     return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, indices.astype(np.int32)), strict=True))
 
 
-_RERANK: Final = partial(Route, render=render_error, media_types=(JSON, *MESSAGE_PACK))
+_RERANK: Final = partial(Route, render=render_error, error_type=OpenAIError, media_types=(JSON, *MESSAGE_PACK))
 
 ROUTES: Final = (
     _RERANK(

@@ -19,6 +19,7 @@ from msgspec import Meta
 from whimbrel import __version__
 from whimbrel.dialects import rerank
 from whimbrel.dialects.common.bodies import TextUse, TokenInputs, decode
+from whimbrel.dialects.common.body_rules import MAX_IDS, narrowed
 from whimbrel.dialects.common.responses import (
     METADATA,
     OCTETS,
@@ -136,7 +137,11 @@ class VLLMTokenizeResponse(msgspec.Struct):
 class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /detokenize."""
 
-    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(description="At most 524,288 token ids.")]
+    tokens: Annotated[
+        list[Annotated[int, Meta(ge=0, le=2**63 - 1)]],
+        Meta(description="At most 524,288 token ids."),
+        narrowed(maxItems=MAX_IDS),
+    ]
     model: str | None = None
 
 
@@ -262,6 +267,21 @@ def status(error: WhimbrelError) -> int:
     return _STATUSES.get(error.status, error.status)
 
 
+class VLLMErrorDetail(msgspec.Struct):
+    """The error itself."""
+
+    message: str
+    type: str
+    param: Annotated[str | None, Meta(description="The place of the fault in the request.")]
+    code: Annotated[int, Meta(description="The HTTP status.")]
+
+
+class VLLMError(msgspec.Struct):
+    """An error of vLLM's own routes."""
+
+    error: VLLMErrorDetail
+
+
 TERMS: Final = ErrorTerms(options={"truncate": "truncate_prompt_tokens=-1"})
 
 
@@ -269,10 +289,10 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
     text, param = terms.describe(error)
     code = status(error)
     kind = _TYPES.get(code) or HTTPStatus(code).phrase
-    return msgspec.json.encode({"error": {"message": text, "type": kind, "param": param, "code": code}})
+    return msgspec.json.encode(VLLMError(VLLMErrorDetail(text, kind, param, code)))
 
 
-_VLLM: Final = partial(Route, render=render_error, terms=TERMS, status=status)
+_VLLM: Final = partial(Route, render=render_error, error_type=VLLMError, terms=TERMS, status=status)
 
 _POOLING_TERMS: Final = TERMS.extended(
     {"max_tokens": "truncate_prompt_tokens", "activate": "use_activation", "outputs": "task"}
@@ -294,8 +314,8 @@ ROUTES: Final = (
     ),
     *(
         replace(
-            route, path=route.path.removeprefix("/v1"), render=render_error, terms=route.terms.extended({}, TERMS.options),
-            status=status,
+            route, path=route.path.removeprefix("/v1"), render=render_error, error_type=VLLMError,
+            terms=route.terms.extended({}, TERMS.options), status=status,
         )
         for route in rerank.ROUTES
     ),
@@ -312,5 +332,5 @@ ROUTES: Final = (
 )  # fmt: skip
 
 GET_ROUTES: Final = (
-    GetRoute("/version", "The version of the server (vLLM).", render_version, render_error, VLLMVersionResponse),
+    GetRoute("/version", "The version of the server (vLLM).", render_version, render_error, VLLMError, VLLMVersionResponse),
 )

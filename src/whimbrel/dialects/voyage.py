@@ -15,8 +15,10 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.bodies import decode, is_packed, text_request
+from whimbrel.dialects.common.body_rules import narrowed
 from whimbrel.dialects.common.hosted import (
     NumberType,
+    ServiceError,
     ServiceFields,
     check_bits,
     quantize,
@@ -40,7 +42,7 @@ class VoyageEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
     """Body of POST /v1/embeddings where it has one of these fields."""
 
     truncation: CutFlag = None
-    output_dimension: Annotated[int | None, Meta(description="The same as `dimensions`.")] = None
+    output_dimension: Annotated[int | None, Meta(description="The same as `dimensions`."), narrowed(minimum=1)] = None
     output_dtype: Annotated[
         NumberType | None,
         Meta(
@@ -148,7 +150,7 @@ def _write(data: list[dict[str, Any]], result: Result, model: ServedModel, *, as
 _OPTIONS: Final = {"truncate": "truncation=true"}
 _TERMS: Final = ErrorTerms({"outputs": "model", "dimensions": "output_dimension"}, _OPTIONS)
 _RERANK_TERMS: Final = RERANK_TERMS.extended({"outputs": "model"}, _OPTIONS)
-_VOYAGE: Final = partial(Route, render=render_error, terms=_TERMS, status=status)
+_VOYAGE: Final = partial(Route, render=render_error, error_type=ServiceError, terms=_TERMS, status=status)
 
 ROUTES: Final = (
     _VOYAGE(

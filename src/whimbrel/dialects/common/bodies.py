@@ -8,12 +8,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
+from whimbrel.dialects.common.body_rules import (
+    ID_LISTS,
+    IDS,
+    MAX_IDS,
+    MAX_INPUTS,
+    ONE_PROMPT,
+    SPLIT_IS_NOT_CUT,
+    TEXT,
+    TEXTS,
+    TEXTS_WITH_PROMPTS,
+    Rule,
+    narrowed,
+)
 from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.types.request import InputType, OutputName, Request, read_truncate
 
@@ -22,9 +35,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_IDS: Final = 2**19
-"""The limit of token ids in a request, all inputs together."""
-MAX_INPUTS: Final = 2048
 _MAX_STRINGS: Final = 100_000
 
 
@@ -123,11 +133,14 @@ TokenInputs: TypeAlias = Annotated[
         description="A text, a list of texts, a list of token ids, or a list of such lists; at most 2,048 inputs and 524,288 "
         "ids. Token ids are taken as they are: no special tokens are put around them."
     ),
+    narrowed(any_of=(TEXT, TEXTS, IDS, ID_LISTS)),
 ]
 Truncation: TypeAlias = bool | Literal["right", "left", "never"] | None
 ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")]
 Columns: TypeAlias = Annotated[
-    int | None, Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss.")
+    int | None,
+    Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss."),
+    narrowed(minimum=1),
 ]
 PromptName: TypeAlias = Annotated[
     str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
@@ -201,6 +214,7 @@ def _ids(ids: list[int], item: int | None) -> np.ndarray[Any, np.dtype[np.int64]
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of bodies that encode texts; each dialect declares the forms of `input` that it takes."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (*ONE_PROMPT, *TEXTS_WITH_PROMPTS, *SPLIT_IS_NOT_CUT)
     input: Any
     model: ModelName = None
     dimensions: Columns = None

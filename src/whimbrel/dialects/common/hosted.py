@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import TextFields, TextObject
+from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, narrowed
 from whimbrel.dialects.common.route import ErrorTerms
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types.arrays import Float32Array
@@ -26,6 +27,7 @@ class ServiceFields(TextFields, frozen=True, kw_only=True):
             description="A text, a list of texts or of objects with a `text`, a list of token ids, or a list of such lists; at "
             "most 2,048 inputs and 524,288 ids. Token ids are taken as they are."
         ),
+        narrowed(any_of=(TEXT, TEXTS_OR_OBJECTS, IDS, ID_LISTS)),
     ]
     input_type: Annotated[
         Literal["query", "document", "passage"] | None,
@@ -37,6 +39,12 @@ class ServiceFields(TextFields, frozen=True, kw_only=True):
     ] = None
 
 
+class ServiceError(msgspec.Struct):
+    """An error of Voyage and Jina."""
+
+    detail: str
+
+
 _STATUSES: Final = {404: 400, 413: 400}
 """Statuses of an unknown model and of a request that is too large: clients of both services expect 400."""
 
@@ -46,7 +54,7 @@ def status(error: WhimbrelError) -> int:
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms) -> bytes:
-    return msgspec.json.encode({"detail": terms.describe(error)[0]})
+    return msgspec.json.encode(ServiceError(terms.describe(error)[0]))
 
 
 NumberType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]

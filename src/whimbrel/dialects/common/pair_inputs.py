@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from whimbrel.dialects.common.body_rules import Rule, any_of, narrowed, only, present
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.request import VectorInput
 
@@ -20,16 +21,28 @@ _MAX_SIZE: Final = 2**31 - 1
 class ContentPart(msgspec.Struct, frozen=True):
     """A part of a message's content, as chat APIs have it."""
 
-    type: str
+    RULES: ClassVar[tuple[Rule, ...]] = (present("text"),)
+
+    type: Annotated[str, narrowed(enum=["text"])]
     text: str | None = None
+
+
+_FIELDS: Final = ("text", "content", "data", "ids", "weights")
 
 
 class Document(msgspec.Struct, frozen=True):
     """A text as an object; or, for models that compare vectors, the vectors that stand for it."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        any_of(
+            only("text", of=_FIELDS), only("content", of=_FIELDS), only("data", of=_FIELDS), only("ids", "weights", of=_FIELDS)
+        ),
+    )
     text: str | None = None
     content: Annotated[
-        list[ContentPart] | None, Meta(description="The text as a list of one part of the type `text` (vLLM).")
+        list[ContentPart] | None,
+        Meta(description="The text as a list of one part of the type `text` (vLLM)."),
+        narrowed(minItems=1, maxItems=1),
     ] = None
     data: Annotated[
         bytes | None, Meta(description="Vectors in place of the text: base64 of little-endian numbers, row by row.")
@@ -52,6 +65,8 @@ class Document(msgspec.Struct, frozen=True):
 
 
 Text = str | Document
+Query = Annotated[str, narrowed(minLength=1)] | Document
+Queries = Annotated[list[Query], Meta(max_length=100_000)]
 Texts = Annotated[list[Text], Meta(max_length=100_000)]  # so that a larger one is refused before it is read
 
 

@@ -76,6 +76,8 @@ class Route:
     example: str
     render: Callable[[WhimbrelError, ErrorTerms], bytes]
     """Return the body of an error in the words of its terms."""
+    error_type: type
+    """The type of that body."""
     terms: ErrorTerms = PYTHON_TERMS
     status: Callable[[WhimbrelError], int] = _status
     """Return the HTTP status of an error."""
@@ -105,7 +107,13 @@ class GetRoute:
     summary: str
     render_response: Callable[[Sequence[ServedModel]], bytes]
     render_error: Callable[[WhimbrelError], bytes]
+    error_type: type
     response_type: Any
+
+
+def binary_types(formats: Sequence[str]) -> list[str]:
+    """Return the media types of the binary answers among some formats."""
+    return [media_type for media_type, name in _FORMATS.items() if name in formats]
 
 
 def binary_formats(parse_request: Callable[..., Any]) -> dict[str, ParseRequest]:

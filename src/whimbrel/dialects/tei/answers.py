@@ -11,7 +11,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, MalformedBody
+from whimbrel.dialects.common.bodies import MalformedBody
+from whimbrel.dialects.common.body_rules import MAX_INPUTS
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import ErrorTerms, Route
 from whimbrel.errors import (
@@ -29,6 +30,13 @@ from whimbrel.types.card import Card
 from whimbrel.types.result import Result
 
 ErrorType: TypeAlias = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+
+class TEIError(msgspec.Struct):
+    """An error of TEI's API."""
+
+    error: str
+    error_type: ErrorType
 
 
 class Empty(InvalidRequest):
@@ -71,10 +79,10 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
     if isinstance(error, Unauthorized):
         return b""
     text = error.message if is_wrong_model_type(error) else terms.describe(error)[0]
-    return msgspec.json.encode({"error": text, "error_type": error_type(error)})
+    return msgspec.json.encode(TEIError(text, error_type(error)))
 
 
-TEI: Final = partial(Route, render=render_error, terms=TERMS, status=status)
+TEI: Final = partial(Route, render=render_error, error_type=TEIError, terms=TERMS, status=status)
 
 
 def is_wrong_model_type(error: WhimbrelError) -> bool:

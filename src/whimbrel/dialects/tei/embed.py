@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import orjson
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, Columns, PromptName, TokenInputs, check_count, decode, parse_texts
+from whimbrel.dialects.common.bodies import Columns, PromptName, TokenInputs, check_count, decode, parse_texts
+from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, MAX_INPUTS, TEXT, Rule, any_of, narrowed, never
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed
 from whimbrel.errors import Location
@@ -32,6 +33,8 @@ ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model'
 
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of all routes that encode texts; each route declares its inputs."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (never(prompt_name=TEXT, inputs=any_of(IDS, ID_LISTS)),)
 
     inputs: Any
     model: ModelName = None
@@ -75,7 +78,7 @@ class Sentences(msgspec.Struct, frozen=True):
     """A sentence, and the sentences that it is compared with."""
 
     source_sentence: str
-    sentences: Annotated[list[str], Meta(max_length=100_000)]
+    sentences: Annotated[list[str], Meta(max_length=100_000), narrowed(minItems=1, maxItems=MAX_INPUTS)]
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,19 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, check_count, decode
+from whimbrel.dialects.common.bodies import check_count, decode
+from whimbrel.dialects.common.body_rules import (
+    ID_LISTS,
+    IDS,
+    MAX_INPUTS,
+    TEXT,
+    TEXT_LISTS,
+    TEXT_PAIRS,
+    TEXTS,
+    Rule,
+    any_of,
+    narrowed,
+)
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei import scores
@@ -67,6 +79,7 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
     inputs: Annotated[
         str | Sentences | list[str | int | list[int | str]],
         Meta(description="Inputs as the route takes them that suits the model."),
+        narrowed(any_of=(TEXT, {"$ref": "#/components/schemas/Sentences"}, TEXTS, TEXT_LISTS, TEXT_PAIRS, IDS, ID_LISTS)),
     ]
     raw_scores: Raw = None
     parameters: Annotated[
@@ -123,6 +136,11 @@ def _predict(body: RootRequest) -> PredictRequest:
     )
 
 
+_RERANK: Final[Rule] = {"required": ["texts"]}
+_INSTANCE: Final = any_of(
+    {"allOf": [{"$ref": "#/components/schemas/TEIRerankRequest"}, _RERANK]},
+    {"allOf": [{"$ref": "#/components/schemas/RootRequest"}, {"not": _RERANK}]},
+)
 MAX_INSTANCES: Final = 256
 """The limit of instances; each takes about 0.1 ms to parse and to answer."""
 
@@ -132,6 +150,7 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     instances: Annotated[
         list[msgspec.Raw],
+        narrowed(maxItems=MAX_INSTANCES, items=_INSTANCE),
         Meta(
             description="At most 256 bodies of `/`, or of `/rerank` if they have `texts`. They may differ in their inputs, "
             "but not in their options."

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, check_count, decode, is_packed
+from whimbrel.dialects.common.bodies import check_count, decode, is_packed
+from whimbrel.dialects.common.body_rules import MAX_INPUTS, TEXT, TEXT_LISTS, TEXT_PAIRS, list_of, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed, wrong_model_type
@@ -34,7 +35,9 @@ class TEIRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /rerank in TEI's form."""
 
     query: str
-    texts: Annotated[list[str], Meta(description="At most 10,000 texts.", max_length=100_000)]
+    texts: Annotated[
+        list[str], Meta(description="At most 10,000 texts.", max_length=100_000), narrowed(minItems=1, maxItems=MAX_PAIRS)
+    ]
     model: ModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
@@ -67,6 +70,7 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
     inputs: Annotated[
         Sequences,
         Meta(description="A text; a pair, as a list of two texts; or at most 2,048 lists, of one text each, or of two."),
+        narrowed(any_of=(TEXT, list_of(TEXT, 2), TEXT_LISTS, TEXT_PAIRS)),
     ]
     model: ModelName = None
     truncate: TruncateFlag = None

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, PromptName, check_count, decode
+from whimbrel.dialects.common.bodies import PromptName, check_count, decode
+from whimbrel.dialects.common.body_rules import EMPTY_OR_ID_LISTS, IDS, MAX_INPUTS, TEXT, TEXTS, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty
 from whimbrel.dialects.tei.embed import ModelName
@@ -24,7 +25,11 @@ _MANY: Final = 2048
 class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /tokenize in TEI's form."""
 
-    inputs: Annotated[str | list[str], Meta(description="A text or at most 2,048 texts, of any length: nothing is cut.")]
+    inputs: Annotated[
+        str | list[str],
+        Meta(description="A text or at most 2,048 texts, of any length: nothing is cut."),
+        narrowed(any_of=(TEXT, TEXTS)),
+    ]
     model: ModelName = None
     add_special_tokens: Annotated[bool | None, Meta(description="Put special tokens around texts. Default: true.")] = None
     prompt_name: PromptName = None
@@ -43,7 +48,11 @@ class SimpleToken(msgspec.Struct):
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /decode."""
 
-    ids: Annotated[list[int | list[int]], Meta(description="Token ids of a text, or lists of them.")]
+    ids: Annotated[
+        list[int | list[int]],
+        Meta(description="Token ids of a text, or lists of them."),
+        narrowed(any_of=(IDS, EMPTY_OR_ID_LISTS)),
+    ]
     model: ModelName = None
     skip_special_tokens: Annotated[bool | None, Meta(description="Leave out special tokens. Default: true.")] = None
 

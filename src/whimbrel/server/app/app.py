@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response as HTTPResponse
+from starlette.routing import Match, Router
 from starlette.routing import Route as HTTPRoute
-from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from whimbrel import __version__
@@ -71,11 +71,17 @@ class App:
         except WhimbrelError as error:
             await send_error(error, scope, send)
         except HTTPException as error:
-            if allow := (error.headers or {}).get("Allow", ""):
+            if error.status_code == 405:
+                allow = ", ".join(self._methods(scope))
                 refusal = MethodNotAllowed(f"{sanitize(path)} takes {allow}, not {sanitize(method)}.")
             else:
-                refusal = NotFound(f"no route {sanitize(path)}; /docs lists them.")
+                allow, refusal = "", NotFound(f"no route {sanitize(path)}; /docs lists them.")
             await send_error(refusal, scope, send, allow=allow)
+
+    def _methods(self, scope: Scope) -> list[str]:
+        """Return the methods that a path takes: Starlette names those of its first route alone."""
+        routes = (route for route in self.routes if route.matches(scope)[0] is not Match.NONE)
+        return sorted({method for route in routes for method in route.methods or ()})
 
     async def _post(self, routes: PathRoutes, scope: Scope, send: Send) -> None:
         context, body = context_of(scope), None

@@ -5,54 +5,98 @@ The page has no scripts and loads nothing, so it works offline and under a stric
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
 from whimbrel import __version__, errors
 from whimbrel.dialects import GET_ROUTES, ROUTES, Route, openai
 from whimbrel.dialects import JSON as JSON_TYPE
-from whimbrel.server.app.routing import ROUTES_BY_PATH
+from whimbrel.dialects.common.bodies import MalformedBody
+from whimbrel.dialects.common.body_rules import REPLACES, any_of
+from whimbrel.dialects.common.route import binary_types
+from whimbrel.server.app.guards import OPEN_PATHS
+from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
 
 JSON: TypeAlias = dict[str, Any]
 
 _BASE_URL: Final = "{base_url}"
 _REF: Final = "#/components/schemas/{name}"
-_GETS: Final = (
-    ("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse),
-    ("/v1/models/{model}", "One model.", openai.Model),
-    ("/health", "Whether requests are answered: 200 or 503; also /health/ready, /ping and /.", None),
-    ("/health/live", "Whether the process runs.", None),
-    ("/info", "What the checkpoint says (card) and how it is run (plan); of one model also what TEI says.", None),
-    ("/metrics", "Prometheus metrics.", None),
+_HTML: Final = "text/html"
+_METRICS: Final = ("text/plain", "application/openmetrics-text")
+_READY: Final = "Whether requests are answered: 200 or 503"
+
+
+class Status(msgspec.Struct):
+    """Answer of the health routes."""
+
+    status: str
+
+
+_GETS: Final[tuple[tuple[str, str, Any, tuple[str, ...]], ...]] = (
+    ("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse, (JSON_TYPE,)),
+    ("/v1/models/{model}", "One model.", openai.Model, (JSON_TYPE,)),
+    ("/health", f"{_READY}; also /health/ready, /ping and /.", Status, (JSON_TYPE,)),
+    ("/health/live", "Whether the process runs.", Status, (JSON_TYPE,)),
+    *((path, f"{_READY}, as /health does.", Status, (JSON_TYPE,)) for path in ("/health/ready", "/ping", "/")),
+    (
+        "/info", "What the checkpoint says (card) and how it is run (plan); of one model also what TEI says.",
+        dict[str, Any], (JSON_TYPE,),
+    ),
+    ("/metrics", "Prometheus metrics.", str, _METRICS),
+    ("/openapi.json", "This description of all routes.", dict[str, Any], (JSON_TYPE,)),
+    ("/docs", "The same as a page to read.", str, (_HTML,)),
+)  # fmt: skip
+"""Path, summary, type and media types of GET routes."""
+
+_COMMON: Final = (
+    (errors.MalformedHTTP("there are 2 Host headers; send one."), "The request is no valid HTTP."),
+    (errors.Unauthorized("the API key is missing or wrong."), "The API key is missing or wrong."),
+    (errors.Forbidden("this server does not answer to the host a."), "The host or the origin is not one that is answered."),
+    (errors.HeadersTooLarge("there are 200 headers; the limit is 100."), "Too many headers, or too many bytes in them."),
+    (errors.Overloaded("the queue is full.", retry_after=1), "The queue is full; `Retry-After` says when to come back."),
+    (errors.WhimbrelError("KeyError in Whimbrel. This is a bug."), "A bug of the server."),
+    (errors.Unavailable("the engine is not running.", retry_after=1), "The engine is not running."),
 )
+_NO_MODEL: Final = (errors.ModelNotFound("no model 'a' here; this server serves b.", param="model"), "No such model.")
 _ERRORS: Final = (
     (
         errors.InvalidRequest("is an empty list; give at least one text.", param="input"),
         "The request is wrong; the answer says where.",
     ),
-    (errors.Unauthorized("the API key is missing or wrong."), "The API key is missing or wrong."),
-    (errors.ModelNotFound("no model 'a' here; this server serves b.", param="model"), "No such model."),
+    (MalformedBody("the body is empty; send a JSON object."), "The body cannot be read."),
+    (
+        errors.InvalidRequest("this model gives no 'sparse'; it gives: dense.", param="outputs"),
+        "The model is not made for this route.",
+    ),
+    *_COMMON,
+    _NO_MODEL,
+    (errors.BodyTimeout("the body came too slowly: 10 bytes in 30.0 s."), "The body came too slowly."),
     (errors.TooLarge("4,096 inputs; the limit is 2,048.", param="input"), "Too many bytes, inputs or tokens."),
+    (errors.TooLarge("the body has 40,000,000 bytes or more; the limit is 33,554,432."), "Too many bytes, inputs or tokens."),
     (errors.UnsupportedMediaType("Content-Type is missing."), "The body is not declared as a type that the route takes."),
-    (errors.Overloaded("the queue is full.", retry_after=1), "The queue is full; `Retry-After` says when to come back."),
     (errors.ComputeError("the computation failed."), "The computation failed."),
-    (errors.Unavailable("the engine is not running.", retry_after=1), "The engine is not running."),
+    (errors.OutOfMemory("the text does not fit into the device's memory."), "A text does not fit into the device's memory."),
+    (errors.DeadlineExceeded("the deadline has passed."), "The time of `X-Request-Timeout` is over."),
 )
 """One error of each kind with its description. Status and body depend on the dialect."""
 
 
 def openapi_document() -> JSON:
-    gets = [*_GETS, *((page.path, page.summary, page.response_type) for page in GET_ROUTES)]
-    types = [each for route in ROUTES for each in (route.request_type, route.response_type)]
-    types += [kind for _, _, kind in gets if kind is not None]
+    gets = [*_GETS, *((page.path, page.summary, page.response_type, (JSON_TYPE,)) for page in GET_ROUTES)]
+    types = [each for route in ROUTES for each in (route.request_type, route.response_type, route.error_type)]
+    types += [kind for _, _, kind, _ in gets]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
-    paths: dict[str, JSON] = {path: {"post": _post(group.routes, group.media_types)} for path, group in ROUTES_BY_PATH.items()}
-    for path, summary, kind in gets:
-        paths.setdefault(path, {})["get"] = _get(path, summary, kind)
+    schemas = {name: _replaced(schema) for name, schema in schemas.items()}
+    for kind in dict.fromkeys(_structs(msgspec.inspect.multi_type_info(types))):
+        if rules := getattr(kind, "RULES", ()):
+            schemas[kind.__name__]["allOf"] = list(rules)
+    paths: dict[str, JSON] = {path: {"post": _post(group, schemas)} for path, group in ROUTES_BY_PATH.items()}
+    for path, summary, kind, media_types in gets:
+        paths.setdefault(path, {})["get"] = _get(path, summary, kind, media_types)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Whimbrel", "version": __version__, "summary": "Embeddings from pooling models."},
@@ -78,17 +122,43 @@ def _docs_template() -> str:
     return docs_page(openapi_document(), base_url=_BASE_URL)
 
 
-def _content(kinds: Sequence[Any], media_types: Sequence[str] = ()) -> JSON:
-    refs, _ = msgspec.json.schema_components(kinds, ref_template=_REF)
-    schema = refs[0] if len(refs) == 1 else {"oneOf": list(refs)}
-    return {each: {"schema": schema} for each in media_types or (JSON_TYPE,)}
+def _replaced(schema: Any) -> Any:
+    """Return a schema in which the keywords of `narrowed` replace those that msgspec derives from types."""
+    if isinstance(schema, dict):
+        named = cast(JSON, schema)
+        keywords: JSON = {name: _replaced(value) for name, value in named.items()}
+        return keywords | {
+            name.removeprefix(REPLACES): keywords.pop(name) for name in list(keywords) if name.startswith(REPLACES)
+        }
+    return [_replaced(each) for each in cast(Sequence[Any], schema)] if isinstance(schema, list | tuple) else schema
 
 
-def _post(routes: Sequence[Route], media_types: Sequence[str]) -> JSON:
-    body = _content([route.request_type for route in routes], media_types)
+def _structs(infos: Sequence[Any]) -> Iterator[type]:
+    """Yield the structs that some types consist of; none is recursive."""
+    for info in infos:
+        if isinstance(info, msgspec.inspect.StructType):
+            yield info.cls
+        inner = (getattr(info, name, None) for name in ("type", "types", "item_type", "value_type", "fields"))
+        for each in inner:
+            if each is not None:
+                yield from _structs(cast(Sequence[Any], each) if isinstance(each, tuple) else (each,))
+
+
+def _schema(kinds: Sequence[Any]) -> JSON:
+    refs, _ = msgspec.json.schema_components(list(dict.fromkeys(kinds)), ref_template=_REF)
+    return refs[0] if len(refs) == 1 else any_of(*refs)
+
+
+def _post(group: PathRoutes, schemas: JSON) -> JSON:
+    routes = group.routes
+    schema = _body(routes)
+    body: JSON = {each: {"schema": schema} for each in group.media_types or (JSON_TYPE,)}
     body[JSON_TYPE]["examples"] = {route.summary: {"value": msgspec.json.decode(route.example)} for route in routes}
-    answer: JSON = {"description": "The answer.", "content": _content([route.response_type for route in routes])}
-    answer["content"] |= {kind: {} for route in routes for kind in route.accepts}
+    answer: JSON = {"description": "The answer."}
+    binary = [kind for route in routes for kind in binary_types(_formats(route, schemas))]
+    answer["content"] = {JSON_TYPE: {"schema": _schema([route.response_type for route in routes])}} | {
+        kind: {} for kind in binary
+    }
     return {
         "summary": " Or: ".join(route.summary for route in routes),
         "requestBody": {"required": True, "content": body},
@@ -96,27 +166,69 @@ def _post(routes: Sequence[Route], media_types: Sequence[str]) -> JSON:
     }
 
 
+def _body(routes: Sequence[Route]) -> JSON:
+    """Return the schema of the bodies of some routes, of which the fields of the body select the first that has any of them."""
+    options: list[JSON] = []
+    for index, route in enumerate(routes):
+        earlier = sorted({name for each in routes[:index] for name in each.discriminators})
+        own = sorted(route.discriminators) if route is not routes[-1] else []
+        rules = [_schema([route.request_type])]
+        rules += [any_of(*({"required": [name]} for name in own))] if own else []
+        rules += [{"not": any_of(*({"required": [name]} for name in earlier))}] if earlier else []
+        options.append(rules[0] if len(rules) == 1 else {"allOf": rules})
+    return options[0] if len(options) == 1 else any_of(*options)
+
+
+def _formats(route: Route, schemas: JSON) -> Sequence[str]:
+    """Return the formats of answers that the body of a route may ask for."""
+    fields = schemas[route.request_type.__name__]["properties"]
+    return [name for option in _options(fields.get("encoding_format", {})) for name in option.get("enum", ())]
+
+
+def _options(schema: JSON) -> Sequence[JSON]:
+    return schema.get("anyOf", [schema])
+
+
 def _errors(routes: Sequence[Route]) -> dict[str, JSON]:
-    """Return the errors of some routes by status, with an example from each dialect."""
+    """Return the errors of some routes by status, with the types of their bodies and an example from each dialect."""
     responses: dict[str, JSON] = {}
+    types: dict[str, list[type]] = {}
     for route in routes:
         for error, text in _ERRORS:
-            answer = responses.setdefault(str(route.status(error)), {"description": text})
-            if text not in answer["description"]:
-                answer["description"] += f" {text}"
+            status = str(route.status(error))
+            answer = _described(responses, status, text)
             if body := route.render_error(error):
+                types.setdefault(status, []).append(route.error_type)
                 examples = answer.setdefault("content", {}).setdefault(JSON_TYPE, {}).setdefault("examples", {})
                 examples.setdefault(route.summary, {"value": msgspec.json.decode(body)})
+    for status, kinds in types.items():
+        responses[status]["content"][JSON_TYPE]["schema"] = _schema(kinds)
     return dict(sorted(responses.items()))
 
 
-def _get(path: str, summary: str, kind: type | None) -> JSON:
-    answer: JSON = {"description": "The answer."}
-    operation: JSON = {"summary": summary, "responses": {"200": answer}}
-    if kind is not None:
-        answer["content"] = _content([kind])
+def _described(responses: dict[str, JSON], status: str, text: str) -> JSON:
+    answer = responses.setdefault(status, {"description": text})
+    if text not in answer["description"]:
+        answer["description"] += f" {text}"
+    return answer
+
+
+_PAGES: Final = {page.path: page for page in GET_ROUTES}
+
+
+def _get(path: str, summary: str, kind: Any, media_types: Sequence[str]) -> JSON:
+    content = {each: {"schema": _schema([kind])} for each in media_types}
+    operation: JSON = {"summary": summary, "responses": {"200": {"description": "The answer.", "content": content}}}
+    error_type = _PAGES[path].error_type if path in _PAGES else openai.OpenAIError
+    kinds = [*_COMMON, *([_NO_MODEL] if "{model}" in path else [])]
+    refusals: dict[str, JSON] = {}
+    for error, text in kinds:
+        if not (path in OPEN_PATHS and isinstance(error, errors.Unauthorized)):
+            _described(refusals, str(error.status), text)["content"] = {JSON_TYPE: {"schema": _schema([error_type])}}
+    operation["responses"] |= dict(sorted(refusals.items()))
     if "{model}" in path:
-        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+        name: JSON = {"type": "string", "minLength": 1}
+        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": name}]
     return operation
 
 
@@ -156,7 +268,7 @@ def _section(method: str, path: str, operation: JSON, schemas: JSON, base_url: s
         commands = [f"{command} -H 'Content-Type: application/json' \\\n  -d '{body}'" for body in _examples(content)]
         parts.append(_fields("Request", content["schema"], schemas))
     answer, *refusals = operation["responses"].items()
-    if (contents := answer[1].get("content")) is not None:
+    if JSON_TYPE in (contents := answer[1]["content"]):
         parts.append(_fields("Answer", contents[JSON_TYPE]["schema"], schemas))
         if others := ", ".join(f"`{kind}`" for kind in contents if kind != JSON_TYPE):
             parts.append(f"<p>{_inline(f'With another `Accept`: {others}.')}</p>")
@@ -177,8 +289,10 @@ def _examples(content: JSON) -> list[str]:
 
 
 def _fields(title: str, schema: JSON, schemas: JSON) -> str:
-    if "oneOf" in schema:  # dialects that share a path
-        return "".join(_fields(title, each, schemas) for each in schema["oneOf"])
+    if "anyOf" in schema:  # dialects that share a path
+        return "".join(_fields(title, each, schemas) for each in schema["anyOf"])
+    if "allOf" in schema:  # a type, and rules
+        return _fields(title, schema["allOf"][0], schemas)
     if "$ref" not in schema:
         return f"<details open><summary>{title}</summary><p>{escape(_type(schema, schemas))}</details>"
     struct = schemas[schema["$ref"].rsplit("/", 1)[-1]]
