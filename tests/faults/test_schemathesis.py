@@ -65,6 +65,13 @@ def accepted(ctx: Any, response: Any, case: Any) -> bool | None:
         raise
 
 
+def described(recorder: Any, case_id: str, check: Any) -> str:
+    """Return what was found, the request that shows it, and the answer."""
+    interaction = recorder.interactions.get(case_id)
+    answer = "" if interaction is None or interaction.response is None else interaction.response.content.decode(errors="replace")
+    return f"{recorder.label}: {check.failure_info.failure}\n{check.failure_info.code_sample[:1500]}\n{answer[:500]}"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_every_answer_is_described() -> None:
@@ -83,13 +90,13 @@ def test_every_answer_is_described() -> None:
             if isinstance(event, events.ScenarioFinished):
                 tested.add(event.recorder.label)
                 num_cases += len(event.recorder.cases)
-                checks = [check for of_case in event.recorder.checks.values() for check in of_case]
-                failures += [f"{event.recorder.label}: {check.failure_info.failure}" for check in checks if check.failure_info]
+                for case_id, checks in event.recorder.checks.items():
+                    failures += [described(event.recorder, case_id, check) for check in checks if check.failure_info]
             elif isinstance(event, events.NonFatalError | events.FatalError):
                 failures.append(str(event))
         assert server.process.poll() is None
         server.stop()
-    assert sorted(set(failures)) == []
+    assert not failures, "\n\n".join(failures)
     assert "Traceback" not in server.log
     assert len(tested) >= sum(len(methods) for methods in schema.raw_schema["paths"].values())
     assert num_cases > 1000
