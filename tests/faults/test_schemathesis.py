@@ -19,7 +19,7 @@ EXCLUSIONS = {
     "of the served model": (
         r"this model|no prompt |is no prompt|this server serves|this request asks for|outside the vocabulary"
         r"|are no multiple of 8|is for (dense|documents|texts|models|pairs)|pairs are compared|the vectors have"
-        r"|must be a pair of two texts|tokens; the limit is|has no tokens of its own"
+        r"|must be a pair of two texts|must be a string or an array of|tokens; the limit is|has no tokens of its own"
     ),
     "integers with a point": r"got `float`|num_ctx: must be a number of tokens, is [0-9]+\.0",
     "base64": r"Invalid base64 encoded string|bytes are (no whole numbers|not the shape)",
@@ -45,7 +45,7 @@ CONFIG = {
     "max-time": SECONDS,
     "suppress-health-check": ["filter_too_much"],  # Every text is a model's name, so no wrong one is found.
     "continue-on-failure": True,
-    "generation": {"max-examples": 25, "deterministic": True, "database": "none", "no-shrink": True},
+    "generation": {"max-examples": 15, "deterministic": True, "database": "none", "no-shrink": True},
     "phases": {"stateful": {"enabled": False}},
     "checks": CHECKS,
 }
@@ -68,7 +68,9 @@ def accepted(ctx: Any, response: Any, case: Any) -> bool | None:
 def described(recorder: Any, case_id: str, check: Any) -> str:
     """Return what was found, the request that shows it, and the answer."""
     interaction = recorder.interactions.get(case_id)
-    answer = "" if interaction is None or interaction.response is None else interaction.response.content.decode(errors="replace")
+    answer = (
+        "" if interaction is None or interaction.response is None else interaction.response.content.decode(errors="replace")
+    )
     return f"{recorder.label}: {check.failure_info.failure}\n{check.failure_info.code_sample[:1500]}\n{answer[:500]}"
 
 
@@ -98,5 +100,6 @@ def test_every_answer_is_described() -> None:
         server.stop()
     assert not failures, "\n\n".join(failures)
     assert "Traceback" not in server.log
-    assert len(tested) >= sum(len(methods) for methods in schema.raw_schema["paths"].values())
+    routes = {f"{method.upper()} {path}" for path, methods in schema.raw_schema["paths"].items() for method in methods}
+    assert routes - {"GET /openapi.json"} <= tested, routes - tested  # Schemathesis leaves out the document itself
     assert num_cases > 1000

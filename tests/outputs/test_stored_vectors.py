@@ -170,7 +170,11 @@ def _array(*shape: int, dtype: str = "float32", value: float = 1) -> NDArray[Any
         ("late", [[0.5] * 16], r"documents\[0\]: must be a string or an array of multi_vector, is list"),
         ("late", [b"abc"], r"documents\[0\]: must be a string or an array .*, is bytes"),
         ("late", [None], r"documents\[0\]: must be a string or an array .*, is NoneType"),
-        ("late", [(_array(1, dtype="int32"), _array(1))], r"documents\[0\]: must be a string or an array .*, is tuple"),
+        (
+            "late",
+            [(_array(1, dtype="int32"), _array(1))],
+            r"documents\[0\]: must be a string or an array .*, is ids and weights",
+        ),
         ("dense", _array(3, 12), r"documents\[0\]: the vectors have 12 columns"),
         ("dense", [_array(2, 16)], r"documents\[0\]: the array has the shape \(2, 16\); .* \(width,\)"),
     ],
@@ -321,6 +325,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"data": _DATA, "text": "a"}, "documents[1]", "must have one of text, data"),
     ({}, "documents[1]", "must have one of text, data"),
     ({"ids": b"abcd"}, "documents[1]", "a sparse vector has both ids and weights"),
-    ({"ids": b"abcd", "weights": b"abcd"}, "documents[1]", "must be a string or an array of multi_vector, is tuple"),
+    ({"ids": b"abcd", "weights": b"abcd"}, "documents[1]", "must be a string or an array of multi_vector, is ids and weights"),
     ({"data": _DATA, "dtype": "bfloat16"}, "documents[1].dtype", "'bfloat16'; it takes 'binary', 'float16', 'float32', 'int8'"),
 ]

@@ -103,9 +103,8 @@ class StoredVectorsBuilder:
 
     def _rows(self, vectors: object, location: Location) -> NDArray[Any]:
         if not isinstance(vectors, np.ndarray):
-            raise InvalidRequest(
-                f"must be a string or an array of {self._output}, is {type(vectors).__name__}.", location=location
-            )
+            kind = "ids and weights" if isinstance(vectors, tuple) else type(vectors).__name__
+            raise InvalidRequest(f"must be a string or an array of {self._output}, is {kind}.", location=location)
         rows = np.asarray(cast(NDArray[Any], vectors))
         kind = "float32" if rows.dtype == np.float64 else rows.dtype.name
         if kind not in _TYPES:
