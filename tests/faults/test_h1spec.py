@@ -47,7 +47,7 @@ def spoken(server: Server, data: bytes, step: int, method: bytes = b"GET") -> li
 
 @WHOLE
 @pytest.mark.parametrize("name", right(TARGETS[b"1"]))
-def test_what_is_right_is_answered(name: str, step: int, server: Server) -> None:
+def test_A8_what_is_right_is_answered(name: str, step: int, server: Server) -> None:
     made = right(TARGETS[b"1"])[name]
     got = spoken(server, made.data + AFTER, step, made.method)
     assert [each.status for each in got] == [200] * (1 if made.closes else 2)
@@ -56,7 +56,7 @@ def test_what_is_right_is_answered(name: str, step: int, server: Server) -> None
 
 @WHOLE
 @pytest.mark.parametrize("name", wrong(TARGETS[b"1"]))
-def test_what_is_wrong_is_refused(name: str, step: int, server: Server) -> None:
+def test_A8_what_is_wrong_is_refused(name: str, step: int, server: Server) -> None:
     got = spoken(server, wrong(TARGETS[b"1"])[name] + AFTER, step)
     assert len(got) == 1
     assert 400 <= got[0].status < 500
@@ -72,13 +72,13 @@ def test_what_is_wrong_is_refused(name: str, step: int, server: Server) -> None:
         (b"GET", b"/%2e%2e/etc/passwd", 404), (b"GET", b"/" + b"a" * 100_000, 431), (b"CONNECT", b"localhost:80", 400),
     ],
 )  # fmt: skip
-def test_methods_and_targets(method: bytes, target: bytes, status: int, server: Server) -> None:
+def test_A10_methods_and_targets(method: bytes, target: bytes, status: int, server: Server) -> None:
     data = b"%b %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % (method, target)
     got = spoken(server, data, 2**20, method)
     assert [each.status for each in got] == [status]
 
 
-def test_a_body_is_asked_for(server: Server) -> None:
+def test_A13_a_body_is_asked_for(server: Server) -> None:
     """100-continue; without the body there is an error."""
     target = TARGETS[b"1"]
     made = right(target)["a length"].data.replace(b"\r\nHost", b"\r\nExpect: 100-continue\r\nHost", 1)

@@ -116,7 +116,7 @@ def answers(port: int, data: bytes) -> list[int]:
 
 
 @pytest.mark.extended
-def test_a_minute_of_mutations() -> None:
+def test_A18_a_minute_of_mutations() -> None:
     requests, end = list(corpus()), time.monotonic() + SECONDS
     seed = random.SystemRandom().randrange(2**32)
     statuses = Counter[int]()

@@ -605,3 +605,51 @@ def test_headers_are_counted_as_they_come(run: Any) -> None:
             tracemalloc.stop()
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"Host: here \t", b"Host:\there\t ", b"Transfer-Encoding: chunked ", b"Expect: 100-continue \t", b"X-A: a \t b  "],
+)
+def test_white_space_around_a_value_is_no_part_of_it(header: bytes, run: Any) -> None:
+    """RFC 9110, 5.5. With it, a Host, a coding and an expectation would not be known as such."""
+    scopes: list[Any] = []
+    app = noting(scopes)
+    framing = b"" if header.startswith(b"Transfer-Encoding") else b"\r\nTransfer-Encoding: chunked"
+
+    async def main() -> None:
+        async with serving(app) as (_, connect):
+            reader, writer = await connect()
+            writer.write(b"POST / HTTP/1.1\r\n" + header + framing + b"\r\n\r\n")
+            if header.startswith(b"Expect"):
+                assert b"100 Continue" in await head(reader)
+            writer.write(b"1\r\nx\r\n0\r\n\r\n")
+            assert b"200 OK" in await head(reader)
+
+    run(main())
+    name, _, value = header.partition(b":")
+    assert scopes[0]["headers"][0] == (name.lower(), value.strip(b" \t"))
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize(
+    "wish",
+    [
+        b"close",
+        b"close, keep-alive",
+        b"keep-alive,\tClose ",
+        b"keep-alive\r\nConnection: close",
+        b"close\r\nConnection: keep-alive",
+    ],
+)
+def test_close_ends_a_connection_whatever_stands_beside_it(wish: bytes, version: bytes, run: Any) -> None:
+    """RFC 9112, 9.3: `close` goes before the version and before `keep-alive`."""
+
+    async def main() -> None:
+        async with serving(answering(b"fine")) as (_, connect):
+            reader, writer = await connect()
+            writer.write(GET.replace(b"1.1", version).replace(b"X-A: 1", b"Connection: " + wish) + GET)
+            assert b"connection: close\r\n" in await head(reader)
+            assert await reader.read() == b"fine"
+
+    run(main())

@@ -135,7 +135,7 @@ LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_even
 
 
 @LOOPS
-def test_connections_by_chance(loop: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_A14_connections_by_chance(loop: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert fuzzed(1, 3, loop) > 50
     assert not caplog.records
@@ -143,14 +143,14 @@ def test_connections_by_chance(loop: Any, caplog: pytest.LogCaptureFixture) -> N
 
 @LOOPS
 @pytest.mark.slow
-def test_many_connections_by_chance(loop: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_A14_many_connections_by_chance(loop: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert fuzzed(random.SystemRandom().randrange(2**32), 120, loop) > 1000
     assert not caplog.records
 
 
 @LOOPS
-def test_each_request_alone(loop: Any) -> None:
+def test_A8_each_request_alone(loop: Any) -> None:
     """Every right and wrong one, in one piece and byte by byte, before another request."""
 
     async def main() -> None:

@@ -88,6 +88,9 @@ def right(target: Target) -> dict[str, Right]:
         "an offer that nobody asked to read": of_get(b"Upgrade: websocket"),
         "version 1.0": Right(lines(b"GET %b HTTP/1.0" % target.get, host, sign), closes=True),
         "version 1.0 that is kept": Right(lines(b"GET %b HTTP/1.0" % target.get, host, sign, b"Connection: keep-alive")),
+        "version 1.0 that is kept and ends": Right(
+            lines(b"GET %b HTTP/1.0" % target.get, host, sign, b"Connection: keep-alive, close"), closes=True
+        ),
         "a length": of_post(length, body),
         "a length with zeros": of_post(b"Content-Length: 000%d" % len(body), body),
         "one chunk": of_post(chunks, chunked(body)),

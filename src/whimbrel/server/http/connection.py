@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
             return
         if len(self._exchanges) > _MAX_WAITING:
             raise Overloaded(f"{_MAX_WAITING} requests of this connection wait already; send fewer at a time.", retry_after=1)
-        exchange = RequestResponseCycle(self, self._scope(), keep_alive=self._parser.should_keep_alive())
+        exchange = RequestResponseCycle(self, self._scope(), keep_alive=self._keeps_alive())
         self._follow(Event.HEAD_ENDS)
         self._exchanges.append(exchange)
         if len(self._exchanges) == 1:
@@ -258,6 +258,13 @@ class Connection(asyncio.Protocol):
             self._follow(Event.BODY_ENDS)
             self._overhead = 0
             self._exchanges[-1].end()
+
+    def _keeps_alive(self) -> bool:
+        """Return whether the client may send another request. The parser overlooks `close` beside `keep-alive` in HTTP/1.0."""
+        if self._parser.get_http_version() == "1.1" or not self._parser.should_keep_alive():
+            return self._parser.should_keep_alive()
+        options = b",".join(value for name, value in self._headers if name == b"connection").lower().split(b",")
+        return b"close" not in [option.strip(b" \t") for option in options]
 
     def _scope(self) -> Scope:
         version, headers = self._parser.get_http_version(), self._headers
