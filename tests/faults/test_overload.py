@@ -207,7 +207,7 @@ def test_E8_openai_s_client_succeeds_after_a_storm(server: Server, expected: Flo
     with client, ThreadPoolExecutor(48) as threads, held_up(server, threads, "1"):
         vectors = list(threads.map(send, range(20)))
     assert all(np.array_equal(each, expected) for each in vectors)
-    with httpx2.Client(base_url=server.url) as probe:
+    with httpx2.Client(timeout=60, base_url=server.url) as probe:
         assert 'outcome="overloaded"' in probe.get("/metrics").text
 
 

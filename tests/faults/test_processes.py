@@ -127,7 +127,7 @@ def test_G9_a_supervisor_that_is_killed_while_it_loads_leaves_nothing() -> None:
 @pytest.mark.extended
 def test_G1_sigterm_under_load(expected: Float32Array) -> None:
     with Server(*PATIENT) as server:
-        with Load(server.url, SOME, expected, sizes=(30, 60)) as load, httpx2.Client(base_url=server.url) as probe:
+        with Load(server.url, SOME, expected, sizes=(30, 60)) as load, httpx2.Client(timeout=60, base_url=server.url) as probe:
             assert wait_for(lambda: len(load.statuses) > 4)
             server.process.send_signal(signal.SIGTERM)
             seen: set[tuple[int, int]] = set()
@@ -146,7 +146,7 @@ def test_G1_sigterm_under_load(expected: Float32Array) -> None:
 
 def test_G2_a_second_signal_ends_at_once(expected: Float32Array) -> None:
     with Server(*PATIENT) as server, Load(server.url, SOME, expected, sizes=(200, 200)) as load:
-        with httpx2.Client(base_url=server.url) as probe:
+        with httpx2.Client(timeout=60, base_url=server.url) as probe:
             assert wait_for(lambda: queued_tokens(probe) > 10_000)
         children = server.children()
         server.process.send_signal(signal.SIGINT)
@@ -217,7 +217,7 @@ def test_G7_alive_before_it_is_ready() -> None:
     seen: list[tuple[int, int]] = []
     with (
         Server("--port", str(port), wait=False) as server,
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
+        httpx2.Client(timeout=60, base_url=f"http://127.0.0.1:{port}") as client,
     ):
 
         def ready() -> bool:

@@ -49,7 +49,9 @@ def test_under_uvicorn(expected: Float32Array, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "uvicorn", "served:app", "--port", str(port), "--root-path", "/vectors"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         try:
-            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": "Bearer key"}) as client:
+            with httpx2.Client(
+                timeout=60, base_url=f"http://127.0.0.1:{port}", headers={"Authorization": "Bearer key"}
+            ) as client:
 
                 def answers() -> bool:
                     try:

@@ -289,7 +289,7 @@ def test_a_signal_lets_requests_in_flight_finish(name: signal.Signals) -> None:
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
-        with httpx2.Client(base_url=server.url) as client:
+        with httpx2.Client(timeout=60, base_url=server.url) as client:
             assert wait_for(lambda: queued(client) > 0)
         assert server.stop(name) == 0
         for thread in threads:

@@ -77,7 +77,7 @@ def serial(server: Server, files: Files) -> str:
 def test_a_client_of_https(served: tuple[Server, Files]) -> None:
     server, files = served
     assert server.url.startswith("https://")
-    with httpx2.Client(base_url=server.url, verify=files.trusting) as client:
+    with httpx2.Client(timeout=60, base_url=server.url, verify=files.trusting) as client:
         for size in (1, 2000):  # an answer of 6 MB comes in pieces
             answer = client.post("/v1/embeddings", json={"input": ["a"] * size})
             assert len(answer.json()["data"]) == size
@@ -113,7 +113,7 @@ def test_what_is_no_tls_takes_no_place(served: tuple[Server, Files]) -> None:
 def test_sighup_reads_the_certificate_again(served: tuple[Server, Files]) -> None:
     """Connections that are open go on. Files that do not fit are refused, and the certificate stays."""
     server, files = served
-    with httpx2.Client(base_url=server.url, verify=files.trusting) as client:
+    with httpx2.Client(timeout=60, base_url=server.url, verify=files.trusting) as client:
         assert client.post("/v1/embeddings", json=BODY).status_code == 200
         before = serial(server, files)
         files.renew(b"secret")
@@ -165,7 +165,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     with Server("--uds", str(path), "--access-log", "--forwarded-allow-ips", "unix", wait=False) as server:
         assert wait_for(lambda: "In a shell" in server.log, 60)
         assert f"curl --unix-socket {path} http://localhost/v1/embeddings" in server.log
-        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), base_url="http://anything") as client:
+        with httpx2.Client(timeout=60, transport=httpx2.HTTPTransport(uds=str(path)), base_url="http://anything") as client:
             answer = client.post("/v1/embeddings", json=BODY, headers={"X-Forwarded-For": "198.51.100.7"})
             assert len(answer.json()["data"]) == 1
         assert wait_for(lambda: "198.51.100.7" in server.log)
@@ -188,7 +188,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 def test_a_prefix(tmp_path: Path) -> None:
     """A proxy that takes it off, and one that does not."""
     with Server("--root-path", "/vectors", "--access-log", "--forwarded-allow-ips", "127.0.0.1") as server:
-        with httpx2.Client(base_url=server.url) as client:
+        with httpx2.Client(timeout=60, base_url=server.url) as client:
             for prefix in ("", "/vectors"):
                 assert client.post(f"{prefix}/v1/embeddings", json=BODY).status_code == 200
             assert client.get("/vectors/openapi.json").json()["servers"] == [{"url": "/vectors"}]

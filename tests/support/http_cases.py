@@ -278,12 +278,31 @@ def replies(received: bytes, methods: list[bytes]) -> list[Reply]:
         if int(code) < 200:
             continue
         method = methods.pop(0) if methods else b"GET"
-        size = 0 if method == b"HEAD" else int(headers["content-length"])
-        if len(received) < size:
-            raise ValueError(f"{len(received)} bytes of a body of {size}")
-        found.append(Reply(int(code), headers, received[:size]))
-        received = received[size:]
+        if method == b"HEAD":
+            body = b""
+        elif headers.get("transfer-encoding") == "chunked":
+            body, received = _unchunked(received)
+        else:
+            size = int(headers["content-length"])
+            body, received = received[:size], received[size:]
+            if len(body) < size:
+                raise ValueError(f"{len(body)} bytes of a body of {size}")
+        found.append(Reply(int(code), headers, body))
     return found
+
+
+def _unchunked(received: bytes) -> tuple[bytes, bytes]:
+    """Return the body that begins here, and the bytes after it. Raises ValueError."""
+    pieces = list[bytes]()
+    while True:
+        line, _, received = received.partition(END)
+        size = int(line, 16)
+        pieces.append(received[:size])
+        if received[size : size + 2] != END:
+            raise ValueError(f"a chunk of {size} bytes does not end")
+        received = received[size + 2 :]
+        if not size:
+            return b"".join(pieces), received
 
 
 def digest(body: bytes) -> str:
