@@ -21,11 +21,11 @@ from whimbrel.dialects.common.body_rules import MAX_INPUTS, Rule, narrowed, only
 from whimbrel.dialects.common.hosted import check_bits, quantize
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Route
-from whimbrel.dialects.openai import Usage
+from whimbrel.dialects.openai import CUTS, Usage
 from whimbrel.dialects.rerank import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.types.card import Card
-from whimbrel.types.request import InputType, Request, Truncate
+from whimbrel.types.request import InputType, Request
 from whimbrel.types.result import Result
 from whimbrel.wire import base64_rows
 
@@ -165,7 +165,6 @@ class CohereRerankResponse(msgspec.Struct):
     usage: Usage
 
 
-_TRUNCATE: Final[dict[str | None, Truncate]] = {"NONE": "never", "START": "left", "END": "right", None: "right"}
 _INPUT_TYPES: Final[dict[str, InputType | None]] = {
     "search_query": "query",
     "search_document": "document",
@@ -184,7 +183,7 @@ def parse_embed(raw: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel],
             texts,
             ("dense",),
             dimensions=body.output_dimension,
-            truncate=_TRUNCATE[body.truncate],
+            truncate=CUTS.get(body.truncate, "right"),
             max_tokens=None if body.max_tokens is None else min(body.max_tokens, model.plan.max_length),
             priority=body.priority or 0,
             **_purpose(model.card, body.input_type),

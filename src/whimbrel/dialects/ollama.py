@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import check_count, decode
 from whimbrel.dialects.common.body_rules import MAX_INPUTS, narrowed
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, served_names
 from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Route
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLong, WhimbrelError
 from whimbrel.types.request import Request, Truncate
@@ -212,13 +212,15 @@ def render_show(body: ShowRequest, result: None, model: ServedModel) -> bytes:
 
 
 def render_tags(models: Sequence[ServedModel]) -> bytes:
-    return msgspec.json.encode(ListResponse([ListedModel(**_listed(model)) for model in models]))
+    return msgspec.json.encode(ListResponse([ListedModel(**each) for model in models for each in _listed(model)]))
 
 
 def render_running(models: Sequence[ServedModel]) -> bytes:
     """Return the models that are loaded: all that are served."""
     return msgspec.json.encode(
-        ProcessResponse([RunningModel(**_listed(model), context_length=model.plan.max_length) for model in models])
+        ProcessResponse(
+            [RunningModel(**each, context_length=model.plan.max_length) for model in models for each in _listed(model)]
+        )
     )
 
 
@@ -226,11 +228,11 @@ def render_version(models: Sequence[ServedModel]) -> bytes:
     return msgspec.json.encode(VersionResponse(VERSION))
 
 
-def _listed(model: ServedModel) -> dict[str, Any]:
-    name = model.plan.served_name
-    tagged = name if ":" in name else f"{name}:latest"
-    digest = sha256(msgspec.json.encode(model.card)).hexdigest()
-    return {"name": tagged, "model": tagged, "digest": digest, "details": _details(model)}
+def _listed(model: ServedModel) -> list[dict[str, Any]]:
+    """Return the entries of a model, one for each of its names."""
+    digest, details = sha256(msgspec.json.encode(model.card)).hexdigest(), _details(model)
+    names = [name if ":" in name else f"{name}:latest" for name in served_names(model.plan)]
+    return [{"name": name, "model": name, "digest": digest, "details": details} for name in names]
 
 
 def _details(model: ServedModel) -> ModelDetails:

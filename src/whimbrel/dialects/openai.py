@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from whimbrel.dialects.common.bodies import TextFields, TextObject, Truncation, TruncationSide, decode, is_packed, text_request
 from whimbrel.dialects.common.body_rules import (
@@ -38,12 +39,14 @@ from whimbrel.dialects.common.responses import (
     row_blocks,
     usage,
 )
-from whimbrel.dialects.common.route import ErrorTerms, Route, binary_formats
+from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route, binary_formats
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError
 from whimbrel.types.request import OutputName, Request, Truncate, read_truncate
 from whimbrel.types.result import Result
 from whimbrel.wire import ByteOrder, EncodedArray, FloatType, base64_list, to_json
 
+CUTS: Final[dict[object, Truncate]] = {"END": "right", "START": "left", "NONE": "never"}
+"""Cohere's and NVIDIA's words for truncation."""
 _BEFORE: Final = b'{"object":"embedding","index":%d,"embedding":"'
 """JSON before the base64 letters of a vector."""
 _MAX_BLOCKS: Final = 512
@@ -98,6 +101,22 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     input_type: Annotated[
         Literal["query", "document", "passage"] | None,
         Meta(description="Whether texts are queries or documents, for models that treat them differently (Voyage, NIM)."),
+    ] = None
+    modality: Annotated[Literal["text"] | None, Meta(description="The kind of the inputs (Infinity).")] = None
+    dimensions: Annotated[
+        int | None,
+        Meta(
+            description="Keep the first N columns of each vector; for models trained with Matryoshka loss. 0 keeps all "
+            "(Infinity)."
+        ),
+        narrowed(minimum=0),
+    ] = None
+    truncate: Annotated[
+        bool | Literal["right", "left", "never", "END", "START", "NONE"] | None,
+        Meta(
+            description="The end at which a text that is too long is cut. `false`, `never` or `NONE` makes it an error. The "
+            "words in capitals are NVIDIA's."
+        ),
     ] = None
     encoding_format: Annotated[
         EncodingFormat | None,
@@ -234,7 +253,9 @@ def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[Embedd
     reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
     body = decode(EmbeddingsRequest, raw)
     if body.encoding_format is None:
-        body = msgspec.structs.replace(body, encoding_format=default)
+        body = replace(body, encoding_format=default)
+    if body.dimensions == 0 or body.truncate in CUTS:
+        body = replace(body, dimensions=body.dimensions or None, truncate=CUTS.get(body.truncate, body.truncate))
     normalize = parse_normalize(body)
     request = vllm_text_request(body, ("dense",), cuts=True, normalize=normalize, input_type=body.input_type)
     if body.encoding_format == "bytes" and len(request.texts) > _MAX_BLOCKS:
@@ -287,12 +308,27 @@ _TERMS: Final = ErrorTerms({"max_tokens": "truncate_prompt_tokens"})
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
+    return msgspec.json.encode(OpenAIError(_detail(error, terms)))
+
+
+def _detail(error: WhimbrelError, terms: ErrorTerms) -> OpenAIErrorDetail:
     text, param = terms.describe(error)
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
-    return msgspec.json.encode(OpenAIError(OpenAIErrorDetail(text, kind, param, error.code)))
+    return OpenAIErrorDetail(text, kind, param, error.code)
 
 
-_OPENAI: Final = partial(Route, render=render_error, error_type=OpenAIError, terms=_TERMS)
+class DetailedError(OpenAIError):
+    """An error of OpenAI's API, with its text where the clients of Jina and Voyage look for it."""
+
+    detail: str
+
+
+def render_detailed_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
+    detail = _detail(error, terms)
+    return msgspec.json.encode(DetailedError(detail, detail.message))
+
+
+_OPENAI: Final = partial(Route, render=render_detailed_error, error_type=DetailedError, terms=_TERMS, placeholders=PLACEHOLDERS)
 
 ROUTES: Final = (
     _OPENAI(

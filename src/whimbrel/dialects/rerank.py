@@ -20,14 +20,14 @@ from whimbrel.dialects.common.bodies import ModelName, Priority, Truncation, Tru
 from whimbrel.dialects.common.body_rules import ONE_PROMPT, ONE_SIDE, Rule, any_of, narrowed, present
 from whimbrel.dialects.common.pair_inputs import Queries, Query, Text, Texts, parse_part, parse_parts, text_of
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, usage
-from whimbrel.dialects.common.route import MESSAGE_PACK, ErrorTerms, Route
+from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, Route
 from whimbrel.dialects.openai import (
     UNSUPPORTED_PAIR_FIELDS,
-    OpenAIError,
+    DetailedError,
     Usage,
     parse_truncation,
     reject_unsupported,
-    render_error,
+    render_detailed_error,
 )
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.outputs.scoring import descending
@@ -121,7 +121,10 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
     top_n: Annotated[
         Annotated[int, Meta(ge=0)] | None, Meta(description="Return only the N best. Default: 0, which returns all.")
     ] = None
-    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: true.")] = None
+    return_documents: Annotated[
+        bool | Literal["true", "false"] | None,
+        Meta(description="Send the texts back. Default: true. The words are Xinference's."),
+    ] = None
 
 
 _Queries: TypeAlias = Annotated[Query | Queries | None, narrowed(minItems=1, maxItems=MAX_PAIRS)]
@@ -162,13 +165,34 @@ class RankedDocument(msgspec.Struct):
     explanation: Explained | None = None
 
 
+class RankedText(msgspec.Struct):
+    """A document among those that were sent, with its text if `return_documents` is true (Voyage)."""
+
+    index: int
+    relevance_score: float
+    document: str | None = None
+
+
+class PairUsage(Usage):
+    """Tokens of all pairs after truncation, special tokens included; no text is written (Together)."""
+
+    completion_tokens: Literal[0] = 0
+
+
 class RerankResponse(msgspec.Struct):
     """Answer of POST /v1/rerank, best first; of equal scores the first document comes first."""
 
     id: str
     results: list[RankedDocument]
     model: str
-    usage: Usage
+    usage: PairUsage
+    data: Annotated[
+        list[RankedText] | None,
+        Meta(
+            description="The same as Voyage gives it, where the body has no other fields than `query`, `documents`, `model` "
+            "and `return_documents`: then it may come from a client of Voyage."
+        ),
+    ] = None
 
 
 class Score(msgspec.Struct):
@@ -249,15 +273,29 @@ def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -
 
 
 def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    results = rank(body, result, documents=body.return_documents is not False)
-    name = new_id("rerank", body.request_id)
-    content = {"id": name, "model": model.plan.served_name, "usage": usage(result), "results": results}
+    results = rank(body, result, documents=body.return_documents not in (False, "false"))
+    name, counts = new_id("rerank", body.request_id), usage(result) | {"completion_tokens": 0}
+    content: dict[str, Any] = {"id": name, "model": model.plan.served_name, "usage": counts, "results": results}
+    if all(getattr(body, field) is None for field in _OPTIONS):
+        content["data"] = [_plain(each, body) for each in results]
     return json_answer(content, result)
+
+
+_OPTIONS: Final = tuple(
+    field for field in RerankRequest.__struct_fields__ if field not in ("query", "documents", "model", "return_documents")
+)
+
+
+def _plain(ranked: dict[str, Any], body: RerankRequest) -> dict[str, Any]:
+    """Return an entry of the results in Voyage's shape."""
+    number = ranked["index"]
+    text = {"document": text_of(body.documents[number])} if body.return_documents in (True, "true") else {}
+    return {"index": number, "relevance_score": ranked["relevance_score"]} | text
 
 
 def rank(body: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
     """Return RankedDocuments, best first, with their texts if `documents`."""
-    scores_P = _scores(result)
+    scores_P = pair_scores(result)
     order = descending(scores_P, body.top_n or None)
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": score} for index, score in zip(order, scores_P[order], strict=True)
@@ -271,7 +309,7 @@ def rank(body: RerankRequest, result: Result, *, documents: bool) -> list[dict[s
 
 
 def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:
-    scores_P = _scores(result)
+    scores_P = pair_scores(result)
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
     for each in data if body.explain else ():
         each["explanation"] = _explained(result, each["index"])
@@ -289,7 +327,8 @@ RERANK_TERMS: Final = ErrorTerms({**_FIELDS, "input": locate_pairs("query", "doc
 SCORE_TERMS: Final = ErrorTerms({**_FIELDS, "input": locate_pairs("queries", "documents")})
 
 
-def _scores(result: Result) -> Float32Array:
+def pair_scores(result: Result) -> Float32Array:
+    """Return the score of each pair. Raises InvalidRequest if the model gives several."""
     scores_PC = result.outputs.scores
     assert scores_PC is not None
     if scores_PC.shape[1] != 1:
@@ -305,7 +344,13 @@ def _explained(result: Result, index: int) -> dict[str, Any]:
     return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, indices.astype(np.int32)), strict=True))
 
 
-_RERANK: Final = partial(Route, render=render_error, error_type=OpenAIError, media_types=(JSON, *MESSAGE_PACK))
+_RERANK: Final = partial(
+    Route,
+    render=render_detailed_error,
+    error_type=DetailedError,
+    media_types=(JSON, *MESSAGE_PACK),
+    placeholders=PLACEHOLDERS,
+)
 
 ROUTES: Final = (
     _RERANK(

@@ -7,7 +7,7 @@ Source: vLLM 0.33, entrypoints/pooling and entrypoints/serve/tokenize.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from itertools import pairwise
@@ -17,10 +17,11 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel import __version__
-from whimbrel.dialects import rerank
+from whimbrel.dialects import openai, rerank
 from whimbrel.dialects.common.bodies import TextUse, TokenInputs, decode
 from whimbrel.dialects.common.body_rules import MAX_IDS, narrowed
 from whimbrel.dialects.common.responses import (
+    JSON,
     METADATA,
     OCTETS,
     Response,
@@ -33,6 +34,8 @@ from whimbrel.dialects.common.responses import (
 from whimbrel.dialects.common.route import ErrorTerms, GetRoute, Route
 from whimbrel.dialects.openai import (
     UNSUPPORTED_TEXT_FIELDS,
+    EmbeddingsRequest,
+    EmbeddingsResponse,
     Usage,
     VLLMTextFields,
     parse_normalize,
@@ -231,6 +234,53 @@ def render_classify(body: VLLMClassifyRequest, result: Result, model: ServedMode
     return json_answer(head | {"object": "list", "data": data, "usage": usage(result)}, result)
 
 
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A body of /invocations with `input`. The kind of the model decides how it is read."""
+
+    model: str | None
+    raw: bytes
+    read: dict[OutputName, tuple[Any, Request | Callable[[ServedModel], Request]]] = field(
+        default_factory=dict[OutputName, Any]
+    )
+    """The body and its request, for each kind of model that was asked."""
+
+
+def parse_invocation(raw: bytes) -> tuple[Invocation, Callable[[ServedModel], Request]]:
+    body = Invocation(decode(_Named, raw).model, raw)
+
+    def request(model: ServedModel) -> Request:
+        output = _kind(model)
+        if output not in body.read:
+            parse, _ = _INVOKED.get(output, _POOLED)
+            body.read[output] = parse(raw)
+        request = body.read[output][1]
+        return request(model) if callable(request) else request
+
+    return body, request
+
+
+def render_invocation(body: Invocation, result: Result, model: ServedModel) -> bytes | Response:
+    _, render = _INVOKED.get(_kind(model), _POOLED)
+    return render(body.read[_kind(model)][0], result, model)
+
+
+def _kind(model: ServedModel) -> OutputName:
+    return next(iter(model.card.outputs))
+
+
+class _Named(msgspec.Struct, frozen=True):
+    model: str | None = None
+
+
+_POOLED: Final = (parse_pooling, render_pooling)
+_INVOKED: Final[dict[OutputName, tuple[Callable[[bytes], Any], Callable[[Any, Result, ServedModel], bytes | Response]]]] = {
+    "dense": (openai.parse_request, openai.render_response),
+    "scores": (parse_classify, render_classify),
+}
+"""Parser and renderer of /invocations by the kind of the model, as vLLM chooses them."""
+
+
 def parse_tokenize(raw: bytes) -> tuple[VLLMTokenizeRequest, TokenizeRequest]:
     reject_unsupported(raw, text="prompt")
     body = decode(VLLMTokenizeRequest, raw)
@@ -301,6 +351,20 @@ _CLASSIFY_TERMS: Final = _POOLING_TERMS.extended({"outputs": "model"})
 _TOKENIZE_TERMS: Final = TERMS.extended({"input": lambda _: Location("prompt")})
 _DETOKENIZE_TERMS: Final = TERMS.extended({"input": lambda location: Location("tokens", location.part)})
 
+_PAIRS: Final = tuple(
+    replace(
+        route,
+        path=route.path.removeprefix("/v1"),
+        render=render_error,
+        error_type=VLLMError,
+        terms=route.terms.extended({}, TERMS.options),
+        status=status,
+    )
+    for route in rerank.ROUTES
+)
+_INVOKED_PAIRS: Final = {"/score": ("queries", "data_1", "text_1"), "/rerank": ("documents",)}
+"""The fields that tell a body of /invocations from others, by the route that takes it; those of /score are looked at first."""
+
 ROUTES: Final = (
     _VLLM(
         "/pooling", "Vectors or scores of texts or of their tokens (vLLM).",
@@ -312,12 +376,21 @@ ROUTES: Final = (
         parse_classify, render_classify, response_type=VLLMClassifyResponse,
         example='{"input": ["What a fine bird."]}', terms=_CLASSIFY_TERMS,
     ),
+    *_PAIRS,
+    _VLLM(
+        "/invocations", "The route that suits the model: /v1/embeddings, /classify or /pooling: a body with `input` (vLLM).",
+        parse_invocation, render_invocation, response_type=EmbeddingsResponse | VLLMClassifyResponse | PoolingResponse,
+        example='{"input": ["A whimbrel is a wader."]}', terms=_POOLING_TERMS,
+        discriminators=frozenset({"input"}), body_type=EmbeddingsRequest,
+    ),
     *(
         replace(
-            route, path=route.path.removeprefix("/v1"), render=render_error, error_type=VLLMError,
-            terms=route.terms.extended({}, TERMS.options), status=status,
+            route, path="/invocations", summary=f"The same as {path} (vLLM).", discriminators=frozenset(names),
+            media_types=(JSON,),
         )
-        for route in rerank.ROUTES
+        for path, names in _INVOKED_PAIRS.items()
+        for route in _PAIRS
+        if route.path == path
     ),
     _VLLM(
         "/tokenize", "The token ids of a text (vLLM).", parse_tokenize, render_tokenize, response_type=VLLMTokenizeResponse,

@@ -25,9 +25,10 @@ from whimbrel.dialects.common.hosted import (
     render_error,
     status,
 )
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, new_id, usage
 from whimbrel.dialects.common.route import ErrorTerms, Route
-from whimbrel.dialects.rerank import RERANK_TERMS, RerankRequest, rank, request_of
+from whimbrel.dialects.openai import Usage
+from whimbrel.dialects.rerank import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
@@ -67,11 +68,12 @@ class VoyageUsage(msgspec.Struct):
 
 
 class VoyageEmbeddingsResponse(msgspec.Struct):
-    """Answer of POST /v1/embeddings."""
+    """Answer of POST /v1/embeddings. Mistral's clients read `id` and `prompt_tokens` too."""
 
+    id: str
     data: list[VoyageEmbedding]
     model: str
-    usage: VoyageUsage
+    usage: Usage
     object: Literal["list"] = "list"
 
 
@@ -83,18 +85,10 @@ class VoyageRerankRequest(RerankRequest, frozen=True, kw_only=True):
     return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
 
 
-class VoyageRanked(msgspec.Struct):
-    """A document among those that were sent."""
-
-    index: int
-    relevance_score: float
-    document: str | None = None
-
-
 class VoyageRerankResponse(msgspec.Struct):
     """Answer of POST /v1/rerank, best first; of equal scores the first document comes first."""
 
-    data: list[VoyageRanked]
+    data: list[RankedText]
     model: str
     usage: VoyageUsage
     object: Literal["list"] = "list"
@@ -124,7 +118,9 @@ def render_embeddings(body: VoyageEmbeddingsRequest, result: Result, model: Serv
     vectors_ND = quantize(result.dense, body.output_dtype or "float")
     vectors = base64_rows(vectors_ND) if body.encoding_format == "base64" else number_rows(vectors_ND)
     data = [{"object": "embedding", "embedding": vector, "index": index} for index, vector in enumerate(vectors)]
-    return _write(data, result, model, as_text=body.encoding_format == "base64")
+    as_text = body.encoding_format == "base64"
+    head = {"id": new_id("embd"), "object": "list", "data": data, "model": model.plan.served_name}
+    return json_answer(head | {"usage": usage(result)}, result, as_text=as_text)
 
 
 def parse_rerank(raw: bytes) -> tuple[VoyageRerankRequest, Request]:
@@ -138,13 +134,8 @@ def render_rerank(body: VoyageRerankRequest, result: Result, model: ServedModel)
     for each in data:
         if "document" in each:
             each["document"] = each["document"]["text"]
-    return _write(data, result, model)
-
-
-def _write(data: list[dict[str, Any]], result: Result, model: ServedModel, *, as_text: bool = False) -> bytes | Response:
-    usage = {"total_tokens": result.num_tokens}
-    body = {"object": "list", "data": data, "model": model.plan.served_name, "usage": usage}
-    return json_answer(body, result, as_text=as_text)
+    counts = {"total_tokens": result.num_tokens}
+    return json_answer({"object": "list", "data": data, "model": model.plan.served_name, "usage": counts}, result)
 
 
 _OPTIONS: Final = {"truncate": "truncation=true"}

@@ -45,6 +45,11 @@ class ServedModel(Protocol):
     def plan(self) -> Plan: ...
 
 
+def served_names(plan: Plan) -> tuple[str, ...]:
+    """Return all names of a model, its own first."""
+    return (plan.served_name, *plan.aliases)
+
+
 def _none() -> dict[str, str]:
     return {}  # dict[str, str]() would take ten times as long
 

@@ -14,6 +14,8 @@ from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 MESSAGE_PACK: Final = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
 ANY: Final = ()
 """Media types of a route that does not check how a body is declared."""
+PLACEHOLDERS: Final = frozenset(("", "tei", "text-embeddings-inference", "default/not-specified"))
+"""Names that clients send where a server takes any: mem0's and LiteLLM's of TEI and of Infinity, and none at all."""
 _FORMATS: Final = {OCTETS: "bytes", NPY: "npy", ARROW: "arrow"}
 EngineCall: TypeAlias = Request | TokenizeRequest | DetokenizeRequest
 ParseRequest: TypeAlias = Callable[[bytes], tuple[Any, EngineCall | Callable[[ServedModel], EngineCall] | None]]
@@ -85,6 +87,8 @@ class Route:
     """Media types that a body may be declared as."""
     discriminators: frozenset[str] = frozenset()
     """Fields that select this route among several with one path; a route without any takes the bodies that are left."""
+    placeholders: frozenset[str] = frozenset()
+    """Names of models that clients of this API send without meaning one; they count as none."""
     accepts: Mapping[str, ParseRequest] = field(default_factory=dict[str, ParseRequest])
     """Media types that a client may accept in place of JSON, each with the parser for bodies that name no format."""
     body_type: type | None = None

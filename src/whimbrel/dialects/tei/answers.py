@@ -5,6 +5,7 @@ Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
@@ -14,7 +15,7 @@ import msgspec
 from whimbrel.dialects.common.bodies import MalformedBody
 from whimbrel.dialects.common.body_rules import MAX_INPUTS
 from whimbrel.dialects.common.responses import Response, ServedModel
-from whimbrel.dialects.common.route import ErrorTerms, Route
+from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
 from whimbrel.errors import (
     ComputeError,
     InvalidRequest,
@@ -82,7 +83,7 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
     return msgspec.json.encode(TEIError(text, error_type(error)))
 
 
-TEI: Final = partial(Route, render=render_error, error_type=TEIError, terms=TERMS, status=status)
+TEI: Final = partial(Route, render=render_error, error_type=TEIError, terms=TERMS, status=status, placeholders=PLACEHOLDERS)
 
 
 def is_wrong_model_type(error: WhimbrelError) -> bool:
@@ -113,15 +114,19 @@ _UNLIMITED: Final = 2**53 - 1
 """The largest integer that all JSON parsers hold exactly."""
 
 
-def describe(model: ServedModel) -> dict[str, Any]:
-    """Return TEI's fields of GET /info that exist here, without its version, which is another server's."""
-    card, plan = model.card, model.plan
+def describe(models: Sequence[ServedModel]) -> dict[str, Any]:
+    """Return TEI's fields of GET /info that exist here, without its version, which is another server's.
+
+    TEI serves one model. Of several, the first is described, and `model_type` has the first of each type.
+    """
+    card, plan = models[0].card, models[0].plan
+    types = [_model_type(model.card) for model in models]
     return {
         "model_id": card.name,
         "model_sha": None,
         "model_dtype": plan.dtype,
         "served_model_name": plan.served_name,
-        "model_type": _model_type(card),
+        "model_type": {kind: about for each in reversed(types) for kind, about in each.items()},
         "max_concurrent_requests": _UNLIMITED,
         "max_input_length": plan.max_length,
         "max_batch_tokens": plan.max_batch_tokens,

@@ -106,7 +106,7 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
         return Request(
             pairs,
             ("scores",),
-            activate=None if output is None else _activation(body.raw_scores, None, model) is None,
+            activate=None if output is None else activation_of(body.raw_scores, None, model) is None,
             truncate=cut(body.truncate, body.truncation_direction),
         )
 
@@ -116,7 +116,7 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
 def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
     logits_NC = _scores(result)
     order = descending(logits_NC[:, 0])
-    scores_N = apply(_activation(body.raw_scores, None, model), logits_NC)[:, 0]
+    scores_N = apply(activation_of(body.raw_scores, None, model), logits_NC)[:, 0]
     ranks: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in zip(order, scores_N[order], strict=True)]
     for rank in ranks if body.return_text else ():
         rank["text"] = body.texts[rank["index"]]
@@ -132,7 +132,7 @@ def parse_predict(raw: bytes) -> tuple[PredictRequest, Callable[[ServedModel], R
 
 def classes(body: PredictRequest, texts: list[str] | list[Pair], model: ServedModel) -> Request:
     model.card.output("scores")
-    activate = _activation(body.raw_scores, body.parameters, model) is None
+    activate = activation_of(body.raw_scores, body.parameters, model) is None
     return Request(texts, ("scores",), activate=activate, truncate=cut(body.truncate, body.truncation_direction))
 
 
@@ -156,15 +156,20 @@ def sequences(inputs: Sequences) -> list[str] | list[Pair]:
 
 def render_predict(body: PredictRequest, result: Result, model: ServedModel) -> Response:
     parameters = body.parameters or PredictParameters()
-    order_NC = np.argsort(-_scores(result), axis=1, kind="stable")[:, : parameters.top_k]
-    scores_NC = apply(_activation(body.raw_scores, body.parameters, model), _scores(result))
-    labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
-    predictions: list[list[dict[str, Any]]] = [
-        [{"score": scores_NC[text, i], "label": labels[i]} for i in order] for text, order in enumerate(order_NC.tolist())
-    ]
+    predictions = predict(result, model, activation_of(body.raw_scores, body.parameters, model), parameters.top_k)
     is_batch = not isinstance(body.inputs, str) and isinstance(body.inputs[0], list)
     answer: object = predictions if is_batch or body.parameters is not None else predictions[0]
     return timed(to_json(answer), result, model, count_characters(body.inputs))
+
+
+def predict(
+    result: Result, model: ServedModel, activation: ActivationName | None, top_k: int | None = None
+) -> list[list[dict[str, Any]]]:
+    """Return the `top_k` best classes of each text, or all, best first."""
+    order_NC = np.argsort(-_scores(result), axis=1, kind="stable")[:, :top_k]
+    scores_NC = apply(activation, _scores(result))
+    labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
+    return [[{"score": scores_NC[text, i], "label": labels[i]} for i in order] for text, order in enumerate(order_NC.tolist())]
 
 
 def _scores(result: Result) -> Float32Array:
@@ -172,7 +177,7 @@ def _scores(result: Result) -> Float32Array:
     return result.outputs.scores
 
 
-def _activation(raw: bool | None, parameters: PredictParameters | None, model: ServedModel) -> ActivationName | None:
+def activation_of(raw: bool | None, parameters: PredictParameters | None, model: ServedModel) -> ActivationName | None:
     """Return the activation to apply to scores; None if the model applies its own."""
     output = model.card.outputs.get("scores")
     if output is None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -23,13 +23,14 @@ from starlette.routing import Route as HTTPRoute
 from starlette.types import Receive, Scope, Send
 
 from whimbrel import __version__
-from whimbrel.dialects import GET_ROUTES, GetRoute, Response, Route, openai, tei
-from whimbrel.dialects.common.responses import accepted_media_type
+from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, openai, tei
+from whimbrel.dialects.common.responses import accepted_media_type, served_names
 from whimbrel.dialects.common.route import EngineCall, ParseRequest
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavailable, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.app.guards import GuardMiddleware
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import docs_html, openapi_json
+from whimbrel.server.app.paths import canonical
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes
@@ -38,6 +39,9 @@ from whimbrel.telemetry.metrics import Metrics
 from whimbrel.telemetry.trace import Timer, gauge
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
+
+_OF_BROWSERS: Final = (b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest")
+"""Headers of requests that pages make."""
 
 
 class App:
@@ -53,7 +57,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._app(self._proxies.apply(scope), receive, send)
+            await self._app(canonical(self._proxies.apply(scope)), receive, send)
         else:
             await self._router(scope, receive, send)  # which answers the lifespan messages of other servers
 
@@ -89,10 +93,11 @@ class App:
             if self._served.draining:
                 raise Unavailable("the server is about to stop.", retry_after=5.0)
             deadline = _deadline(context.request_headers)
-            _check_type(context.request_headers, routes.media_types)
+            gzipped = _check_type(context.request_headers, routes.media_types)
             body = b""  # until all of it is there
             with Timer("receive", into=context.stages):
                 body = await context.read_body()
+                body = await context.decompress(body) if gzipped else body
             response = await self._respond(routes.choose(body), body, deadline, scope)
         except WhimbrelError as error:
             if body is None:
@@ -107,7 +112,8 @@ class App:
         with Timer("read", into=context.stages):
             parsed, call = _parser(route, context.request_headers)(body)
             context.model = "other"
-            embedder = self._served.find(parsed.model)
+            name = scope.get("path_params", {}).get("model", parsed.model)
+            embedder = self._served.find(None if name in route.placeholders and not self._served.knows(name) else name, call)
             context.model = embedder.plan.served_name
             request = call(embedder) if callable(call) else call
         result: Any = None
@@ -142,12 +148,20 @@ def _deadline(headers: Mapping[bytes, bytes]) -> float:
     return time.perf_counter() + seconds
 
 
-def _check_type(headers: Mapping[bytes, bytes], media_types: Sequence[str]) -> None:
+def _check_type(headers: Mapping[bytes, bytes], media_types: Sequence[str]) -> bool:
+    """Return whether the body is gzipped. Raises UnsupportedMediaType for a type or a coding that the route does not take.
+
+    A body of no type is JSON, unless a browser sent it: pages may post bodies of no type to any site, but no JSON.
+    """
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
-    if media_types and kind not in media_types:
+    typed = b"content-type" in headers or any(name in headers for name in _OF_BROWSERS)
+    if media_types and kind not in media_types and (typed or JSON not in media_types):
         raise UnsupportedMediaType(f"Content-Type is {kind[:100] or 'missing'}; send {' or '.join(media_types)}.")
-    if headers.get(b"content-encoding", b"identity") != b"identity":
-        raise UnsupportedMediaType("Content-Encoding is not supported; send the body as it is.")
+    coding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if coding not in (b"identity", b"gzip", b"x-gzip"):
+        name = sanitize(coding.decode("latin-1"))
+        raise UnsupportedMediaType(f"Content-Encoding is {name or 'empty'}; send gzip, or the body as it is.")
+    return coding != b"identity"
 
 
 def _parser(route: Route, headers: Mapping[bytes, bytes]) -> ParseRequest:
@@ -227,6 +241,7 @@ class _GetRoutes:
         handlers: dict[str, Any] = {page.path: partial(self._page, page) for page in GET_ROUTES}
         handlers |= {
             "/v1/models": self._list_models,
+            "/models": self._list_models,
             "/v1/models/{model:path}": self._show_model,
             "/health": self._check_ready,
             "/health/live": self._check_live,
@@ -244,14 +259,15 @@ class _GetRoutes:
         return _json(page.render_response(list(self._served)))
 
     async def _list_models(self, http: HTTPRequest) -> HTTPResponse:
-        return _json(openai.render_models([self._model(embedder) for embedder in self._served]))
+        named = [(name, embedder) for embedder in self._served for name in served_names(embedder.plan)]
+        return _json(openai.render_models([self._model(*each) for each in named]))
 
     async def _show_model(self, http: HTTPRequest) -> HTTPResponse:
-        return _json(msgspec.json.encode(self._model(self._served.find(http.path_params["model"]))))
+        name: str = http.path_params["model"]
+        return _json(msgspec.json.encode(self._model(name, self._served.find(name))))
 
-    def _model(self, embedder: AsyncEmbedder) -> openai.Model:
-        plan = embedder.plan
-        return openai.Model(id=plan.served_name, created=self._created, max_model_len=plan.max_length)
+    def _model(self, name: str, embedder: AsyncEmbedder) -> openai.Model:
+        return openai.Model(id=name, created=self._created, max_model_len=embedder.plan.max_length)
 
     async def _check_live(self, http: HTTPRequest) -> HTTPResponse:
         return _json(b'{"status":"ok"}')
@@ -263,7 +279,7 @@ class _GetRoutes:
 
     async def _info(self, http: HTTPRequest) -> HTTPResponse:
         models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
-        of_tei = tei.describe(*self._served) if len(models) == 1 else {}
+        of_tei = tei.describe(list(self._served)) if models else {}
         return _json(msgspec.json.encode({"version": __version__, "models": models} | of_tei))
 
     async def _render_metrics(self, http: HTTPRequest) -> HTTPResponse:

@@ -5,10 +5,12 @@ Each request has one RequestStarted and exactly one RequestFinished event, on ev
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
 import time
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from whimbrel.dialects.common.bodies import MalformedBody
 from whimbrel.errors import MalformedHTTP, Overloaded, TooLarge, Unauthorized, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.routing import ROUTES_BY_PATH, render_error
@@ -34,6 +37,11 @@ _CLIENT_LEFT: Final = 499
 _LARGE_ANSWER: Final = 2**18
 """Size above which answers count as memory in use."""
 _SMALL_BODY: Final = 2**16
+_GZIP: Final = 16 + zlib.MAX_WBITS
+"""The format of gzip, for zlib."""
+_GZIP_STEP: Final = 2**16
+_GZIP_PIECE: Final = 2**18
+"""Bytes that are decompressed between two turns of the event loop: half a millisecond."""
 _CLOSE: Final = (b"connection", b"close")
 _NO_SNIFFING: Final = (b"x-content-type-options", b"nosniff")
 _CLOSING_STATUSES: Final = frozenset({408, 413})
@@ -153,6 +161,31 @@ class RequestContext:
             pieces.append(message.get("body", b""))
             if not message.get("more_body", False):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def decompress(self, body: bytes) -> bytes:
+        """Return a gzipped body as it was, with pauses for other requests.
+
+        Raises MalformedBody, and TooLarge and Overloaded as `receive` does.
+        """
+        stream, pieces, size = zlib.decompressobj(_GZIP), list[bytes](), 0
+        for start in range(0, len(body), _GZIP_STEP):
+            data, more = body[start : start + _GZIP_STEP], True
+            while more and not stream.eof:
+                try:
+                    pieces.append(piece := stream.decompress(data, _GZIP_PIECE))
+                except zlib.error as error:
+                    raise MalformedBody(f"the body is not valid gzip: {error}.") from None
+                self._budget.check(len(piece))
+                self._budget.used += len(piece)
+                self._body_size += len(piece)
+                self._check_size(size := size + len(piece))
+                data, more = stream.unconsumed_tail, bool(stream.unconsumed_tail) or len(piece) == _GZIP_PIECE
+                await asyncio.sleep(0)
+            if stream.eof:
+                if stream.unused_data or start + _GZIP_STEP < len(body):
+                    raise MalformedBody("there are bytes after the gzipped body.")
+                return b"".join(pieces)
+        raise MalformedBody("the gzipped body ended early.")
 
     async def read_small_body(self, path: str) -> bytes:
         """Return the body of a request that is refused unread, where the dialect of the refusal depends on it; otherwise b"".

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from whimbrel.dialects import GET_ROUTES, ROUTES, Route, openai
+from whimbrel.dialects import GET_ROUTES, ROUTES, Route, ollama, openai
 from whimbrel.dialects.common.bodies import is_packed
-from whimbrel.dialects.common.route import ServedModel
+from whimbrel.dialects.common.responses import served_names
+from whimbrel.dialects.common.route import EngineCall, ServedModel
 from whimbrel.errors import InvalidRequest, ModelNotFound, Unavailable, WhimbrelError
+from whimbrel.outputs.requested import scores_by_similarity
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 from whimbrel.types.seq import TokenInfo
+
+ParsedCall: TypeAlias = EngineCall | Callable[[ServedModel], EngineCall] | None
+"""The engine call of a parsed body, or the function that makes it for a model."""
 
 
 class PathRoutes:
@@ -50,6 +55,8 @@ class PathRoutes:
 ROUTES_BY_PATH: Final = {
     path: PathRoutes([route for route in ROUTES if route.path == path]) for path in dict.fromkeys(each.path for each in ROUTES)
 }
+_OLLAMA: Final = "/api/"
+"""The prefix of the paths whose errors are Ollama's, also where there is no route."""
 _GET_ROUTES: Final = {page.path: page for page in GET_ROUTES}
 
 
@@ -58,7 +65,8 @@ def render_error(error: WhimbrelError, path: str = "", body: bytes = b"") -> tup
     if path in ROUTES_BY_PATH:
         route = ROUTES_BY_PATH[path].choose(body)
         return route.status(error), route.render_error(error)
-    return error.status, _GET_ROUTES.get(path, openai).render_error(error)
+    other = ollama if path.startswith(_OLLAMA) else openai
+    return error.status, _GET_ROUTES.get(path, other).render_error(error)
 
 
 class AsyncEmbedder(ServedModel, Protocol):
@@ -92,19 +100,38 @@ class ModelRegistry:
     def __iter__(self) -> Iterator[AsyncEmbedder]:
         return (self._embedders[index] for index in sorted(self._embedders))
 
-    def find(self, name: str | None) -> AsyncEmbedder:
-        """Return the model with this name, or the only model if None. Raises Unavailable, ModelNotFound, InvalidRequest."""
+    def find(self, name: str | None, call: ParsedCall = None) -> AsyncEmbedder:
+        """Return the model with this name; without a name, the only model that can answer `call`.
+
+        Raises Unavailable, ModelNotFound, InvalidRequest.
+        """
         if name is None and self._num_models == 1 and 0 in self._embedders:
             return self._embedders[0]
-        for embedder in self:
-            if name is not None and _untagged(name) in map(_untagged, (embedder.plan.served_name, *embedder.plan.aliases)):
-                return embedder
+        if name is not None and (embedder := self._named(name)) is not None:
+            return embedder
         if len(self._embedders) < self._num_models:
             raise Unavailable("the model is being loaded.", retry_after=5.0)
-        names = ", ".join(embedder.plan.served_name for embedder in self)
         if name is None:
-            raise InvalidRequest(f"this server serves several models; name one of: {names}.", param="model")
-        raise ModelNotFound(f"no model {name[:100]!r} here; this server serves {names}.", param="model")
+            return self._fitting(call)
+        raise ModelNotFound(f"no model {name[:100]!r} here; this server serves {_names(self)}.", param="model")
+
+    def knows(self, name: str | None) -> bool:
+        """Return whether a model has this name."""
+        return name is not None and self._named(name) is not None
+
+    def _named(self, name: str) -> AsyncEmbedder | None:
+        wanted = _untagged(name)
+        return next((each for each in self if wanted in map(_untagged, served_names(each.plan))), None)
+
+    def _fitting(self, call: ParsedCall) -> AsyncEmbedder:
+        fits = [(_fitness(embedder, call), embedder) for embedder in self]
+        best = max(fitness for fitness, _ in fits)
+        fitting = [embedder for fitness, embedder in fits if fitness == best]
+        if not best:
+            raise InvalidRequest(f"none of this server's models can answer this: {_names(fitting)}.", param="model")
+        if len(fitting) > 1:
+            raise InvalidRequest(f"several models can answer this; name one of: {_names(fitting)}.", param="model")
+        return fitting[0]
 
     @property
     def ready(self) -> bool:
@@ -133,6 +160,29 @@ class ModelRegistry:
 
     async def wait_until_idle(self) -> None:
         await self._idle.wait()
+
+
+def _names(embedders: Iterable[AsyncEmbedder]) -> str:
+    return ", ".join(embedder.plan.served_name for embedder in embedders)
+
+
+def _fitness(embedder: AsyncEmbedder, call: ParsedCall) -> int:
+    """Return 0 if a model cannot answer a call, 1 if it can, 2 if it is made for it."""
+    if callable(call):
+        try:
+            call = call(embedder)
+        except InvalidRequest:
+            return 0
+    if not isinstance(call, Request):
+        return 1
+    card = embedder.card
+    if scores_by_similarity(card, call):
+        return 1
+    if not card.all_outputs.keys() >= set(call.outputs):
+        return 0
+    ranks = call.outputs == ("scores",) and isinstance(next(iter(call.texts), None), tuple)
+    fits = bool(call.outputs) and card.outputs.keys() >= set(call.outputs)
+    return 2 if fits and not (ranks and card.output("scores").width > 1) else 1
 
 
 def _untagged(name: str) -> str:

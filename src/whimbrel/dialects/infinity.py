@@ -1,0 +1,136 @@
+"""Infinity's rerank and classify APIs: bodies with `raw_scores`, which its clients always send. Pure functions over bytes.
+
+Scores pass through the same activations as TEI's. Infinity's embeddings are OpenAI's, at /embeddings.
+Source: infinity_client 0.0.76 (models); infinity_emb 0.0.76, infinity_emb/fastapi_schemas/pymodels.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.common.bodies import ModelName, check_count, decode
+from whimbrel.dialects.common.body_rules import MAX_INPUTS, narrowed
+from whimbrel.dialects.common.pair_inputs import text_of
+from whimbrel.dialects.common.responses import Response, ServedModel, created, json_answer, new_id, usage
+from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
+from whimbrel.dialects.openai import DetailedError, Usage, render_detailed_error
+from whimbrel.dialects.rerank import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
+from whimbrel.dialects.tei.scores import Prediction, activation_of, apply, predict
+from whimbrel.errors import InvalidRequest
+from whimbrel.types.request import Request
+from whimbrel.types.result import Result
+
+_Raw = Annotated[bool, Meta(description="Return logits, without any activation.")]
+
+
+class InfinityRerankRequest(RerankRequest, frozen=True, kw_only=True):
+    """Body of POST /rerank where it has `raw_scores`."""
+
+    raw_scores: _Raw = False
+    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+
+
+class InfinityRerankResponse(msgspec.Struct):
+    """Answer of POST /rerank, best first; of equal scores the first document comes first."""
+
+    id: str
+    created: int
+    results: list[RankedText]
+    model: str
+    usage: Usage
+    object: Literal["rerank"] = "rerank"
+
+
+class InfinityClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /classify where it has `raw_scores`."""
+
+    input: Annotated[list[str], Meta(description="At most 2,048 texts."), narrowed(minItems=1, maxItems=MAX_INPUTS)]
+    model: ModelName = None
+    raw_scores: _Raw = False
+
+
+class InfinityClassifyResponse(msgspec.Struct):
+    """Answer of POST /classify."""
+
+    id: str
+    created: int
+    data: Annotated[list[list[Prediction]], Meta(description="The classes of each text, best first.")]
+    model: str
+    usage: Usage
+    object: Literal["classify"] = "classify"
+
+
+def parse_rerank(raw: bytes) -> tuple[InfinityRerankRequest, Callable[[ServedModel], Request]]:
+    body = decode(InfinityRerankRequest, raw)
+    request = request_of(msgspec.structs.replace(body, truncate=True if body.truncate is None else body.truncate))
+
+    def with_activation(model: ServedModel) -> Request:
+        output = model.card.outputs.get("scores")
+        return request if output is None else replace(request, activate=activation_of(body.raw_scores, None, model) is None)
+
+    return body, with_activation
+
+
+def render_rerank(body: InfinityRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
+    scores_NC = result.outputs.scores
+    assert scores_NC is not None
+    activated_NC = apply(activation_of(body.raw_scores, None, model), scores_NC)
+    results = rank(body, result, documents=False)
+    for each in results:
+        number = each["index"]
+        each["relevance_score"] = activated_NC[number, 0]
+        each["document"] = text_of(body.documents[number]) if body.return_documents else None
+    return json_answer(_head("rerank", model) | {"results": results, "usage": usage(result)}, result)
+
+
+def parse_classify(raw: bytes) -> tuple[InfinityClassifyRequest, Callable[[ServedModel], Request]]:
+    body = decode(InfinityClassifyRequest, raw)
+    if not body.input:
+        raise InvalidRequest("is an empty list; give at least one text.", param="input")
+    check_count(len(body.input), MAX_INPUTS, " texts", param="input")
+
+    def request(model: ServedModel) -> Request:
+        model.card.output("scores")
+        activate = activation_of(body.raw_scores, None, model) is None
+        return Request(body.input, ("scores",), activate=activate, truncate="right")
+
+    return body, request
+
+
+def render_classify(body: InfinityClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
+    classes = predict(result, model, activation_of(body.raw_scores, None, model))
+    return json_answer(_head("classify", model) | {"data": classes, "usage": usage(result)}, result)
+
+
+def _head(kind: str, model: ServedModel) -> dict[str, Any]:
+    return {"id": new_id("infinity"), "object": kind, "created": created(), "model": model.plan.served_name}
+
+
+_INFINITY: Final = partial(
+    Route,
+    render=render_detailed_error,
+    error_type=DetailedError,
+    placeholders=PLACEHOLDERS,
+    discriminators=frozenset({"raw_scores"}),
+)
+
+ROUTES: Final = (
+    _INFINITY(
+        "/rerank", "Documents ranked by a query: a body with `raw_scores` (Infinity).",
+        parse_rerank, render_rerank, response_type=InfinityRerankResponse,
+        example='{"query": "What is a whimbrel?", "documents": ["A wader.", "A sandwich."], "raw_scores": false}',
+        terms=RERANK_TERMS,
+    ),
+    _INFINITY(
+        "/classify", "The classes of texts: a body with `raw_scores` (Infinity).",
+        parse_classify, render_classify, response_type=InfinityClassifyResponse,
+        example='{"input": ["What a fine bird."], "raw_scores": false}',
+        terms=ErrorTerms({"outputs": "model"}),
+    ),
+)  # fmt: skip

@@ -1,0 +1,91 @@
+"""Mixedbread's reranking API: a body with `input`. Pure functions over bytes.
+
+Texts that exceed the limit are cut. Unknown fields are ignored. Source: mixedbread-python 0.50 (types/rerank_response.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.common.bodies import ModelName, decode
+from whimbrel.dialects.common.body_rules import narrowed
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.route import PLACEHOLDERS, Route
+from whimbrel.dialects.openai import DetailedError, Usage, render_detailed_error
+from whimbrel.dialects.rerank import MAX_PAIRS, RERANK_TERMS, RerankRequest, rank, request_of
+from whimbrel.errors import locate_pairs
+from whimbrel.types.request import Request
+from whimbrel.types.result import Result
+
+
+class MixedbreadRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /v1/reranking where it has `input`."""
+
+    query: Annotated[str, narrowed(minLength=1)]
+    input: Annotated[
+        list[str], Meta(description="At most 10,000 texts.", max_length=100_000), narrowed(minItems=1, maxItems=MAX_PAIRS)
+    ]
+    model: ModelName = None
+    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best. Default: all.")] = None
+    return_input: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+    instruction: Annotated[str | None, Meta(description="The task that a reranker with a template is told to judge by.")] = None
+
+
+class MixedbreadRank(msgspec.Struct):
+    """A text among those that were sent."""
+
+    index: int
+    score: float
+    input: str | None
+    object: Literal["rank_result"] = "rank_result"
+
+
+class MixedbreadRerankResponse(msgspec.Struct):
+    """Answer of POST /v1/reranking, best first; of equal scores the first text comes first."""
+
+    data: list[MixedbreadRank]
+    model: str
+    usage: Usage
+    top_k: int
+    return_input: bool
+    object: Literal["list"] = "list"
+
+
+def parse_rerank(raw: bytes) -> tuple[MixedbreadRerankRequest, Request]:
+    body = decode(MixedbreadRerankRequest, raw)
+    return body, request_of(_pairs(body))
+
+
+def _pairs(body: MixedbreadRerankRequest) -> RerankRequest:
+    documents = list(body.input)
+    return RerankRequest(query=body.query, documents=documents, instruction=body.instruction, top_n=body.top_k, truncate=True)
+
+
+def render_rerank(body: MixedbreadRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
+    data = [
+        {
+            "index": each["index"],
+            "score": each["relevance_score"],
+            "input": body.input[each["index"]] if body.return_input else None,
+            "object": "rank_result",
+        }
+        for each in rank(_pairs(body), result, documents=False)
+    ]
+    options = {"top_k": len(data), "return_input": bool(body.return_input), "object": "list"}
+    return json_answer({"data": data, "model": model.plan.served_name, "usage": usage(result)} | options, result)
+
+
+ROUTES = tuple(
+    Route(
+        path, "Texts ranked by a query: a body with `input` (Mixedbread).",
+        parse_rerank, render_rerank, response_type=MixedbreadRerankResponse,
+        example='{"query": "What is a whimbrel?", "input": ["A wader with a curved bill.", "A sandwich."]}',
+        render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS,
+        terms=RERANK_TERMS.extended({"input": locate_pairs("query", "input", single=(True, False)), "documents": "input"}),
+        discriminators=frozenset({"input"}),
+    )
+    for path in ("/v1/reranking", "/reranking")
+)  # fmt: skip

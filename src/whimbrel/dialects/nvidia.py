@@ -1,0 +1,100 @@
+"""NVIDIA's ranking API (NIM). Its embeddings are OpenAI's, with `input_type` and `truncate`. Pure functions over bytes.
+
+Scores are logits, without the checkpoint's activation; those of models that compare vectors are similarities. Unknown fields
+are ignored. Source: NVIDIA NIM for text reranking 1.10, API reference; langchain-nvidia-ai-endpoints 1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.common.bodies import ModelName, check_count, decode
+from whimbrel.dialects.common.body_rules import narrowed
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.route import PLACEHOLDERS, Route
+from whimbrel.dialects.openai import CUTS, DetailedError, Usage, render_detailed_error
+from whimbrel.dialects.rerank import MAX_PAIRS, RERANK_TERMS, pair_scores
+from whimbrel.errors import InvalidRequest, locate_pairs
+from whimbrel.outputs.scoring import descending
+from whimbrel.types.request import Request
+from whimbrel.types.result import Result
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """A text as an object."""
+
+    text: str
+
+
+class RankingQuery(msgspec.Struct, frozen=True):
+    """The query as an object."""
+
+    text: Annotated[str, narrowed(minLength=1)]
+
+
+class RankingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /v1/ranking."""
+
+    query: RankingQuery
+    passages: Annotated[
+        list[Passage], Meta(description="At most 10,000 texts.", max_length=100_000), narrowed(minItems=1, maxItems=MAX_PAIRS)
+    ]
+    model: ModelName = None
+    truncate: Annotated[
+        Literal["NONE", "END"] | None,
+        Meta(description="`END` cuts texts that are too long; `NONE` makes them an error. Default: `NONE`."),
+    ] = None
+
+
+class Ranking(msgspec.Struct):
+    """A passage among those that were sent."""
+
+    index: int
+    logit: float
+
+
+class RankingResponse(msgspec.Struct):
+    """Answer of POST /v1/ranking, best first; of equal scores the first passage comes first."""
+
+    rankings: list[Ranking]
+    usage: Usage
+
+
+def parse_ranking(raw: bytes) -> tuple[RankingRequest, Callable[[ServedModel], Request]]:
+    body = decode(RankingRequest, raw)
+    if not body.query.text:
+        raise InvalidRequest("is empty.", param="query.text")
+    if not body.passages:
+        raise InvalidRequest("is an empty list; give at least one passage.", param="passages")
+    check_count(len(body.passages), MAX_PAIRS, " passages", param="passages")
+    pairs = [(body.query.text, each.text) for each in body.passages]
+
+    def request(model: ServedModel) -> Request:
+        activate = False if "scores" in model.card.outputs else None
+        return Request(pairs, ("scores",), activate=activate, truncate=CUTS[body.truncate or "NONE"])
+
+    return body, request
+
+
+def render_ranking(body: RankingRequest, result: Result, model: ServedModel) -> bytes | Response:
+    scores_P = pair_scores(result)
+    order = descending(scores_P)
+    rankings: list[dict[str, Any]] = [{"index": i, "logit": score} for i, score in zip(order, scores_P[order], strict=True)]
+    return json_answer({"rankings": rankings, "usage": usage(result)}, result)
+
+
+ROUTES = tuple(
+    Route(
+        path, "Passages ranked by a query (NVIDIA).", parse_ranking, render_ranking, response_type=RankingResponse,
+        example='{"query": {"text": "What is a whimbrel?"}, "passages": [{"text": "A wader."}, {"text": "A sandwich."}]}',
+        render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS,
+        terms=RERANK_TERMS.extended(
+            {"input": locate_pairs("query", "passages", single=(True, False))}, {"truncate": 'truncate="END"'}
+        ),
+    )
+    for path in ("/v1/ranking", "/ranking")
+)  # fmt: skip
