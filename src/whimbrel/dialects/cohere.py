@@ -7,7 +7,7 @@ Source: cohere-python 7.3 (v2/raw_client.py, raw_base_client.py, types).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 from uuid import uuid4
@@ -16,18 +16,21 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import Columns, ModelName, decode, is_packed, parse_texts, prompt_for_task
-from whimbrel.dialects.common.body_rules import MAX_INPUTS, Rule, narrowed, only, present
+from whimbrel.dialects.common.bodies import Columns, ModelName, check_count, decode, is_packed, parse_texts, prompt_for_task
+from whimbrel.dialects.common.body_rules import MAX_IDS, MAX_INPUTS, Rule, narrowed, only, present
 from whimbrel.dialects.common.hosted import check_bits, quantize
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Route
 from whimbrel.dialects.openai import CUTS, Usage
 from whimbrel.dialects.rerank import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
+from whimbrel.outputs.scoring import descending
+from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
-from whimbrel.types.request import InputType, Request
+from whimbrel.types.request import DetokenizeRequest, InputType, Request, TokenizeRequest
 from whimbrel.types.result import Result
-from whimbrel.wire import base64_rows
+from whimbrel.types.seq import TokenInfo
+from whimbrel.wire import base64_rows, to_json
 
 
 class CohereContent(msgspec.Struct, frozen=True):
@@ -121,6 +124,80 @@ class CohereEmbedResponse(msgspec.Struct):
     response_type: Literal["embeddings_by_type", "embeddings_floats"]
     embeddings: CohereEmbeddings | list[list[float]]
     texts: list[str]
+    meta: CohereMeta
+
+
+class CohereTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /v1/tokenize."""
+
+    text: str
+    model: ModelName = None
+
+
+class CohereTokens(msgspec.Struct):
+    """Answer of POST /v1/tokenize, without special tokens."""
+
+    tokens: list[int]
+    token_strings: list[str]
+    meta: dict[str, CohereVersion]
+
+
+class CohereDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /v1/detokenize."""
+
+    tokens: Annotated[
+        list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(description="At most 524,288 token ids."), narrowed(maxItems=MAX_IDS)
+    ]
+    model: ModelName = None
+
+
+class CohereText(msgspec.Struct):
+    """Answer of POST /v1/detokenize."""
+
+    text: str
+    meta: dict[str, CohereVersion]
+
+
+class CohereClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /v1/classify where it has `inputs`."""
+
+    inputs: Annotated[list[str], Meta(description="At most 2,048 texts."), narrowed(minItems=1, maxItems=MAX_INPUTS)]
+    model: ModelName = None
+    examples: Annotated[
+        list[dict[str, Any]] | None,
+        Meta(description="Rejected: a model's classes are those that it was trained for."),
+        narrowed(maxItems=0),
+    ] = None
+    truncate: Annotated[
+        Literal["NONE", "START", "END"] | None,
+        Meta(description="The end at which a text that is too long is cut; `END` by default. `NONE` makes it an error."),
+    ] = None
+
+
+class CohereConfidence(msgspec.Struct):
+    """The score of a class."""
+
+    confidence: float
+
+
+class CohereClassification(msgspec.Struct):
+    """The classes of one text. Where a text may have several, `predictions` has each with a score of 0.5 or more."""
+
+    id: str
+    input: str
+    prediction: str
+    predictions: list[str]
+    confidence: float
+    confidences: list[float]
+    labels: dict[str, CohereConfidence]
+    classification_type: Literal["single-label", "multi-label"]
+
+
+class CohereClassifyResponse(msgspec.Struct):
+    """Answer of POST /v1/classify."""
+
+    id: str
+    classifications: list[CohereClassification]
     meta: CohereMeta
 
 
@@ -241,6 +318,70 @@ def _meta(version: str, **units: int) -> dict[str, Any]:
     return {"api_version": {"version": version}, "billed_units": units}
 
 
+def parse_tokenize(raw: bytes) -> tuple[CohereTokenizeRequest, TokenizeRequest]:
+    body = decode(CohereTokenizeRequest, raw)
+    return body, TokenizeRequest([body.text], special=False)
+
+
+def render_tokenize(body: CohereTokenizeRequest, results: Sequence[TokenInfo], model: ServedModel) -> bytes:
+    (tokens,) = results
+    return to_json({"tokens": tokens.ids_T, "token_strings": list(tokens.names), "meta": _VERSION_1})
+
+
+def parse_detokenize(raw: bytes) -> tuple[CohereDetokenizeRequest, DetokenizeRequest]:
+    body = decode(CohereDetokenizeRequest, raw)
+    return body, DetokenizeRequest([body.tokens])
+
+
+def render_detokenize(body: CohereDetokenizeRequest, results: Sequence[str], model: ServedModel) -> bytes:
+    return to_json({"text": results[0], "meta": _VERSION_1})
+
+
+_VERSION_1: Final = {"api_version": {"version": "1"}}
+
+
+def parse_classify(raw: bytes) -> tuple[CohereClassifyRequest, Callable[[ServedModel], Request]]:
+    body = decode(CohereClassifyRequest, raw)
+    if body.examples:
+        raise InvalidRequest("are not learnt from here; serve a classifier, and leave them out.", param="examples")
+    check_count(len(body.inputs), MAX_INPUTS, " texts", param="inputs")
+
+    def request(model: ServedModel) -> Request:
+        model.card.output("scores")
+        return Request(parse_texts(body.inputs), ("scores",), truncate=CUTS.get(body.truncate, "right"))
+
+    return body, request
+
+
+def render_classify(body: CohereClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
+    scores_NC = result.outputs.scores
+    assert scores_NC is not None
+    labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
+    is_single = len(labels) == 1 or model.card.output("scores").activation != "sigmoid"
+    classes = [_classification(text, labels, row, is_single) for text, row in zip(body.inputs, scores_NC, strict=True)]
+    content = {"id": str(uuid4()), "classifications": classes, "meta": _meta("1", classifications=len(classes))}
+    return json_answer(content, result)
+
+
+_LIKELY: Final = 0.5
+"""The score from which on a text has a label, where it may have several."""
+
+
+def _classification(text: str, labels: Sequence[str], scores_C: Float32Array, is_single: bool) -> dict[str, Any]:
+    order = descending(scores_C)
+    chosen = order[:1] if is_single else [i for i in order if scores_C[i] >= _LIKELY]
+    return {
+        "id": str(uuid4()),
+        "input": text,
+        "prediction": labels[order[0]],
+        "predictions": [labels[i] for i in chosen],
+        "confidence": scores_C[order[0]],
+        "confidences": [scores_C[i] for i in chosen],
+        "labels": {label: {"confidence": score} for label, score in zip(labels, scores_C, strict=True)},
+        "classification_type": "single-label" if is_single else "multi-label",
+    }
+
+
 def parse_rerank(raw: bytes) -> tuple[CohereRerankRequest, Request]:
     """Return the body and its Request, by default with truncation. Raises InvalidRequest or TooLarge."""
     body = decode(CohereRerankRequest, raw)
@@ -298,6 +439,21 @@ ROUTES: Final = (
         parse_embed, partial(render_embed, version="1"), response_type=CohereEmbedResponse,
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document"}',
         discriminators=frozenset(("texts", "images")),
+    ),
+    _COHERE(
+        "/v1/tokenize", "The token ids of a text (Cohere v1).", parse_tokenize, render_tokenize, response_type=CohereTokens,
+        example='{"text": "A whimbrel is a wader."}', terms=_TERMS.extended({"input": lambda _: Location("text")}),
+    ),
+    _COHERE(
+        "/v1/detokenize", "The text of token ids (Cohere v1).", parse_detokenize, render_detokenize, response_type=CohereText,
+        example='{"tokens": [101, 102]}',
+        terms=_TERMS.extended({"input": lambda location: Location("tokens", location.part)}),
+    ),
+    _COHERE(
+        "/v1/classify", "The classes of texts: a body with `inputs` (Cohere v1).",
+        parse_classify, render_classify, response_type=CohereClassifyResponse,
+        example='{"inputs": ["What a fine bird."]}', terms=_TERMS.extended({"input": "inputs"}),
+        discriminators=frozenset(("inputs", "examples")),
     ),
     _COHERE(
         "/v2/rerank", "Documents ranked by a query (Cohere v2, vLLM).",

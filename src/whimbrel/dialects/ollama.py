@@ -26,6 +26,7 @@ from whimbrel.wire import to_json
 VERSION: Final = "0.12.0"
 """A version of Ollama that has all of these routes; clients compare it with the version that they need."""
 
+_LINES: Final = "application/x-ndjson"
 _CHANGES_NUMBERS: Final = ("rope_frequency_base", "rope_frequency_scale")
 _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -88,6 +89,18 @@ class ShowRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     name: Annotated[str | None, Meta(description="The same as `model`.")] = None
+
+
+class PullRequest(ShowRequest, frozen=True, kw_only=True):
+    """Body of POST /api/pull."""
+
+    stream: Annotated[bool | None, Meta(description="Answer in two lines of JSON. Default: true.")] = None
+
+
+class PullResponse(msgspec.Struct):
+    """Answer of POST /api/pull, or a line of it."""
+
+    status: str
 
 
 class ModelDetails(msgspec.Struct):
@@ -183,6 +196,17 @@ def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[Ser
 def parse_show(raw: bytes) -> tuple[ShowRequest, None]:
     body = decode(ShowRequest, raw)
     return ShowRequest(model=body.model or body.name), None
+
+
+def parse_pull(raw: bytes) -> tuple[PullRequest, None]:
+    body = decode(PullRequest, raw)
+    return PullRequest(model=body.model or body.name, stream=body.stream), None
+
+
+def render_pull(body: PullRequest, result: None, model: ServedModel) -> bytes | Response:
+    """Return the answer for a model that is there; nothing is ever pulled."""
+    lines = [msgspec.json.encode(PullResponse(status)) for status in ("pulling manifest", "success")]
+    return lines[-1] if body.stream is False else Response([b"%b\n" % line for line in lines], _LINES)
 
 
 def render_embed(body: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes | Response:
@@ -282,6 +306,10 @@ ROUTES: Final = (
     _OLLAMA(
         "/api/show", "The kind and the limits of a model (Ollama).", parse_show, render_show, response_type=ShowResponse,
         example="{}",
+    ),
+    _OLLAMA(
+        "/api/pull", "Success for a model that is served; nothing is pulled (Ollama).", parse_pull, render_pull,
+        response_type=PullResponse, example='{"stream": false}',
     ),
 )  # fmt: skip
 

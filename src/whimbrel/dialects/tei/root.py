@@ -1,7 +1,8 @@
 """POST /, /invocations and /vertex: the route that suits the model, as in TEI, and several such bodies in one. Pure.
 
 A body of / with `texts` is one of /rerank; one whose inputs are a source and sentences, of /similarity. The first output of the
-model decides whether any other is of /predict, /embed, /embed_sparse or /embed_all. TEI runs each instance of /vertex alone;
+model decides whether any other is of /predict, /embed, /embed_sparse or /embed_all, or asks for entities, as transformers' pipelines
+give them. TEI runs each instance of /vertex alone;
 here all run as one request, so their options must be equal.
 Source: text-embeddings-inference, router/src/http/server.rs (`vertex_compatibility`).
 """
@@ -12,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -33,7 +34,7 @@ from whimbrel.dialects.common.body_rules import (
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei import scores
-from whimbrel.dialects.tei.answers import TEI, TERMS, is_wrong_model_type, wrong_model_type
+from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, is_wrong_model_type, timed
 from whimbrel.dialects.tei.embed import (
     Direction,
     ModelName,
@@ -41,6 +42,8 @@ from whimbrel.dialects.tei.embed import (
     Sentences,
     TruncateFlag,
     VectorFields,
+    count_characters,
+    cut,
     dense,
     render_embed,
     render_embed_all,
@@ -61,16 +64,23 @@ from whimbrel.dialects.tei.scores import (
     sequences,
 )
 from whimbrel.errors import InvalidRequest, Location
+from whimbrel.outputs import scoring
+from whimbrel.outputs.scoring import Operation
 from whimbrel.types.request import OutputName, Request
-from whimbrel.types.result import Outputs, Ragged, Result, Sparse
+from whimbrel.types.result import Entity, Outputs, Ragged, Result, Sparse
+from whimbrel.wire import to_json
 
 
 class RootParameters(PredictParameters, frozen=True, kw_only=True):
-    """The parameters of /predict and of /similarity."""
+    """The parameters of /predict and of /similarity, and of entities."""
 
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     prompt_name: str | None = None
+    aggregation_strategy: Annotated[
+        Literal["none", "simple", "first", "average", "max"] | None,
+        Meta(description="How token labels are grouped into entities, as in transformers. Default: `simple`."),
+    ] = None
 
 
 class RootRequest(VectorFields, frozen=True, kw_only=True):
@@ -98,6 +108,8 @@ def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel
         if output == "scores":
             predict = _predict(body)
             return classes(predict, sequences(predict.inputs), model)
+        if output == "token_scores":
+            return _find_entities(body, model).request
         return dense(body) if output == "dense" else text_request(body, output)
 
     return body, request
@@ -109,6 +121,8 @@ def render_root(body: RootRequest, result: Result, model: ServedModel) -> Respon
     output = _first(model)
     if output == "scores":
         return render_predict(_predict(body), result, model)
+    if output == "token_scores":
+        return _render_entities(body, result, model)
     return _WRITE[output](body, result, model)
 
 
@@ -120,10 +134,30 @@ _WRITE: Final[dict[OutputName, Callable[[Any, Result, ServedModel], Response]]] 
 
 
 def _first(model: ServedModel) -> OutputName:
-    output = next(iter(model.card.outputs))
-    if output == "token_scores":
-        raise wrong_model_type("this model judges tokens, for which TEI has no route; ask /v1/embed.")
-    return output
+    return next(iter(model.card.outputs))
+
+
+def _find_entities(body: RootRequest, model: ServedModel) -> Operation[list[list[Entity]]]:
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest("must be a text or a list of texts: this model finds entities.", param="input")
+    if not texts:
+        raise Empty("is an empty list; give at least one text.", param="input")
+    check_count(len(texts), MAX_INPUTS, " inputs", param="input")
+    aggregation = (body.parameters and body.parameters.aggregation_strategy) or "simple"
+    cut_at = cut(body.truncate, body.truncation_direction)
+    return scoring.token_classify(model.card, cast(list[str], texts), aggregation, truncate=cut_at)
+
+
+def _render_entities(body: RootRequest, result: Result, model: ServedModel) -> Response:
+    grouped = (body.parameters and body.parameters.aggregation_strategy) != "none"
+    label = "entity_group" if grouped else "entity"
+    rows = [
+        [{label: e.label, "score": e.score, "word": e.text, "start": e.start, "end": e.end} for e in entities]
+        for entities in _find_entities(body, model).postprocess(result)
+    ]
+    answer: object = rows[0] if isinstance(body.inputs, str) else rows
+    return timed(to_json(answer), result, model, count_characters(cast(Any, body.inputs)))
 
 
 def _predict(body: RootRequest) -> PredictRequest:
@@ -267,7 +301,7 @@ def _locate_input(location: Location) -> Location:
 
 
 _ROOT: Final = TEI(
-    "/", "The route that suits the model: /embed, /embed_sparse, /embed_all or /predict; or /similarity (TEI).",
+    "/", "The route that suits the model: /embed, /embed_sparse, /embed_all, /predict or entities; or /similarity (TEI).",
     parse_root, render_root, response_type=list[Any], example='{"inputs": "What is a whimbrel?"}',
 )  # fmt: skip
 _VERTEX: Final = TEI(
