@@ -14,11 +14,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ModelName, check_count, decode
+from whimbrel.dialects.common.bodies import ModelName, check_count, decode, is_packed
 from whimbrel.dialects.common.body_rules import MAX_INPUTS, narrowed
 from whimbrel.dialects.common.pair_inputs import text_of
-from whimbrel.dialects.common.responses import Response, ServedModel, created, json_answer, new_id, usage
-from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, usage
+from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, Route
 from whimbrel.dialects.openai import DetailedError, Usage, render_detailed_error
 from whimbrel.dialects.rerank import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
 from whimbrel.dialects.tei.scores import Prediction, activation_of, apply, predict
@@ -67,7 +67,7 @@ class InfinityClassifyResponse(msgspec.Struct):
 
 
 def parse_rerank(raw: bytes) -> tuple[InfinityRerankRequest, Callable[[ServedModel], Request]]:
-    body = decode(InfinityRerankRequest, raw)
+    body = decode(InfinityRerankRequest, raw, packed=is_packed(raw))
     request = request_of(msgspec.structs.replace(body, truncate=True if body.truncate is None else body.truncate))
 
     def with_activation(model: ServedModel) -> Request:
@@ -125,7 +125,7 @@ ROUTES: Final = (
         "/rerank", "Documents ranked by a query: a body with `raw_scores` (Infinity).",
         parse_rerank, render_rerank, response_type=InfinityRerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader.", "A sandwich."], "raw_scores": false}',
-        terms=RERANK_TERMS,
+        terms=RERANK_TERMS, media_types=(JSON, *MESSAGE_PACK),
     ),
     _INFINITY(
         "/classify", "The classes of texts: a body with `raw_scores` (Infinity).",

@@ -7,7 +7,7 @@ ignored. Source: ggml-org/llama.cpp, tools/server/README.md.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -55,14 +55,14 @@ def render_embedding(body: LlamaEmbeddingRequest, result: Result, model: ServedM
     return json_answer(vectors, result)
 
 
-_EMBEDDING = Route(
+_EMBEDDING: Final = Route(
     "/embedding", "Dense vectors of texts (llama.cpp).",
     parse_embedding, render_embedding, response_type=list[LlamaEmbedding],
     example='{"content": "A whimbrel is a wader."}',
     render=render_error, error_type=OpenAIError, placeholders=PLACEHOLDERS,
     terms=ErrorTerms({"input": "content", "outputs": "model"}, {"truncate": None}),
 )  # fmt: skip
-ROUTES = (
+ROUTES: Final = (
     _EMBEDDING,
     *(
         replace(route, path=path, summary="The same as /v1/rerank (llama.cpp).")

@@ -5,18 +5,18 @@ Texts that exceed the limit are cut. Unknown fields are ignored. Source: mixedbr
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ModelName, decode
+from whimbrel.dialects.common.bodies import ModelName, decode, is_packed
 from whimbrel.dialects.common.body_rules import narrowed
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
-from whimbrel.dialects.common.route import PLACEHOLDERS, Route
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Route
 from whimbrel.dialects.openai import DetailedError, Usage, render_detailed_error
 from whimbrel.dialects.rerank import MAX_PAIRS, RERANK_TERMS, RerankRequest, rank, request_of
-from whimbrel.errors import locate_pairs
+from whimbrel.errors import Location, locate_pairs
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
@@ -55,7 +55,7 @@ class MixedbreadRerankResponse(msgspec.Struct):
 
 
 def parse_rerank(raw: bytes) -> tuple[MixedbreadRerankRequest, Request]:
-    body = decode(MixedbreadRerankRequest, raw)
+    body = decode(MixedbreadRerankRequest, raw, packed=is_packed(raw))
     return body, request_of(_pairs(body))
 
 
@@ -78,13 +78,20 @@ def render_rerank(body: MixedbreadRerankRequest, result: Result, model: ServedMo
     return json_answer({"data": data, "model": model.plan.served_name, "usage": usage(result)} | options, result)
 
 
-ROUTES = tuple(
+_locate_pair: Final = locate_pairs("query", "input", single=(True, False))
+
+
+def _locate(location: Location) -> Location:
+    return location if location.part is None else _locate_pair(location)
+
+
+ROUTES: Final = tuple(
     Route(
         path, "Texts ranked by a query: a body with `input` (Mixedbread).",
         parse_rerank, render_rerank, response_type=MixedbreadRerankResponse,
         example='{"query": "What is a whimbrel?", "input": ["A wader with a curved bill.", "A sandwich."]}',
         render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS,
-        terms=RERANK_TERMS.extended({"input": locate_pairs("query", "input", single=(True, False)), "documents": "input"}),
+        terms=RERANK_TERMS.extended({"input": _locate, "documents": "input"}), media_types=(JSON, *MESSAGE_PACK),
         discriminators=frozenset({"input"}),
     )
     for path in ("/v1/reranking", "/reranking")

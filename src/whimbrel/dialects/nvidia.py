@@ -7,7 +7,7 @@ are ignored. Source: NVIDIA NIM for text reranking 1.10, API reference; langchai
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -87,7 +87,7 @@ def render_ranking(body: RankingRequest, result: Result, model: ServedModel) -> 
     return json_answer({"rankings": rankings, "usage": usage(result)}, result)
 
 
-ROUTES = tuple(
+ROUTES: Final = tuple(
     Route(
         path, "Passages ranked by a query (NVIDIA).", parse_ranking, render_ranking, response_type=RankingResponse,
         example='{"query": {"text": "What is a whimbrel?"}, "passages": [{"text": "A wader."}, {"text": "A sandwich."}]}',

@@ -31,11 +31,10 @@ from whimbrel.dialects.common.responses import (
     row_blocks,
     usage,
 )
-from whimbrel.dialects.common.route import ErrorTerms, GetRoute, Route
+from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, GetRoute, Route
 from whimbrel.dialects.openai import (
     UNSUPPORTED_TEXT_FIELDS,
     EmbeddingsRequest,
-    EmbeddingsResponse,
     Usage,
     VLLMTextFields,
     parse_normalize,
@@ -342,7 +341,9 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
     return msgspec.json.encode(VLLMError(VLLMErrorDetail(text, kind, param, code)))
 
 
-_VLLM: Final = partial(Route, render=render_error, error_type=VLLMError, terms=TERMS, status=status)
+_VLLM: Final = partial(
+    Route, render=render_error, error_type=VLLMError, terms=TERMS, status=status, placeholders=PLACEHOLDERS
+)
 
 _POOLING_TERMS: Final = TERMS.extended(
     {"max_tokens": "truncate_prompt_tokens", "activate": "use_activation", "outputs": "task"}
@@ -379,7 +380,7 @@ ROUTES: Final = (
     *_PAIRS,
     _VLLM(
         "/invocations", "The route that suits the model: /v1/embeddings, /classify or /pooling: a body with `input` (vLLM).",
-        parse_invocation, render_invocation, response_type=EmbeddingsResponse | VLLMClassifyResponse | PoolingResponse,
+        parse_invocation, render_invocation, response_type=dict[str, Any],
         example='{"input": ["A whimbrel is a wader."]}', terms=_POOLING_TERMS,
         discriminators=frozenset({"input"}), body_type=EmbeddingsRequest,
     ),

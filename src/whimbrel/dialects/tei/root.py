@@ -1,9 +1,8 @@
 """POST /, /invocations and /vertex: the route that suits the model, as in TEI, and several such bodies in one. Pure.
 
 A body of / with `texts` is one of /rerank; one whose inputs are a source and sentences, of /similarity. The first output of the
-model decides whether any other is of /predict, /embed, /embed_sparse or /embed_all, or asks for entities, as transformers' pipelines
-give them. TEI runs each instance of /vertex alone;
-here all run as one request, so their options must be equal.
+model decides whether any other is of /predict, /embed, /embed_sparse or /embed_all, or asks for entities, as pipelines of
+transformers give them. TEI runs each instance of /vertex alone; here all run as one request, so their options must be equal.
 Source: text-embeddings-inference, router/src/http/server.rs (`vertex_compatibility`).
 """
 
@@ -271,7 +270,8 @@ def _merge_requests(body: Instances, model: ServedModel) -> Request:
 
 def _part(result: Result, start: int, end: int) -> Result:
     outputs = {name: _rows(getattr(result.outputs, name), start, end) for name in Outputs.__slots__}
-    return replace(result, outputs=Outputs(**outputs))
+    offsets = None if result.token_offsets is None else result.token_offsets[start:end]
+    return replace(result, outputs=Outputs(**outputs), token_offsets=offsets)
 
 
 def _rows(output: Any, start: int, end: int) -> Any:
