@@ -94,17 +94,22 @@ class Exchanges:
         assert [each for each, other in zip(self._said, recorded, strict=True) if each != other] == []
 
 
+_MASKED = ("id", "text", "label", "digest", "created", "document", "input", "prediction", "predictions")
+
+
 def _plain(value: Any, name: str = "") -> Any:
     """Without numbers, which depend on random weights and tokenizers, nor what is made of them; how many there are is kept."""
     if isinstance(value, dict):
         return {key: _plain(inner, key) for key, inner in value.items()}
+    if name in ("tokens", "token_strings"):
+        return f"<{name}>"
     if isinstance(value, list) and len(value) > 4 and all(isinstance(each, int | float) for each in value):
         return f"<{len(value)} numbers>"
     if isinstance(value, list):
         return [_plain(each, name) for each in value]
     if isinstance(value, float) or (isinstance(value, int) and name.endswith(("index", "tokens", "_duration"))):
         return "<number>"
-    if name in ("id", "text", "label", "digest"):
+    if name in _MASKED and isinstance(value, str | int):
         return f"<{name}>"
     if name in ("embedding", "base64"):
         return f"<{len(value)} characters>"

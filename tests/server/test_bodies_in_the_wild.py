@@ -1,0 +1,195 @@
+"""Bodies and names as clients send them: gzipped, without a type, below other paths, for one of several models."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import orjson
+import pytest
+import torch
+
+from exchanges import WRITE
+from fake import call
+from whimbrel import AsyncEngine, Engine
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.routing import ModelRegistry
+
+JSON = {"content_type": "application/json"}
+BODY = orjson.dumps({"inputs": ["A whimbrel is a wader."]})
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    root = tmp_path_factory.mktemp("models")
+    with ExitStack() as stack:
+        found: dict[str, Any] = {}
+        for name in ("dense", "ranker", "classes"):
+            torch.manual_seed(7)
+            WRITE[name](root / name)
+            options: Any = {"served_name": name, "aliases": (f"{name}-alias",), "dtype": "float32"}
+            found[name] = AsyncEngine(stack.enter_context(Engine(str(root / name), **options)))
+        yield found
+
+
+def post(app: Any, path: str, body: bytes, **headers: str) -> Any:
+    return asyncio.run(call(app, "POST", path, body=body, headers=headers))
+
+
+# Bodies
+
+
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "x-gzip"])
+def test_gzipped_bodies_are_read(engines: dict[str, Any], coding: str) -> None:
+    """A gzipped body is read as the body itself, also one of many pieces."""
+    app = create_app(ModelRegistry(engines["dense"]))
+    plain = post(app, "/embed", BODY, **JSON)
+    assert plain.status == 200
+    for packed in (gzip.compress(BODY), gzip.compress(BODY + b" " * 3 * MIB), gzip.compress(BODY + b" " * MIB, 0)):
+        answer = post(app, "/embed", packed, content_encoding=coding, **JSON)
+        assert (answer.status, answer.body) == (200, plain.body)
+
+
+def test_gzip_bombs_are_refused_before_they_are_large(engines: dict[str, Any]) -> None:
+    """A gzipped body is decompressed up to the limit of bodies and no further, and its memory is given back."""
+    app = create_app(ModelRegistry(engines["dense"]), guards=ServerLimits(max_body_bytes=MIB, max_inflight_bytes=2 * MIB))
+    bomb = gzip.compress(b" " * 64 * MIB)
+    for _ in range(5):
+        answer = post(app, "/embed", bomb, content_encoding="gzip", **JSON)
+        assert (answer.status, orjson.loads(answer.body)["error_type"]) == (413, "Validation")
+    assert post(app, "/embed", gzip.compress(BODY + b" " * (MIB - MIB // 8)), content_encoding="gzip", **JSON).status == 200
+
+
+@pytest.mark.parametrize(
+    ("packed", "words"),
+    [
+        (gzip.compress(BODY)[:-9], "ended early"),
+        (gzip.compress(BODY)[:5], "ended early"),
+        (b"", "ended early"),
+        (BODY, "is not valid gzip"),
+        (zlib.compress(BODY), "is not valid gzip"),
+        (gzip.compress(BODY)[:-4] + b"1234", "is not valid gzip"),
+        (gzip.compress(BODY) * 2, "bytes after the gzipped body"),
+        (gzip.compress(BODY) + b"x", "bytes after the gzipped body"),
+        (gzip.compress(b" " * 2**20, 0) + b"x" * 2**17, "bytes after the gzipped body"),
+        (gzip.compress(b""), "the body is empty"),
+    ],
+)
+def test_broken_gzip_is_named(engines: dict[str, Any], packed: bytes, words: str) -> None:
+    """A gzipped body that is cut off, or followed by more, is refused with what is wrong."""
+    answer = post(create_app(ModelRegistry(engines["dense"])), "/embed", packed, content_encoding="gzip", **JSON)
+    assert answer.status == 400
+    assert words in orjson.loads(answer.body)["error"]
+
+
+def test_other_codings_are_refused(engines: dict[str, Any]) -> None:
+    """A coding that is not known is refused with the one that is."""
+    for coding in ("br", "deflate", "zstd", "gzip, gzip", "", "\xff"):
+        answer = post(create_app(ModelRegistry(engines["dense"])), "/embed", BODY, content_encoding=coding, **JSON)
+        assert (answer.status, "send gzip" in orjson.loads(answer.body)["error"]) == (415, True)
+
+
+def test_bodies_without_a_type(engines: dict[str, Any]) -> None:
+    """A body without a Content-Type is JSON, unless a page of a browser may have sent it."""
+    app = create_app(ModelRegistry(engines["dense"]))
+    assert post(app, "/embed", BODY).status == 200
+    for header in ({"origin": "http://127.0.0.1"}, {"referer": "http://a.example/"}, {"sec_fetch_site": "none"}, {"sec_fetch_mode": "cors"}):
+        answer = post(app, "/embed", BODY, host="127.0.0.1", **header)
+        assert (answer.status, "Content-Type is missing" in answer.body.decode()) == (415, True)
+    for kind in ("", "text/plain", "application/x-www-form-urlencoded"):
+        assert post(app, "/embed", BODY, content_type=kind).status == 415
+
+
+# Paths
+
+
+@pytest.mark.parametrize("path", ["//embed", "/embed/", "///embed//", "/embed"])
+def test_slashes_do_not_matter(engines: dict[str, Any], path: str) -> None:
+    """A path with slashes that are doubled or at its end is the path itself."""
+    app = create_app(ModelRegistry(engines["dense"]), guards=ServerLimits(api_keys=("a-s3cret-key-of-ours",)))
+    assert post(app, path, BODY, **JSON).status == 401
+    assert post(app, path, BODY, api_key="a-s3cret-key-of-ours", **JSON).status == 200
+
+
+def test_paths_that_stay_unknown(engines: dict[str, Any]) -> None:
+    """What only looks like a known path is not one, in the words of whose it looks like."""
+    app = create_app(ModelRegistry(engines["dense"]))
+    for path in ("/openai", "/openai/v1", "/openai/deployments//embeddings", "/openai/deployments/dense/chat/completions", "/embed/x"):
+        answer = post(app, path, BODY, **JSON)
+        assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (404, "not_found"), path
+    answer = post(app, "/api/chat", b"{}")
+    assert (answer.status, type(orjson.loads(answer.body)["error"])) == (404, str)
+
+
+def test_models_are_listed_at_both_paths_by_all_their_names(engines: dict[str, Any]) -> None:
+    """GET /v1/models, /models, /api/tags and /api/ps list every name of every model, and each can be asked for."""
+    app = create_app(ModelRegistry(*engines.values()))
+    names = [f"{name}{end}" for name in engines for end in ("", "-alias")]
+    for path in ("/v1/models", "/models", "/v1/models/"):
+        found = orjson.loads(asyncio.run(call(app, "GET", path)).body)
+        assert [each["id"] for each in found["data"]] == names
+    for path in ("/api/tags", "/api/ps"):
+        found = orjson.loads(asyncio.run(call(app, "GET", path)).body)
+        assert [each["name"] for each in found["models"]] == [f"{name}:latest" for name in names]
+    for name in names:
+        assert orjson.loads(asyncio.run(call(app, "GET", f"/v1/models/{name}")).body)["id"] == name
+
+
+# Several models
+
+
+ASKED = [
+    ("/embed", {"inputs": "a"}, "dense"),
+    ("/embed_all", {"inputs": "a"}, "dense"),
+    ("/v1/embeddings", {"input": "a"}, "dense"),
+    ("/v1/embeddings", {"input": "a", "model": ""}, "dense"),
+    ("/embeddings", {"input": "a", "model": "text-embeddings-inference"}, "dense"),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "dense"),
+    ("/rerank", {"query": "a", "texts": ["b"]}, "ranker"),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}, "ranker"),
+    ("/v1/score", {"queries": "a", "documents": ["b"]}, "ranker"),
+    ("/v2/rerank", {"query": "a", "documents": ["b"]}, "ranker"),
+    ("/api/embed", {"input": "a"}, "dense"),
+    ("/v2/embed", {"texts": ["a"], "input_type": "search_query"}, "dense"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "expected"), ASKED)
+def test_the_only_model_that_can_answer_is_chosen(engines: dict[str, Any], path: str, body: dict[str, Any], expected: str) -> None:
+    """Where a request names no model, the only one that is made for its route answers."""
+    several = create_app(ModelRegistry(*engines.values()))
+    alone = post(create_app(ModelRegistry(engines[expected])), path, orjson.dumps(body), **JSON)
+    answer = post(several, path, orjson.dumps(body), **JSON)
+    stamps = ("id", "created", "total_duration")
+    ours, theirs = orjson.loads(answer.body), orjson.loads(alone.body)
+    for found in (ours, theirs):
+        for name in stamps if isinstance(found, dict) else ():
+            found.pop(name, None)
+    assert (answer.status, ours) == (200, theirs)
+
+
+def test_two_that_can_and_none_that_can(engines: dict[str, Any]) -> None:
+    """Where several models could answer, or none, the error names them."""
+    two = create_app(ModelRegistry(engines["dense"], engines["dense"], engines["classes"]))
+    answer = post(two, "/v1/embeddings", b'{"input": "a"}', **JSON)
+    assert answer.status == 400
+    assert "several models can answer this; name one of: dense, dense." in orjson.loads(answer.body)["error"]["message"]
+    answer = post(two, "/embed_sparse", b'{"inputs": "a"}', **JSON)
+    assert "none of this server's models can answer this: dense, dense, classes." in orjson.loads(answer.body)["error"]
+    answer = post(two, "/v1/embeddings", b'{"input": "a", "model": "gpt-4"}', **JSON)
+    assert answer.status == 404
+    answer = post(create_app(ModelRegistry(engines["dense"], num_models=2)), "/embed", BODY, **JSON)
+    assert answer.status == 503
+
+
+def test_info_has_the_type_of_each_model(engines: dict[str, Any]) -> None:
+    """TEI's /info names every type of model on the server; clients look for theirs."""
+    found = orjson.loads(asyncio.run(call(create_app(ModelRegistry(*engines.values())), "GET", "/info")).body)
+    assert found["model_type"].keys() == {"embedding", "reranker", "classifier"}
+    assert found["max_client_batch_size"] == 2048
