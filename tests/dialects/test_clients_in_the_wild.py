@@ -166,19 +166,23 @@ def test_what_programs_send(client: str, small: Small) -> None:
     said = Exchanges()
     with httpx2.Client(base_url=small.url, timeout=60) as http:
         for row in ROWS[client]:
-            answer = http.post(row.path, content=orjson.dumps(row.body), headers={"content-type": "application/json"} | row.headers)
+            answer = http.post(
+                row.path, content=orjson.dumps(row.body), headers={"content-type": "application/json"} | row.headers
+            )
             assert answer.status_code == row.status, answer.text
             said.note(row.path, orjson.dumps(row.body), answer.status_code, answer.content)
             found = answer.json()
             assert all(name in found for name in row.has), answer.text
             if row.verb:
-                np.testing.assert_array_equal(np.array(row.read(found), np.float32), expected(row.verb, small).astype(np.float32))
+                np.testing.assert_array_equal(
+                    np.array(row.read(found), np.float32), expected(row.verb, small).astype(np.float32)
+                )
     said.check("wild/" + "".join(letter if letter.isalnum() else "_" for letter in client))
 
 
 def test_entities_at_the_root(tmp_path: Path) -> None:
     """TEI's root gives the entities of a model that judges tokens, as the pipeline of transformers does."""
-    labels = dict(enumerate(["O", "B-PER", "I-PER", "B-LOC"]))
+    labels = dict(enumerate(["B-ORG", "B-PER", "I-PER", "B-LOC"]))
     write_classifier(tmp_path, "bert", "ForTokenClassification", id2label=labels)
     with Engine(str(tmp_path), dtype="float32") as engine:
         app = create_app(ModelRegistry(AsyncEngine(engine)))
@@ -198,7 +202,9 @@ def test_entities_at_the_root(tmp_path: Path) -> None:
         for wrong, status in (({"inputs": []}, 400), ({"inputs": [3]}, 422), ({"inputs": [["a", "b"]]}, 422)):
             assert asyncio.run(post(body=orjson.dumps(wrong))).status == status
         instances = {"instances": [{"inputs": TEXTS[0]}, {"inputs": TEXTS[1]}]}
-        vertex = asyncio.run(call(app, "POST", "/vertex", body=orjson.dumps(instances), headers={"content_type": "application/json"}))
+        vertex = asyncio.run(
+            call(app, "POST", "/vertex", body=orjson.dumps(instances), headers={"content_type": "application/json"})
+        )
         assert orjson.loads(vertex.body)["predictions"] == [
             orjson.loads(asyncio.run(post(body=orjson.dumps({"inputs": text}))).body) for text in TEXTS[:2]
         ]

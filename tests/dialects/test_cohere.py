@@ -198,12 +198,13 @@ def test_the_best_come_first() -> None:
 
 
 def test_errors_name_the_documents() -> None:
+    (route,) = (route for route in dialect.ROUTES if route.path == "/v2/rerank")
     for ours, theirs in (
         (Location("input", 3, 1), "documents[3]"),
         (Location("input", 3, 0), "query"),
         (Location("max_document_tokens"), "max_tokens_per_doc"),
     ):
-        told = orjson.loads(dialect.ROUTES[2].render_error(InvalidRequest("is wrong.", location=ours)))
+        told = orjson.loads(route.render_error(InvalidRequest("is wrong.", location=ours)))
         assert told == {"message": f"{theirs}: is wrong."}
 
 

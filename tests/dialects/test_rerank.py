@@ -133,7 +133,13 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
         {"index": 0, "relevance_score": 0.5, "document": {"text": "a"}},
         {"index": 2, "relevance_score": 0.5, "document": {"text": "c"}},
     ]
-    assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7, "completion_tokens": 0}
+    assert "data" not in found
+    plain = rerank.RerankRequest(query="q", documents=["a", Document("b")], return_documents=True)
+    assert orjson.loads(rerank.render_rerank(plain, result(1, 2), FakeModel.named("m")))["data"] == [
+        {"index": 1, "relevance_score": 2.0, "document": "b"},
+        {"index": 0, "relevance_score": 1.0, "document": "a"},
+    ]
     bare = rerank.RerankRequest(query="q", documents=["a"], top_n=0, return_documents=False)
     assert orjson.loads(rerank.render_rerank(bare, result(1), FakeModel.named("m")))["results"] == [
         {"index": 0, "relevance_score": 1.0}

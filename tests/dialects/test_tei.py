@@ -161,9 +161,8 @@ def test_the_root_is_what_the_model_is_made_for(output: str, expected: Request) 
         request(model(**{output: Output(1, activation="sigmoid"), "scores" if output == "dense" else "dense": Output(1)}))
         == expected
     )
-    with pytest.raises(InvalidRequest) as caught:
-        request(model(token_scores=Output(1)))
-    assert answers.status(caught.value) == 424
+    tokens_of = request(model(token_scores=Output(1)))
+    assert tokens_of == Request(["a"], ("token_scores",), truncate="right", return_offsets=True)
 
 
 # What is wrong
@@ -461,7 +460,7 @@ def test_late_interaction(tmp_path: Path) -> None:
             assert np.array_equal(np.array(rows[0], np.float32), engine.multi_vector(TEXTS[1], input_type="document")[0])
         refused = ask(engine, "/embed_all", inputs="a")
         assert (refused.status, orjson.loads(refused.body)["error"].partition(":")[0]) == (422, "input_type")
-        assert describe(AsyncEngine(engine))["model_type"] == {"embedding": {"pooling": "multi_vector"}}
+        assert describe([AsyncEngine(engine)])["model_type"] == {"embedding": {"pooling": "multi_vector"}}
 
 
 def test_a_reranker(tmp_path: Path) -> None:
@@ -475,7 +474,7 @@ def test_a_reranker(tmp_path: Path) -> None:
                 ]
         (only,) = answer(engine, "/predict", inputs=[QUERY, TEXTS[0]])
         assert only == {"score": pytest.approx(float(engine.score(QUERY, TEXTS[0])[0]), rel=1e-6), "label": "LABEL_0"}
-        assert describe(AsyncEngine(engine))["model_type"]["reranker"]["label2id"] == {"LABEL_0": 0}
+        assert describe([AsyncEngine(engine)])["model_type"]["reranker"]["label2id"] == {"LABEL_0": 0}
 
 
 # Several at once
@@ -544,13 +543,6 @@ def test_instances_that_are_refused(engine32: Engine) -> None:
         error = orjson.loads(told.body)
         assert (told.status, error["error_type"]) == (status, kind), error
         assert error["error"].startswith(where), error
-
-
-def test_instances_of_another_kind_of_model(tmp_path: Path) -> None:
-    write_classifier(tmp_path, "bert", form="ForTokenClassification", num_labels=3)
-    with Engine(str(tmp_path), dtype="float32") as engine:
-        refused = ask(engine, "/vertex", instances=[{"inputs": "a"}])
-        assert (refused.status, orjson.loads(refused.body)["error_type"]) == (424, "Backend")
 
 
 @given(

@@ -83,7 +83,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, kind: Any, encoding_format
     body = {"input": TEXTS, "output_dtype": kind, "encoding_format": encoding_format}
     sent, _ = voyage.parse_embeddings(orjson.dumps(body))
     found = orjson.loads(voyage.render_embeddings(sent, result(rows), model()))
-    assert (found["object"], found["model"], found["usage"]) == ("list", "m", {"total_tokens": 7})
+    assert (found["object"], found["model"], found["usage"]) == ("list", "m", {"prompt_tokens": 7, "total_tokens": 7})
     assert [(each["object"], each["index"]) for each in found["data"]] == [("embedding", i) for i in range(3)]
     read_back: Any = [each["embedding"] for each in found["data"]]
     if encoding_format == "base64":

@@ -209,7 +209,14 @@ def asker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
 
 def test_every_route_is_here() -> None:
     asked = {(way.path, route_of(way)) for way in WAYS}
-    others = {"EmbedSparseRequest", "TokenClassifyRequest", "ShowRequest", "PullRequest", "VertexRequest", "RankingRequest"}  # no model, no inputs, bodies of /, objects
+    others = {
+        "EmbedSparseRequest",
+        "TokenClassifyRequest",
+        "ShowRequest",
+        "PullRequest",
+        "VertexRequest",
+        "RankingRequest",
+    }  # no model, no inputs, bodies of /, objects
     all_of_them = {(route.path, route.request_type.__name__) for route in ROUTES}
     left = {name for path, name in all_of_them - asked if path not in ("/", "/invocations")}
     assert left == others
@@ -274,7 +281,11 @@ def without_stamps(answer: Any) -> Any:
     stamps = ("id", "created", "total_duration")
     if isinstance(answer, list):
         return [without_stamps(each) for each in answer]
-    return {name: without_stamps(each) for name, each in answer.items() if name not in stamps} if isinstance(answer, dict) else answer
+    return (
+        {name: without_stamps(each) for name, each in answer.items() if name not in stamps}
+        if isinstance(answer, dict)
+        else answer
+    )
 
 
 @EVERY

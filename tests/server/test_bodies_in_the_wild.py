@@ -99,7 +99,12 @@ def test_bodies_without_a_type(engines: dict[str, Any]) -> None:
     """A body without a Content-Type is JSON, unless a page of a browser may have sent it."""
     app = create_app(ModelRegistry(engines["dense"]))
     assert post(app, "/embed", BODY).status == 200
-    for header in ({"origin": "http://127.0.0.1"}, {"referer": "http://a.example/"}, {"sec_fetch_site": "none"}, {"sec_fetch_mode": "cors"}):
+    for header in (
+        {"origin": "http://127.0.0.1"},
+        {"referer": "http://a.example/"},
+        {"sec_fetch_site": "none"},
+        {"sec_fetch_mode": "cors"},
+    ):
         answer = post(app, "/embed", BODY, host="127.0.0.1", **header)
         assert (answer.status, "Content-Type is missing" in answer.body.decode()) == (415, True)
     for kind in ("", "text/plain", "application/x-www-form-urlencoded"):
@@ -120,7 +125,13 @@ def test_slashes_do_not_matter(engines: dict[str, Any], path: str) -> None:
 def test_paths_that_stay_unknown(engines: dict[str, Any]) -> None:
     """What only looks like a known path is not one, in the words of whose it looks like."""
     app = create_app(ModelRegistry(engines["dense"]))
-    for path in ("/openai", "/openai/v1", "/openai/deployments//embeddings", "/openai/deployments/dense/chat/completions", "/embed/x"):
+    for path in (
+        "/openai",
+        "/openai/v1",
+        "/openai/deployments//embeddings",
+        "/openai/deployments/dense/chat/completions",
+        "/embed/x",
+    ):
         answer = post(app, path, BODY, **JSON)
         assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (404, "not_found"), path
     answer = post(app, "/api/chat", b"{}")
@@ -161,7 +172,9 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("path", "body", "expected"), ASKED)
-def test_the_only_model_that_can_answer_is_chosen(engines: dict[str, Any], path: str, body: dict[str, Any], expected: str) -> None:
+def test_the_only_model_that_can_answer_is_chosen(
+    engines: dict[str, Any], path: str, body: dict[str, Any], expected: str
+) -> None:
     """Where a request names no model, the only one that is made for its route answers."""
     several = create_app(ModelRegistry(*engines.values()))
     alone = post(create_app(ModelRegistry(engines[expected])), path, orjson.dumps(body), **JSON)

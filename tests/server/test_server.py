@@ -238,7 +238,7 @@ def test_openapi_and_docs(http_client: httpx2.Client) -> None:
     assert page.headers["content-type"].startswith("text/html")
     assert "truncate_prompt_tokens" in page.text
     for path, status, example in (
-        ("/v1/embeddings", "400", {"error": {"message", "type", "param", "code"}}),
+        ("/v1/embeddings", "400", {"error": {"message", "type", "param", "code"}, "detail": ""}),
         ("/embed", "422", {"error", "error_type"}),
         ("/v2/embed", "400", {"message"}),
     ):

@@ -341,9 +341,7 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
     return msgspec.json.encode(VLLMError(VLLMErrorDetail(text, kind, param, code)))
 
 
-_VLLM: Final = partial(
-    Route, render=render_error, error_type=VLLMError, terms=TERMS, status=status, placeholders=PLACEHOLDERS
-)
+_VLLM: Final = partial(Route, render=render_error, error_type=VLLMError, terms=TERMS, status=status, placeholders=PLACEHOLDERS)
 
 _POOLING_TERMS: Final = TERMS.extended(
     {"max_tokens": "truncate_prompt_tokens", "activate": "use_activation", "outputs": "task"}
