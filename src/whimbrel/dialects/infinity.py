@@ -83,7 +83,7 @@ def render_rerank(body: InfinityRerankRequest, result: Result, model: ServedMode
     activated_NC = apply(activation_of(body.raw_scores, None, model), scores_NC)
     results = rank(body, result, documents=False)
     for each in results:
-        number = each["index"]
+        number: int = each["index"]
         each["relevance_score"] = activated_NC[number, 0]
         each["document"] = text_of(body.documents[number]) if body.return_documents else None
     return json_answer(_head("rerank", model) | {"results": results, "usage": usage(result)}, result)

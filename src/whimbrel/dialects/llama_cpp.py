@@ -1,4 +1,4 @@
-"""llama.cpp's own /embedding, and its paths of the rerank API. Pure functions over bytes.
+"""Routes of llama.cpp: its own /embedding, and its paths of the rerank API. Pure functions over bytes.
 
 Vectors have norm 1, as with llama.cpp's default `embd_normalize`. Texts that exceed the limit are an error. Unknown fields are
 ignored. Source: ggml-org/llama.cpp, tools/server/README.md.
@@ -42,12 +42,12 @@ class LlamaEmbedding(msgspec.Struct):
 
 def parse_embedding(raw: bytes) -> tuple[LlamaEmbeddingRequest, Request]:
     body = decode(LlamaEmbeddingRequest, raw)
-    if (body.content is None) == (body.input is None):
+    inputs = body.input if body.content is None else body.content
+    if inputs is None or (body.content is not None and body.input is not None):
         raise InvalidRequest("give either content or input.", param="content")
     if body.embd_normalize not in (None, -1, 2):
         raise InvalidRequest(f"is {body.embd_normalize}; only 2 (Euclidean) and -1 (none) are known.", param="embd_normalize")
-    texts = parse_texts(body.input if body.content is None else body.content)
-    return body, Request(texts, ("dense",), normalize=body.embd_normalize != -1, truncate="never")
+    return body, Request(parse_texts(inputs), ("dense",), normalize=body.embd_normalize != -1, truncate="never")
 
 
 def render_embedding(body: LlamaEmbeddingRequest, result: Result, model: ServedModel) -> bytes | Response:

@@ -5,13 +5,14 @@ Texts that exceed the limit are cut. Unknown fields are ignored. Source: mixedbr
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import ModelName, decode, is_packed
 from whimbrel.dialects.common.body_rules import narrowed
+from whimbrel.dialects.common.pair_inputs import Text
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Route
 from whimbrel.dialects.openai import DetailedError, Usage, render_detailed_error
@@ -60,12 +61,12 @@ def parse_rerank(raw: bytes) -> tuple[MixedbreadRerankRequest, Request]:
 
 
 def _pairs(body: MixedbreadRerankRequest) -> RerankRequest:
-    documents = list(body.input)
+    documents: list[Text] = list(body.input)
     return RerankRequest(query=body.query, documents=documents, instruction=body.instruction, top_n=body.top_k, truncate=True)
 
 
 def render_rerank(body: MixedbreadRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    data = [
+    data: list[dict[str, Any]] = [
         {
             "index": each["index"],
             "score": each["relevance_score"],

@@ -111,7 +111,7 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
         ),
         narrowed(minimum=0),
     ] = None
-    truncate: Annotated[
+    truncate: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride] - `parse_request` replaces the further words
         bool | Literal["right", "left", "never", "END", "START", "NONE"] | None,
         Meta(
             description="The end at which a text that is too long is cut. `false`, `never` or `NONE` makes it an error. The "

@@ -288,7 +288,7 @@ _OPTIONS: Final = tuple(
 
 def _plain(ranked: dict[str, Any], body: RerankRequest) -> dict[str, Any]:
     """Return an entry of the results in Voyage's shape."""
-    number = ranked["index"]
+    number: int = ranked["index"]
     text = {"document": text_of(body.documents[number])} if body.return_documents in (True, "true") else {}
     return {"index": number, "relevance_score": ranked["relevance_score"]} | text
 
