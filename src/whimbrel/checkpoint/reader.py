@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from whimbrel.checkpoint.chat_template import read_text_template
 from whimbrel.checkpoint.config.adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.checkpoint.config.common import read_matryoshka
 from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling
@@ -32,6 +33,7 @@ from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Encoder, Instruction, Output, PoolingOption, RerankerName
 from whimbrel.types.request import OutputName
+from whimbrel.types.template import TextTemplate
 
 _TABLES: Final = ("StaticEmbedding", "SparseStaticEmbedding")
 _SPARSE_PIPELINES: Final = (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"], ["SparseStaticEmbedding"])
@@ -128,6 +130,7 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         else modules.read_sentence(folder, modules.model_kind(rows))
     )
     tokenizer = read_tokenizer(root, config, files, lowercase=transformer.get("do_lower_case", bool, False))
+    chat = None if has_classes else _read_chat(root, transformer, files)
     if is_chain:
         outputs, labels = classifiers.read_chained_classes(folder, rows, config, encoder, sentence)
     elif has_classes:
@@ -137,12 +140,14 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         labels = llm_rerankers.STEP_LABELS if "token_scores" in outputs else ()
         if (dense := outputs.get("dense")) is not None:
             outputs |= read_m3(root, encoder, tokenizer)
-            if is_gritlm(config):  # its instruction gives no vectors, and its own code normalises
+            if is_gritlm(config) and chat is None:  # its instruction gives no vectors, and its own code normalises
                 dense = replace(dense, include_prompt=False, activated=dense.activated or pooling is not None)
             outputs["dense"] = cut_output(dense, sentence)
     widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
     is_cut = sentence.data.get("truncate_dim") is not None
     prompts, default_prompt_name = modules.read_prompts(sentence)
+    if chat is not None and chat.prompted is None and any(prompts.values()):
+        raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
     return Card(
         name=name,
         path=path,
@@ -157,17 +162,25 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         matryoshka=config.get("is_matryoshka", bool, False) or bool(widths) or is_cut,
         matryoshka_dimensions=widths,
         similarity=sentence.data.get("similarity_fn_name"),
-        instruction=_GRITLM if is_gritlm(config) else None,
+        instruction=_GRITLM if is_gritlm(config) and chat is None else None,
+        text_template=chat,
     )
 
 
 def _settings(root: Path, rows: Rows, *, cross_encoder: bool) -> JsonFile:
     fills_masks = rows[-1][0] == "SpladePooling"
-    stated = classifiers.FIXED_TRANSFORMER if cross_encoder else FILL_MASK if fills_masks else None
-    settings = modules.read_transformer(root, used=("model_args",) if rows[0][0] == WITH_TASKS else (), stated=stated)
+    stated = classifiers.FIXED_TRANSFORMER if cross_encoder else FILL_MASK if fills_masks else modules.WITH_CHAT
+    used = [*(["model_args"] if rows[0][0] == WITH_TASKS else []), *(["processing_kwargs"] if stated is modules.WITH_CHAT else [])]
+    settings = modules.read_transformer(root, used=used, stated=stated)
     if fills_masks and rows[0][0] == "Transformer":
         settings.get("transformer_task", str)
     return settings
+
+
+def _read_chat(root: Path, transformer: JsonFile, tokenizer: JsonFile) -> TextTemplate | None:
+    """Return the chat template into which each text goes. None without one."""
+    chat = modules.read_chat_format(transformer)
+    return None if chat is None else read_text_template(root, tokenizer, structured=chat[0], variables=chat[1])
 
 
 def _read_outputs(
