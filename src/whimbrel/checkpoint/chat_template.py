@@ -174,7 +174,7 @@ def _renderer(
         tree = environment.parse(source)
         compiled = environment.from_string(source)
     except TemplateError as error:
-        raise CheckpointError(f"is no template ({error}).", file=file, key="chat_template") from None
+        raise CheckpointError(f"does not render ({error}).", file=file, key="chat_template") from None
     for name in sorted(meta.find_undeclared_variables(tree)):
         if name == "task" or (name.endswith("_token") and name not in {*values, *tokenizer.data}):
             raise CheckpointError(f"uses {name!r}, which is not known here.", file=file, key="chat_template")

@@ -235,6 +235,7 @@ def _read_transformer(folder: Path) -> tuple[str, Mapping[str, Any], bool]:
         "do_lower_case": (False, None),
     }
     file = modules.read_transformer(folder, used=("processing_kwargs",), stated=stated)
+    file.get("modality_config", dict)
     structured, variables = modules.read_chat_format(file) or (False, {})
     return task, variables, structured
 
