@@ -10,6 +10,7 @@ The reader of each names its source code.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from whimbrel.checkpoint.config.adapters import read_adapter_folders, read_defau
 from whimbrel.checkpoint.config.common import read_matryoshka
 from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling
 from whimbrel.checkpoint.config.reader import read_encoder
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
 from whimbrel.checkpoint.scores import classifiers, llm_rerankers
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder
@@ -41,12 +42,27 @@ _FIRST: Final = (["Transformer"], ["StaticEmbedding"])
 _GRITLM: Final = Instruction("<|user|>\n", "<|embed|>\n")
 
 
-def read_card(folder: Path, name: str, *, pooling: PoolingOption | None = None, reranker: RerankerName | None = None) -> Card:
+def read_card(
+    folder: Path,
+    name: str,
+    *,
+    pooling: PoolingOption | None = None,
+    reranker: RerankerName | None = None,
+    accept_config: Collection[str] = (),
+) -> Card:
     """Read the card of the checkpoint in `folder`. `name` is the model's name.
 
     `pooling` is the user's choice for a checkpoint without modules.json, whose files do not state it. `reranker` is the
-    convention by which it scores pairs. Raises CheckpointError for anything missing, malformed or not supported.
+    convention by which it scores pairs. `accept_config` names unknown keys that are accepted. Raises CheckpointError for
+    anything missing, malformed or not supported, and SetupError for an accepted key that is in no file.
     """
+    with accepting(accept_config) as present:
+        card = _read_card(folder, name, pooling, reranker)
+    check_accepted(accept_config, present)
+    return card
+
+
+def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker: RerankerName | None) -> Card:
     if not has_modules(folder) and not (folder / "config.json").exists():
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
     if pooling is None and llm_rerankers.is_reranker(folder, name, reranker):
