@@ -14,9 +14,9 @@ _WRITERS: Final = {
         attn_implementation name_or_path torch_dtype transformers_version
     """,
     "transformers, arguments of from_pretrained": """
-        cache_dir device_map force_download from_flax from_tf gguf_file local_files_only low_cpu_mem_usage max_memory
-        offload_folder offload_state_dict output_loading_info proxies resume_download revision state_dict subfolder token
-        trust_remote_code use_auth_token use_safetensors user_agent weights_only
+        cache_dir device_map force_download local_files_only low_cpu_mem_usage max_memory offload_folder offload_state_dict
+        output_loading_info proxies resume_download token trust_remote_code use_auth_token use_safetensors user_agent
+        weights_only
     """,
     "Unsloth": "unsloth_fixed unsloth_version",
     "trainers and trackers": """

@@ -27,6 +27,15 @@ _INDEX = "model.safetensors.index.json"
 _PICKLE = "pytorch_model.bin"
 
 
+_DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""Name of a dtype in safetensors -> dtype, for those whose tensors are weights."""
+
+
 class Weights:
     """Tensors of one folder of a checkpoint, read when they are taken. A context manager."""
 
@@ -39,12 +48,17 @@ class Weights:
         sha256: str | None = None,
         allow_pickle: bool = False,
         single: str = _SINGLE,
+        on_meta: bool = False,
     ) -> None:
-        """`path` is a folder in `folder`, or a .pt file of tensors in it. `single` is the file name if there are no shards."""
+        """`path` is a folder in `folder`, or a .pt file of tensors in it. `single` is the file name if there are no shards.
+
+        `on_meta`: give tensors of the device "meta", which have a shape and no values. Only headers are read.
+        """
         self._folder = folder
         self._path = path
         self._allow_pickle = allow_pickle
         self._prefixes = prefixes
+        self._on_meta = on_meta
         self._stack = ExitStack()
         self._handle_of: dict[str, Any] = {}
         self._taken: set[str] = set()
@@ -73,7 +87,8 @@ class Weights:
         full = self._require(name)
         part: Any = self._pickled[full] if full in self._pickled else self._handle_of[full].get_slice(full)
         stored_shape = part.shape if full in self._pickled else part.get_shape()
-        return self._check(full, torch.cat([cast(Tensor, part[row : row + 1]) for row in rows]), stored_shape, shape)
+        found = torch.cat([cast(Tensor, part[row : row + 1]) for row in rows])
+        return self._check(full, found.to("meta") if self._on_meta else found, stored_shape, shape)
 
     def _require(self, name: str) -> str:
         full = self._find_name(name)
@@ -89,7 +104,7 @@ class Weights:
         if not tensor.is_floating_point():
             raise CheckpointError(f"has dtype {tensor.dtype}; quantised weights are not supported.", file=file, key=full)
         tensor = tensor.float()
-        if not tensor.sum().isfinite() and not tensor.isfinite().all():  # the sum is cheap and rarely overflows
+        if not tensor.is_meta and not tensor.sum().isfinite() and not tensor.isfinite().all():  # the sum is cheap and rarely overflows
             raise CheckpointError("holds NaN or infinity.", file=file, key=full)
         return tensor
 
@@ -104,7 +119,7 @@ class Weights:
 
     def beside(self, path: str, file: str, prefixes: Sequence[str]) -> Weights:
         """Open a file in a subfolder, which is closed together with this one."""
-        return self._stack.enter_context(Weights(self._folder, path=self._path_of(path), prefixes=prefixes, single=file))
+        return self._stack.enter_context(Weights(self._folder, path=self._path_of(path), prefixes=prefixes, single=file, on_meta=self._on_meta))
 
     def finish(self, unused: Sequence[str] = ()) -> None:
         """Raise CheckpointError for tensors that were not taken and match no pattern of `unused`."""
@@ -119,6 +134,10 @@ class Weights:
         if full in self._pickled:
             return self._pickled[full]
         file = self._file_of[full]
+        if self._on_meta:
+            part = self._handle_of[full].get_slice(full)
+            dtype = _DTYPES.get(part.get_dtype(), torch.int8)
+            return torch.empty(part.get_shape(), dtype=dtype, device="meta")
         try:
             return cast(Tensor, self._handle_of[full].get_tensor(full))
         except (SafetensorError, OSError, MemoryError, RuntimeError) as error:  # it is mapped only now, or was changed
