@@ -21,6 +21,7 @@ from whimbrel.errors import CheckpointError, SetupError
 
 T = TypeVar("T")
 _REQUIRED: Final[Any] = object()
+_LFS: Final = b"version https://git-lfs.github.com/spec/"
 _accepted: ContextVar[tuple[Collection[str], set[str]]] = ContextVar("accepted")
 """Keys that the user accepts, and the keys of all objects that are read. A context, as every reader reads through this module."""
 
@@ -63,6 +64,20 @@ def find_file(folder: Path, file: str) -> Path:
     return path
 
 
+def is_lfs_pointer(path: Path) -> bool:
+    """Return whether a file is what Git has in place of a large file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_LFS)) == _LFS
+    except OSError:
+        return False
+
+
+def lfs_error(file: str) -> CheckpointError:
+    hint = "fetch the file itself: git lfs pull in the folder, or hf download ID --local-dir FOLDER"
+    return CheckpointError("is a pointer of Git LFS, not the file itself.", file=file, hint=hint)
+
+
 def read_json(folder: Path, file: str) -> object:
     """Return the value in a JSON file. Raises CheckpointError if it is missing or not valid JSON."""
     try:
@@ -70,6 +85,8 @@ def read_json(folder: Path, file: str) -> object:
     except FileNotFoundError:
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file=file) from None
     except (ValueError, RecursionError) as error:
+        if is_lfs_pointer(folder / file):
+            raise lfs_error(file) from None
         raise CheckpointError(f"is not valid JSON ({error}).", file=file) from None
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}.", file=file) from None

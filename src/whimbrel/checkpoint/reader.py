@@ -20,6 +20,7 @@ from whimbrel.checkpoint.config.adapters import read_adapter_folders, read_defau
 from whimbrel.checkpoint.config.common import read_matryoshka
 from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling
 from whimbrel.checkpoint.config.reader import read_encoder
+from whimbrel.checkpoint.foreign import explain_foreign, require_config
 from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
 from whimbrel.checkpoint.scores import classifiers, llm_rerankers
@@ -63,8 +64,8 @@ def read_card(
 
 
 def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker: RerankerName | None) -> Card:
-    if not has_modules(folder) and not (folder / "config.json").exists():
-        raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
+    if not has_modules(folder):
+        require_config(folder)
     if pooling is None and llm_rerankers.is_reranker(folder, name, reranker):
         return llm_rerankers.read_reranker(folder, name, reranker)
     if reranker is not None:
@@ -90,7 +91,7 @@ def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | Non
     pooling = stated or pooling
     if pooling is None and not is_model2vec(folder) and not classifiers.names_classes(config):
         message = "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean, or splade)."
-        raise CheckpointError(message, file=MODULES)
+        raise explain_foreign(folder) or CheckpointError(message, file=MODULES)
     return pooling
 
 
@@ -129,6 +130,7 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
     """Return the card of a Transformer and the modules after it. A Transformer alone and without `pooling` gives classes."""
     kind, path = rows[0]
     root = folder / path
+    require_config(root)
     is_chain, has_tasks = is_chain_of_scores(folder, rows), kind == WITH_TASKS
     has_classes = is_chain or (len(rows) == 1 and pooling is None)
     config = JsonFile.read(root, "config.json")

@@ -415,7 +415,7 @@ def embed(
 
 @app.command(
     help=_help(
-        "Show a model: its task, size and limits, and how it would run here. Loads no weights.",
+        "Show a model: its task, size and limits, and how it would run here. Reads only the headers of its weights.",
         ("whimbrel show", "the packaged model"),
         ("whimbrel show intfloat/multilingual-e5-small", "a model of the Hub"),
         ("whimbrel show path/to/checkpoint --json", "every setting"),
@@ -434,7 +434,7 @@ def show(
     accept_config: AcceptConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a model and how it would run here. Loads no weights."""
+    """Show a model and how it would run here. Reads only the headers of its weights."""
     from whimbrel.checkpoint.locate import resolve_checkpoint
     from whimbrel.checkpoint.reader import read_card
     from whimbrel.cli import console
@@ -451,6 +451,7 @@ def show(
     )
     plan: Plan | None = None
     if _installed("torch"):
+        from whimbrel.model.load import check_weights
         from whimbrel.model.runner import probe
 
         options = Options(
@@ -464,6 +465,8 @@ def show(
             accept_config=accepted,
         )
         plan = make_plan(options, card, probe())
+        if model is None or Path(model).expanduser().is_dir():  # of a hub id only the card's files were fetched
+            check_weights(checkpoint.folder, card)
     console.print_card(card, plan, checkpoint.folder, as_json=as_json)
 
 

@@ -19,7 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.checkpoint.foreign import explain_foreign
+from whimbrel.checkpoint.json_file import JsonFile, find_file, is_lfs_pointer, lfs_error
 from whimbrel.errors import CheckpointError
 
 _SINGLE = "model.safetensors"
@@ -175,12 +176,11 @@ class Weights:
             self.file = index
             return [self._path_of(shard) for shard in _shards(JsonFile.read(self._folder, index))]
         if not self._allow_pickle:
-            has_pickle = (self._folder / pickle).exists()
-            raise CheckpointError(
-                f"{'only pickled weights are here' if has_pickle else f'not found in {self._folder}'}; {_PICKLE} is not read,"
-                " as it can run code. Where it is trusted, convert it: save what torch.load(FILE, weights_only=True) gives with"
-                " safetensors.torch.save_file as model.safetensors beside it.", file=pickle if has_pickle else self.file,
-            )  # fmt: skip
+            raise explain_foreign(self._folder / self._path) or CheckpointError(
+                f"not found in {self._folder}; a {_PICKLE} is not read, as it can run code.",
+                file=self.file,
+                hint="is the download complete? If the model has only pickled weights: whimbrel convert MODEL --out DIR",
+            )
         return self._unpickle(pickle)
 
     def _unpickle(self, file: str) -> list[str]:
@@ -203,6 +203,8 @@ _REMEDIES: Final[Mapping[int, str]] = {
 def _unreadable(error: Exception, path: Path, file: str) -> CheckpointError:
     if path.is_dir():
         return CheckpointError("cannot be read: it is a folder; put the file itself there.", file=file)
+    if is_lfs_pointer(path):
+        return lfs_error(file)
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM if isinstance(error, MemoryError) else None
     if number is None and (stated := re.search(r"\((?:os error )?(\d+)\)", str(error))):
         number = int(stated[1])
