@@ -18,7 +18,13 @@ from whimbrel.checkpoint.metadata import METADATA
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, SetupError
 
-FILES = "config.json", "tokenizer_config.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json"
+FILES = (
+    "config.json",
+    "tokenizer_config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
+)
 
 
 @pytest.fixture

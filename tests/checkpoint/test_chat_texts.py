@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_llm_rerankers as llm
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-import test_llm_rerankers as llm
 from checkpoints import edit_json, write_json
 from parity import Parity
 from tokenizer_files import load
@@ -194,7 +194,10 @@ def test_one_of_several_chat_templates(tmp_path: Path) -> None:
         ("{{ messages[-1].content }}{{ messages[-1].content }}", "2 places for a text"),
         ("nothing", "0 places for a text"),
         ("{% for message in messages %}{{ message.content }}{{ message.content | length }}{% endfor %}", "more with a text"),
-        ("{{ messages[0].content | replace('\\n', '') if messages|length > 1 }}{{ messages[-1].content }}", "more with a system"),
+        (
+            "{{ messages[0].content | replace('\\n', '') if messages|length > 1 }}{{ messages[-1].content }}",
+            "more with a system",
+        ),
         ("{{ strftime_now('%d') }}{{ messages[-1].content }}", "depends on the day"),
         ("{{ raise_exception('No users.') }}", r"does not render a user \(No users\.\)"),
         ("{{ messages[-1].content }}{{ task }}", "uses 'task'"),

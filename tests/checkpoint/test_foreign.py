@@ -49,7 +49,9 @@ def test_an_adapter_alone(has_modules: bool, tmp_path: Path) -> None:
         sentence_layout(tmp_path)
         (tmp_path / "config.json").unlink()
     write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-Embedding-0.6B"})
-    with pytest.raises(CheckpointError, match=r"^adapter_config.json: this folder holds a PEFT adapter of Qwen/Qwen3") as refused:
+    with pytest.raises(
+        CheckpointError, match=r"^adapter_config.json: this folder holds a PEFT adapter of Qwen/Qwen3"
+    ) as refused:
         read_card(tmp_path, "m")
     assert refused.value.hint == (
         f"serve the model with the adapter: whimbrel serve Qwen/Qwen3-Embedding-0.6B --adapter NAME={tmp_path}"

@@ -314,7 +314,9 @@ def test_accepted_keys_are_shown(here: Here, tmp_path: Path) -> None:
     sentence_layout(tmp_path)
     edit_json(tmp_path / "config.json", house_style=3)
     for command in (("show",), ("embed", "a", "-m"), ("verify",)):
-        assert "hint: if you know that it does not, accept it: --accept-config house_style" in here.error(*command, str(tmp_path))
+        assert "hint: if you know that it does not, accept it: --accept-config house_style" in here.error(
+            *command, str(tmp_path)
+        )
     accepted = str(tmp_path), "--accept-config", "house_style"
     assert b"house_style (unknown keys)" in here.run("show", *accepted)[0]
     assert json.loads(here.run("show", *accepted, "--json")[0])["plan"]["accept_config"] == ["house_style"]

@@ -150,13 +150,15 @@ def _renderer(
         raise SetupError("reading a chat template needs jinja2.", hint="pip install 'whimbrel[serve]'") from None
 
     file, source = _source(root, tokenizer)
-    values = {**_special_tokens(tokenizer), **variables}
 
     def refuse(message: object) -> str:
         raise TemplateError(str(message))
 
     def refuse_date(_: object) -> str:
         raise CheckpointError("depends on the day, and so would the vectors.", file=file, key="chat_template")
+
+    functions = {"raise_exception": refuse, "strftime_now": refuse_date}
+    values: dict[str, Any] = {**functions, **_special_tokens(tokenizer), **variables}
 
     def message(role: str, text: str) -> dict[str, Any]:
         return {"role": role, "content": [{"type": "text", "text": text}] if structured else text}
@@ -169,7 +171,6 @@ def _renderer(
             raise CheckpointError(f"does not render {roles} ({error}).", file=file, key="chat_template") from None
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.globals |= {"raise_exception": refuse, "strftime_now": refuse_date}
     try:
         tree = environment.parse(source)
         compiled = environment.from_string(source)

@@ -1,7 +1,7 @@
 """Strict reading of JSON files.
 
-Each fault is a CheckpointError with file and key. Links must not lead out of the checkpoint. A key that nobody knows is refused,
-unless the user accepts it by its name: see `accepting`.
+Each fault is a CheckpointError with file and key. Links must not lead out of the checkpoint. A key that nobody knows is
+refused, unless the user accepts it by its name: see `accepting`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 _REQUIRED: Final[Any] = object()
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
 _accepted: ContextVar[tuple[Collection[str], set[str]]] = ContextVar("accepted")
-"""Keys that the user accepts, and the keys of all objects that are read. A context, as every reader reads through this module."""
+"""Keys that the user accepts, and the keys of all objects that are read. A context, as all readers read through this module."""
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Metadata keys: names that no code reads to make a vector, in whichever JSON file of a checkpoint they are.
 
-Trainers, converters and hubs write them, and people by hand. Keys that one file or one architecture has are known to its reader.
+Trainers, converters and hubs write them, and people by hand. Keys that only one file or architecture has are known to its
+reader.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _WRITERS: Final = {
         note notes organization original_model paper paper_url pipeline_tag publisher release_date repo_id repo_url repository
         source source_model tags thumbnail timestamp title updated_at url version widget
     """,
-    "exporters": "_class_name _diffusers_version converted_by converted_from export_model_type quantized_by transformers.js_config",
+    "exporters": """
+        _class_name _diffusers_version converted_by converted_from export_model_type quantized_by transformers.js_config
+    """,
 }
 METADATA: Final = frozenset(key for keys in _WRITERS.values() for key in keys.split())

@@ -188,7 +188,10 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
 def _settings(root: Path, rows: Rows, *, cross_encoder: bool) -> JsonFile:
     fills_masks = rows[-1][0] == "SpladePooling"
     stated = classifiers.FIXED_TRANSFORMER if cross_encoder else FILL_MASK if fills_masks else modules.WITH_CHAT
-    used = [*(["model_args"] if rows[0][0] == WITH_TASKS else []), *(["processing_kwargs"] if stated is modules.WITH_CHAT else [])]
+    used = [
+        *(["model_args"] if rows[0][0] == WITH_TASKS else []),
+        *(["processing_kwargs"] if stated is modules.WITH_CHAT else []),
+    ]
     settings = modules.read_transformer(root, used=used, stated=stated)
     if fills_masks and rows[0][0] == "Transformer":
         settings.get("transformer_task", str)

@@ -403,9 +403,7 @@ def embed(
     if not texts and sys.stdin.isatty():
         raise SetupError("nothing to embed.", hint='whimbrel embed "some text", or whimbrel embed < lines.txt')
     accepted = tuple(accept_config or ())
-    options = Options(
-        device=device, dtype=dtype, max_length=max_length, matryoshka=matryoshka, accept_config=accepted
-    )
+    options = Options(device=device, dtype=dtype, max_length=max_length, matryoshka=matryoshka, accept_config=accepted)
     with console.load(console.stderr_console(), model, pooling=_pooling(pooling), **options) as engine:
         chunks = console.chunked(texts or console.read_lines(sys.stdin.buffer))
         vectors = ((chunk, engine.embed(chunk, prompt=prompt, dimensions=dimensions)) for chunk in chunks)

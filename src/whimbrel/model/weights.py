@@ -105,7 +105,9 @@ class Weights:
         if not tensor.is_floating_point():
             raise CheckpointError(f"has dtype {tensor.dtype}; quantised weights are not supported.", file=file, key=full)
         tensor = tensor.float()
-        if not tensor.is_meta and not tensor.sum().isfinite() and not tensor.isfinite().all():  # the sum is cheap and rarely overflows
+        if (
+            not tensor.is_meta and not tensor.sum().isfinite() and not tensor.isfinite().all()
+        ):  # the sum is cheap and rarely overflows
             raise CheckpointError("holds NaN or infinity.", file=file, key=full)
         return tensor
 
@@ -120,7 +122,9 @@ class Weights:
 
     def beside(self, path: str, file: str, prefixes: Sequence[str]) -> Weights:
         """Open a file in a subfolder, which is closed together with this one."""
-        return self._stack.enter_context(Weights(self._folder, path=self._path_of(path), prefixes=prefixes, single=file, on_meta=self._on_meta))
+        return self._stack.enter_context(
+            Weights(self._folder, path=self._path_of(path), prefixes=prefixes, single=file, on_meta=self._on_meta)
+        )
 
     def finish(self, unused: Sequence[str] = ()) -> None:
         """Raise CheckpointError for tensors that were not taken and match no pattern of `unused`."""

@@ -41,7 +41,7 @@ _FILE: Final = "tokenizer.json"
 _PROBES: Final = ("a", "the quick brown fox")
 """Texts around which the post-processor must put the same tokens."""
 _FILLERS: Final = ("0", "1 2 3 4")
-"""Texts whose last tokens differ, so a common end belongs to the chat template (as in sentence_transformers' transformer.py)."""
+"""Texts whose last tokens differ, so a common end belongs to the template (as in sentence_transformers' transformer.py)."""
 _NOTHING: Final = np.empty(0, np.int32)
 
 
@@ -177,7 +177,9 @@ class Tokenizer:
         if ids.size == 0 and self.static is None:
             raise InvalidRequest("the text has no tokens.", item=index)
         truncated = terms.limit.exceeded(ids.size, "text", index) or shortened
-        ids = ids[self.special.truncate_indices(ids, terms.limit)] if terms.frame is None else _cut_chat(ids, terms, terms.frame)
+        ids = (
+            ids[self.special.truncate_indices(ids, terms.limit)] if terms.frame is None else _cut_chat(ids, terms, terms.frame)
+        )
         prompt_tokens = max(terms.prompt_tokens, self.count_instruction(ids))
         if 0 < ids.size <= prompt_tokens:
             raise InvalidRequest("the text has no tokens but its prompt's, which are not pooled.", item=index)

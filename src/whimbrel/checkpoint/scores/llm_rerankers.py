@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
+from whimbrel.checkpoint.chat_template import read_chat_template
 from whimbrel.checkpoint.config.common import allow_auto_map
 from whimbrel.checkpoint.config.decoders import read_stated_pooling
 from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.chat_template import read_chat_template
 from whimbrel.checkpoint.scores.conventions import CONVENTIONS, convention_of
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.heads import resolve_features, tokens
