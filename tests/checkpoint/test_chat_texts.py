@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import test_llm_rerankers as llm
@@ -15,8 +16,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from checkpoints import edit_json, write_json
 from parity import Parity
+from serving import Server
 from tokenizer_files import load
-from whimbrel import Engine
+from whimbrel import Client, Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.types.request import Request, TokenizeRequest
@@ -224,3 +226,21 @@ def test_a_prompt_without_a_place_in_the_chat(parity: Parity, tmp_path: Path) ->
         parity(engine.embed(TEXTS), reference.encode(TEXTS))
         with pytest.raises(InvalidRequest, match="prompt: this model's chat template has no place for a prompt"):
             engine.embed(TEXTS, prompt="Find: ")
+
+
+def test_a_server_of_a_model_with_a_chat_template(parity: Parity, tmp_path: Path) -> None:
+    """Its workers tokenise as Sentence Transformers does; a chat is refused. An accepted key is in the banner and in /info."""
+    save(tmp_path, *CASES["qwen 3"])
+    reference = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    edit_json(tmp_path / "saved/config.json", house_style=3)
+    with Server(str(tmp_path / "saved"), "--dtype", "float32", "--accept-config", "house_style") as server:
+        assert "house_style (unknown keys of the checkpoint)" in server.log
+        with Client(server.url) as client, httpx2.Client(base_url=server.url, timeout=30) as http:
+            parity(client.embed(TEXTS, prompt="query"), reference.encode(TEXTS, prompt_name="query"))
+            assert http.get("/info").json()["models"][0]["plan"]["accept_config"] == ["house_style"]
+            chat = {"model": "m", "messages": [{"role": "user", "content": "birds"}]}
+            answer = http.post("/v1/embeddings", json=chat)
+            assert answer.status_code == 400
+            assert "chats are not taken" in answer.text
+            tokens = http.post("/tokenize", json={"inputs": "a"}).json()[0]
+            assert [token["id"] for token in tokens] == reference.preprocess(["a"])["input_ids"][0].tolist()

@@ -74,7 +74,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatFrame:
-    """What the chat template puts around every text of a request."""
+    """Frame of the chat template around every text of a request."""
 
     around: tuple[str, str]
     end: Int32Array
