@@ -79,6 +79,25 @@ GEMMA = """
     {{ '\\n' }}
 {%- endfor -%}
 """
+QWEN35 = """
+{%- macro render(content) %}
+    {%- if content is string %}{{- content }}
+    {%- elif content is iterable and content is not mapping %}
+        {%- for item in content %}{%- if 'text' in item %}{{- item.text }}{%- else %}{{- raise_exception('Unexpected item.') }}{%- endif %}{%- endfor %}
+    {%- else %}{{- raise_exception('Unexpected content.') }}{%- endif %}
+{%- endmacro %}
+{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + render(messages[0].content)|trim + '<|im_end|>\\n' }}{%- endif %}
+{%- set ns = namespace(open=true) %}
+{%- for message in messages %}
+    {%- set content = render(message.content)|trim %}
+    {%- if message.role == "user" %}
+        {%- if not(content.startswith('<tool_call>') and content.endswith('</tool_call>')) %}{%- set ns.open = false %}{%- endif %}
+        {{- '<|im_start|>user\\n' + content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if ns.open %}{{- raise_exception('No user query found in messages.') }}{%- endif %}
+"""
+"""It refuses some texts, and takes contents in both forms."""
 TAIL = "{{ messages[-1].content }}\n\n{% if messages|length > 1 %}{{ messages[0].content }}{% endif %}1 2 3"
 """The prompt stands behind the text, and the end may melt into it."""
 
@@ -97,6 +116,7 @@ PROMPTS = {"query": "Find facts: ", "document": "", "spaces": " Represent this \
 CASES: dict[str, tuple[str, Any, str, str]] = {
     "qwen 2.5": (CHATML, llm.qwen, "Qwen2", "lasttoken"),
     "qwen 3": (QWEN3, llm.qwen, "Qwen3", "lasttoken"),
+    "qwen 3.5": (QWEN35, llm.qwen, "Qwen3", "lasttoken"),
     "llama 3": (LLAMA, llm.llama3, "Llama", "mean"),
     "gemma 3": (GEMMA, llm.gemma, "Gemma", "mean"),
     "prompt at the end": (TAIL, llm.qwen, "Qwen3", "lasttoken"),

@@ -23,6 +23,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("layout", ["alone", "with its config", "with modules"])
 @pytest.mark.parametrize(("file", "what", "remedy"), FORMS)
 def test_forms_of_weights_that_are_not_read(file: str, what: str, remedy: str, layout: str, tmp_path: Path) -> None:

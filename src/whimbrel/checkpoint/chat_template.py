@@ -77,7 +77,14 @@ def read_text_template(root: Path, tokenizer: JsonFile, *, structured: bool, var
     def rendered(text: str, prompt: str | None) -> str:
         return render([*([] if prompt is None else [("system", prompt)]), ("user", text)])
 
-    texts = (*_TEXTS, *words, *("".join(pair) for pair in product(words, (*words, "x"))), *("x" + word for word in words))
+    def is_taken(text: str) -> bool:
+        try:
+            return bool(rendered(text, None))
+        except CheckpointError:  # nobody can have a vector of this text by the template
+            return False
+
+    tried = (*words, *("".join(pair) for pair in product(words, (*words, "x"))), *("x" + word for word in words))
+    texts = [*_TEXTS, *filter(is_taken, tried)]
     plain = _around(file, rendered(_MARKS["document"], None))
     strips = _strips(plain, lambda text: rendered(text, None), texts)
     if strips is None:
