@@ -287,15 +287,16 @@ class OutOfMemory(ComputeError):
 
 
 class CheckpointError(WhimbrelError):
-    """The checkpoint cannot be served as it is. `file` and `key` name the setting that prevents it."""
+    """The checkpoint cannot be served as it is. `file` and `key` name the setting that prevents it, `hint` the remedy."""
 
     code = "checkpoint_error"
 
-    def __init__(self, message: str, *, file: str, key: str | None = None) -> None:
+    def __init__(self, message: str, *, file: str, key: str | None = None, hint: str | None = None) -> None:
         where = f"{file}: {key}: " if key is not None else f"{file}: "
         super().__init__(where + message)
         self.file = file
         self.key = key
+        self.hint = hint
 
 
 class SetupError(WhimbrelError):

@@ -166,16 +166,6 @@ def test_vectors_of_any_order_of_modules(name: str, parity: Parity, tmp_path: Pa
         assert np.array_equal(found, np.stack([engine.embed(text) for text in TEXTS]))
 
 
-def test_texts_that_would_be_messages_are_refused(tmp_path: Path) -> None:
-    """Where the tokenizer has a chat template, Sentence Transformers saves "message" beside "text", and puts texts into it."""
-    chain = [decoder(tmp_path / "plain"), Pooling(WIDTH, "lasttoken"), Normalize()]
-    reference = save(SentenceTransformer(modules=chain, device="cpu"), tmp_path / "saved")
-    rendered = reference.tokenizer("<|im_start|>user\nbirds<|im_end|>\n")["input_ids"]
-    assert reference.preprocess(["birds"])["input_ids"][0].tolist() == rendered
-    with pytest.raises(CheckpointError, match=r"sentence_bert_config\.json: modality_config"):
-        read_card(tmp_path / "saved", "m")
-
-
 # truncate_dim
 
 

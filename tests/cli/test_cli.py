@@ -285,10 +285,43 @@ def test_models(here: Here) -> None:
     assert minilm["tests"] == ["model/test_minilm.py::test_float32_is_sentence_transformers_to_1e5"]
 
 
-def test_show_needs_no_weights(minilm: Path, here: Here, tmp_path: Path) -> None:
-    shutil.copytree(minilm, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
-    assert b"max length" in here.run("show", str(tmp_path / "m"))[0]
-    assert "model.safetensors: not found" in here.error("embed", "a", "--model", str(tmp_path / "m"))
+def test_show_refuses_what_cannot_be_loaded(here: Here, tmp_path: Path) -> None:
+    """Weights that are missing, cut, a pointer of Git LFS, or not those of the config are refused before any are read."""
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    assert b"max length" in here.run("show", str(tmp_path))[0]
+    file.write_bytes(whole[:-1])
+    assert "is the download complete?" in here.error("show", str(tmp_path))
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 90868376\n")
+    for command in (("show", str(tmp_path)), ("embed", "a", "--model", str(tmp_path))):
+        error = here.error(*command)
+        assert "model.safetensors: is a pointer of Git LFS, not the file itself." in error
+        assert "git lfs pull" in error
+    file.unlink()
+    assert "model.safetensors: not found" in here.error("show", str(tmp_path))
+    file.write_bytes(whole)
+    edit_json(tmp_path / "config.json", num_hidden_layers=4)
+    assert "encoder.layer.3." in here.error("show", str(tmp_path))
+    edit_json(tmp_path / "config.json", num_hidden_layers=3, intermediate_size=95)
+    assert "has shape [96, 48]" in here.error("show", str(tmp_path))
+
+
+def test_accepted_keys_are_shown(here: Here, tmp_path: Path) -> None:
+    """The error names the option, and the option's keys are in what `show` prints."""
+    write_bert(tmp_path, num_hidden_layers=1)
+    sentence_layout(tmp_path)
+    edit_json(tmp_path / "config.json", house_style=3)
+    for command in (("show",), ("embed", "a", "-m"), ("verify",)):
+        assert "hint: if you know that it does not, accept it: --accept-config house_style" in here.error(
+            *command, str(tmp_path)
+        )
+    accepted = str(tmp_path), "--accept-config", "house_style"
+    assert b"house_style (unknown keys)" in here.run("show", *accepted)[0]
+    assert json.loads(here.run("show", *accepted, "--json")[0])["plan"]["accept_config"] == ["house_style"]
+    assert jsonl(here.run("embed", "a", "-m", *accepted)[0])
+    assert "no JSON file of the checkpoint has this key" in here.error("show", *accepted, "--accept-config", "hous_style")
 
 
 def test_G10_a_hub_id_from_the_cache(tmp_path: Path) -> None:
@@ -398,7 +431,9 @@ def test_H11_pickled_weights_are_refused(here: Here, tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    assert "safetensors.torch.save_file" in here.error("embed", "a", "--model", str(tmp_path))
+    error = here.error("embed", "a", "--model", str(tmp_path))
+    assert "pytorch_model.bin is not read" in error
+    assert f"whimbrel convert {tmp_path} --out DIR" in error
 
 
 def test_G8_a_port_in_use(here: Here) -> None:

@@ -1,21 +1,49 @@
 """Strict reading of JSON files.
 
-Each fault is a CheckpointError with file and key. Links must not lead out of the checkpoint.
+Each fault is a CheckpointError with file and key. Links must not lead out of the checkpoint. A key that nobody knows is
+refused, unless the user accepts it by its name: see `accepting`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Final, TypeVar, cast
 
-from whimbrel.errors import CheckpointError
+from whimbrel.checkpoint.metadata import METADATA
+from whimbrel.errors import CheckpointError, SetupError
 
 T = TypeVar("T")
 _REQUIRED: Final[Any] = object()
+_LFS: Final = b"version https://git-lfs.github.com/spec/"
+_accepted: ContextVar[tuple[Collection[str], set[str]]] = ContextVar("accepted")
+"""Keys that the user accepts, and the keys of all objects that are read. A context, as all readers read through this module."""
+
+
+@contextmanager
+def accepting(keys: Collection[str]) -> Generator[set[str]]:
+    """Accept unknown keys of these names in what is read within. Gives the set of all keys that are read."""
+    present = set[str]()
+    token = _accepted.set((keys, present))
+    try:
+        yield present
+    finally:
+        _accepted.reset(token)
+
+
+def check_accepted(keys: Collection[str], present: Collection[str]) -> None:
+    """Raise SetupError if one of the `keys` that a user accepts is not `present` in the checkpoint."""
+    for key in keys:
+        if key not in present:
+            near = get_close_matches(key, present, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "leave it out, or check its spelling"
+            raise SetupError(f"--accept-config {key}: no JSON file of the checkpoint has this key.", hint=hint)
 
 
 def find_file(folder: Path, file: str) -> Path:
@@ -36,6 +64,20 @@ def find_file(folder: Path, file: str) -> Path:
     return path
 
 
+def is_lfs_pointer(path: Path) -> bool:
+    """Return whether a file is what Git has in place of a large file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_LFS)) == _LFS
+    except OSError:
+        return False
+
+
+def lfs_error(file: str) -> CheckpointError:
+    hint = "fetch the file itself: git lfs pull in the folder, or hf download ID --local-dir FOLDER"
+    return CheckpointError("is a pointer of Git LFS, not the file itself.", file=file, hint=hint)
+
+
 def read_json(folder: Path, file: str) -> object:
     """Return the value in a JSON file. Raises CheckpointError if it is missing or not valid JSON."""
     try:
@@ -43,6 +85,8 @@ def read_json(folder: Path, file: str) -> object:
     except FileNotFoundError:
         raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file=file) from None
     except (ValueError, RecursionError) as error:
+        if is_lfs_pointer(folder / file):
+            raise lfs_error(file) from None
         raise CheckpointError(f"is not valid JSON ({error}).", file=file) from None
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}.", file=file) from None
@@ -57,6 +101,8 @@ class JsonFile:
         self.name = name
         self.data = cast(dict[str, Any], data)
         self._read: set[str] = set()
+        self._accepted, present = _accepted.get(((), set()))
+        present.update(self.data)
 
     @classmethod
     def read(cls, folder: Path, name: str) -> JsonFile:
@@ -110,8 +156,13 @@ class JsonFile:
     def reject_unknown_keys(self, *known: Collection[str]) -> None:
         """Raise CheckpointError if a key is in none of `known`."""
         for key, value in self.data.items():
-            if not any(key in keys for keys in known):
-                raise self.error(f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors.", key)
+            if not any(key in keys for keys in (*known, METADATA, self._accepted)):
+                raise CheckpointError(
+                    f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors.",
+                    file=self.name,
+                    key=key,
+                    hint=f"if you know that it does not, accept it: --accept-config {key}, in Python accept_config=({key!r},)",
+                )
 
     def reject_unread_keys(self, *known: Collection[str]) -> None:
         """Raise CheckpointError if a key is unread and in none of `known`."""

@@ -10,15 +10,18 @@ The reader of each names its source code.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from whimbrel.checkpoint.chat_template import read_text_template
 from whimbrel.checkpoint.config.adapters import read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.checkpoint.config.common import read_matryoshka
 from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling
 from whimbrel.checkpoint.config.reader import read_encoder
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.foreign import explain_foreign, require_config
+from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
 from whimbrel.checkpoint.scores import classifiers, llm_rerankers
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder
@@ -32,6 +35,7 @@ from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Encoder, Instruction, Output, PoolingOption, RerankerName
 from whimbrel.types.request import OutputName
+from whimbrel.types.template import TextTemplate
 
 _TABLES: Final = ("StaticEmbedding", "SparseStaticEmbedding")
 _SPARSE_PIPELINES: Final = (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"], ["SparseStaticEmbedding"])
@@ -39,14 +43,29 @@ _FIRST: Final = (["Transformer"], ["StaticEmbedding"])
 _GRITLM: Final = Instruction("<|user|>\n", "<|embed|>\n")
 
 
-def read_card(folder: Path, name: str, *, pooling: PoolingOption | None = None, reranker: RerankerName | None = None) -> Card:
+def read_card(
+    folder: Path,
+    name: str,
+    *,
+    pooling: PoolingOption | None = None,
+    reranker: RerankerName | None = None,
+    accept_config: Collection[str] = (),
+) -> Card:
     """Read the card of the checkpoint in `folder`. `name` is the model's name.
 
     `pooling` is the user's choice for a checkpoint without modules.json, whose files do not state it. `reranker` is the
-    convention by which it scores pairs. Raises CheckpointError for anything missing, malformed or not supported.
+    convention by which it scores pairs. `accept_config` names unknown keys that are accepted. Raises CheckpointError for
+    anything missing, malformed or not supported, and SetupError for an accepted key that is in no file.
     """
-    if not has_modules(folder) and not (folder / "config.json").exists():
-        raise CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file="config.json")
+    with accepting(accept_config) as present:
+        card = _read_card(folder, name, pooling, reranker)
+    check_accepted(accept_config, present)
+    return card
+
+
+def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker: RerankerName | None) -> Card:
+    if not has_modules(folder):
+        require_config(folder)
     if pooling is None and llm_rerankers.is_reranker(folder, name, reranker):
         return llm_rerankers.read_reranker(folder, name, reranker)
     if reranker is not None:
@@ -72,7 +91,7 @@ def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | Non
     pooling = stated or pooling
     if pooling is None and not is_model2vec(folder) and not classifiers.names_classes(config):
         message = "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean, or splade)."
-        raise CheckpointError(message, file=MODULES)
+        raise explain_foreign(folder) or CheckpointError(message, file=MODULES)
     return pooling
 
 
@@ -111,6 +130,7 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
     """Return the card of a Transformer and the modules after it. A Transformer alone and without `pooling` gives classes."""
     kind, path = rows[0]
     root = folder / path
+    require_config(root)
     is_chain, has_tasks = is_chain_of_scores(folder, rows), kind == WITH_TASKS
     has_classes = is_chain or (len(rows) == 1 and pooling is None)
     config = JsonFile.read(root, "config.json")
@@ -128,6 +148,7 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         else modules.read_sentence(folder, modules.model_kind(rows))
     )
     tokenizer = read_tokenizer(root, config, files, lowercase=transformer.get("do_lower_case", bool, False))
+    chat = None if has_classes else _read_chat(root, transformer, files)
     if is_chain:
         outputs, labels = classifiers.read_chained_classes(folder, rows, config, encoder, sentence)
     elif has_classes:
@@ -137,12 +158,14 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         labels = llm_rerankers.STEP_LABELS if "token_scores" in outputs else ()
         if (dense := outputs.get("dense")) is not None:
             outputs |= read_m3(root, encoder, tokenizer)
-            if is_gritlm(config):  # its instruction gives no vectors, and its own code normalises
+            if is_gritlm(config) and chat is None:  # its instruction gives no vectors, and its own code normalises
                 dense = replace(dense, include_prompt=False, activated=dense.activated or pooling is not None)
             outputs["dense"] = cut_output(dense, sentence)
     widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
     is_cut = sentence.data.get("truncate_dim") is not None
     prompts, default_prompt_name = modules.read_prompts(sentence)
+    if chat is not None and chat.prompted is None and any(prompts.values()):
+        raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
     return Card(
         name=name,
         path=path,
@@ -157,17 +180,28 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         matryoshka=config.get("is_matryoshka", bool, False) or bool(widths) or is_cut,
         matryoshka_dimensions=widths,
         similarity=sentence.data.get("similarity_fn_name"),
-        instruction=_GRITLM if is_gritlm(config) else None,
+        instruction=_GRITLM if is_gritlm(config) and chat is None else None,
+        text_template=chat,
     )
 
 
 def _settings(root: Path, rows: Rows, *, cross_encoder: bool) -> JsonFile:
     fills_masks = rows[-1][0] == "SpladePooling"
-    stated = classifiers.FIXED_TRANSFORMER if cross_encoder else FILL_MASK if fills_masks else None
-    settings = modules.read_transformer(root, used=("model_args",) if rows[0][0] == WITH_TASKS else (), stated=stated)
+    stated = classifiers.FIXED_TRANSFORMER if cross_encoder else FILL_MASK if fills_masks else modules.WITH_CHAT
+    used = [
+        *(["model_args"] if rows[0][0] == WITH_TASKS else []),
+        *(["processing_kwargs"] if stated is modules.WITH_CHAT else []),
+    ]
+    settings = modules.read_transformer(root, used=used, stated=stated)
     if fills_masks and rows[0][0] == "Transformer":
         settings.get("transformer_task", str)
     return settings
+
+
+def _read_chat(root: Path, transformer: JsonFile, tokenizer: JsonFile) -> TextTemplate | None:
+    """Return the chat template into which each text goes. None without one."""
+    chat = modules.read_chat_format(transformer)
+    return None if chat is None else read_text_template(root, tokenizer, structured=chat[0], variables=chat[1])
 
 
 def _read_outputs(

@@ -109,6 +109,7 @@ def print_card(card: Card, plan: Plan | None, folder: Path, *, as_json: bool) ->
             "max length": f"{plan.max_length:,} tokens",
             "batch": f"{plan.max_batch_tokens:,} tokens",
             "same bits": same_bits[plan.same_bits],
+            **({"accepted": f"{', '.join(plan.accept_config)} (unknown keys)"} if plan.accept_config else {}),
         }
     )
 

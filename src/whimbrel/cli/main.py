@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Type
 import typer
 from rich.markup import escape
 
-from whimbrel.errors import SetupError, WhimbrelError
+from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
 
 if TYPE_CHECKING:
     from whimbrel.types.card import PoolingOption, RerankerName
@@ -100,6 +100,14 @@ PoolingArgument = Annotated[
 RerankerOption = Annotated[
     str | None,
     _option("NAME", "Prompt format of a reranker whose files do not name it: qwen3, mxbai-v2, bge-gemma, nemotron or zerank."),
+]
+AcceptConfig = Annotated[
+    list[str] | None,
+    _option(
+        "KEY",
+        "Accept this key of the checkpoint's JSON files, which Whimbrel does not know and would refuse. May be repeated.",
+        "--accept-config",
+    ),
 ]
 AsJson = Annotated[bool, _flag("--json", "Print JSON instead of text.", panel=_OUTPUT_PANEL)]
 Matryoshka = Annotated[
@@ -263,6 +271,7 @@ def serve(
     pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
     matryoshka: Matryoshka = False,
+    accept_config: AcceptConfig = None,
     log_format: Annotated[
         Literal["plain", "json"], typer.Option(help="Format of log lines.", rich_help_panel=_LOGS_PANEL)
     ] = "plain",
@@ -328,6 +337,7 @@ def serve(
                         max_queue_bytes=_MAX_QUEUE_BYTES,
                         matryoshka=matryoshka,
                         document_cache_bytes=document_cache_bytes,
+                        accept_config=tuple(accept_config or ()),
                     ),
                     _reranker(reranker),
                 )
@@ -383,6 +393,7 @@ def embed(
     max_length: MaxLength = None,
     pooling: PoolingArgument = None,
     matryoshka: Matryoshka = False,
+    accept_config: AcceptConfig = None,
 ) -> None:
     """Embed texts without a server: one vector per text."""
     _need("torch")
@@ -391,7 +402,8 @@ def embed(
 
     if not texts and sys.stdin.isatty():
         raise SetupError("nothing to embed.", hint='whimbrel embed "some text", or whimbrel embed < lines.txt')
-    options = Options(device=device, dtype=dtype, max_length=max_length, matryoshka=matryoshka)
+    accepted = tuple(accept_config or ())
+    options = Options(device=device, dtype=dtype, max_length=max_length, matryoshka=matryoshka, accept_config=accepted)
     with console.load(console.stderr_console(), model, pooling=_pooling(pooling), **options) as engine:
         chunks = console.chunked(texts or console.read_lines(sys.stdin.buffer))
         vectors = ((chunk, engine.embed(chunk, prompt=prompt, dimensions=dimensions)) for chunk in chunks)
@@ -401,7 +413,7 @@ def embed(
 
 @app.command(
     help=_help(
-        "Show a model: its task, size and limits, and how it would run here. Loads no weights.",
+        "Show a model: its task, size and limits, and how it would run here. Reads only the headers of its weights.",
         ("whimbrel show", "the packaged model"),
         ("whimbrel show intfloat/multilingual-e5-small", "a model of the Hub"),
         ("whimbrel show path/to/checkpoint --json", "every setting"),
@@ -417,18 +429,27 @@ def show(
     pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
     matryoshka: Matryoshka = False,
+    accept_config: AcceptConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a model and how it would run here. Loads no weights."""
+    """Show a model and how it would run here. Reads only the headers of its weights."""
     from whimbrel.checkpoint.locate import resolve_checkpoint
     from whimbrel.checkpoint.reader import read_card
     from whimbrel.cli import console
     from whimbrel.types.plan import Options, make_plan
 
     checkpoint = resolve_checkpoint(model, weights=False)
-    card = read_card(checkpoint.folder, checkpoint.name, pooling=_pooling(pooling), reranker=_reranker(reranker))
+    accepted = tuple(accept_config or ())
+    card = read_card(
+        checkpoint.folder,
+        checkpoint.name,
+        pooling=_pooling(pooling),
+        reranker=_reranker(reranker),
+        accept_config=accepted,
+    )
     plan: Plan | None = None
     if _installed("torch"):
+        from whimbrel.model.load import check_weights
         from whimbrel.model.runner import probe
 
         options = Options(
@@ -439,8 +460,11 @@ def show(
             max_request_tokens=_MAX_REQUEST_TOKENS,
             max_queue_tokens=_MAX_QUEUED_REQUESTS * _MAX_REQUEST_TOKENS,
             matryoshka=matryoshka,
+            accept_config=accepted,
         )
         plan = make_plan(options, card, probe())
+        if model is None or Path(model).expanduser().is_dir():  # of a hub id only the card's files were fetched
+            check_weights(checkpoint.folder, card)
     console.print_card(card, plan, checkpoint.folder, as_json=as_json)
 
 
@@ -481,6 +505,7 @@ def verify(
         str | None, _option("NAME", "Name of the model on the server. [default: MODEL]", panel=_REFERENCE_PANEL)
     ] = None,
     device: Device = "auto",
+    accept_config: AcceptConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare a model's real weights with a reference."""
@@ -488,7 +513,7 @@ def verify(
     from whimbrel.cli import verify as verification
 
     server = verification.Server(against, dialect, remote_model) if against else None
-    raise typer.Exit(verification.run(model, server, device=device, as_json=as_json))
+    raise typer.Exit(verification.run(model, server, device=device, accept_config=accept_config or (), as_json=as_json))
 
 
 @app.command(
@@ -511,7 +536,7 @@ def main() -> None:
     try:
         app()
     except WhimbrelError as error:
-        _die(str(error), error.hint if isinstance(error, SetupError) else None)
+        _die(str(error), error.hint if isinstance(error, SetupError | CheckpointError) else None)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: no error at exit
         sys.exit(0)

@@ -50,7 +50,16 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
     def on_ready(planned: list[Planned]) -> None:
         progress.finish()
         models = [
-            (read_card(Path(each.folder), each.card_name, pooling=model.pooling, reranker=model.reranker), each.plan)
+            (
+                read_card(
+                    Path(each.folder),
+                    each.card_name,
+                    pooling=model.pooling,
+                    reranker=model.reranker,
+                    accept_config=each.plan.accept_config,
+                ),
+                each.plan,
+            )
             for each, model in zip(planned, options.models, strict=True)
         ]
         _print_banner(console, models, options, listener)
@@ -195,6 +204,8 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
     }
+    if plan.accept_config:
+        summary["accepted"] = f"{', '.join(plan.accept_config)} (unknown keys of the checkpoint)"
     if plan.device == "cpu":
         summary["CPU"] = str(plan.cpu)
     if plan.torch_note:

@@ -84,6 +84,7 @@ def run(
     against: Server | None,
     *,
     device: str,
+    accept_config: Sequence[str] = (),
     as_json: bool,
 ) -> int:
     """Compare and print. Returns the exit code. Raises WhimbrelError for what cannot be compared."""
@@ -91,7 +92,7 @@ def run(
     from whimbrel.engine.engine import Engine
 
     checkpoint = resolve_checkpoint(model)
-    card = read_card(checkpoint.folder, checkpoint.name)
+    card = read_card(checkpoint.folder, checkpoint.name, accept_config=accept_config)
     output = choose_output(card)
     if against is None:
         check_reference(checkpoint, output)
@@ -101,7 +102,7 @@ def run(
     results: list[Comparison] = []
     logits = against is None and output == "scores" and len(card.labels) > 1  # the libraries have other defaults here
     for dtype in dtypes(device):
-        with Engine(model, device=device, dtype=dtype) as engine:
+        with Engine(model, device=device, dtype=dtype, accept_config=tuple(accept_config)) as engine:
             results.append(compare(output, dtype, _results(engine, card, output, texts, pairs, logits=logits), expected))
     skipped = [*(["the activation"] if logits else []), *(name for name in card.outputs if name != output)]
     not_compared = [

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, 
 import numpy as np
 from numpy.typing import NDArray
 
+from whimbrel.checkpoint.json_file import accepting
 from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine import verbs
@@ -91,7 +92,10 @@ class Engine:
         progress("finding the checkpoint")
         checkpoint = resolve_checkpoint(model)
         progress("reading the card")
-        self.card: Card = read_card(checkpoint.folder, checkpoint.name, pooling=pooling, reranker=reranker)
+        accepted = options.get("accept_config", ())
+        self.card: Card = read_card(
+            checkpoint.folder, checkpoint.name, pooling=pooling, reranker=reranker, accept_config=accepted
+        )
         progress("importing PyTorch")  # not before: what is wrong with a model's name or its files is said in no time
         from whimbrel.model.runner import probe
 
@@ -103,7 +107,8 @@ class Engine:
         progress("loading the weights")
         if self.plan.device == "cpu":
             tune_glibc_malloc()
-        runner = load_runner(checkpoint, self.card, self.plan)
+        with accepting(accepted):
+            runner = load_runner(checkpoint, self.card, self.plan)
         self.plan = self.plan.with_same_bits(runner.unstable)
         self._dispatcher = Dispatcher(self.plan)
         self._finishing = FinishPool(self._dispatcher, self.plan.num_lanes, runner.init_thread)

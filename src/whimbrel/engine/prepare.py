@@ -119,7 +119,10 @@ class Preprocessor:
         """Return the tokens of each text. Raises InvalidRequest and TooLarge."""
         texts = check_texts(request.texts)
         prompt = "" if request.prompt_name is None else self._card.prompt_text(request.prompt_name)
-        return self._tokenizers[0].backend.tokens(texts, prompt, special=request.special)
+        tokenizer = self._tokenizers[0]
+        if isinstance(tokenizer, Tokenizer):
+            return tokenizer.token_infos(texts, prompt, special=request.special)
+        return tokenizer.backend.tokens(texts, prompt, special=request.special)
 
     def decode(self, request: DetokenizeRequest) -> list[str]:
         """Return the text of each row of token ids. Raises InvalidRequest."""
@@ -230,6 +233,8 @@ def _encode_chunks(
         raise InvalidRequest("cannot go with split_long: it runs all texts in one pass.", param=param)
     if [spec.name for spec in specs] != ["dense"] or isinstance(tokenizer, TemplateTokenizer):
         raise InvalidRequest("is for dense vectors alone.", param=param)
+    if card.text_template is not None:
+        raise InvalidRequest("is not for a model that puts every text into a chat template.", param=param)
     if not request.late_chunking:
         seqs, merge = encode_split(tokenizer, request, normalized=specs[0].activated)
         return seqs, merge or ReturnRows()

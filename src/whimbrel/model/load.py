@@ -6,6 +6,7 @@ Shapes: R rows, D model width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -51,7 +52,8 @@ def load_model(
         with Weights(folder, path=card.path, sha256=sha256) as weights:  # rejects pickles and files that are damaged or outside
             return load_hf(folder, card, device=device, dtype=dtype), _heads(folder, card, weights, device, dtype)
     names = FAMILIES[card.encoder.family]
-    with Weights(folder, path=card.path, prefixes=names.prefixes, sha256=sha256) as weights:
+    on_meta = device.type == "meta"
+    with Weights(folder, path=card.path, prefixes=names.prefixes, sha256=sha256, on_meta=on_meta) as weights:
         model: Model
         if card.encoder.family == "static":
             model = StaticTable(card.encoder, weights, device)
@@ -60,6 +62,20 @@ def load_model(
         heads = _heads(folder, card, weights, device, dtype)
         weights.finish(names.unused)
     return model, heads
+
+
+def check_weights(folder: Path, card: Card) -> None:
+    """Raise CheckpointError if files of weights, tensors or shapes are not those that the loader wants. Reads only headers.
+
+    Of a model that transformers runs, only its files are checked, and its heads.
+    """
+    device, dtype = torch.device("meta"), torch.float32
+    for tower in {tower.path: replace(tower, towers=card.towers) for tower in card.towers or (card,)}.values():
+        if tower.encoder.family == FALLBACK:
+            with Weights(folder, path=tower.path, on_meta=True) as weights:
+                _heads(folder, tower, weights, device, dtype)
+        else:
+            load_model(folder, tower, device=device, dtype=dtype)
 
 
 def _heads(folder: Path, card: Card, weights: Weights, device: torch.device, dtype: torch.dtype) -> Mapping[Head, LoadedHead]:

@@ -19,12 +19,22 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.checkpoint.foreign import explain_foreign
+from whimbrel.checkpoint.json_file import JsonFile, find_file, is_lfs_pointer, lfs_error
 from whimbrel.errors import CheckpointError
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLE = "pytorch_model.bin"
+
+
+_DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""Name of a dtype in safetensors -> dtype, for those whose tensors are weights."""
 
 
 class Weights:
@@ -39,12 +49,17 @@ class Weights:
         sha256: str | None = None,
         allow_pickle: bool = False,
         single: str = _SINGLE,
+        on_meta: bool = False,
     ) -> None:
-        """`path` is a folder in `folder`, or a .pt file of tensors in it. `single` is the file name if there are no shards."""
+        """`path` is a folder in `folder`, or a .pt file of tensors in it. `single` is the file name if there are no shards.
+
+        `on_meta`: give tensors of the device "meta", which have a shape and no values. Only headers are read.
+        """
         self._folder = folder
         self._path = path
         self._allow_pickle = allow_pickle
         self._prefixes = prefixes
+        self._on_meta = on_meta
         self._stack = ExitStack()
         self._handle_of: dict[str, Any] = {}
         self._taken: set[str] = set()
@@ -73,7 +88,8 @@ class Weights:
         full = self._require(name)
         part: Any = self._pickled[full] if full in self._pickled else self._handle_of[full].get_slice(full)
         stored_shape = part.shape if full in self._pickled else part.get_shape()
-        return self._check(full, torch.cat([cast(Tensor, part[row : row + 1]) for row in rows]), stored_shape, shape)
+        found = torch.cat([cast(Tensor, part[row : row + 1]) for row in rows])
+        return self._check(full, found.to("meta") if self._on_meta else found, stored_shape, shape)
 
     def _require(self, name: str) -> str:
         full = self._find_name(name)
@@ -89,7 +105,9 @@ class Weights:
         if not tensor.is_floating_point():
             raise CheckpointError(f"has dtype {tensor.dtype}; quantised weights are not supported.", file=file, key=full)
         tensor = tensor.float()
-        if not tensor.sum().isfinite() and not tensor.isfinite().all():  # the sum is cheap and rarely overflows
+        if (
+            not tensor.is_meta and not tensor.sum().isfinite() and not tensor.isfinite().all()
+        ):  # the sum is cheap and rarely overflows
             raise CheckpointError("holds NaN or infinity.", file=file, key=full)
         return tensor
 
@@ -104,7 +122,9 @@ class Weights:
 
     def beside(self, path: str, file: str, prefixes: Sequence[str]) -> Weights:
         """Open a file in a subfolder, which is closed together with this one."""
-        return self._stack.enter_context(Weights(self._folder, path=self._path_of(path), prefixes=prefixes, single=file))
+        return self._stack.enter_context(
+            Weights(self._folder, path=self._path_of(path), prefixes=prefixes, single=file, on_meta=self._on_meta)
+        )
 
     def finish(self, unused: Sequence[str] = ()) -> None:
         """Raise CheckpointError for tensors that were not taken and match no pattern of `unused`."""
@@ -119,6 +139,10 @@ class Weights:
         if full in self._pickled:
             return self._pickled[full]
         file = self._file_of[full]
+        if self._on_meta:
+            part = self._handle_of[full].get_slice(full)
+            dtype = _DTYPES.get(part.get_dtype(), torch.int8)
+            return torch.empty(part.get_shape(), dtype=dtype, device="meta")
         try:
             return cast(Tensor, self._handle_of[full].get_tensor(full))
         except (SafetensorError, OSError, MemoryError, RuntimeError) as error:  # it is mapped only now, or was changed
@@ -156,12 +180,11 @@ class Weights:
             self.file = index
             return [self._path_of(shard) for shard in _shards(JsonFile.read(self._folder, index))]
         if not self._allow_pickle:
-            has_pickle = (self._folder / pickle).exists()
-            raise CheckpointError(
-                f"{'only pickled weights are here' if has_pickle else f'not found in {self._folder}'}; {_PICKLE} is not read,"
-                " as it can run code. Where it is trusted, convert it: save what torch.load(FILE, weights_only=True) gives with"
-                " safetensors.torch.save_file as model.safetensors beside it.", file=pickle if has_pickle else self.file,
-            )  # fmt: skip
+            raise explain_foreign(self._folder / self._path) or CheckpointError(
+                f"not found in {self._folder}; a {_PICKLE} is not read, as it can run code.",
+                file=self.file,
+                hint="is the download complete? If the model has only pickled weights: whimbrel convert MODEL --out DIR",
+            )
         return self._unpickle(pickle)
 
     def _unpickle(self, file: str) -> list[str]:
@@ -184,6 +207,8 @@ _REMEDIES: Final[Mapping[int, str]] = {
 def _unreadable(error: Exception, path: Path, file: str) -> CheckpointError:
     if path.is_dir():
         return CheckpointError("cannot be read: it is a folder; put the file itself there.", file=file)
+    if is_lfs_pointer(path):
+        return lfs_error(file)
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM if isinstance(error, MemoryError) else None
     if number is None and (stated := re.search(r"\((?:os error )?(\d+)\)", str(error))):
         number = int(stated[1])

@@ -7,6 +7,7 @@ special tokens. So one backend, which nothing reconfigures, serves all threads. 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -33,11 +34,15 @@ from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card, TextFormat
 from whimbrel.types.plan import Plan
 from whimbrel.types.request import Request
-from whimbrel.types.seq import Seq
+from whimbrel.types.seq import Seq, TokenInfo
+from whimbrel.types.template import common_end
 
 _FILE: Final = "tokenizer.json"
 _PROBES: Final = ("a", "the quick brown fox")
 """Texts around which the post-processor must put the same tokens."""
+_FILLERS: Final = ("0", "1 2 3 4")
+"""Texts whose last tokens differ, so a common end belongs to the template (as in sentence_transformers' transformer.py)."""
+_NOTHING: Final = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +72,15 @@ class SpecialTokens:
         return np.concatenate((places[:first], limit.cut(places[first:end], limit.max_length - self.num_tokens), places[end:]))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatFrame:
+    """Frame of the chat template around every text of a request."""
+
+    around: tuple[str, str]
+    end: Int32Array
+    """Last tokens of the template, which are never cut."""
+
+
 @dataclass(frozen=True, slots=True)
 class EncodeParams:
     prompt: str
@@ -74,6 +88,7 @@ class EncodeParams:
     """Leading tokens that pooling skips."""
     limit: TruncationLimit
     adapter: int
+    frame: ChatFrame | None = None
 
 
 class Tokenizer:
@@ -88,11 +103,13 @@ class Tokenizer:
             raw, special=static is None, max_characters=MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
         )
         self.special = find_special_tokens(raw, card)
+        self._template = card.text_template
+        self._frame = lru_cache(maxsize=16)(self._make_frame)
         self.instruction = card.instruction and InstructionFinder(card.instruction, raw, self.special.before)
         self.static = static and find_static_rules(raw, static)
         self._tower = tower
         self._max_length = plan.max_length
-        self._includes_prompt = all(output.include_prompt for output in card.outputs.values())
+        self._includes_prompt = self._template is not None or all(output.include_prompt for output in card.outputs.values())
         num_types = card.encoder.type_vocab_size if card.tokenizer.second_type else 0
         self._pairs = find_template(raw, num_types) if "scores" in card.outputs else None
         self._check_text_formats()
@@ -121,12 +138,20 @@ class Tokenizer:
         names = map(self.backend.raw.id_to_token, ids.tolist())
         return tuple(token or f"<{id_}>" for token, id_ in zip(names, ids.tolist(), strict=True))
 
+    def token_infos(self, texts: list[str], prompt: str, *, special: bool) -> list[TokenInfo]:
+        """Return the tokens of texts as they are run. `special`: include special tokens. Raises InvalidRequest and TooLarge."""
+        if self._template is None:
+            return self.backend.tokens(texts, prompt, special=special)
+        return self.backend.tokens(self._framed(texts, self._frame(prompt)), special=False)
+
     # The steps of `encode`, which `chunking.py` and `offsets.py` combine in other ways
 
     def encode_params(self, request: Request, form: TextFormat | None = None) -> EncodeParams:
         """Resolve the request's prompt, limit and adapter. Raises InvalidRequest."""
         prompt = self._prompt(request)
         limit = self._lengths(form).limit(request, self.card.tokenizer.truncate)
+        if self._template is not None and not has_ids(request):
+            return EncodeParams("", 0, limit, self.card.adapter(request.prompt_name), self._frame(prompt))
         return EncodeParams(
             prompt,
             0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt),
@@ -139,6 +164,8 @@ class Tokenizer:
         if has_ids(request):
             return check_ids(request.texts, self.card.encoder.vocab_size), frozenset()
         texts = check_texts(request.texts)
+        if terms.frame is not None:
+            return self.backend.ids(self._framed(texts, terms.frame), special=False), frozenset()
         if self.static is None or not self.static.shortens(terms.limit):
             return self.backend.ids(texts, terms.prompt), frozenset()
         whole = [terms.prompt + text for text in texts]
@@ -150,7 +177,9 @@ class Tokenizer:
         if ids.size == 0 and self.static is None:
             raise InvalidRequest("the text has no tokens.", item=index)
         truncated = terms.limit.exceeded(ids.size, "text", index) or shortened
-        ids = ids[self.special.truncate_indices(ids, terms.limit)]
+        ids = (
+            ids[self.special.truncate_indices(ids, terms.limit)] if terms.frame is None else _cut_chat(ids, terms, terms.frame)
+        )
         prompt_tokens = max(terms.prompt_tokens, self.count_instruction(ids))
         if 0 < ids.size <= prompt_tokens:
             raise InvalidRequest("the text has no tokens but its prompt's, which are not pooled.", item=index)
@@ -202,6 +231,20 @@ class Tokenizer:
         (ids,) = self.backend.ids([""], prompt)
         return min(ids.size, self._max_length) - min(1, self.special.after.size)
 
+    def _framed(self, texts: list[str], frame: ChatFrame) -> list[str]:
+        assert self._template is not None
+        return [self._template.put(text, frame.around) for text in texts]
+
+    def _make_frame(self, prompt: str) -> ChatFrame:
+        """Return what the chat template puts around texts with this prompt. Raises InvalidRequest if it takes none."""
+        assert self._template is not None
+        if prompt and self._template.prompted is None:
+            raise InvalidRequest("this model's chat template has no place for a prompt.", param="prompt")
+        around = self._template.around(prompt)
+        first, second = self.backend.ids([self._template.put(text, around) for text in _FILLERS], special=False)
+        size = common_end(first.tolist(), second.tolist())
+        return ChatFrame(around, first[first.size - size :] if size < min(first.size, second.size) else _NOTHING)
+
     def _lengths(self, form: TextFormat | None = None, *, least: int = 0) -> LengthBounds:
         """Return the length bounds of a text in a format, or of a pair with at least `least` tokens."""
         least = max(least, self.special.num_tokens + 1)
@@ -221,10 +264,19 @@ class Tokenizer:
             raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)
 
 
+def _cut_chat(ids: Int32Array, terms: EncodeParams, frame: ChatFrame) -> Int32Array:
+    """Cut a text in a chat template to the limit, then write the template's end over the last tokens."""
+    if ids.size < terms.limit.max_length:
+        return ids
+    end = frame.end[max(0, frame.end.size - terms.limit.max_length) :]
+    kept = terms.limit.cut(ids, terms.limit.max_length)
+    return np.concatenate((kept[: kept.size - end.size], end))
+
+
 def find_special_tokens(tokenizer: tokenizers.Tokenizer, card: Card) -> SpecialTokens:
     """Return the special tokens. Raises CheckpointError if they depend on the text or have an unknown token type."""
-    if card.tokenizer.static is not None:
-        return SpecialTokens(np.empty(0, np.int32), np.empty(0, np.int32))
+    if card.tokenizer.static is not None or card.text_template is not None:
+        return SpecialTokens(_NOTHING, _NOTHING)
     results = {_split_text(tokenizer, probe) for probe in _PROBES}
     if len(results) != 1:
         raise CheckpointError("does not put the same tokens around every text.", file=_FILE, key="post_processor")

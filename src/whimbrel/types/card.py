@@ -13,7 +13,7 @@ from whimbrel.errors import InvalidRequest
 from whimbrel.types.heads import Activation, Head, MlmHead, OutputActivation
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import InputType, OutputName, Similarity
-from whimbrel.types.template import Template
+from whimbrel.types.template import Template, TextTemplate
 
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -283,6 +283,8 @@ class Card:
     """Formats by input type, for models that tokenize these differently; `input_type` is then required."""
     template: Template | None = None
     """Template of a pair; None: the tokenizer's pairs."""
+    text_template: TextTemplate | None = None
+    """Chat template of each text; None: texts are tokenised as they are."""
     instruction: Instruction | None = None
     """Markers of an instruction within a text, which outputs with include_prompt=False leave out."""
     towers: tuple[Card, ...] = ()

@@ -50,6 +50,8 @@ class Options(TypedDict, total=False):
     """Name of the model for clients. Default: the checkpoint's name."""
     aliases: tuple[str, ...]
     """Further names of the model for clients."""
+    accept_config: tuple[str, ...]
+    """Keys of the checkpoint's JSON files that Whimbrel does not know, and that are known to change no vector."""
     replica: int
     """Index of this engine among those that share the machine. Default: 0."""
     num_replicas: int
@@ -76,6 +78,8 @@ class Plan:
     max_request_tokens: int
     matryoshka: bool
     document_cache_bytes: int
+    accept_config: tuple[str, ...] = ()
+    """Unknown keys of the checkpoint's JSON files that the user has accepted."""
     cpu: Cpu = field(default_factory=Cpu)
     torch: str = "unknown"
     """Version of PyTorch."""
@@ -116,6 +120,7 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         max_request_tokens=_limit("max_request_tokens", options.get("max_request_tokens")),
         matryoshka=options.get("matryoshka", False) or card.matryoshka,
         document_cache_bytes=_limit("document_cache_bytes", options.get("document_cache_bytes", 0), least=0),
+        accept_config=options.get("accept_config", ()),
         cpu=hardware.cpu,
         torch=hardware.torch,
         torch_note=hardware.torch_note,

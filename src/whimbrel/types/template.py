@@ -1,4 +1,4 @@
-"""Prompt templates of rerankers that are language models. Pure.
+"""Prompt templates of language models: rerankers, and chats around one text. Pure.
 
 A template is a Python format string with the fields {query}, {document} and {instruction}. Values of fields are data: `split`
 cuts a template at its control tokens, so only the template itself can produce them. A control token in a document is tokenized
@@ -49,6 +49,32 @@ class Template:
         """Return whether query or document exceeds `max_characters`."""
         limits = self.max_characters
         return limits is not None and (len(query) > limits[0] or len(document) > limits[1])
+
+
+@dataclass(frozen=True, slots=True)
+class TextTemplate:
+    """Chat template around one text. Control tokens in a text are control tokens, as in Sentence Transformers."""
+
+    plain: tuple[str, str]
+    """Format strings of what stands before and after a text without a prompt."""
+    prompted: tuple[str, str] | None = None
+    """Format strings with the field {instruction}, which is the prompt; None: the model takes no prompt."""
+    strip_text: bool = False
+    strip_prompt: bool = False
+
+    def around(self, prompt: str) -> tuple[str, str]:
+        """Return what stands before and after a text with this prompt, which may be empty."""
+        if not prompt:
+            return fill(self.plain[0]), fill(self.plain[1])
+        assert self.prompted is not None  # the caller refuses a prompt
+        prompt = prompt.strip() if self.strip_prompt else prompt
+        return fill(self.prompted[0], instruction=prompt), fill(self.prompted[1], instruction=prompt)
+
+    def put(self, text: str, around: tuple[str, str]) -> str:
+        return f"{around[0]}{text.strip() if self.strip_text else text}{around[1]}"
+
+    def wrap(self, text: str, prompt: str) -> str:
+        return self.put(text, self.around(prompt))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ _INERT: Final = frozenset(
     sep_token_id summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type
     summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings
     tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p use_bfloat16
-    use_cache use_return_dict xla_device is_matryoshka matryoshka_dimensions
+    use_cache use_return_dict xla_device is_matryoshka matryoshka_dimensions gradient_checkpointing_kwargs is_llama_config
+    model_max_length unk_token_id
 """.split()
 )
 # Keys that would change a vector, with the only values that are supported.

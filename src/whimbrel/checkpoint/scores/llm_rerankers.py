@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
+from whimbrel.checkpoint.chat_template import read_chat_template
 from whimbrel.checkpoint.config.common import allow_auto_map
 from whimbrel.checkpoint.config.decoders import read_stated_pooling
 from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.scores.chat_template import read_chat_template
 from whimbrel.checkpoint.scores.conventions import CONVENTIONS, convention_of
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.heads import resolve_features, tokens
@@ -47,9 +47,6 @@ _UNCAPPED: Final = ("gemma", "gemma3", "llama", "qwen3")
 _TIED: Final = ("gemma", "gemma3_text")
 """Model types that tie the output embeddings to the input by default."""
 _ACTIVATION_KEYS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")
-_NO_VARIABLES: Final = """
-    padding truncation max_length return_tensors restore_suffix tokenize messages tools documents chat_template
-""".split()
 _TASKS: Final = {
     "text-generation": ("logits", "causal_logits"),
     "sequence-classification": ("logits", "scores"),
@@ -238,14 +235,9 @@ def _read_transformer(folder: Path) -> tuple[str, Mapping[str, Any], bool]:
         "do_lower_case": (False, None),
     }
     file = modules.read_transformer(folder, used=("processing_kwargs",), stated=stated)
-    modalities = cast(dict[str, Any], file.get("modality_config", dict))
-    processing = JsonFile(file.name, file.get("processing_kwargs", dict, {}))
-    processing.reject_unknown_keys({"chat_template"})
-    variables: dict[str, Any] = processing.get("chat_template", dict, {})
-    for key in variables:
-        if key in _NO_VARIABLES:
-            raise file.error(f"{key!r} is not supported.", "processing_kwargs")
-    return task, variables, modalities["message"]["format"] == "structured"
+    file.get("modality_config", dict)
+    structured, variables = modules.read_chat_format(file) or (False, {})
+    return task, variables, structured
 
 
 def _activation_in(config: JsonFile) -> OutputActivation | None:

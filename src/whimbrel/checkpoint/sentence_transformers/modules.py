@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
 from whimbrel.errors import CheckpointError
@@ -84,15 +84,28 @@ def module_path(folder: Path, parent: str, file: JsonFile, key: str, name: str) 
 _TRANSFORMER_FILES: Final = [
     f"sentence_{model}_config.json" for model in "bert roberta distilbert camembert albert xlm-roberta xlnet".split()
 ]
+_METHOD: Final = {"method": "forward", "method_output_name": "last_hidden_state"}
 _FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("feature-extraction", None),
-    # with "message" beside it every text would go through the chat template, as a message of a user
-    "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}}, None),
+    # with "message" beside it every text goes through the chat template: see WITH_CHAT
+    "modality_config": ({"text": _METHOD}, None),
     "module_output_name": ("token_embeddings", None),
     "processing_kwargs": ({}, None),
     **dict.fromkeys(("query_length", "document_length", "query_expansion"), (None,)),
 }
 """Supported settings of a Transformer that gives hidden states."""
+WITH_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
+    "modality_config": (
+        *_FEATURES["modality_config"],
+        *({"text": _METHOD, "message": {**_METHOD, "format": kind}} for kind in ("flat", "structured")),
+    ),
+}
+"""Supported settings of a Transformer that may put each text into the chat template, as a message of a user."""
+_NO_VARIABLES: Final = """
+    padding truncation max_length return_tensors restore_suffix tokenize messages tools documents chat_template task
+    continue_final_message return_assistant_tokens_mask return_dict tokenizer_kwargs
+""".split()
+"""Arguments in place of variables of a chat template."""
 _ARGUMENTS: Final = ("model_args", "config_args", "tokenizer_args", "model_kwargs", "config_kwargs", "processor_kwargs")
 """Keys with arguments for loading a model's parts in transformers."""
 _INERT_ARGUMENTS: Final = frozenset({"attn_implementation", "dtype", "torch_dtype", "trust_remote_code"})
@@ -114,6 +127,20 @@ def read_transformer(
     for key in (key for key in _ARGUMENTS if key not in used):
         JsonFile(f"{file}: {key}", config.get(key, dict, {})).reject_unknown_keys(_INERT_ARGUMENTS)
     return config
+
+
+def read_chat_format(transformer: JsonFile) -> tuple[bool, Mapping[str, Any]] | None:
+    """Return whether messages hold lists of parts, and the variables of the chat template. None without a chat template."""
+    modalities = cast(dict[str, Any], transformer.get("modality_config", dict, {}))
+    processing = JsonFile(transformer.name, transformer.get("processing_kwargs", dict, {}))
+    processing.reject_unknown_keys({"chat_template"})
+    variables = cast(dict[str, Any], processing.get("chat_template", dict, {}))
+    for key in variables:
+        if key in _NO_VARIABLES:
+            raise transformer.error(f"{key!r} is not supported.", "processing_kwargs")
+    if "message" not in modalities:
+        return None
+    return modalities["message"]["format"] == "structured", variables
 
 
 def read_max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile) -> int:

@@ -212,7 +212,7 @@ def main() -> None:
         engine, observer = _load(control, load.model)
     except Exception as error:
         if isinstance(error, SetupError | CheckpointError):
-            control.send(messages.CannotStart(str(error), error.hint if isinstance(error, SetupError) else None))
+            control.send(messages.CannotStart(str(error), error.hint))
         else:
             _log.critical("the engine could not be loaded", exc_info=True)
             control.send(messages.CannotStart(f"{type(error).__name__}: {error}", None))

@@ -104,7 +104,14 @@ class Worker:
             return
         options, planned = self._config.options, model.planned
         own, folder = options.models[model.model], Path(planned.folder)
-        card = await asyncio.to_thread(read_card, folder, planned.card_name, pooling=own.pooling, reranker=own.reranker)
+        card = await asyncio.to_thread(
+            read_card,
+            folder,
+            planned.card_name,
+            pooling=own.pooling,
+            reranker=own.reranker,
+            accept_config=planned.plan.accept_config,
+        )
         engine = await asyncio.to_thread(
             RemoteEngine,
             self._config.index,

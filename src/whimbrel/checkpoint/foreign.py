@@ -1,0 +1,71 @@
+"""Folders that hold a model in a form that Whimbrel does not read: what they hold, and what to do.
+
+Only asked when a file that is needed is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.errors import CheckpointError
+
+_CONFIG: Final = "config.json"
+_ADAPTER: Final = "adapter_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form of weights. The first file that matches one of `patterns` is named."""
+
+    patterns: str
+    message: str
+    hint: str
+
+
+_ORIGINAL: Final = "name the folder or hub id of the model from which it was made, with model.safetensors"
+_FORMS: Final = (
+    _Form(
+        "pytorch_model.bin pytorch_model.bin.index.json pytorch_model-*.bin",
+        "only pickled weights are here; pytorch_model.bin is not read, as it can run code.",
+        "write them as safetensors: whimbrel convert {folder} --out DIR",
+    ),
+    _Form("*.gguf", "is a GGUF file, which llama.cpp and Ollama read, and Whimbrel does not.", _ORIGINAL),
+    _Form(
+        "*.onnx onnx/*.onnx",
+        "is an ONNX file, which is not read: Whimbrel runs a model by its own code, from safetensors.",
+        _ORIGINAL,
+    ),
+    _Form("openvino_model.xml openvino/*.xml", "is a model of OpenVINO, which is not read.", _ORIGINAL),
+    _Form("tf_model.h5", "are weights of TensorFlow, which are not read.", _ORIGINAL),
+    _Form("flax_model*.msgpack", "are weights of Flax, which are not read.", _ORIGINAL),
+)
+
+
+def explain_foreign(folder: Path) -> CheckpointError | None:
+    """Return the error that says what `folder` holds instead of a checkpoint's weights. None if nothing is known."""
+    if (folder / _ADAPTER).exists() and not (folder / _CONFIG).exists():
+        return _explain_adapter(folder)
+    for form in _FORMS:
+        for file in (path for pattern in form.patterns.split() for path in sorted(folder.glob(pattern))):
+            name = file.relative_to(folder).as_posix()
+            return CheckpointError(form.message, file=name, hint=form.hint.format(folder=folder))
+    return None
+
+
+def require_config(folder: Path) -> None:
+    """Raise CheckpointError if there is no config.json, which says what the folder holds instead."""
+    if (folder / _CONFIG).exists():
+        return
+    error = CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file=_CONFIG)
+    raise explain_foreign(folder) or error
+
+
+def _explain_adapter(folder: Path) -> CheckpointError:
+    base = JsonFile.read(folder, _ADAPTER).data.get("base_model_name_or_path")
+    named = base if isinstance(base, str) and base else None
+    message = f"this folder holds a PEFT adapter of {named or 'a model that it does not name'}, not a model."
+    hint = f"serve the model with the adapter: whimbrel serve {named or 'MODEL'} --adapter NAME={folder}"
+    return CheckpointError(message, file=_ADAPTER, hint=hint)
