@@ -44,7 +44,7 @@ test-cpus: $(VENV)/.whimbrel-dev
 
 recipes: $(VENV)/.whimbrel-dev
 	@requirements/environment $(VENV) recipes
-	$(BIN)/pytest -n 0 tests/house/test_recipes.py --recipes $(ARGS)
+	$(BIN)/pytest -n 0 tests/house/test_recipes.py tests/dialects/test_programs.py --recipes $(ARGS)
 
 check: check-code test-all test-cpus recipes
 

@@ -30,4 +30,4 @@ __all__ = ["GET_ROUTES", "JSON", "MESSAGE_PACK", "ROUTES", "GetRoute", "Response
 _DIALECTS: Final = (openai, native, rerank, tei, ollama, cohere, voyage, jina, vllm, infinity, mixedbread, nvidia, llama_cpp)
 
 ROUTES: Final[tuple[Route, ...]] = tuple(route for dialect in _DIALECTS for route in dialect.ROUTES)
-GET_ROUTES: Final[tuple[GetRoute, ...]] = (*ollama.GET_ROUTES, *vllm.GET_ROUTES)
+GET_ROUTES: Final[tuple[GetRoute, ...]] = (*ollama.GET_ROUTES, *vllm.GET_ROUTES, *infinity.GET_ROUTES)

@@ -6,7 +6,7 @@ Source: infinity_client 0.0.76 (models); infinity_emb 0.0.76, infinity_emb/fasta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -17,9 +17,9 @@ from msgspec import Meta
 from whimbrel.dialects.common.bodies import ModelName, check_count, decode, is_packed
 from whimbrel.dialects.common.body_rules import MAX_INPUTS, narrowed
 from whimbrel.dialects.common.pair_inputs import text_of
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, usage
-from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, Route
-from whimbrel.dialects.openai import DetailedError, Usage, render_detailed_error
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, served_names, usage
+from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Route
+from whimbrel.dialects.openai import DetailedError, Model, Usage, render_detailed_error
 from whimbrel.dialects.rerank import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
 from whimbrel.dialects.tei.scores import Prediction, activation_of, apply, predict
 from whimbrel.errors import InvalidRequest
@@ -66,6 +66,22 @@ class InfinityClassifyResponse(msgspec.Struct):
     object: Literal["classify"] = "classify"
 
 
+class InfinityModel(Model, kw_only=True):
+    """One model of GET /models. Infinity's clients take no other owner."""
+
+    owned_by: str = "infinity"
+    capabilities: list[Literal["embed", "rerank", "classify"]]
+    backend: str = "torch"
+    stats: Annotated[dict[str, float], Meta(description="Empty; /metrics has figures.")]
+
+
+class InfinityModels(msgspec.Struct):
+    """Answer of GET /models."""
+
+    data: list[InfinityModel]
+    object: Literal["list"] = "list"
+
+
 def parse_rerank(raw: bytes) -> tuple[InfinityRerankRequest, Callable[[ServedModel], Request]]:
     body = decode(InfinityRerankRequest, raw, packed=is_packed(raw))
     request = request_of(msgspec.structs.replace(body, truncate=True if body.truncate is None else body.truncate))
@@ -108,6 +124,24 @@ def render_classify(body: InfinityClassifyRequest, result: Result, model: Served
     return json_answer(_head("classify", model) | {"data": classes, "usage": usage(result)}, result)
 
 
+def render_models(models: Sequence[ServedModel]) -> bytes:
+    listed = [(name, model) for model in models for name in served_names(model.plan)]
+    entries = [
+        InfinityModel(
+            id=name, created=created(), max_model_len=model.plan.max_length, capabilities=_capabilities(model), stats={}
+        )
+        for name, model in listed
+    ]
+    return msgspec.json.encode(InfinityModels(entries))
+
+
+def _capabilities(model: ServedModel) -> list[Literal["embed", "rerank", "classify"]]:
+    scores = model.card.outputs.get("scores")
+    if scores is None:
+        return ["embed"] if "dense" in model.card.outputs else []
+    return ["rerank"] if scores.width == 1 else ["classify"]
+
+
 def _head(kind: str, model: ServedModel) -> dict[str, Any]:
     return {"id": new_id("infinity"), "object": kind, "created": created(), "model": model.plan.served_name}
 
@@ -132,5 +166,12 @@ ROUTES: Final = (
         parse_classify, render_classify, response_type=InfinityClassifyResponse,
         example='{"input": ["What a fine bird."], "raw_scores": false}',
         terms=ErrorTerms({"outputs": "model"}),
+    ),
+)  # fmt: skip
+
+GET_ROUTES: Final = (
+    GetRoute(
+        "/models", "The models that are served, by all their names (Infinity).",
+        render_models, render_detailed_error, DetailedError, InfinityModels,
     ),
 )  # fmt: skip

@@ -241,7 +241,6 @@ class _GetRoutes:
         handlers: dict[str, Any] = {page.path: partial(self._page, page) for page in GET_ROUTES}
         handlers |= {
             "/v1/models": self._list_models,
-            "/models": self._list_models,
             "/v1/models/{model:path}": self._show_model,
             "/health": self._check_ready,
             "/health/live": self._check_live,

@@ -38,7 +38,6 @@ class Status(msgspec.Struct):
 
 _GETS: Final[tuple[tuple[str, str, Any, tuple[str, ...]], ...]] = (
     ("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse, (JSON_TYPE,)),
-    ("/models", "The same as /v1/models (Infinity).", openai.ModelsResponse, (JSON_TYPE,)),
     ("/v1/models/{model}", "One model.", openai.Model, (JSON_TYPE,)),
     ("/health", f"{_READY}; also /health/ready, /ping and /.", Status, (JSON_TYPE,)),
     ("/health/live", "Whether the process runs.", Status, (JSON_TYPE,)),
