@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from whimbrel.checkpoint.json_file import JsonFile
@@ -51,7 +52,7 @@ def explain_foreign(folder: Path) -> CheckpointError | None:
     for form in _FORMS:
         for file in (path for pattern in form.patterns.split() for path in sorted(folder.glob(pattern))):
             name = file.relative_to(folder).as_posix()
-            return CheckpointError(form.message, file=name, hint=form.hint.format(folder=folder))
+            return CheckpointError(form.message, file=name, hint=form.hint.format(folder=quote(str(folder))))
     return None
 
 
@@ -67,5 +68,6 @@ def _explain_adapter(folder: Path) -> CheckpointError:
     base = JsonFile.read(folder, _ADAPTER).data.get("base_model_name_or_path")
     named = base if isinstance(base, str) and base else None
     message = f"this folder holds a PEFT adapter of {named or 'a model that it does not name'}, not a model."
-    hint = f"serve the model with the adapter: whimbrel serve {named or 'MODEL'} --adapter NAME={folder}"
+    model = quote(named) if named else "MODEL"  # what a file says must not be a command where it is pasted
+    hint = f"serve the model with the adapter: whimbrel serve {model} --adapter NAME={quote(str(folder))}"
     return CheckpointError(message, file=_ADAPTER, hint=hint)

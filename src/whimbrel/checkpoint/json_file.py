@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from textwrap import shorten
 from typing import Any, Final, TypeVar, cast
 
@@ -161,7 +162,8 @@ class JsonFile:
                     f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors.",
                     file=self.name,
                     key=key,
-                    hint=f"if you know that it does not, accept it: --accept-config {key}, in Python accept_config=({key!r},)",
+                    hint="if you know that it does not, accept it: "
+                    f"--accept-config {quote(key)}, in Python accept_config=({key!r},)",
                 )
 
     def reject_unread_keys(self, *known: Collection[str]) -> None:

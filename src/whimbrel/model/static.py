@@ -61,8 +61,7 @@ class StaticTable:
         if table.ndim == 1:
             table = table[:, None]
         mapping = weights.stored("mapping").long() if weights.has("mapping") else torch.arange(table.shape[0])
-        is_inside = mapping.is_meta or (mapping.min() >= 0 and mapping.max() < table.shape[0])
-        if mapping.shape != (spec.vocab_size,) or not is_inside:
+        if mapping.shape != (spec.vocab_size,) or not (mapping.is_meta or 0 <= mapping.min() <= mapping.max() < table.shape[0]):
             raise CheckpointError(f"names rows that {name} does not have.", file=weights.file, key="mapping")
         self._table = F.pad(table, (0, 0, 0, 1)).to(device)
         self._mapping = F.pad(mapping, (0, 1), value=table.shape[0]).to(device)

@@ -105,9 +105,9 @@ class Weights:
         if not tensor.is_floating_point():
             raise CheckpointError(f"has dtype {tensor.dtype}; quantised weights are not supported.", file=file, key=full)
         tensor = tensor.float()
-        if (
-            not tensor.is_meta and not tensor.sum().isfinite() and not tensor.isfinite().all()
-        ):  # the sum is cheap and rarely overflows
+        if tensor.is_meta:
+            return tensor
+        if not tensor.sum().isfinite() and not tensor.isfinite().all():  # the sum is cheap and rarely overflows
             raise CheckpointError("holds NaN or infinity.", file=file, key=full)
         return tensor
 
