@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 from checkpoints import sentence_layout, write_bert
 from classifiers import write_classifier
 from exchanges import Small
-from fake import FakeModel, call
+from fake import CARD, FakeModel, call
 from late_models import write_stanford
 from serving import Server
 from vectors import same_bits, told, vectors
@@ -41,7 +41,7 @@ DOCUMENTS = ["a sandwich", "The whimbrel is a wader, with a long curved bill.", 
 
 
 def read(body: dict[str, Any]) -> Request:
-    return rerank.parse_rerank(orjson.dumps(body))[1]
+    return rerank.parse_rerank(orjson.dumps(body))[1](FakeModel.named("m", CARD))
 
 
 def result(*scores: float) -> Result:
@@ -79,7 +79,7 @@ def test_every_field_of_rerank() -> None:
     ],
 )
 def test_the_forms_of_score(body: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    assert rerank.parse_score(orjson.dumps(body))[1].texts == expected
+    assert rerank.parse_score(orjson.dumps(body))[1](FakeModel.named("m", CARD)).texts == expected
 
 
 @pytest.mark.parametrize(

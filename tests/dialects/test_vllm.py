@@ -53,6 +53,7 @@ class Card:
 
     def __init__(self, *outputs: str, labels: tuple[str, ...] = ()) -> None:
         self.outputs = dict.fromkeys(outputs)
+        self.text_formats = {}
         self.labels = labels
 
 
@@ -70,7 +71,7 @@ def embedded(**body: Any) -> Request:
 
 
 def scored(**body: Any) -> Request:
-    return rerank.parse_score(orjson.dumps(body))[1]
+    return rerank.parse_score(orjson.dumps(body))[1](FakeModel.named("m", Card("scores")))
 
 
 def result(**outputs: Any) -> Result:
@@ -768,7 +769,7 @@ def kept(value: Any, key: str = "") -> Any:
         return f"{len(value)} numbers"
     if key == "data" and isinstance(value[0], list):
         return sorted({kept(each) for each in value})
-    if key == "results":
+    if key == "results" or (key == "data" and value and "relevance_score" in value[0]):
         return sorted((kept(each) for each in value), key=lambda each: each["index"])
     if isinstance(value, list):
         return [kept(each) for each in value]

@@ -25,6 +25,7 @@ from test_multi_vector import DOCUMENTS, QUERIES, compare, reference
 
 import whimbrel.outputs.multi_vector
 from checkpoints import edit_json, write_json
+from fake import CARD, FakeModel
 from late_models import write_pylate, write_sentence_transformers, write_stanford
 from serving import Server
 from whimbrel import AsyncEngine, Engine
@@ -422,10 +423,11 @@ def test_bodies() -> None:
     assert request == Request(["a"], token_pooling=TokenPooling(2, 3, False), muvera=MuveraParameters(seed=2**64 - 1))
     assert native.parse_embed(b'{"input": "a", "token_pooling": 2, "muvera": true}')[1].muvera == MuveraParameters()
     assert native.parse_embed(b'{"input": "a", "token_pooling": null, "muvera": false}')[1] == Request(["a"])
-    assert rerank.parse_rerank(b'{"query": "a", "documents": ["b"], "token_pooling": 1.5}')[1].token_pooling == TokenPooling(
-        1.5
-    )
-    assert rerank.parse_score(b'{"text_1": "a", "text_2": "b", "token_pooling": 2}')[1].token_pooling == TokenPooling(2)
+    model = FakeModel.named("m", CARD)
+    ranked = rerank.parse_rerank(b'{"query": "a", "documents": ["b"], "token_pooling": 1.5}')[1](model)
+    assert ranked.token_pooling == TokenPooling(1.5)
+    scored = rerank.parse_score(b'{"text_1": "a", "text_2": "b", "token_pooling": 2}')[1](model)
+    assert scored.token_pooling == TokenPooling(2)
 
 
 def test_without_scipy(engine: Callable[[str], Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

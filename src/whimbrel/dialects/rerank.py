@@ -3,12 +3,15 @@
 Models that compare vectors also take vectors in place of any text, as /v1/embed gives them in base64, or in fewer bits. Bodies
 are JSON or MessagePack, where vectors are bytes. Unknown fields are ignored.
 
-Texts that exceed the limit are an error by default, because a score of half a document looks like any other.
+Texts that exceed the limit are an error by default, because a score of half a document looks like any other. Models of late
+interaction cut queries and documents to their lengths, as their libraries do.
 Sources: Jina's API (api.jina.ai/openapi.json); vLLM 0.33, entrypoints/pooling/scoring.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
@@ -59,7 +62,10 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
-        Meta(description="Cut each pair to N tokens; -1 cuts to the model's maximum (vLLM)."),
+        Meta(
+            description="Cut each pair to N tokens; -1 cuts to the model's maximum (vLLM). Where vectors are compared each "
+            "text is cut; queries of a fixed length keep it."
+        ),
     ] = None
     truncation_side: TruncationSide = None
     max_tokens_per_query: Annotated[
@@ -215,10 +221,22 @@ class ScoreResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def parse_rerank(raw: bytes) -> tuple[RerankRequest, Request]:
+def parse_rerank(raw: bytes) -> tuple[RerankRequest, Callable[[ServedModel], Request]]:
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(RerankRequest, raw, packed=is_packed(raw))
-    return body, request_of(body)
+    return body, _cut_by_format(body, request_of(body))
+
+
+def _cut_by_format(body: PairFields, request: Request) -> Callable[[ServedModel], Request]:
+    """Return the function from a model to its Request.
+
+    Where the body does not say otherwise, late-interaction models cut queries and documents to their lengths, as their
+    libraries do.
+    """
+    if body.truncate is not None or body.truncate_prompt_tokens is not None:
+        return lambda _: request
+    cut = replace(request, truncate=body.truncation_side)
+    return lambda model: cut if model.card.text_formats else request
 
 
 def request_of(body: RerankRequest) -> Request:
@@ -227,7 +245,7 @@ def request_of(body: RerankRequest) -> Request:
     return _request(body, pairs, ("query", "documents"))
 
 
-def parse_score(raw: bytes) -> tuple[ScoreRequest, Request]:
+def parse_score(raw: bytes) -> tuple[ScoreRequest, Callable[[ServedModel], Request]]:
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(ScoreRequest, raw, packed=is_packed(raw))
     forms = [form for form in FORMS if any(getattr(body, name) is not None for name in form)] or FORMS[-1:]
@@ -242,7 +260,7 @@ def parse_score(raw: bytes) -> tuple[ScoreRequest, Request]:
     if len(queries) != len(documents):
         message = f"{len(queries):,} for {len(documents):,} {names[1]}; there must be one, or one for each."
         raise InvalidRequest(message, param=names[0])
-    return body, _request(body, list(zip(queries, documents, strict=True)), names)
+    return body, _cut_by_format(body, _request(body, list(zip(queries, documents, strict=True)), names))
 
 
 def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -> Request:

@@ -1,6 +1,7 @@
 """vLLM's own routes: /pooling, /classify, /score, /rerank, /tokenize, /detokenize. Pure functions over bytes.
 
-Texts that exceed the limit are refused by default. Unknown fields are ignored.
+Texts that exceed the limit are refused by default, but late-interaction models cut them as their libraries do; there, texts
+are documents by default. Unknown fields are ignored.
 Source: vLLM 0.33, entrypoints/pooling and entrypoints/serve/tokenize.
 """
 
@@ -18,7 +19,7 @@ from msgspec import Meta
 
 from whimbrel import __version__
 from whimbrel.dialects import openai, rerank
-from whimbrel.dialects.common.bodies import TextUse, TokenInputs, decode
+from whimbrel.dialects.common.bodies import TextUse, TokenInputs, decode, side_of
 from whimbrel.dialects.common.body_rules import MAX_IDS, narrowed
 from whimbrel.dialects.common.responses import (
     JSON,
@@ -184,7 +185,8 @@ def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
             if output in ("dense", "multi_vector", "token_dense")
             else {"normalize": body.normalize, "activate": body.use_activation}
         )
-        return vllm_text_request(body, (output,), cuts=False, input_type=body.input_type, **by_output)
+        cuts, side = bool(model.card.text_formats), side_of(model.card, body.input_type)
+        return vllm_text_request(body, (output,), cuts=cuts, input_type=side, **by_output)
 
     return body, request
 

@@ -211,8 +211,12 @@ class Preprocessor:
         return [(tokens[query], tokens[document]) for query, document in texts]
 
     def _encode_side(self, side: PairSide, similarity: Similarity) -> _Encoded:
+        request = side.request
+        form = self._card.tower(self._card.tower_for(request.input_type)).text_formats.get(request.input_type or "document")
+        if form is not None and form.has_fixed_length:
+            request = replace(request, max_tokens=None)  # the limit is for the documents then
         with relocating(side.locate):
-            encoded = self._encode(side.request)
+            encoded = self._encode(request)
         specs = [
             replace(spec, activated=spec.activated or similarity == "cosine", keep_on_device=spec.name == "multi_vector")
             for spec in encoded.specs

@@ -20,8 +20,7 @@ def length_bounds(form: TextFormat, least: int, most: int) -> LengthBounds:
     """Return the length bounds of texts in a format. Without it they would have `least` to `most` tokens."""
     expansion = form.expansion
     least = max(least + _marker(form), 0 if expansion is None else expansion.length)
-    is_fixed = expansion is not None and expansion.length == form.max_length
-    return LengthBounds(least, min(form.max_length, most), form.max_length if is_fixed else most)
+    return LengthBounds(least, min(form.max_length, most), form.max_length if form.has_fixed_length else most)
 
 
 def remaining_limit(form: TextFormat, limit: TruncationLimit) -> TruncationLimit:

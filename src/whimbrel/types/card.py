@@ -256,6 +256,11 @@ class TextFormat:
     """Token id inserted after the first token; None: none."""
     expansion: QueryExpansion | None = None
 
+    @property
+    def has_fixed_length(self) -> bool:
+        """Whether short texts are filled up to the limit, so that all have the same length."""
+        return self.expansion is not None and self.expansion.length == self.max_length
+
 
 @dataclass(frozen=True, slots=True)
 class Card:

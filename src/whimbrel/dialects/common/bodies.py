@@ -267,6 +267,11 @@ def text_request(
     )
 
 
+def side_of(card: Card, input_type: InputType | None) -> InputType | None:
+    """Return the input type of texts whose side a body may leave out: documents, if the model has a format for these."""
+    return "document" if input_type is None and "document" in card.text_formats else input_type
+
+
 def prompt_for_task(card: Card, word: str | None, input_type: InputType | None) -> dict[str, Any]:
     """Return the input type and the model's prompt named `word`, if it has one, as fields of a Request; case is ignored."""
     prompts = {} if word is None else {name.casefold(): name for name in card.tower(card.tower_for(input_type)).prompts}

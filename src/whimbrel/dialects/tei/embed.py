@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Columns, PromptName, TokenInputs, check_count, decode, parse_texts
+from whimbrel.dialects.common.bodies import Columns, PromptName, TokenInputs, check_count, decode, parse_texts, side_of
 from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, MAX_INPUTS, TEXT, Rule, any_of, narrowed, never
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed
@@ -112,12 +112,18 @@ def parse_embed(raw: bytes) -> tuple[TEIEmbedRequest, Request]:
 def parse_embed_all(raw: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel], Request]]:
     """Return the body of /embed_all, and the function from a model to its Request.
 
-    It asks for hidden states, and of late-interaction models, which TEI does not serve, for token vectors.
+    It asks for hidden states, and of late-interaction models, which TEI does not serve, for token vectors, by default those
+    of documents.
     """
     body = decode(EmbedAllRequest, raw)
     request = text_request(body, "hidden")
-    late = replace(request, outputs=("multi_vector",))
-    return body, lambda model: late if "multi_vector" in model.card.outputs else request
+
+    def for_model(model: ServedModel) -> Request:
+        if "multi_vector" not in model.card.outputs:
+            return request
+        return replace(request, outputs=("multi_vector",), input_type=side_of(model.card, body.input_type))
+
+    return body, for_model
 
 
 def parse_embed_sparse(raw: bytes) -> tuple[EmbedSparseRequest, Request]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import check_count, decode
+from whimbrel.dialects.common.bodies import check_count, decode, side_of
 from whimbrel.dialects.common.body_rules import (
     ID_LISTS,
     IDS,
@@ -109,6 +109,8 @@ def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel
             return classes(predict, sequences(predict.inputs), model)
         if output == "token_scores":
             return _find_entities(body, model).request
+        if output == "multi_vector":
+            return replace(text_request(body, output), input_type=side_of(model.card, body.input_type))
         return dense(body) if output == "dense" else text_request(body, output)
 
     return body, request
