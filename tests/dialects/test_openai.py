@@ -200,7 +200,7 @@ def test_errors_name_fields_that_the_route_has(route: Route) -> None:
     for name in SHARED:
         detail = orjson.loads(route.render_error(InvalidRequest("is wrong.", param=name)))["error"]
         assert detail["param"] in fields
-        assert detail["message"] == f"{detail['param']}: is wrong."
+        assert detail["message"].startswith(f"{detail['param']}: is wrong.")
 
 
 def test_without_v1(engine: Engine) -> None:

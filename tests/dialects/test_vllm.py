@@ -32,7 +32,7 @@ from serving import Server
 from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, __version__
 from whimbrel.dialects import openai, rerank, vllm
-from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge, WhimbrelError
+from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge, TooLong, WhimbrelError
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.openapi import openapi_document
@@ -53,6 +53,7 @@ class Card:
 
     def __init__(self, *outputs: str, labels: tuple[str, ...] = ()) -> None:
         self.outputs = dict.fromkeys(outputs)
+        self.all_outputs = self.outputs | ({"token_dense": None} if "dense" in outputs else {})
         self.text_formats = {}
         self.labels = labels
 
@@ -204,6 +205,47 @@ def test_pairs_that_are_refused(body: dict[str, Any], param: str) -> None:
     same = {"query": "q", "documents": [body["text_2"]]} | {k: v for k, v in body.items() if not k.startswith("text_")}
     with pytest.raises(InvalidRequest):
         rerank.parse_rerank(orjson.dumps(same))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (TooLong("the text has 300 tokens; the limit is 256.", item=0), "Please reduce the length of the input prompt."),
+        (TooLong("the text has 300 tokens; the limit is 256.", item=0), "maximum context length"),
+        (InvalidRequest("900 tokens per text.", param="max_tokens"), "Please request a smaller truncation size."),
+        (
+            InvalidRequest("Expected `int` >= 0.", param="max_tokens_per_doc"),
+            "max_tokens_per_doc must be a non-negative integer",
+        ),
+        (
+            InvalidRequest("Expected `int` >= 0.", param="max_tokens_per_query"),
+            "max_tokens_per_query must be a non-negative integer",
+        ),
+    ],
+)
+def test_errors_have_the_words_of_vllm_too(error: InvalidRequest, words: str) -> None:
+    """Programs that match vLLM's words find them beside the place and the fix."""
+    for route in (*vllm.ROUTES, *rerank.ROUTES):
+        detail = orjson.loads(route.render_error(error))["error"]
+        assert words in detail["message"]
+        assert error.statement in detail["message"]
+
+
+def test_words_that_a_field_does_not_take() -> None:
+    """A word that a field does not take is a literal_error, as pydantic calls it, with the words that it takes."""
+    for path, body in (("/pooling", {"input": "a", "task": "x"}), ("/pooling", {"input": "a", "encoding_format": "x"})):
+        route = next(route for route in vllm.ROUTES if route.path == path)
+        with pytest.raises(InvalidRequest) as caught:
+            route.parse_request(orjson.dumps(body))
+        message = orjson.loads(route.render_error(caught.value))["error"]["message"]
+        assert "literal_error" in message
+        assert "it takes" in message
+
+
+def test_tasks_that_a_model_does_not_have() -> None:
+    """A task that a model does not have is refused with those that it has."""
+    with pytest.raises(InvalidRequest, match=r"Unsupported task: 'classify'. Supported tasks: embed, token_embed"):
+        pooled("dense", task="classify")
 
 
 def test_limits_that_are_off() -> None:

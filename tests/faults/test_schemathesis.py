@@ -17,7 +17,7 @@ SECONDS = 240
 """The time of the run, which ends with the request that is under way."""
 EXCLUSIONS = {
     "of the served model": (
-        r"this model|no prompt |is no prompt|this server serves|this request asks for|outside the vocabulary"
+        r"this model|no prompt |is no prompt|this server serves|this request asks for|out(side the| of) vocabulary"
         r"|are no multiple of 8|is for (dense|documents|texts|models|pairs)|pairs are compared|the vectors have"
         r"|must be a pair of two texts|must be a string or an array of|tokens; the limit is|has no tokens of its own"
     ),

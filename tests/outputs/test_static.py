@@ -230,7 +230,7 @@ def test_ids_give_what_their_text_gives(tmp_path: Path) -> None:
     rows = [np.array(words().encode(text, add_special_tokens=False).ids, np.int64) for text in texts]
     with Engine(str(tmp_path)) as engine:
         assert np.array_equal(engine.run(Request(rows)).dense, engine.embed(texts))
-        with pytest.raises(InvalidRequest, match=r"input\[0\]\[0\].* outside the vocabulary"):
+        with pytest.raises(InvalidRequest, match=r"input\[0\]\[0\].* out of vocabulary"):
             engine.run(Request([np.array([words().get_vocab_size()])]))
 
 

@@ -40,6 +40,7 @@ from whimbrel.dialects.common.responses import (
     usage,
 )
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route, binary_formats
+from whimbrel.dialects.common.vllm_words import with_vllm_words
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError
 from whimbrel.types.request import OutputName, Request, Truncate, read_truncate
 from whimbrel.types.result import Result
@@ -325,6 +326,7 @@ class DetailedError(OpenAIError):
 
 def render_detailed_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
     detail = _detail(error, terms)
+    detail.message = with_vllm_words(error, detail.message)
     return msgspec.json.encode(DetailedError(detail, detail.message))
 
 

@@ -33,6 +33,7 @@ from whimbrel.dialects.common.responses import (
     usage,
 )
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, GetRoute, Route
+from whimbrel.dialects.common.vllm_words import with_vllm_words
 from whimbrel.dialects.openai import (
     UNSUPPORTED_TEXT_FIELDS,
     EmbeddingsRequest,
@@ -178,6 +179,12 @@ def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
         output = _OUTPUTS.get(body.task) or next(iter(model.card.outputs))
         if output == "multi_vector" and output not in model.card.outputs:
             output = "token_dense"
+        if body.task is not None and output not in model.card.all_outputs:
+            given = [task for task, name in _OUTPUTS.items() if task and name in model.card.all_outputs]
+            given += ["token_embed"] if "token_dense" in model.card.all_outputs and "token_embed" not in given else []
+            raise InvalidRequest(
+                f"Unsupported task: {body.task!r}. Supported tasks: {', '.join(given) or 'none'}.", param="outputs"
+            )
         if output == "sparse":
             raise InvalidRequest("this model is made for sparse vectors, which /v1/embed gives.", param="task")
         by_output = (
@@ -340,7 +347,7 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
     text, param = terms.describe(error)
     code = status(error)
     kind = _TYPES.get(code) or HTTPStatus(code).phrase
-    return msgspec.json.encode(VLLMError(VLLMErrorDetail(text, kind, param, code)))
+    return msgspec.json.encode(VLLMError(VLLMErrorDetail(with_vllm_words(error, text), kind, param, code)))
 
 
 _VLLM: Final = partial(Route, render=render_error, error_type=VLLMError, terms=TERMS, status=status, placeholders=PLACEHOLDERS)

@@ -65,7 +65,7 @@ def check_ids(texts: Sequence[object], vocab_size: int) -> list[Int32Array]:
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         if wrong.size:
             raise InvalidRequest(
-                f"token id {ids[wrong[0]]:,} is outside the vocabulary of {vocab_size:,}. Were these ids made by "
+                f"token id {ids[wrong[0]]:,} is out of vocabulary, which has {vocab_size:,} entries. Were these ids made by "
                 "another model's tokenizer? Send text (LangChain: check_embedding_ctx_length=False).",
                 item=index,
                 part=int(wrong[0]),

@@ -42,6 +42,10 @@ class MalformedBody(InvalidRequest):
     """The body is empty or is not valid JSON."""
 
 
+class UnknownWord(InvalidRequest):
+    """A field has a value that is none of the words it takes."""
+
+
 _MAPS: Final = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
 _PATH: Final = re.compile(r" - at `\$\.?((\w*).*)`$")
 
@@ -69,7 +73,9 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
         text = str(error)
         path = _PATH.search(text)
         location = Location(path[2], path=path[1].removeprefix(path[2])) if path and path[1] else None
-        raise InvalidRequest(f"{_PATH.sub('', text)}{_choices(kind, path[1] if path else '')}.", location=location) from None
+        choices = _choices(kind, path[1] if path else "")
+        error_type = UnknownWord if choices else InvalidRequest
+        raise error_type(f"{_PATH.sub('', text)}{choices}.", location=location) from None
     except RecursionError:
         raise MalformedBody(f"the {language} is nested too deeply.") from None
     except UnicodeDecodeError:

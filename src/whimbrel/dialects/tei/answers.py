@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from whimbrel.dialects.common.bodies import MalformedBody
+from whimbrel.dialects.common.bodies import MalformedBody, UnknownWord
 from whimbrel.dialects.common.body_rules import MAX_INPUTS
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
@@ -68,7 +68,7 @@ def status(error: WhimbrelError) -> int:
         return 424
     if isinstance(error, Empty | MalformedBody):
         return 400
-    if type(error) in (InvalidRequest, TooLong) or (isinstance(error, TooLarge) and error.location is not None):
+    if type(error) in (InvalidRequest, TooLong, UnknownWord) or (isinstance(error, TooLarge) and error.location is not None):
         return 422  # 413 is for bodies of too many bytes
     return error.status
 
