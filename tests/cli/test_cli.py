@@ -36,7 +36,7 @@ from whimbrel.model import reference
 from whimbrel.telemetry import metrics
 from whimbrel.types.hardware import Cpu, Hardware
 
-COMMANDS = ("serve", "embed", "show", "models", "verify", "doctor")
+COMMANDS = ("serve", "embed", "show", "convert", "models", "verify", "doctor")
 
 
 def run(*args: str, stdin: str | bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:

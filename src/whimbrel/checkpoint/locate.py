@@ -19,6 +19,8 @@ _CARD_FILES: Final = """
     README.md *.json */config.json artifact.metadata chat_template.jinja vocab.txt merges.txt sparse_linear.pt colbert_linear.pt
 """.split()
 _WEIGHT_FILES: Final = ["*.safetensors", "*/*.safetensors", "*/pytorch_model.bin"]
+_PICKLES: Final = ["pytorch_model*.bin", "*.model", "*.txt"]
+"""Further files for a conversion, so that nothing is missing in the new folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,16 @@ class Checkpoint:
     name: str
     sha256: str | None = None
     """Expected SHA-256 of model.safetensors, or None if unknown."""
+    commit: str = ""
+    """Commit of the hub's repository, or empty."""
 
 
-def resolve_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint:
-    """Return the checkpoint of a folder, a hub id ("owner/name"), or None for the packaged all-MiniLM-L6-v2.
+def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool = False) -> Checkpoint:
+    """Return the checkpoint of a folder, a hub id, or None for the packaged all-MiniLM-L6-v2.
 
-    Downloads files that are not in the hub's cache; without `weights`, only those of the card. Raises SetupError with a hint.
+    A hub id is "owner/name", or "owner/name@revision" with a branch, a tag or a commit. Downloads files that are not in the
+    hub's cache; without `weights`, only those of the card, with `pickles` also weights that have to be converted. Raises
+    SetupError with a hint.
     """
     if model is None or model == packaged.NAME:
         if (folder := packaged.find_packaged()) is not None:
@@ -50,9 +56,14 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True) -> Checkpoint
         return Checkpoint(folder, folder.resolve().name)
     if folder.is_file():
         raise SetupError(f"{model} is a file.", hint="name the checkpoint's folder")
-    if model.startswith((".", "/", "~")) or model.count("/") != 1 or (os.sep != "/" and os.sep in model):
+    if model.startswith((".", "/", "~")) or model.partition("@")[0].count("/") != 1 or (os.sep != "/" and os.sep in model):
         raise SetupError(f"no folder {model}, and this is no hub id.", hint=_suggestion(model))
-    return Checkpoint(_download(model, weights=weights), model)
+    name, at, revision = model.partition("@")
+    if at and (not name or not revision):
+        raise SetupError(f"{model!r} is no hub id with a revision.", hint="it looks like owner/name@revision")
+    patterns = [*_CARD_FILES, *(_WEIGHT_FILES if weights else []), *(_PICKLES if pickles else [])]
+    folder = _download(name, revision or None, patterns)
+    return Checkpoint(folder, name, commit=folder.name if folder.parent.name == "snapshots" else "")
 
 
 def known_models() -> list[str]:
@@ -96,20 +107,29 @@ def _suggestion(model: str) -> str:
     return "a hub id looks like owner/name; `whimbrel models` lists models"
 
 
-def _download(model: str, *, weights: bool) -> Path:
+def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
     try:
         from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            RevisionNotFoundError,
+        )
     except ImportError:
         raise SetupError(f"{model} is no local folder.", hint="pip install 'whimbrel[serve]' to fetch from the hub") from None
-    patterns = _CARD_FILES + (_WEIGHT_FILES if weights else [])
     try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except HFValidationError:
         raise SetupError(f"{model!r} is no valid hub id.", hint="a hub id looks like owner/name") from None
-    except LocalEntryNotFoundError:
+    except RevisionNotFoundError:
         raise SetupError(
-            f"{model} is not in the local cache, and the hub cannot be reached.",
+            f"{model} has no revision {revision!r}.", hint="a revision is a branch, a tag or a whole commit of its repository"
+        ) from None
+    except LocalEntryNotFoundError:
+        named = f"{model}@{revision}" if revision else model
+        raise SetupError(
+            f"{named} is not in the local cache, and the hub cannot be reached.",
             hint=f"check the id and the network, or give the folder of a checkpoint{_similar(model)}",
         ) from None
     except HfHubHTTPError as error:

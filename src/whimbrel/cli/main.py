@@ -470,6 +470,46 @@ def show(
 
 @app.command(
     help=_help(
+        "Write a checkpoint with pickled weights (pytorch_model.bin) anew, with safetensors.",
+        ("whimbrel convert BAAI/bge-m3 --out bge-m3", "a model of the Hub"),
+        ("whimbrel serve ./bge-m3", "and then"),
+    )
+)
+def convert(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder or Hub id.", show_default=False)],
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The new folder.", show_default=False)],
+    pooling: PoolingArgument = None,
+    reranker: RerankerOption = None,
+    accept_config: AcceptConfig = None,
+) -> None:
+    """Write a checkpoint with pickled weights anew, with safetensors."""
+    _need("torch")
+    from whimbrel.checkpoint.convert import convert as convert_checkpoint
+    from whimbrel.checkpoint.locate import resolve_checkpoint
+    from whimbrel.checkpoint.reader import read_card
+    from whimbrel.cli import console
+    from whimbrel.model.load import check_weights
+
+    checkpoint = resolve_checkpoint(model, pickles=True)
+    accepted = tuple(accept_config or ())
+    card = read_card(
+        checkpoint.folder,
+        checkpoint.name,
+        pooling=_pooling(pooling),
+        reranker=_reranker(reranker),
+        accept_config=accepted,
+    )
+    stderr = console.stderr_console()
+    with stderr.status("converting") as status:
+        done = convert_checkpoint(
+            checkpoint, out, path=card.path, check=lambda folder: check_weights(folder, card), progress=status.update
+        )
+    stderr.print(f"wrote {done.num_tensors:,} tensors, {done.num_bytes / 1e6:,.0f} MB, to {done.folder}", soft_wrap=True)
+
+
+@app.command(
+    help=_help(
         "List the verified models, with their difference from the reference.",
         ("whimbrel models", "a table"),
         ("whimbrel models --json", "with the tests"),

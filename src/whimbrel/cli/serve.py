@@ -204,6 +204,8 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
     }
+    if plan.commit:
+        summary["commit"] = plan.commit
     if plan.accept_config:
         summary["accepted"] = f"{', '.join(plan.accept_config)} (unknown keys of the checkpoint)"
     if plan.device == "cpu":

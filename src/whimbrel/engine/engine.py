@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
@@ -99,7 +100,7 @@ class Engine:
         progress("importing PyTorch")  # not before: what is wrong with a model's name or its files is said in no time
         from whimbrel.model.runner import probe
 
-        self.plan: Plan = make_plan(options, self.card, probe())
+        self.plan: Plan = replace(make_plan(options, self.card, probe()), commit=checkpoint.commit)
         self.folder = checkpoint.folder
         self._document_cache = DocumentCache[Any](self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
         self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)

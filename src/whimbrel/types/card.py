@@ -258,7 +258,7 @@ class TextFormat:
 
     @property
     def has_fixed_length(self) -> bool:
-        """Whether short texts are filled up to the limit, so that all have the same length."""
+        """True if short texts are filled up to the limit, so that all have the same length."""
         return self.expansion is not None and self.expansion.length == self.max_length
 
 

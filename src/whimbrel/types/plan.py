@@ -80,6 +80,8 @@ class Plan:
     document_cache_bytes: int
     accept_config: tuple[str, ...] = ()
     """Unknown keys of the checkpoint's JSON files that the user has accepted."""
+    commit: str = ""
+    """Commit of the hub's repository that the checkpoint is, or empty."""
     cpu: Cpu = field(default_factory=Cpu)
     torch: str = "unknown"
     """Version of PyTorch."""

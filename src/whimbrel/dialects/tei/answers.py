@@ -123,7 +123,7 @@ def describe(models: Sequence[ServedModel]) -> dict[str, Any]:
     types = [_model_type(model.card) for model in models]
     return {
         "model_id": card.name,
-        "model_sha": None,
+        "model_sha": plan.commit or None,
         "model_dtype": plan.dtype,
         "served_model_name": plan.served_name,
         "model_type": {kind: about for each in reversed(types) for kind, about in each.items()},

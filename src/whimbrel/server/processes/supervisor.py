@@ -159,9 +159,17 @@ class Supervisor:
             secrets=self._options.limits.api_keys,
         )
         engine.started_at = perf_counter()
-        model = self._options.models[engine.model]
+        model = self._pinned(engine.model)
         options: Options = {**model.options, "replica": engine.replica, "num_replicas": self._options.num_replicas}
         engine.send(messages.Load(replace(model, options=options), engine.name, self._options.logs))
+
+    def _pinned(self, number: int) -> messages.ModelOptions:
+        """Return the options of a model. Once its commit on the hub is known, later engines take that commit and no other."""
+        model = self._options.models[number]
+        planned = next((each.planned for each in self._engines if each.model == number and each.planned is not None), None)
+        if planned is None or not planned.plan.commit:
+            return model
+        return replace(model, model=f"{planned.card_name}@{planned.plan.commit}")
 
     def _handle_engine(self, engine: EngineChild, message: messages.ReportEngine) -> None:
         if isinstance(message, messages.Phase):

@@ -1,0 +1,182 @@
+"""Conversion of a checkpoint with pickled weights to one with safetensors.
+
+The new folder has every other file as it was. It appears whole or not at all: it is written beside its place and then renamed.
+The pickles are read in a process of their own (`model/unpickle.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.locate import Checkpoint
+from whimbrel.errors import CheckpointError, SetupError
+
+_WEIGHTS: Final = "pytorch_model.bin"
+_INDEX: Final = "pytorch_model.bin.index.json"
+_NEW_INDEX: Final = "model.safetensors.index.json"
+_PASSED_ON: Final = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME", "LANG", "LC_ALL", "TMPDIR")
+"""Variables of the environment that the reading process gets: no keys and no tokens."""
+_SKIPPED: Final = frozenset({".git", ".cache", "__pycache__"})
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A new checkpoint."""
+
+    folder: Path
+    num_tensors: int
+    num_bytes: int
+    """Size of the weights."""
+
+
+def convert(
+    checkpoint: Checkpoint, out: Path, *, path: str = "", check: Callable[[Path], None], progress: Callable[[str], None]
+) -> Converted:
+    """Write a checkpoint whose weights are pickles to the folder `out`, with safetensors.
+
+    `path` is the subfolder of the weights. `check` is called with the new folder before it gets its name, and raises if it
+    cannot be loaded. Raises SetupError and CheckpointError; then, and if the process is interrupted, nothing is left.
+    """
+    weights = checkpoint.folder / path
+    files = _pickles(weights)
+    _check_place(out)
+    with _no_space_is_an_error(out), _staging(out) as staging:
+        progress("copying files")
+        _copy_others(checkpoint.folder, staging, {weights / name for name in (*files, _INDEX)})
+        progress("reading pickles")
+        tensors = _unpickle(weights, staging / path, files)
+        if (weights / _INDEX).is_file():
+            _write_index(weights, staging / path, tensors)
+        progress("checking the new checkpoint")
+        check(staging)
+        sizes = [file.stat().st_size for file in (staging / path).glob("model*.safetensors")]
+        if out.exists():
+            out.rmdir()
+        staging.rename(out)
+    return Converted(out, sum(map(len, tensors.values())), sum(sizes))
+
+
+def _pickles(folder: Path) -> list[str]:
+    """Return the names of the pickles that hold the weights. Raises CheckpointError."""
+    if any(folder.glob("*.safetensors")):
+        raise CheckpointError("the weights are safetensors already.", file=str(folder), hint="serve the checkpoint as it is")
+    names = sorted(set(_places(folder).values())) if (folder / _INDEX).is_file() else [_WEIGHTS]
+    if not names or any(name != Path(name).name for name in names):
+        raise CheckpointError("names no files of weights beside it.", file=_INDEX)
+    for name in names:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"not found in {folder}; there is nothing to convert.", file=name)
+    return names
+
+
+def _places(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor by the index. Raises CheckpointError."""
+    places = cast(dict[str, object], JsonFile.read(folder, _INDEX).get("weight_map", dict))
+    if not all(isinstance(file, str) for file in places.values()):
+        raise CheckpointError("names no files of weights beside it.", file=_INDEX)
+    return cast(dict[str, str], places)
+
+
+def _check_place(out: Path) -> None:
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise SetupError(f"--out {out} is no folder.", hint="name a folder that does not exist yet")
+    if out.exists() and any(out.iterdir()):
+        raise SetupError(f"--out {out} is not empty.", hint="name a folder that does not exist yet")
+    if not out.absolute().parent.is_dir():
+        raise SetupError(f"--out {out}: there is no folder {out.absolute().parent}.", hint="make it first")
+
+
+@contextmanager
+def _staging(out: Path) -> Generator[Path]:
+    """Give a folder beside `out`, which is removed at the end if it is still there."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _no_space_is_an_error(out: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SetupError(
+            f"writing {out} failed: {error.strerror or error}. Nothing is left of it.",
+            hint="check the disk, or choose another --out",
+        ) from None
+
+
+def _copy_others(source: Path, out: Path, left_out: set[Path]) -> None:
+    """Copy all files but some. Links, of which the hub's cache is made, become files."""
+    for folder, subfolders, names in os.walk(source):
+        subfolders[:] = [name for name in subfolders if name not in _SKIPPED]
+        place = out / Path(folder).relative_to(source)
+        place.mkdir(exist_ok=True)
+        for name in names:
+            if Path(folder, name) not in left_out:
+                shutil.copyfile(Path(folder, name), place / name)
+
+
+def _unpickle(source: Path, out: Path, files: Sequence[str]) -> dict[str, list[str]]:
+    """Write the tensors of pickles as safetensors, in another process. Return their names by new file.
+
+    Raises CheckpointError, and OSError if they cannot be written.
+    """
+    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    command = [sys.executable, "-P", "-m", "whimbrel.model.unpickle", str(source.absolute()), str(out)]
+    command += [name for file in files for name in (file, _new_name(file))]
+    with subprocess.Popen(  # noqa: S603 - our own module, with names of files
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        try:
+            told, errors = process.communicate()
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+    try:
+        answer: dict[str, Any] = json.loads(told)
+    except ValueError:
+        reason = errors.decode(errors="replace").strip().split("\n")[-1][-300:]
+        raise CheckpointError(
+            f"the process that read it ended with {process.returncode}{f': {reason}' if reason else ''}.",
+            file=files[0],
+            hint="was there enough memory?",
+        ) from None
+    if answer.get("unfit"):
+        raise CheckpointError(answer["error"], file=answer["file"], hint="ask who made it for safetensors")
+    if "error" in answer:
+        raise OSError(0, f"{answer['file']}: {answer['error']}")
+    return answer["tensors"]
+
+
+def _new_name(file: str) -> str:
+    """Return the name of a converted file: "pytorch_model-00001-of-00002.bin" is "model-00001-of-00002.safetensors"."""
+    return file.removeprefix("pytorch_").removesuffix(".bin") + ".safetensors"
+
+
+def _write_index(source: Path, out: Path, tensors: Mapping[str, Sequence[str]]) -> None:
+    """Write the index of files. Raises CheckpointError if that of the pickles does not fit them."""
+    stated = {name: _new_name(file) for name, file in _places(source).items()}
+    found = {name: file for file, names in tensors.items() for name in names}
+    if wrong := stated.items() ^ found.items():
+        raise CheckpointError(f"does not say where {min(wrong)[0]!r} is, or says it wrongly.", file=_INDEX)
+    new = {"metadata": JsonFile.read(source, _INDEX).data.get("metadata", {}), "weight_map": stated}
+    (out / _NEW_INDEX).write_text(json.dumps(new, indent=2) + "\n", encoding="utf-8")

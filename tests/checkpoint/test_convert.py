@@ -1,0 +1,312 @@
+"""Conversion of pickled weights: the same vectors, nothing run, nothing left of what failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_bge_m3 import write_m3
+from typer.testing import CliRunner
+
+from checkpoints import sentence_layout, write_bert
+from whimbrel import Engine
+from whimbrel.checkpoint.convert import Converted
+from whimbrel.checkpoint.convert import convert as convert_checkpoint
+from whimbrel.checkpoint.locate import resolve_checkpoint
+from whimbrel.cli.main import app
+from whimbrel.errors import CheckpointError, SetupError
+from whimbrel.model import unpickle
+
+TEXTS = ["A whimbrel is a wader.", "a sandwich", "雪 and 🙂"]
+
+
+def pickled(folder: Path, *, shards: int = 0) -> dict[str, Any]:
+    """Write the weights of a folder as pickles in place of safetensors; the tensors."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    if not shards:
+        torch.save(tensors, folder / "pytorch_model.bin")
+        return tensors
+    places: dict[str, str] = {}
+    for number in range(shards):
+        name = f"pytorch_model-{number + 1:05}-of-{shards:05}.bin"
+        part = {key: tensors[key] for key in list(tensors)[number::shards]}
+        torch.save(part, folder / name)
+        places |= dict.fromkeys(part, name)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+    return tensors
+
+
+def run(folder: Path, out: Path, check: Callable[[Path], None] = lambda _: None) -> Converted:
+    return convert_checkpoint(resolve_checkpoint(str(folder)), out, check=check, progress=lambda _: None)
+
+
+def write_dense(folder: Path) -> None:
+    torch.manual_seed(7)
+    write_bert(folder)
+    sentence_layout(folder)
+
+
+def left_of(out: Path) -> list[str]:
+    """What lies beside the source."""
+    return sorted(each.name for each in out.parent.iterdir() if each.name != "source")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    write_dense(tmp_path / "source")
+    return tmp_path / "source"
+
+
+@pytest.mark.parametrize("shards", [0, 3])
+def test_converted_weights_give_the_same_bits(shards: int, source: Path, tmp_path: Path) -> None:
+    """A converted checkpoint gives the vectors of its source bit for bit, and has all its other files."""
+    with Engine(str(source), dtype="float32") as engine:
+        expected = engine.embed(TEXTS)
+    others = {each.relative_to(source) for each in source.rglob("*") if each.is_file()} - {Path("model.safetensors")}
+    tensors = pickled(source, shards=shards)
+    result = CliRunner().invoke(app, ["convert", str(source), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert f"wrote {len(tensors)} tensors" in result.output
+    with Engine(str(tmp_path / "out"), dtype="float32") as engine:
+        np.testing.assert_array_equal(engine.embed(TEXTS), expected)
+    found = {each.relative_to(tmp_path / "out") for each in (tmp_path / "out").rglob("*") if each.is_file()}
+    assert {each for each in found if each.suffix != ".safetensors"} - others == (
+        {Path("model.safetensors.index.json")} if shards else set()
+    )
+    assert others <= found
+    assert left_of(tmp_path / "out") == ["out"]
+
+
+def test_bge_m3_as_the_hub_has_it(tmp_path: Path) -> None:
+    """BGE-M3's dense, sparse and token vectors are those of its pickled source; its heads come along as they are."""
+    torch.manual_seed(7)
+    write_m3(tmp_path / "source")
+    with Engine(str(tmp_path / "source"), dtype="float32") as engine:
+        expected = engine.encode(TEXTS, outputs=("dense", "sparse", "multi_vector"))
+    pickled(tmp_path / "source")
+    run(tmp_path / "source", tmp_path / "out")
+    with Engine(str(tmp_path / "out"), dtype="float32") as engine:
+        found = engine.encode(TEXTS, outputs=("dense", "sparse", "multi_vector"))
+    np.testing.assert_array_equal(found.dense, expected.dense)
+    for i in range(len(TEXTS)):
+        np.testing.assert_array_equal(found.multi_vector[i], expected.multi_vector[i])
+        np.testing.assert_array_equal(found.sparse[i][1], expected.sparse[i][1])
+    assert (tmp_path / "out" / "sparse_linear.pt").read_bytes() == (tmp_path / "source" / "sparse_linear.pt").read_bytes()
+
+
+def test_pickled_weights_are_never_read_without_being_asked(source: Path) -> None:
+    """A folder of pickles is refused by every other verb, with the command that converts it."""
+    pickled(source)
+    with pytest.raises(CheckpointError) as caught:
+        Engine(str(source))
+    assert f"whimbrel convert {source} --out DIR" in str(caught.value.hint)
+
+
+class Evil:
+    """What would write a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("protocol", ["torch", "plain"])
+def test_a_pickle_with_code_is_refused_and_nothing_runs(protocol: str, source: Path, tmp_path: Path) -> None:
+    """A pickle that would run code runs none, and nothing is written."""
+    tensors: dict[str, Any] = pickled(source)
+    file = source / "pytorch_model.bin"
+    content = tensors | {"evil": Evil(tmp_path / "ran")}
+    if protocol == "torch":
+        torch.save(content, file)
+    else:
+        file.write_bytes(pickle.dumps(content))
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: cannot be read as tensors alone"):
+        run(source, tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
+    assert left_of(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"a": 3}, "'a' is int, no tensor"),
+        ({"state_dict": {"a": torch.ones(2)}}, "'state_dict' is dict, no tensor"),
+        ([torch.ones(2)], "something else than tensors by name"),
+        ({}, "something else than tensors by name"),
+        ({3: torch.ones(2)}, "'3' is Tensor, no tensor by name"),
+        ({"a": torch.tensor([1.0, float("nan")])}, "'a' has values that are no numbers"),
+        ({"a": torch.ones(2, 2).to_sparse()}, "'a' is no plain tensor"),
+        ({"a": torch.empty(2, device="meta")}, "'a' is no plain tensor"),
+        (None, "something else than tensors by name"),
+    ],
+)
+def test_what_is_no_plain_tensor_is_refused(content: Any, words: str, source: Path, tmp_path: Path) -> None:
+    """A pickle of anything but plain tensors by name is refused with the name of what it holds."""
+    pickled(source)
+    torch.save(content, source / "pytorch_model.bin")
+    with pytest.raises(CheckpointError) as caught:
+        run(source, tmp_path / "out")
+    assert words in str(caught.value)
+    assert left_of(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("cut", [0, 100, -100])
+def test_a_pickle_that_is_cut_off_is_refused(cut: int, source: Path, tmp_path: Path) -> None:
+    """A pickle that ends early is refused."""
+    pickled(source)
+    whole = (source / "pytorch_model.bin").read_bytes()
+    (source / "pytorch_model.bin").write_bytes(whole[:cut])
+    with pytest.raises(CheckpointError, match="cannot be read as tensors alone"):
+        run(source, tmp_path / "out")
+    assert left_of(tmp_path / "out") == []
+
+
+def test_shared_and_strided_tensors_are_written_whole(source: Path, tmp_path: Path) -> None:
+    """Tensors that share memory, or lie in it otherwise, have the same numbers afterwards."""
+    tensors = pickled(source)
+    base = torch.arange(12.0).reshape(3, 4)
+    torch.save(
+        tensors | {"x.all": base, "x.part": base[1:], "x.turned": base.T, "x.p": torch.nn.Parameter(base)},
+        source / "pytorch_model.bin",
+    )
+    run(source, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for name, expected in {"x.all": base, "x.part": base[1:], "x.turned": base.T, "x.p": base}.items():
+        assert torch.equal(found[name], expected)
+
+
+def test_places_that_are_taken(source: Path, tmp_path: Path) -> None:
+    """Nothing is overwritten: --out is a new folder, or an empty one, whose parent exists."""
+    pickled(source)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").touch()
+    (tmp_path / "file").touch()
+    for place in ("full", "file", "no/where"):
+        with pytest.raises(SetupError, match="--out"):
+            run(source, tmp_path / place)
+    (tmp_path / "empty").mkdir()
+    assert run(source, tmp_path / "empty").num_tensors > 10
+
+
+def test_nothing_to_convert(source: Path, tmp_path: Path) -> None:
+    """A checkpoint of safetensors, or without weights, is refused."""
+    with pytest.raises(CheckpointError, match="safetensors already"):
+        run(source, tmp_path / "out")
+    (source / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="nothing to convert"):
+        run(source, tmp_path / "out")
+
+
+def test_an_index_that_does_not_fit(source: Path, tmp_path: Path) -> None:
+    """An index that names other tensors, files elsewhere or none is refused."""
+    pickled(source, shards=2)
+    index = source / "pytorch_model.bin.index.json"
+    told = json.loads(index.read_text())
+    for weight_map, words in (
+        (told["weight_map"] | {"more": "pytorch_model-00001-of-00002.bin"}, "does not say where 'more' is"),
+        ({"a": "../../etc/passwd"}, "names no files of weights beside it"),
+        ({}, "names no files of weights"),
+        ([], "must be dict"),
+        ({"a": 3}, "names no files of weights"),
+        ({"a": "pytorch_model-9.bin"}, "not found"),
+    ):
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(CheckpointError, match=words):
+            run(source, tmp_path / "out")
+        assert left_of(tmp_path / "out") == []
+
+
+def test_a_check_that_fails_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    """A conversion that could not be loaded, or is interrupted, leaves nothing behind."""
+    pickled(source)
+
+    def refuse(error: BaseException, folder: Path) -> None:
+        assert (folder / "model.safetensors").exists()
+        raise error
+
+    for error in (CheckpointError("x", file="y"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            run(source, tmp_path / "out", partial(refuse, error))
+        assert left_of(tmp_path / "out") == []
+
+
+def test_a_disk_that_fills_up(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full while files are copied, or while weights are written, is one line, and nothing is left."""
+    pickled(source)
+    popen = subprocess.Popen
+    limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); from whimbrel.model import unpickle; sys.exit(unpickle.main(*sys.argv[1:]))"
+
+    def start(command: list[str], **options: Any) -> Any:
+        return popen([sys.executable, "-c", limited, *command[4:]], **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", start)
+        with pytest.raises(SetupError, match="Nothing is left of it"):
+            run(source, tmp_path / "out")
+    assert left_of(tmp_path / "out") == []
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(SetupError, match="No space left on device"):
+        run(source, tmp_path / "out")
+    assert left_of(tmp_path / "out") == []
+
+
+def test_a_reader_that_is_killed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading process that is killed is one line, and nothing is left."""
+    pickled(source)
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda _, **options: popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], **options)
+    )
+    with pytest.raises(CheckpointError, match="ended with -9"):
+        run(source, tmp_path / "out")
+    assert left_of(tmp_path / "out") == []
+
+
+def test_the_reader_has_no_network_and_no_keys(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that reads pickles has no secret in its environment, and no network where it can give it up."""
+    pickled(source)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("WHIMBREL_API_KEY", "secret")
+    seen: dict[str, str] = {}
+    popen = subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> Any:
+        seen.update(options.get("env") or {})
+        return popen(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    run(source, tmp_path / "out")
+    assert "secret" not in json.dumps(seen)
+    code = "from whimbrel.model.unpickle import leave_network; import socket; print(leave_network()); socket.create_connection(('127.0.0.1', 9), 1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    if done.stdout.startswith("False"):
+        pytest.skip("this system lets no process give up its network")
+    assert "Network is unreachable" in done.stderr
+
+
+def test_files_of_other_versions(source: Path) -> None:
+    """A pickle that torch wrote before it wrote zips is read too."""
+    tensors = pickled(source)
+    torch.save(tensors, source / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    found = unpickle.read_tensors(source / "pytorch_model.bin")
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

@@ -1,0 +1,119 @@
+"""Models of the hub at a revision: a branch, a tag or a commit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import httpx
+import huggingface_hub
+import numpy as np
+import pytest
+from huggingface_hub.errors import RevisionNotFoundError
+from safetensors.torch import load_file, save_file
+
+from checkpoints import sentence_layout, write_bert
+from serving import Server
+from whimbrel import Client, Engine
+from whimbrel.checkpoint.locate import resolve_checkpoint
+from whimbrel.errors import SetupError
+
+COMMITS = {"main": "a" * 40, "v1": "b" * 40}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with one model at two revisions."""
+    root = tmp_path_factory.mktemp("hub")
+    folder = root / "models--org--name"
+    (folder / "refs").mkdir(parents=True)
+    for seed, (name, commit) in enumerate(COMMITS.items()):
+        snapshot = folder / "snapshots" / commit
+        write_bert(snapshot)
+        sentence_layout(snapshot)
+        tensors = load_file(snapshot / "model.safetensors")
+        save_file(
+            {key: tensor * (1 + seed) for key, tensor in tensors.items()}, snapshot / "model.safetensors", {"format": "pt"}
+        )
+        (folder / "refs" / name).write_text(commit)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _offline(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    for name, value in {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("model", "commit"),
+    [("org/name", "main"), ("org/name@main", "main"), ("org/name@v1", "v1"), (f"org/name@{COMMITS['v1']}", "v1")],
+)
+def test_a_revision_is_its_commit(model: str, commit: str, cache: Path) -> None:
+    """A branch, a tag or a commit names the files of its commit; the model's name has no revision."""
+    found = resolve_checkpoint(model)
+    assert (found.name, found.commit, found.folder.name) == ("org/name", COMMITS[commit], COMMITS[commit])
+
+
+def test_vectors_of_two_revisions_differ(cache: Path) -> None:
+    """Each revision has its own weights, and the plan has its commit."""
+    vectors = []
+    for name, commit in COMMITS.items():
+        with (
+            Engine(f"org/name@{name}", dtype="float32") as engine,
+            Engine(str(cache / "models--org--name" / "snapshots" / commit), dtype="float32") as local,
+        ):
+            assert (engine.plan.commit, engine.plan.served_name, local.plan.commit) == (commit, "org/name", "")
+            vectors.append(engine.embed("a"))
+            np.testing.assert_array_equal(vectors[-1], local.embed("a"))
+    assert not np.array_equal(*vectors)
+
+
+@pytest.mark.parametrize("model", ["org/name@", "org/name@no-such", f"org/name@{'c' * 40}"])
+def test_revisions_that_are_not_there(model: str) -> None:
+    """A revision that is empty, or in no cache, is one line with the id and the revision."""
+    with pytest.raises(SetupError) as caught:
+        resolve_checkpoint(model)
+    assert model in str(caught.value)
+    with pytest.raises(SetupError, match="no hub id"):
+        resolve_checkpoint("@main")
+
+
+def test_a_revision_that_the_hub_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's answer that there is no such revision is told with the id and the revision."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RevisionNotFoundError("404", response=httpx.Response(404, request=httpx.Request("GET", "https://hub.example")))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(SetupError, match=r"org/name has no revision 'v9'") as caught:
+        resolve_checkpoint("org/name@v9")
+    assert "a branch, a tag or a whole commit" in str(caught.value.hint)
+
+
+def test_a_folder_may_have_the_sign(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local folder whose name has an @ is that folder."""
+    shutil.copytree(cache / "models--org--name" / "snapshots" / COMMITS["v1"], tmp_path / "org" / "name@v1")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_checkpoint("org/name@v1").commit == ""
+
+
+def test_a_server_shows_the_commit_and_keeps_it(cache: Path) -> None:
+    """Banner and /info show the commit, and an engine that is started again takes the same one."""
+    moved = cache / "models--org--name" / "refs" / "main"
+    with Server("org/name", "--dtype", "float32") as server, Client(server.url) as client:
+        assert COMMITS["main"] in server.log
+        expected = client.embed("a")
+        info = httpx.get(f"{server.url}/info").json()
+        assert (info["models"][0]["plan"]["commit"], info["model_sha"]) == (COMMITS["main"],) * 2
+        try:
+            moved.write_text(COMMITS["v1"])
+            (engine,) = server.children("engine")
+            os.kill(engine, signal.SIGKILL)
+            np.testing.assert_array_equal(client.embed("a"), expected)
+        finally:
+            moved.write_text(COMMITS["main"])
