@@ -19,6 +19,10 @@ JSON: TypeAlias = dict[str, Any]
 FALLBACK: Final = "hf"
 """Family of an Encoder that transformers runs."""
 _ENDINGS: Final = ("Model", "ForCausalLM", "ForMaskedLM", "ForPreTraining")
+_CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
+_GENERIC: Final = "whose head is the common one of decoders: a layer `score` over the last token, or over each"
+_SCORED: Final = frozenset({"GPT2ForSequenceClassification"})
+"""Classes with the head of transformers' generic ones, of which they are not made."""
 _AFTER_PADDING: Final = frozenset({"data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"})
 """Model types whose positions begin after the padding id."""
 _BYPASS: Final = "does not pass through transformers' attention interface"
@@ -69,14 +73,27 @@ def is_offered(config: JsonFile, names: list[object]) -> bool:
     """
     if config.get("model_type", str, "") in _UNPACKABLE:
         return True  # to be refused with the reason
-    if not names or not all(isinstance(name, str) and name.endswith(_ENDINGS) for name in names):
+    if not names or not all(isinstance(name, str) and name.endswith((*_ENDINGS, *_CLASSES)) for name in names):
         return False
     if find_spec("transformers") is None:
         reason = "is not among the families that Whimbrel runs itself; others need transformers: pip install 'whimbrel[hf]'."
         raise config.error(f"{names!r:.80} {reason}", "architectures")
     import transformers
 
-    return frozenset(dir(transformers)).issuperset(names)
+    known = frozenset(dir(transformers)).issuperset(names)
+    for name in cast(list[str], names) if known else ():
+        if name.endswith(_CLASSES) and not _is_generic(name):
+            raise config.error(f"of the classifiers that transformers runs, those are supported {_GENERIC}.", "architectures")
+    return known
+
+
+def _is_generic(name: str) -> bool:
+    """Return whether a classifier has the head that transformers gives to most decoders."""
+    import transformers
+    from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+
+    kind = getattr(transformers, name)
+    return name in _SCORED or issubclass(kind, GenericForSequenceClassification | GenericForTokenClassification)
 
 
 def read_fallback(config: JsonFile) -> Encoder:

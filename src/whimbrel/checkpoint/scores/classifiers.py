@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.checkpoint.config.common import ACTIVATIONS
+from whimbrel.checkpoint.config.fallback import FALLBACK
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.heads import Features, resolve_features, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
@@ -54,7 +55,8 @@ _TWO: Final = _Layers("classifier.out_proj", (("classifier.dense", "tanh"),))
 _SCORE: Final = _Layers("score", mode="lasttoken", bias=False)
 _SCORE_OF_TWO: Final = _Layers("score.2", (("score.0", "relu"),), mode="lasttoken")
 
-_DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3")
+_DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3", FALLBACK)
+"""Families with the head that transformers gives to decoders. Of others that it runs, `config/fallback.py` takes only these."""
 _OF_TEXTS: Final[Mapping[str, _Layers]] = {
     **dict.fromkeys(("bert", "nomic_bert", "gte", "jina_bert", "jina_bert_ungated"), _POOLER),
     **dict.fromkeys(("roberta", "mpnet", "jina_embeddings_v3", "jina_reranker"), _TWO),

@@ -1,0 +1,83 @@
+"""Classifiers of architectures that transformers runs, against transformers' own classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from test_fallback import CASES, GPT2
+from test_models import DECODER, assert_close, write
+from test_scores import TEXTS, logits_of
+
+from checkpoints import bert_tokenizer, edit_json
+from whimbrel import Engine
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.errors import CheckpointError
+from whimbrel.types.request import Request
+
+FEW = ("phi3", "gpt2", "smollm3", "ministral", "olmo2")
+
+
+def write_classes(folder: Path, name: str, form: str, config: dict[str, Any]) -> Any:
+    """A random checkpoint of a class, with a tokenizer; transformers' own model."""
+    tokenizer = bert_tokenizer()
+    wanted = config | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    model = getattr(transformers, name + form)(getattr(transformers, f"{name}Config")(**wanted)).eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = ("norm" in key.lower() or "ln_" in key) and key.endswith("weight")
+            parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_max_length=40)
+    return model
+
+
+@pytest.mark.parametrize("case", FEW)
+@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.sample(3)
+def test_scores_of_texts(case: str, num_labels: int, tmp_path: Path) -> None:
+    """Scores of texts are those of transformers' class, whose head takes the last token, alone and in a batch."""
+    name, config = CASES[case]
+    model = write_classes(tmp_path, name, "ForSequenceClassification", config | {"num_labels": num_labels})
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        found = engine.classify(TEXTS, activate=False).scores_NC
+        expected = logits_of(tmp_path, model, TEXTS)
+        assert_close(found, expected)
+        alone = np.concatenate([engine.classify([text], activate=False).scores_NC for text in TEXTS])
+        np.testing.assert_array_equal(found, alone)
+        activated = engine.classify(TEXTS).scores_NC
+        softmax = np.exp(expected - expected.max(axis=1, keepdims=True))
+        wanted = expected if num_labels == 1 else softmax / softmax.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(activated, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["phi3", "smollm3", "ministral"])
+@pytest.mark.sample(1)
+def test_scores_of_tokens(case: str, tmp_path: Path) -> None:
+    """Scores of tokens are those of transformers' class."""
+    name, config = CASES[case]
+    labels = dict(enumerate(["O", "B-PER", "B-LOC"]))
+    model = write_classes(tmp_path, name, "ForTokenClassification", config | {"id2label": labels})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        result = engine.run(Request(TEXTS, ("token_scores",), activate=False)).outputs.token_scores
+        assert result is not None
+        for index, text in enumerate(TEXTS):
+            with torch.no_grad():
+                expected = model(**tokenizer(text, truncation=True, return_tensors="pt")).logits[0].numpy()
+            assert_close(result[index], expected)
+
+
+def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """A class of transformers with a head of its own is refused with the kind that is supported."""
+    write(tmp_path, "Phi3", DECODER)
+    edit_json(tmp_path / "config.json", architectures=["GPT2ForTokenClassification"], model_type="gpt2", **GPT2)
+    with pytest.raises(CheckpointError, match=r"config.json: architectures: of the classifiers that transformers runs"):
+        read_card(tmp_path, "m")
