@@ -30,7 +30,7 @@ from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavaila
 from whimbrel.server.app.guards import GuardMiddleware
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import docs_html, openapi_json
-from whimbrel.server.app.paths import canonical
+from whimbrel.server.app.paths import DEPLOYMENT, canonical
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes
@@ -112,7 +112,7 @@ class App:
         with Timer("read", into=context.stages):
             parsed, call = _parser(route, context.request_headers)(body)
             context.model = "other"
-            name = scope.get("path_params", {}).get("model", parsed.model)
+            name = scope.get(DEPLOYMENT, parsed.model)
             embedder = self._served.find(None if name in route.placeholders and not self._served.knows(name) else name, call)
             context.model = embedder.plan.served_name
             request = call(embedder) if callable(call) else call
