@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -117,10 +117,13 @@ def write(folder: Path, name: str, config: dict[str, Any], *, form: str = "Model
     return model
 
 
+Added: TypeAlias = tuple[tuple[str, str], ...]
+
+
 @lru_cache(maxsize=1)
-def loaded(folder: Path, dtype: torch.dtype, device: str, pooling: Any, written: tuple[int, ...]) -> Any:
+def loaded(folder: Path, dtype: torch.dtype, device: str, pooling: Any, written: tuple[int, ...], added: Added = ()) -> Any:
     """Return a card and its model, loaded again only if the files have changed."""
-    card = read_card(folder, "m", pooling=pooling)
+    card = read_card(folder, "m", pooling=pooling, adapters=dict(added))
     model, _ = load_model(folder, card, device=torch.device(device), dtype=dtype)
     return card, model
 
@@ -132,10 +135,11 @@ def hidden(
     device: str = "cpu",
     pooling: Any = "mean",
     adapters: Sequence[int] = (),
+    added: Added = (),
 ) -> list[Any]:
-    """Return the hidden states of each seq, from one ragged batch."""
+    """Return the hidden states of each seq, from one ragged batch. `added`: names and folders of LoRA adapters."""
     written = tuple(file.stat().st_mtime_ns for file in sorted(folder.iterdir()))
-    card, model = loaded(folder, dtype, device, pooling, written)
+    card, model = loaded(folder, dtype, device, pooling, written, added)
     batch = pack(
         [Seq(row, i, adapter=adapters[i] if adapters else -1) for i, row in enumerate(ids)],
         position_offset=card.encoder.position_offset,

@@ -10,13 +10,13 @@ The reader of each names its source code.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from whimbrel.checkpoint.chat_template import read_text_template
-from whimbrel.checkpoint.config.adapters import read_adapter_folders, read_default_adapter, read_instructions
+from whimbrel.checkpoint.config.adapters import add_adapters, read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.checkpoint.config.common import read_matryoshka
 from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling
 from whimbrel.checkpoint.config.reader import read_encoder
@@ -32,7 +32,7 @@ from whimbrel.checkpoint.sentence_transformers.router import read_router
 from whimbrel.checkpoint.sentence_transformers.sparse import FILL_MASK, read_m3, read_splade
 from whimbrel.checkpoint.sentence_transformers.static import is_model2vec, read_static_card
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
-from whimbrel.errors import CheckpointError
+from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.types.card import Card, Encoder, Instruction, Output, PoolingOption, RerankerName
 from whimbrel.types.request import OutputName
 from whimbrel.types.template import TextTemplate
@@ -50,17 +50,23 @@ def read_card(
     pooling: PoolingOption | None = None,
     reranker: RerankerName | None = None,
     accept_config: Collection[str] = (),
+    adapters: Mapping[str, str] | None = None,
 ) -> Card:
     """Read the card of the checkpoint in `folder`. `name` is the model's name.
 
     `pooling` is the user's choice for a checkpoint without modules.json, whose files do not state it. `reranker` is the
-    convention by which it scores pairs. `accept_config` names unknown keys that are accepted. Raises CheckpointError for
-    anything missing, malformed or not supported, and SetupError for an accepted key that is in no file.
+    convention by which it scores pairs. `accept_config` names unknown keys that are accepted, `adapters` the folders of
+    adapters to add, by name. Raises CheckpointError for anything missing, malformed or not supported, and SetupError for an
+    accepted key that is in no file.
     """
     with accepting(accept_config) as present:
         card = _read_card(folder, name, pooling, reranker)
     check_accepted(accept_config, present)
-    return card
+    if not adapters:
+        return card
+    if card.towers:
+        raise SetupError("adapters cannot be added to a model with several towers.", hint="serve it without --adapter")
+    return replace(card, encoder=add_adapters(card.encoder, adapters))
 
 
 def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker: RerankerName | None) -> Card:

@@ -272,6 +272,10 @@ def serve(
     reranker: RerankerOption = None,
     matryoshka: Matryoshka = False,
     accept_config: AcceptConfig = None,
+    adapter: Annotated[
+        list[str] | None,
+        _option("NAME=FOLDER", "LoRA adapter as PEFT saves it, which requests choose by MODEL:NAME. Repeatable.", "--adapter"),
+    ] = None,
     log_format: Annotated[
         Literal["plain", "json"], typer.Option(help="Format of log lines.", rich_help_panel=_LOGS_PANEL)
     ] = "plain",
@@ -286,7 +290,7 @@ def serve(
     """Serve one or more models over HTTP."""
     _need("httptools", "torch")
     from whimbrel.cli import console
-    from whimbrel.cli.serve import listen, listen_on_path, names_of_models, serve_until_stopped
+    from whimbrel.cli.serve import listen, listen_on_path, names_of_adapters, names_of_models, serve_until_stopped
     from whimbrel.server.app.limits import read_server_limits
     from whimbrel.server.app.proxies import read_proxies, read_root_path
     from whimbrel.server.http.tls import read_tls_files
@@ -305,6 +309,7 @@ def serve(
             hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
         )
     names = names_of_models(served_name or [], num_models=len(model_ids))
+    adapters = names_of_adapters(adapter or (), num_models=len(model_ids))
     tls = read_tls_files(ssl_certfile, ssl_keyfile, ssl_keyfile_password)
     with listen_on_path(uds) if uds else listen(host, port) as listener:
         limits = read_server_limits(
@@ -338,6 +343,7 @@ def serve(
                         matryoshka=matryoshka,
                         document_cache_bytes=document_cache_bytes,
                         accept_config=tuple(accept_config or ()),
+                        adapters=adapters,
                     ),
                     _reranker(reranker),
                 )

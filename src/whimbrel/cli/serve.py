@@ -41,6 +41,21 @@ def names_of_models(served_names: Sequence[str], *, num_models: int) -> list[tup
     return [*split, *[()] * (num_models - len(split))]
 
 
+def names_of_adapters(values: Sequence[str], *, num_models: int) -> dict[str, str]:
+    """Return the absolute folders of adapters by name, from the values of --adapter. Raises SetupError."""
+    if values and num_models > 1:
+        raise SetupError("--adapter is for a server of one model.", hint="serve the model with adapters on a server of its own")
+    adapters: dict[str, str] = {}
+    for value in values:
+        name, equals, folder = value.partition("=")
+        if not equals or not name or not folder:
+            raise SetupError(f"--adapter takes NAME=FOLDER, not {value!r}.", hint="e.g. --adapter law=adapters/law")
+        if name in adapters:
+            raise SetupError(f"two adapters have the name {name!r}.", hint="give each a name of its own")
+        adapters[name] = str(Path(folder).expanduser().absolute())
+    return adapters
+
+
 def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, console: Console) -> int:
     """Load the models, print a banner and serve until a signal. Returns the exit code. Raises SetupError."""
     if listener.family != socket.AF_UNIX:
@@ -57,6 +72,7 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
                     pooling=model.pooling,
                     reranker=model.reranker,
                     accept_config=each.plan.accept_config,
+                    adapters=each.plan.adapters,
                 ),
                 each.plan,
             )
@@ -204,6 +220,8 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
     }
+    if plan.adapters:
+        summary["adapters"] = ", ".join(f"{plan.served_name}:{name}" for name in plan.adapters)
     if plan.commit:
         summary["commit"] = plan.commit
     if plan.accept_config:

@@ -11,7 +11,16 @@ import msgspec
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.dialects.common.bodies import ModelName, TextFields, TextUse, Truncation, decode, parse_texts, text_request
+from whimbrel.dialects.common.bodies import (
+    AdapterName,
+    ModelName,
+    TextFields,
+    TextUse,
+    Truncation,
+    decode,
+    parse_texts,
+    text_request,
+)
 from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, TEXT, TEXT_PAIRS, TEXTS, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel, binary_answer, encoded_outputs, json_answer, usage
 from whimbrel.dialects.common.route import Route, binary_formats
@@ -203,6 +212,7 @@ class ClassFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The fields that both routes take."""
 
     model: ModelName = None
+    adapter: AdapterName = None
     activate: Annotated[
         bool | None, Meta(description="Apply the activation to scores; `false` gives logits. Default: as the model does.")
     ] = None
@@ -283,7 +293,7 @@ def _token_classify(body: TokenClassifyRequest, model: ServedModel) -> Operation
 
 
 def _options(body: ClassFields) -> ScoreOptions:
-    return {"prompt": body.prompt, "activate": body.activate, "truncate": body.truncate}
+    return {"prompt": body.prompt, "adapter": body.adapter, "activate": body.activate, "truncate": body.truncate}
 
 
 def render_classify(body: ClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:

@@ -19,7 +19,16 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ModelName, Priority, Truncation, TruncationSide, check_count, decode, is_packed
+from whimbrel.dialects.common.bodies import (
+    AdapterName,
+    ModelName,
+    Priority,
+    Truncation,
+    TruncationSide,
+    check_count,
+    decode,
+    is_packed,
+)
 from whimbrel.dialects.common.body_rules import ONE_PROMPT, ONE_SIDE, Rule, any_of, narrowed, present
 from whimbrel.dialects.common.pair_inputs import Queries, Query, Text, Texts, parse_part, parse_parts, text_of
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, usage
@@ -53,6 +62,7 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
 
     RULES: ClassVar[tuple[Rule, ...]] = (*ONE_PROMPT, *ONE_SIDE)
     model: ModelName = None
+    adapter: AdapterName = None
     truncate: Annotated[
         Truncation,
         Meta(
@@ -276,6 +286,7 @@ def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -
         ("scores",),
         prompt=body.prompt,
         prompt_name=body.prompt_name,
+        adapter=body.adapter,
         instruction=body.instruction,
         activate=body.use_activation,
         score_by=body.score_by,
@@ -300,7 +311,9 @@ def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> by
 
 
 _OPTIONS: Final = tuple(
-    field for field in RerankRequest.__struct_fields__ if field not in ("query", "documents", "model", "return_documents")
+    field
+    for field in RerankRequest.__struct_fields__
+    if field not in ("query", "documents", "model", "adapter", "return_documents")
 )
 
 

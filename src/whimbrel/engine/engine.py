@@ -95,7 +95,12 @@ class Engine:
         progress("reading the card")
         accepted = options.get("accept_config", ())
         self.card: Card = read_card(
-            checkpoint.folder, checkpoint.name, pooling=pooling, reranker=reranker, accept_config=accepted
+            checkpoint.folder,
+            checkpoint.name,
+            pooling=pooling,
+            reranker=reranker,
+            accept_config=accepted,
+            adapters=options.get("adapters"),
         )
         progress("importing PyTorch")  # not before: what is wrong with a model's name or its files is said in no time
         from whimbrel.model.runner import probe

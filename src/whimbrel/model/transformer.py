@@ -224,11 +224,12 @@ class Transformer:
         if not spec.gated:
             return self._linear("up", i, (inner,), width, bias=spec.up_bias, activation=spec.activation)
         parts = self._names.for_layer("up", i)
+        low_rank = self._adapters.linear("up", i, (inner, inner), width, roll=inner if self._names.up_first else 0)
         weight, bias = self._join(parts, (inner, inner) if len(parts) == 2 else (2 * inner,), width, bias=spec.up_bias)
         if self._names.up_first:
             weight = weight.roll(inner, 0)
             bias = None if bias is None else bias.roll(inner, 0)
-        return Linear(weight, bias)
+        return Linear(weight, bias, low_rank=low_rank)
 
     def _join(self, parts: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool) -> tuple[Tensor, Tensor | None]:
         weight = torch.cat([self._weights.take(f"{part}.weight", n, columns) for part, n in zip(parts, rows, strict=True)])

@@ -154,6 +154,7 @@ def _request(
         (output,),
         prompt=text,
         prompt_name=name,
+        adapter=options.get("adapter"),
         activate=options.get("activate"),
         score_by=options.get("score_by"),
         token_pooling=read_token_pooling(options.get("token_pooling")),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from sys import maxsize
@@ -105,11 +105,12 @@ class TemplateTokenizer:
         except InvalidRequest as error:
             indices = [(index, part) for index in range(len(pairs)) for part in range(2)]
             raise find_surrogate(list(chain(*pairs)), indices, instruction=instruction) or error from None
-        limits = self._limits(rows[:2], form, limit)
-        return [
+        limits, adapter = self._limits(rows[:2], form, limit), self._card.adapter(None, request.adapter)
+        seqs = [
             self._seq(pieces, index, form, limits, shortened=self._template.truncates_chars(*pairs[index]))
             for index, pieces in enumerate(rows[2:])
         ]
+        return seqs if adapter < 0 else [replace(seq, adapter=adapter) for seq in seqs]
 
     def _instruction(self, request: Request) -> str | None:
         """Return the instruction, which may also be a prompt, by name or as text, as in Sentence Transformers."""

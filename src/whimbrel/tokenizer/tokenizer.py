@@ -151,12 +151,12 @@ class Tokenizer:
         prompt = self._prompt(request)
         limit = self._lengths(form).limit(request, self.card.tokenizer.truncate)
         if self._template is not None and not has_ids(request):
-            return EncodeParams("", 0, limit, self.card.adapter(request.prompt_name), self._frame(prompt))
+            return EncodeParams("", 0, limit, self.card.adapter(request.prompt_name, request.adapter), self._frame(prompt))
         return EncodeParams(
             prompt,
             0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt),
             limit if form is None or has_ids(request) else remaining_limit(form, limit),
-            self.card.adapter(request.prompt_name),
+            self.card.adapter(request.prompt_name, request.adapter),
         )
 
     def rows(self, request: Request, terms: EncodeParams) -> tuple[list[Int32Array], frozenset[int]]:
@@ -206,7 +206,8 @@ class Tokenizer:
             pairs = [(prompt + first, second) for first, second in pairs]
         limit = self._lengths(least=self._pairs.num_special + 2).limit(request, self.card.tokenizer.truncate)
         ids = self.backend.encode_unique(pairs)
-        return [self._pairs.seq(ids[first], ids[second], index, limit) for index, (first, second) in enumerate(pairs)]
+        adapter = self.card.adapter(request.prompt_name, request.adapter)
+        return [self._pairs.seq(ids[first], ids[second], index, limit, adapter) for index, (first, second) in enumerate(pairs)]
 
     def _text_format(self, request: Request) -> TextFormat | None:
         forms = self.card.text_formats

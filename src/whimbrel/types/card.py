@@ -56,6 +56,25 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """LoRA adapter that a user adds to a model, in a folder as PEFT saves it: weight + alpha / rank * B @ A."""
+
+    name: str
+    folder: str
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Ranks of some modules, by patterns of the ends of their names."""
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict[str, float])
+    by_root: bool = False
+    """Divide alpha by the square root of the rank (rsLoRA)."""
+
+    @property
+    def max_rank(self) -> int:
+        return max(self.rank, *self.rank_pattern.values(), 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Encoder:
     """Transformer as config.json describes it: tokens in, hidden states out. Bidirectional or causal."""
 
@@ -107,6 +126,8 @@ class Encoder:
     adapter_scale: float = 0.0
     adapter_paths: tuple[str, ...] = ()
     """Folder of each adapter; empty: the adapters are among the model's weights."""
+    lora: tuple[LoraAdapter, ...] = ()
+    """Adapters that the user adds, in place of the checkpoint's own; `adapter_rank` is their highest rank."""
 
     def __post_init__(self) -> None:
         fill = object.__setattr__
@@ -331,12 +352,17 @@ class Card:
         names = {"query": ("query",), "document": ("document", "passage", "corpus"), None: ()}[input_type]
         return next((name for name in names if name in self.prompts), self.default_prompt_name)
 
-    def adapter(self, prompt_name: str | None) -> int:
-        """Return the index of the adapter for a request: the one named like the requested prompt, else the default; -1: none.
+    def adapter(self, prompt_name: str | None, requested: str | None = None) -> int:
+        """Return the index of the adapter for a request: the `requested` one, else the one of the prompt; -1: none.
 
-        A default prompt selects no adapter, as in Sentence Transformers.
+        The checkpoint's own adapters are named like prompts, and one may be the default. A default prompt selects no adapter,
+        as in Sentence Transformers. Raises InvalidRequest for an adapter that the model does not have.
         """
-        name = prompt_name if prompt_name in self.encoder.adapters else self.default_adapter
+        if requested is not None and requested not in self.encoder.adapters:
+            names = ", ".join(self.encoder.adapters) or "none"
+            raise InvalidRequest(f"no adapter {requested[:100]!r}; this model's adapters: {names}.", param="adapter")
+        own = () if self.encoder.lora else self.encoder.adapters
+        name = requested or (prompt_name if prompt_name in own else self.default_adapter)
         return -1 if name is None else self.encoder.adapters.index(name)
 
     def prompt_text(self, name: str) -> str:

@@ -31,6 +31,8 @@ class TextOptions(TypedDict, total=False):
     An unknown name is an error. None: the prompt of `input_type`, or the model's default."""
     input_type: InputType | None
     """Role of the texts: selects the model's prompt for it, and the encoding if that depends on the role."""
+    adapter: str | None
+    """Name of one of the adapters that the model was loaded with. None: the model itself."""
     dimensions: int | None
     """Leading columns to keep (Matryoshka models)."""
     normalize: bool | None
@@ -60,6 +62,8 @@ class ScoreOptions(TypedDict, total=False):
 
     prompt: str | None
     """Prompt as in TextOptions, put before each text, or before the query of a pair."""
+    adapter: str | None
+    """Name of an adapter, as in TextOptions."""
     activate: bool | None
     """Apply the checkpoint's activation; False returns logits. None: as the checkpoint does."""
     score_by: ScoringOutput | None
@@ -87,6 +91,7 @@ def text_request(
         prompt=text,
         prompt_name=name,
         input_type=options.get("input_type"),
+        adapter=options.get("adapter"),
         dimensions=options.get("dimensions"),
         normalize=options.get("normalize"),
         max_active_dims=options.get("max_active_dims"),

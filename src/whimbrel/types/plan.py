@@ -6,7 +6,7 @@ Pure. Options may say "auto"; a Plan is complete, with no "auto" and no None. Th
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, TypedDict
 
@@ -50,6 +50,8 @@ class Options(TypedDict, total=False):
     """Name of the model for clients. Default: the checkpoint's name."""
     aliases: tuple[str, ...]
     """Further names of the model for clients."""
+    adapters: Mapping[str, str]
+    """Folders of LoRA adapters, as PEFT saves them, by the names by which requests choose them."""
     accept_config: tuple[str, ...]
     """Keys of the checkpoint's JSON files that Whimbrel does not know, and that are known to change no vector."""
     replica: int
@@ -80,6 +82,8 @@ class Plan:
     document_cache_bytes: int
     accept_config: tuple[str, ...] = ()
     """Unknown keys of the checkpoint's JSON files that the user has accepted."""
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Folders of added adapters, by name."""
     commit: str = ""
     """Commit of the hub's repository that the checkpoint is, or empty."""
     cpu: Cpu = field(default_factory=Cpu)
@@ -123,6 +127,7 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         matryoshka=options.get("matryoshka", False) or card.matryoshka,
         document_cache_bytes=_limit("document_cache_bytes", options.get("document_cache_bytes", 0), least=0),
         accept_config=options.get("accept_config", ()),
+        adapters=options.get("adapters", {}),
         cpu=hardware.cpu,
         torch=hardware.torch,
         torch_note=hardware.torch_note,

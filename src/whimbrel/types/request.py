@@ -95,6 +95,8 @@ class Request:
     """Name of one of the card's prompts. Excludes `prompt`."""
     input_type: InputType | None = None
     """Role of the texts."""
+    adapter: str | None = None
+    """Name of one of the model's adapters; None: that of the prompt, or none."""
     instruction: str | None = None
     """Instruction for a reranker with a template; None: the template's own."""
     score_by: ScoringOutput | None = None

@@ -1,4 +1,4 @@
-"""Task adapters of jina-embeddings-v3.
+"""Task adapters of jina-embeddings-v3, and adapters that a user adds to a model, as PEFT saves them.
 
 A task adds its adapter to all weights, embedding tables included, and puts its instruction before each text. Only retrieval
 has an instruction. Without a task the weights are unchanged.
@@ -13,11 +13,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from whimbrel.checkpoint.config.common import read_positive
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.types.card import Encoder
+from whimbrel.errors import SetupError
+from whimbrel.types.card import Encoder, LoraAdapter
+
+T = TypeVar("T", int, float)
 
 _UNUSED_IN_FOLDERS: Final = """
     load_trained_adapters lora_alpha lora_dropout_p lora_main_params_trainable lora_rank use_flash_attn emb_pooler
@@ -42,6 +45,14 @@ _PEFT_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
         (None,),
     ),
 }
+_PEFT_FREE: Final = frozenset(
+    {"rank_pattern", "alpha_pattern", "use_rslora", "exclude_modules", "layers_to_transform", "layers_pattern"}
+)
+"""Keys that an adapter of the user may have other values for. The tensors say which modules are adapted."""
+_ADAPTER: Final = "adapter_config.json"
+_ADAPTED: Final = frozenset("bert roberta electra distilbert mpnet modernbert llama qwen3 gemma gemma2 gemma3".split())
+"""Families whose layers take adapters of the user."""
+_MERGE: Final = "merge it into the model (peft: merge_and_unload, then save_pretrained)"
 _TARGETS: Final = frozenset({"word_embeddings", "token_type_embeddings", "q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"})
 
 
@@ -74,6 +85,55 @@ def read_adapter_folders(root: Path, encoder: Encoder) -> Encoder:
         if setting != settings[0]:
             raise JsonFile(f"{path}/adapter_config.json", {}).error("differs from that of the first adapter.", "r, lora_alpha")
     return replace(encoder, adapter_rank=settings[0][0], adapter_scale=settings[0][1]) if settings else encoder
+
+
+def add_adapters(encoder: Encoder, folders: Mapping[str, str]) -> Encoder:
+    """Return the encoder with the adapters in some folders, by name. Raises SetupError and CheckpointError."""
+    if not folders:
+        return encoder
+    if encoder.adapters:
+        raise SetupError("the model has adapters of its own; no others can be added.", hint="serve it without --adapter")
+    if encoder.family not in _ADAPTED:
+        raise SetupError(f"adapters cannot be added to models of the family {encoder.family!r}.", hint=_MERGE)
+    adapters = tuple(_read_adapter(name, Path(folder).expanduser()) for name, folder in folders.items())
+    return replace(encoder, adapters=tuple(folders), adapter_rank=max(each.max_rank for each in adapters), lora=adapters)
+
+
+def _read_adapter(name: str, folder: Path) -> LoraAdapter:
+    if not re.fullmatch(r"\w[\w.-]*", name) or name == "latest":
+        raise SetupError(
+            f"{name!r:.100} is no name of an adapter.", hint="letters, digits, _ . and -, but not latest: --adapter NAME=FOLDER"
+        )
+    if not folder.is_dir():
+        raise SetupError(f"no folder {folder} for the adapter {name!r}.", hint="--adapter NAME=FOLDER, as PEFT saves it")
+    config = JsonFile.read(folder, _ADAPTER)
+    config.require_values({key: values for key, values in _PEFT_FIXED.items() if key not in _PEFT_FREE})
+    config.get("peft_type", str)
+    config.ignore("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
+    adapter = LoraAdapter(
+        name,
+        str(folder.absolute()),
+        config.positive("r"),
+        read_positive(config, "lora_alpha", 8.0),
+        _read_pattern(config, "rank_pattern", int),
+        _read_pattern(config, "alpha_pattern", float),
+        config.get("use_rslora", bool, False),
+    )
+    config.reject_unread_keys(_PEFT_INERT)
+    return adapter
+
+
+def _read_pattern(config: JsonFile, key: str, kind: type[T]) -> dict[str, T]:
+    """Return positive numbers by patterns of modules' names."""
+    stated = JsonFile(f"{config.name}: {key}", config.get(key, dict, {}))
+    for pattern in stated.data:
+        try:
+            re.compile(pattern)
+        except re.error:
+            raise stated.error("is no regular expression.", pattern) from None
+        if stated.get(pattern, kind) <= 0:  # pyright: ignore[reportOperatorIssue]
+            raise stated.error("must be positive.", pattern)
+    return {pattern: stated.get(pattern, kind) for pattern in stated.data}
 
 
 def read_instructions(config: JsonFile, adapters: tuple[str, ...], prompts: JsonFile) -> dict[str, str]:

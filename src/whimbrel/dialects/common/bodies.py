@@ -143,6 +143,9 @@ TokenInputs: TypeAlias = Annotated[
 ]
 Truncation: TypeAlias = bool | Literal["right", "left", "never"] | None
 ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")]
+AdapterName: TypeAlias = Annotated[
+    str | None, Meta(description="One of the adapters that the server was started with, as in a model's name after a colon.")
+]
 Columns: TypeAlias = Annotated[
     int | None,
     Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss."),
@@ -223,6 +226,7 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     RULES: ClassVar[tuple[Rule, ...]] = (*ONE_PROMPT, *TEXTS_WITH_PROMPTS, *SPLIT_IS_NOT_CUT)
     input: Any
     model: ModelName = None
+    adapter: AdapterName = None
     dimensions: Columns = None
     prompt_name: PromptName = None
     prompt: Annotated[str | None, Meta(description="Text put before each text, instead of a named prompt.")] = None
@@ -266,6 +270,7 @@ def text_request(
         prompt_name=body.prompt_name,
         dimensions=body.dimensions,
         input_type="document" if input_type == "passage" else input_type,
+        adapter=body.adapter,
         late_chunking=bool(body.late_chunking),
         split_long=bool(body.split_long),
         priority=body.priority or 0,

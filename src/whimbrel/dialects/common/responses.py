@@ -46,8 +46,15 @@ class ServedModel(Protocol):
 
 
 def served_names(plan: Plan) -> tuple[str, ...]:
-    """Return all names of a model, its own first."""
-    return (plan.served_name, *plan.aliases)
+    """Return all names of a model, its own first, then those with an adapter."""
+    names = (plan.served_name, *plan.aliases)
+    return (*names, *(f"{name}:{adapter}" for name in names for adapter in plan.adapters))
+
+
+def adapter_in(name: str, plan: Plan) -> str | None:
+    """Return the adapter that a name of a model chooses, if it chooses one."""
+    model, _, adapter = name.removesuffix(":latest").rpartition(":")
+    return adapter if adapter in plan.adapters and model in (plan.served_name, *plan.aliases) else None
 
 
 def _none() -> dict[str, str]:

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from whimbrel import __version__
 from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, openai, tei
-from whimbrel.dialects.common.responses import accepted_media_type, served_names
+from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, served_names
 from whimbrel.dialects.common.route import EngineCall, ParseRequest
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavailable, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.app.guards import GuardMiddleware
@@ -119,7 +119,8 @@ class App:
         result: Any = None
         if isinstance(request, Request):
             context.num_texts = len(request.texts)
-            request = replace(request, tenant=context.tenant, deadline=deadline)
+            adapter = _choose_adapter(name, embedder, request)
+            request = replace(request, tenant=context.tenant, deadline=deadline, adapter=adapter)
         if request is not None:
             result = await _run_while_connected(_run(embedder, request), scope, context.receive)
         if isinstance(result, Result):
@@ -127,6 +128,14 @@ class App:
         with Timer("write", into=context.stages):
             answer = route.render_response(parsed, result, embedder)
         return Response([answer], size=len(answer)) if isinstance(answer, bytes) else answer
+
+
+def _choose_adapter(name: str | None, embedder: AsyncEmbedder, request: Request) -> str | None:
+    """Return the adapter that a request names, in its model's name or by itself. Raises InvalidRequest if these differ."""
+    named = adapter_in(name, embedder.plan) if name and embedder.plan.adapters else None
+    if None not in (named, request.adapter) and named != request.adapter:
+        raise InvalidRequest(f"is {request.adapter!r}, and model names {named!r}; give one of them.", param="adapter")
+    return named or request.adapter
 
 
 def create_app(served: ModelRegistry, *, guards: ServerLimits = DEFAULTS) -> App:

@@ -111,6 +111,7 @@ class Worker:
             pooling=own.pooling,
             reranker=own.reranker,
             accept_config=planned.plan.accept_config,
+            adapters=planned.plan.adapters,
         )
         engine = await asyncio.to_thread(
             RemoteEngine,

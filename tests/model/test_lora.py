@@ -1,0 +1,335 @@
+"""LoRA adapters in PEFT's folders, added to models: parity with merged weights and with peft, and what is refused.
+
+The reference is transformers' model with an adapter merged into its weights: weight + scale * B A.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from test_models import CASES, assert_close, hidden, reference, rows, write
+
+from checkpoints import sentence_layout, write_bert
+from classifiers import write_classifier
+from fake import call
+from late_models import write_stanford
+from whimbrel import AsyncEngine, Engine
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.errors import CheckpointError, InvalidRequest, SetupError
+from whimbrel.model.load import load_model
+from whimbrel.server.app.app import create_app
+from whimbrel.server.app.routing import ModelRegistry
+from whimbrel.types.request import Request
+
+FAMILIES = [
+    "bert", "roberta", "distilbert", "electra", "mpnet", "modernbert", "modernbert with biases", "qwen2", "qwen3", "mistral",
+    "llama with yarn and biases", "gemma both ways", "gemma2", "gemma3",
+]  # fmt: skip
+ALL = r".*"
+ATTENTION = r".*(query|value|q_proj|v_proj|q_lin|v_lin|Wqkv|attn\.[qv])"
+TEXTS = ["The whimbrel is a wader with a long curved bill.", "ein großer Vogel!", "a"]
+PREFIX = "base_model.model."
+
+
+def linear_layers(model: Any, pattern: str = ALL) -> dict[str, torch.nn.Linear]:
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
+    return {
+        name: each
+        for name, each in layers.items()
+        if re.fullmatch(pattern, name) and "pooler" not in name and "project" not in name
+    }
+
+
+def write_adapter(
+    folder: Path, model: Any, *, pattern: str = ALL, rank: int = 4, seed: int = 1, prefix: str = "", **config: Any
+) -> Any:
+    """Write a random adapter as PEFT saves it; the model with the adapter merged."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stated = {
+        "peft_type": "LORA", "base_model_name_or_path": "some/model", "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
+        "init_lora_weights": True, "lora_alpha": 8, "lora_dropout": 0.1, "modules_to_save": None, "r": rank, "task_type": "FEATURE_EXTRACTION",
+        "target_modules": ["query", "value"], "use_dora": False, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {},
+        "layers_to_transform": None, "layers_pattern": None, "auto_mapping": None, "revision": None, "peft_version": "0.21.2",
+    } | config  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(stated))
+    generator, merged, tensors = torch.Generator().manual_seed(seed), copy.deepcopy(model), dict[str, torch.Tensor]()
+    for name, layer in linear_layers(merged, pattern).items():
+        r = next((value for key, value in stated["rank_pattern"].items() if re.match(rf"(.*\.)?({key})$", name)), rank)
+        alpha = next(
+            (value for key, value in stated["alpha_pattern"].items() if re.match(rf"(.*\.)?({key})$", name)),
+            stated["lora_alpha"],
+        )
+        a, b = (0.2 * torch.randn(shape, generator=generator) for shape in ((r, layer.in_features), (layer.out_features, r)))
+        tensors |= {f"{PREFIX}{prefix}{name}.lora_A.weight": a, f"{PREFIX}{prefix}{name}.lora_B.weight": b}
+        with torch.no_grad():
+            layer.weight += alpha / (r**0.5 if stated["use_rslora"] else r) * b @ a
+    assert tensors
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return merged
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.sample(4)
+def test_hidden_states_of_every_family(case: str, tmp_path: Path) -> None:
+    """A batch of several adapters and none equals merged weights, and has the same bits as each text alone."""
+    model, ids = write(tmp_path / "m", *CASES[case]), rows()
+    merged = [
+        model,
+        write_adapter(tmp_path / "a", model, rank=4, seed=1),
+        write_adapter(tmp_path / "b", model, rank=11, seed=2, pattern=ATTENTION, use_rslora=True),
+    ]
+    added = (("a", str(tmp_path / "a")), ("b", str(tmp_path / "b")))
+    for shift in range(3):
+        numbers = [(i + shift) % 3 - 1 for i in range(len(ids))]
+        together = hidden(tmp_path / "m", ids, adapters=numbers, added=added)
+        assert_close(
+            together, [reference(merged[number + 1], [row])[0] for number, row in zip(numbers, ids, strict=True)], 3e-5
+        )
+        for row, number, expected in zip(ids[:6], numbers, together, strict=False):
+            assert np.array_equal(hidden(tmp_path / "m", [row], adapters=[number], added=added)[0], expected)
+    assert np.abs(reference(merged[1], ids[-1:])[0] - reference(model, ids[-1:])[0]).max() > 0.05
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rank_pattern": {"query": 2, r"layer\.1\.output\.dense": 7}, "alpha_pattern": {"query": 3.5}},
+        {"rank_pattern": {"encoder.layer.0.attention.self.value": 9}, "layers_to_transform": [0, 1]},
+        {"lora_alpha": 0.5, "target_modules": "all-linear"},
+    ],
+)
+def test_ranks_and_scales_of_modules(config: dict[str, Any], tmp_path: Path) -> None:
+    """Ranks and scales may differ by module, as patterns of its name say."""
+    model, ids = write(tmp_path / "m", *CASES["bert"]), rows()
+    merged = write_adapter(tmp_path / "a", model, **config)
+    found = hidden(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
+    assert_close(found, reference(merged, ids))
+
+
+@pytest.mark.parametrize(("form", "prefix"), [("Model", ""), ("ForMaskedLM", "bert."), ("ForSequenceClassification", "bert.")])
+def test_adapters_of_larger_models(form: str, prefix: str, tmp_path: Path) -> None:
+    """An adapter that was trained within a larger model names its layers by that model."""
+    model, ids = write(tmp_path / "m", *CASES["bert"]), rows()
+    merged = write_adapter(tmp_path / "a", model, prefix=prefix)
+    assert_close(
+        hidden(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),)), reference(merged, ids)
+    )
+    assert form
+
+
+@pytest.mark.bfloat16
+def test_half_precision_is_near(tmp_path: Path) -> None:
+    """In bfloat16 vectors are near those of merged weights in float32."""
+    model, ids = write(tmp_path / "m", *CASES["qwen3"]), rows()
+    merged = write_adapter(tmp_path / "a", model)
+    found = hidden(tmp_path / "m", ids, torch.bfloat16, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
+    for one, other in zip(found, reference(merged, ids), strict=True):
+        x, y = one.mean(0), other.mean(0)
+        assert x @ y / (np.linalg.norm(x) * np.linalg.norm(y)) > 0.99
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peft_itself(tmp_path: Path) -> None:
+    """An adapter that peft made and saved gives peft's own hidden states."""
+    peft = pytest.importorskip("peft", reason="make recipes installs peft")
+    model, ids = write(tmp_path / "m", *CASES["qwen3"]), rows()
+    config = peft.LoraConfig(
+        r=5, lora_alpha=7, target_modules="all-linear", init_lora_weights=False, rank_pattern={"down_proj": 3}, use_rslora=True
+    )
+    adapted = peft.get_peft_model(copy.deepcopy(model), config).eval()
+    adapted.save_pretrained(tmp_path / "a")
+    found = hidden(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
+    assert_close(found, reference(adapted.base_model.model, ids))
+
+
+# Requests
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A model with two adapters."""
+    write_bert(tmp_path / "m")
+    sentence_layout(tmp_path / "m", prompts={"query": "query: ", "law": "law: "})
+    model = transformers.AutoModel.from_pretrained(tmp_path / "m").eval()
+    for seed, name in enumerate(("law", "bio")):
+        write_adapter(tmp_path / name, model, seed=seed, pattern=ATTENTION if seed else ALL)
+    return tmp_path / "m", {name: str(tmp_path / name) for name in ("law", "bio")}
+
+
+def test_the_verbs_choose_an_adapter(dense: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    """Each verb takes `adapter`. Vectors of the model itself stay, and a prompt named like an adapter chooses none."""
+    folder, adapters = dense
+    with Engine(str(folder), dtype="float32") as plain, Engine(str(folder), dtype="float32", adapters=adapters) as engine:
+        vectors = {name: engine.embed(TEXTS, adapter=name) for name in (None, *adapters)}
+        np.testing.assert_allclose(vectors[None], plain.embed(TEXTS), atol=1e-6)
+        assert not any(np.allclose(vectors[name], vectors[None], atol=1e-2) for name in adapters)
+        np.testing.assert_allclose(engine.embed(TEXTS, prompt="law"), plain.embed(TEXTS, prompt="law"), atol=1e-6)
+        futures = [(name, engine.submit(Request(TEXTS, adapter=name))) for name in vectors for _ in range(3)]
+        assert all(np.array_equal(future.result(30).outputs.dense, vectors[name]) for name, future in futures)
+        scores = engine.score(TEXTS[0], TEXTS, adapter="law")
+        query_D = engine.embed(TEXTS[0], adapter="law", input_type="query")
+        documents_ND = engine.embed(TEXTS, adapter="law", input_type="document")
+        np.testing.assert_allclose(scores, documents_ND @ query_D, atol=1e-5)
+        with pytest.raises(InvalidRequest, match=r"adapter: no adapter 'x'; this model's adapters: law, bio"):
+            engine.embed(TEXTS, adapter="x")
+        with pytest.raises(InvalidRequest, match=r"adapter: no adapter 'law'; this model's adapters: none"):
+            plain.embed(TEXTS, adapter="law")
+        assert dict(engine.plan.adapters) == adapters
+
+
+def test_rerankers_and_token_vectors_take_adapters(tmp_path: Path) -> None:
+    """Pairs of a reranker and token vectors of a ColBERT are those of merged weights."""
+    model = write_classifier(tmp_path / "r", "bert", num_labels=1)
+    merged = write_adapter(tmp_path / "ra", model, pattern=r".*attention.*")
+    merged.save_pretrained(tmp_path / "rm")
+    for file in (tmp_path / "r").iterdir():
+        if not (tmp_path / "rm" / file.name).exists():
+            (tmp_path / "rm" / file.name).write_bytes(file.read_bytes())
+    with (
+        Engine(str(tmp_path / "r"), dtype="float32", adapters={"a": str(tmp_path / "ra")}) as engine,
+        Engine(str(tmp_path / "rm"), dtype="float32") as other,
+    ):
+        np.testing.assert_allclose(engine.score(TEXTS[0], TEXTS, adapter="a"), other.score(TEXTS[0], TEXTS), atol=1e-5)
+    torch.manual_seed(7)
+    write_stanford(tmp_path / "c")
+    write_adapter(tmp_path / "ca", transformers.AutoModel.from_pretrained(tmp_path / "c").eval())
+    with Engine(
+        str(tmp_path / "c"), dtype="float32", adapters={"a": str(tmp_path / "ca")}, document_cache_bytes=2**20
+    ) as engine:
+        plain, adapted = (engine.score(TEXTS[0], TEXTS, adapter=name) for name in (None, "a"))
+        assert not np.allclose(plain, adapted, atol=1e-2)
+        for _ in range(2):  # the second time from the cache
+            np.testing.assert_array_equal(engine.score(TEXTS[0], TEXTS, adapter="a"), adapted)
+            np.testing.assert_array_equal(engine.score(TEXTS[0], TEXTS), plain)
+
+
+def test_routes_choose_an_adapter_by_the_name_of_the_model(dense: tuple[Path, dict[str, str]]) -> None:
+    """Every dialect takes `model: "base:name"`, some also `adapter`; models with adapters are listed."""
+    folder, adapters = dense
+    with Engine(str(folder), dtype="float32", adapters=adapters, served_name="base", aliases=("other",)) as engine:
+        app = create_app(ModelRegistry(AsyncEngine(engine)))
+
+        def post(path: str, **body: Any) -> tuple[int, Any]:
+            answer = asyncio.run(call(app, "POST", path, body=orjson.dumps(body), headers={"content_type": "application/json"}))
+            return answer.status, orjson.loads(answer.body)
+
+        expected = engine.embed(TEXTS[0], adapter="law")
+        reads: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
+            "/v1/embeddings": ({"input": TEXTS[0]}, lambda found: found["data"][0]["embedding"]),
+            "/embed": ({"inputs": TEXTS[0]}, lambda found: found[0]),
+            "/v1/embed": ({"input": TEXTS[0]}, lambda found: found["outputs"]["dense"][0]),
+            "/pooling": ({"input": TEXTS[0]}, lambda found: found["data"][0]["data"]),
+            "/v2/embed": ({"texts": [TEXTS[0]], "input_type": "clustering"}, lambda found: found["embeddings"]["float"][0]),
+        }
+        for path, (body, read) in reads.items():
+            for name in ("base:law", "other:law"):
+                status, found = post(path, **body, model=name)
+                assert status == 200, found
+                np.testing.assert_array_equal(np.array(read(found), np.float32), expected)
+        for body in ({"adapter": "law"}, {"adapter": "law", "model": "base"}, {"adapter": "law", "model": "base:law"}):
+            status, found = post("/v1/embed", input=TEXTS[0], **body)
+            np.testing.assert_array_equal(np.array(found["outputs"]["dense"][0], np.float32), expected)
+        status, found = post("/v1/embed", input="a", model="base:law", adapter="bio")
+        assert (status, found["error"]["param"]) == (400, "adapter")
+        status, found = post("/v1/embeddings", input="a", adapter="x")
+        assert (status, "no adapter 'x'" in found["error"]["message"]) == (400, True)
+        for name in ("base:x", "law", ":law", "base:", "x:law"):
+            assert post("/v1/embeddings", input="a", model=name)[0] == 404
+        found = orjson.loads(asyncio.run(call(app, "GET", "/v1/models")).body)
+        assert [each["id"] for each in found["data"]] == ["base", "other", "base:law", "base:bio", "other:law", "other:bio"]
+        status, found = post("/v1/rerank", query=TEXTS[0], documents=TEXTS, model="base:law")
+        best = engine.rerank(TEXTS[0], TEXTS, adapter="law")
+        assert [each["index"] for each in found["results"]] == [each.index for each in best]
+
+
+# What is refused
+
+
+def load(folder: Path, **adapters: str) -> None:
+    card = read_card(folder, "m", pooling="mean", adapters=adapters)
+    load_model(folder, card, device=torch.device("cpu"), dtype=torch.float32)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "another kind": ({"peft_type": "IA3"}, r"adapter_config.json: peft_type"),
+    "biases": ({"bias": "lora_only"}, r"adapter_config.json: bias"),
+    "DoRA": ({"use_dora": True}, r"adapter_config.json: use_dora"),
+    "whole modules": ({"modules_to_save": ["classifier"]}, r"adapter_config.json: modules_to_save"),
+    "turned weights": ({"fan_in_fan_out": True}, r"adapter_config.json: fan_in_fan_out"),
+    "no rank": ({"r": 0}, r"adapter_config.json: r: "),
+    "another rank": ({"r": 5}, r"has shape \[4, 48\]; the config says \[5, 48\]"),
+    "a key that is not known": ({"sparkle": 3}, r"adapter_config.json: sparkle"),
+    "a pattern that is none": ({"rank_pattern": {"(": 3}}, r"rank_pattern: \(: is no regular expression"),
+    "a rank that is none": ({"rank_pattern": {"query": -3}}, r"rank_pattern: query: must be positive"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_settings_that_are_not_supported(case: str, tmp_path: Path) -> None:
+    """A setting that would change numbers and is not supported is refused with file and key."""
+    config, words = WRONG[case]
+    model = write(tmp_path / "m", *CASES["bert"])
+    write_adapter(tmp_path / "a", model)
+    stated = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(stated | config))
+    with pytest.raises(CheckpointError, match=words):
+        load(tmp_path / "m", a=str(tmp_path / "a"))
+
+
+def test_adapters_of_another_model(tmp_path: Path) -> None:
+    """An adapter of a model of another size, or with other layers, is refused with the tensor's name."""
+    model = write(tmp_path / "m", *CASES["bert"])
+    wider = write(tmp_path / "wide", "Bert", CASES["bert"][1] | {"hidden_size": 64, "intermediate_size": 80})
+    write_adapter(tmp_path / "a", wider)
+    with pytest.raises(CheckpointError, match=r"adapter_model.safetensors: base_model.model.encoder.* has shape \[4, 64\]"):
+        load(tmp_path / "m", a=str(tmp_path / "a"))
+    write_adapter(tmp_path / "b", write(tmp_path / "q", *CASES["qwen3"]))
+    with pytest.raises(CheckpointError, match="not known to Whimbrel"):
+        load(tmp_path / "m", a=str(tmp_path / "b"))
+    assert model is not None
+
+
+def test_files_that_are_broken(tmp_path: Path) -> None:
+    """An adapter whose tensors are missing, cut off, half there or no numbers is refused."""
+    write_adapter(tmp_path / "a", write(tmp_path / "m", *CASES["bert"]))
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    whole, tensors = file.read_bytes(), load_file(file)
+    first = next(iter(tensors))
+    for content in ({first: tensors[first]}, tensors | {first: torch.full_like(tensors[first], torch.nan)}):
+        save_file(content, file)
+        with pytest.raises(CheckpointError, match=r"this tensor is missing|NaN or infinity"):
+            load(tmp_path / "m", a=str(tmp_path / "a"))
+    file.write_bytes(whole[:-100])
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors"):
+        load(tmp_path / "m", a=str(tmp_path / "a"))
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors"):
+        load(tmp_path / "m", a=str(tmp_path / "a"))
+
+
+def test_names_folders_and_models_that_take_none(tmp_path: Path) -> None:
+    """Names that cannot be chosen, folders that are not there, and models that take no adapters are refused with the way on."""
+    write_adapter(tmp_path / "a", write(tmp_path / "m", *CASES["bert"]))
+    for name in ("a:b", "", "latest", "a b", "../a"):
+        with pytest.raises(SetupError, match="is no name of an adapter"):
+            load(tmp_path / "m", **{name: str(tmp_path / "a")})
+    with pytest.raises(SetupError, match=r"no folder .* for the adapter 'a'"):
+        load(tmp_path / "m", a=str(tmp_path / "x"))
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
+        load(tmp_path / "m", a=str(tmp_path / "m"))
+    write(tmp_path / "p", "Phi3", CASES["llama"][1])
+    with pytest.raises(SetupError, match=r"family 'hf'") as caught:
+        load(tmp_path / "p", a=str(tmp_path / "a"))
+    assert "merge_and_unload" in str(caught.value.hint)
