@@ -55,7 +55,7 @@ def test_an_adapter_alone(has_modules: bool, tmp_path: Path) -> None:
     ) as refused:
         read_card(tmp_path, "m")
     assert refused.value.hint == (
-        "merge it into its model (peft: merge_and_unload, then save_pretrained), and serve that folder"
+        f"serve the model with the adapter: whimbrel serve Qwen/Qwen3-Embedding-0.6B --adapter NAME={tmp_path}"
     )
 
 
@@ -73,3 +73,12 @@ def test_a_pointer_in_place_of_a_json_file(tmp_path: Path) -> None:
 def test_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"^config\.json: not found in .*; is this a checkpoint's folder\?$"):
         read_card(tmp_path, "m")
+
+
+def test_what_an_adapter_says_is_no_command(tmp_path: Path) -> None:
+    """A hint may be pasted into a shell."""
+    write_json(tmp_path / "adapter_config.json", {"base_model_name_or_path": "a; rm b"})
+    with pytest.raises(CheckpointError) as refused:
+        read_card(tmp_path, "m")
+    assert refused.value.hint is not None
+    assert "whimbrel serve 'a; rm b' --adapter" in refused.value.hint

@@ -68,5 +68,6 @@ def _explain_adapter(folder: Path) -> CheckpointError:
     base = JsonFile.read(folder, _ADAPTER).data.get("base_model_name_or_path")
     named = base if isinstance(base, str) and base else None
     message = f"this folder holds a PEFT adapter of {named or 'a model that it does not name'}, not a model."
-    hint = "merge it into its model (peft: merge_and_unload, then save_pretrained), and serve that folder"
+    model = quote(named) if named else "MODEL"  # what a file says must not be a command where it is pasted
+    hint = f"serve the model with the adapter: whimbrel serve {model} --adapter NAME={quote(str(folder))}"
     return CheckpointError(message, file=_ADAPTER, hint=hint)
