@@ -6,9 +6,11 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from test_bge_m3 import write_m3
 from typer.testing import CliRunner
 
 from checkpoints import sentence_layout, write_bert
+from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.checkpoint.convert import Converted
 from whimbrel.checkpoint.convert import convert as convert_checkpoint
@@ -148,6 +151,7 @@ def test_a_pickle_with_code_is_refused_and_nothing_runs(protocol: str, source: P
         ({"state_dict": {"a": torch.ones(2)}}, "'state_dict' is dict, no tensor"),
         ([torch.ones(2)], "something else than tensors by name"),
         ({}, "something else than tensors by name"),
+        ({"a": torch.ones(2, dtype=torch.complex128)}, "'a' has dtype torch.complex128; known are bfloat16, bool"),
         ({3: torch.ones(2)}, "'3' is Tensor, no tensor by name"),
         ({"a": torch.tensor([1.0, float("nan")])}, "'a' has values that are no numbers"),
         ({"a": torch.ones(2, 2).to_sparse()}, "'a' is no plain tensor"),
@@ -188,6 +192,119 @@ def test_shared_and_strided_tensors_are_written_whole(source: Path, tmp_path: Pa
     found = load_file(tmp_path / "out" / "model.safetensors")
     for name, expected in {"x.all": base, "x.part": base[1:], "x.turned": base.T, "x.p": base}.items():
         assert torch.equal(found[name], expected)
+
+
+@pytest.mark.parametrize("of_modules_alone", [False, True])
+def test_pickles_of_modules_are_converted(of_modules_alone: bool, tmp_path: Path) -> None:
+    """A module's pickle becomes safetensors too, also where the Transformer has them already; the vectors stay the same."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    torch.manual_seed(7)
+    write_bert(source)
+    sentence_layout(source, heads=(("Dense", 20, "torch.nn.modules.activation.Tanh", {}), "Normalize"))
+    with Engine(str(source), dtype="float32") as engine:
+        expected = engine.embed(TEXTS)
+    num_tensors = len(pickled(source / "2_Dense")) + (0 if of_modules_alone else len(pickled(source)))
+    result = CliRunner().invoke(app, ["convert", str(source), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert f"wrote {num_tensors} tensors" in result.output
+    assert list(out.rglob("*.bin")) == []
+    found, stated = load_file(out / "2_Dense/model.safetensors"), torch.load(source / "2_Dense/pytorch_model.bin")
+    assert found.keys() == stated.keys()
+    assert all(torch.equal(found[name], stated[name]) for name in stated)
+    with Engine(str(out), dtype="float32") as engine:
+        np.testing.assert_array_equal(engine.embed(TEXTS), expected)
+
+
+def test_a_place_in_the_source(source: Path) -> None:
+    """The new folder must not be in the folder that is copied."""
+    pickled(source)
+    before = sorted(source.rglob("*"))
+    with pytest.raises(SetupError, match="is in the model's folder"):
+        run(source, source / "out")
+    assert sorted(source.rglob("*")) == before
+
+
+def test_links_that_lead_elsewhere(source: Path, tmp_path: Path) -> None:
+    """Other files of the machine are not copied, and no folder is left out silently."""
+    pickled(source)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").touch()
+    for target, words in (("secret", "leads out"), ("", "link to a folder")):
+        (source / "link").symlink_to(tmp_path / "elsewhere" / target)
+        with pytest.raises(CheckpointError, match=f"^link: .*{words}"):
+            run(source, tmp_path / "out")
+        (source / "link").unlink()
+    (source / "pytorch_model.bin").rename(tmp_path / "elsewhere" / "weights")
+    (source / "pytorch_model.bin").symlink_to(tmp_path / "elsewhere" / "weights")
+    with pytest.raises(CheckpointError, match=r"^pytorch_model\.bin: .*leads out"):
+        run(source, tmp_path / "out")
+    assert left_of(tmp_path / "out") == ["elsewhere"]
+
+
+@contextmanager
+def reading(source: Path, out: Path) -> Generator[tuple[subprocess.Popen[bytes], int]]:
+    """Convert in another process, and give it and the id of the process that reads, which is stopped."""
+    command = [sys.executable, "-m", "whimbrel", "convert", str(source), "--out", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        assert wait_for(children.read_text)
+        reader = int(children.read_text())
+        assert wait_for(lambda: "libtorch" in Path(f"/proc/{reader}/maps").read_text())
+        os.kill(reader, signal.SIGSTOP)
+        try:
+            yield process, reader
+        finally:
+            process.kill()
+
+
+def has_ended(process: int) -> bool:
+    """Whether no process has this id, or only one that nobody has waited for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_leaves_nothing(name: str, source: Path, tmp_path: Path) -> None:
+    """Ctrl-C and the signals that end a service leave no files and no process that reads."""
+    pickled(source)
+    number = getattr(signal, name)
+    with reading(source, tmp_path / "out") as (process, reader):
+        assert left_of(tmp_path / "out") != []
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert left_of(tmp_path / "out") == []
+    assert wait_for(lambda: has_ended(reader))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system ends it")
+def test_a_reader_ends_with_its_parent(source: Path, tmp_path: Path) -> None:
+    """A conversion that is killed leaves no process that goes on reading."""
+    pickled(source)
+    with reading(source, tmp_path / "out") as (process, reader):
+        process.kill()
+        assert wait_for(lambda: has_ended(reader), seconds=10)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: you tried to allocate 1 byte")], ids=repr)
+def test_a_machine_without_memory(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lack of memory is told as that, not as a full disk or a bad pickle."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch, "load", refuse)
+    monkeypatch.setattr(unpickle, "leave_network", lambda: True)
+    monkeypatch.setattr(unpickle, "end_with_parent", lambda: None)
+    monkeypatch.setattr(unpickle.resource, "setrlimit", lambda *_: None)
+    assert unpickle.main("folder", "out", "pytorch_model.bin", "model.safetensors") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["file"], told["kind"]) == ("pytorch_model.bin", "memory")
 
 
 def test_places_that_are_taken(source: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import huggingface_hub
@@ -86,6 +87,9 @@ def test_revisions_that_are_not_there(model: str) -> None:
 def test_a_revision_that_the_hub_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's answer that there is no such revision is told with the id and the revision."""
 
+    refs = SimpleNamespace(branches=[SimpleNamespace(name="main")], tags=[SimpleNamespace(name="v1")])
+    monkeypatch.setattr(huggingface_hub, "list_repo_refs", lambda _: refs)
+
     def refuse(*_: object, **__: object) -> None:
         raise RevisionNotFoundError("404", response=httpx.Response(404, request=httpx.Request("GET", "https://hub.example")))
 
@@ -93,6 +97,18 @@ def test_a_revision_that_the_hub_does_not_have(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SetupError, match=r"org/name has no revision 'v9'") as caught:
         resolve_checkpoint("org/name@v9")
     assert "a branch, a tag or a whole commit" in str(caught.value.hint)
+    assert str(caught.value.hint).endswith("; the hub has main, v1")
+    monkeypatch.setattr(huggingface_hub, "list_repo_refs", refuse)
+    with pytest.raises(SetupError) as caught:
+        resolve_checkpoint("org/name@v9")
+    assert str(caught.value.hint).endswith("of its repository")
+
+
+def test_a_revision_that_is_not_in_the_cache() -> None:
+    """Without a hub, the error lists the revisions that are in the cache."""
+    with pytest.raises(SetupError) as caught:
+        resolve_checkpoint("org/name@no-such")
+    assert str(caught.value.hint).endswith("; the cache has main, v1")
 
 
 def test_a_folder_may_have_the_sign(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
 from whimbrel.checkpoint.locate import Checkpoint
+from whimbrel.checkpoint.sentence_transformers.modules import MODULES, has_modules
 from whimbrel.errors import CheckpointError, SetupError
 
 _WEIGHTS: Final = "pytorch_model.bin"
@@ -45,32 +46,45 @@ def convert(
 ) -> Converted:
     """Write a checkpoint whose weights are pickles to the folder `out`, with safetensors.
 
-    `path` is the subfolder of the weights. `check` is called with the new folder before it gets its name, and raises if it
-    cannot be loaded. Raises SetupError and CheckpointError; then, and if the process is interrupted, nothing is left.
+    `path` is the subfolder of the Transformer; the folders of other modules follow from modules.json. `check` is called with
+    the new folder before it gets its name, and raises if it cannot be loaded. Raises SetupError and CheckpointError; then, and
+    if the process is interrupted, nothing is left.
     """
-    weights = checkpoint.folder / path
-    files = _pickles(weights)
-    _check_place(out)
+    source = checkpoint.folder
+    pickles = _pickles_of_modules(source, path)
+    _check_place(out, source)
     with _no_space_is_an_error(out), _staging(out) as staging:
         progress("copying files")
-        _copy_others(checkpoint.folder, staging, {weights / name for name in (*files, _INDEX)})
+        _copy_others(source, staging, {source / each / name for each, names in pickles.items() for name in (*names, _INDEX)})
         progress("reading pickles")
-        tensors = _unpickle(weights, staging / path, files)
-        if (weights / _INDEX).is_file():
-            _write_index(weights, staging / path, tensors)
+        num_tensors = num_bytes = 0
+        for each, files in pickles.items():
+            tensors = _unpickle(source, each, staging, files)
+            if (source / each / _INDEX).is_file():
+                _write_index(source / each, staging / each, tensors)
+            num_tensors += sum(map(len, tensors.values()))
+            num_bytes += sum((staging / each / name).stat().st_size for name in tensors)
         progress("checking the new checkpoint")
         check(staging)
-        sizes = [file.stat().st_size for file in (staging / path).glob("model*.safetensors")]
         if out.exists():
             out.rmdir()
         staging.rename(out)
-    return Converted(out, sum(map(len, tensors.values())), sum(sizes))
+    return Converted(out, num_tensors, num_bytes)
+
+
+def _pickles_of_modules(source: Path, path: str) -> dict[str, list[str]]:
+    """Return the names of the pickles by the folder that holds them. Raises CheckpointError if there are none."""
+    rows = cast(list[dict[str, Any]], read_json(source, MODULES)) if has_modules(source) else []
+    folders = dict.fromkeys([path, *(row["path"] for row in rows)])  # the card's reader has checked them
+    without = [each for each in folders if not any((source / each).glob("*.safetensors"))]
+    found = {each: _pickles(source / each) for each in without if each == path or (source / each / _WEIGHTS).is_file()}
+    if not found:
+        raise CheckpointError("the weights are safetensors already.", file=str(source), hint="serve the checkpoint as it is")
+    return found
 
 
 def _pickles(folder: Path) -> list[str]:
-    """Return the names of the pickles that hold the weights. Raises CheckpointError."""
-    if any(folder.glob("*.safetensors")):
-        raise CheckpointError("the weights are safetensors already.", file=str(folder), hint="serve the checkpoint as it is")
+    """Return the names of the pickles that hold a folder's weights. Raises CheckpointError."""
     names = sorted(set(_places(folder).values())) if (folder / _INDEX).is_file() else [_WEIGHTS]
     if not names or any(name != Path(name).name for name in names):
         raise CheckpointError("names no files of weights beside it.", file=_INDEX)
@@ -88,7 +102,9 @@ def _places(folder: Path) -> dict[str, str]:
     return cast(dict[str, str], places)
 
 
-def _check_place(out: Path) -> None:
+def _check_place(out: Path, source: Path) -> None:
+    if out.resolve().is_relative_to(source.resolve()):
+        raise SetupError(f"--out {out} is in the model's folder.", hint="name a folder elsewhere")
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise SetupError(f"--out {out} is no folder.", hint="name a folder that does not exist yet")
     if out.exists() and any(out.iterdir()):
@@ -120,23 +136,33 @@ def _no_space_is_an_error(out: Path) -> Generator[None]:
 
 
 def _copy_others(source: Path, out: Path, left_out: set[Path]) -> None:
-    """Copy all files but some. Links, of which the hub's cache is made, become files."""
+    """Copy all files but some. Links, of which the hub's cache is made, become files.
+
+    Raises CheckpointError for links to folders, and for links out of the checkpoint: it must not copy other files of this
+    machine.
+    """
     for folder, subfolders, names in os.walk(source):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED]
         place = out / Path(folder).relative_to(source)
         place.mkdir(exist_ok=True)
+        for name in subfolders:
+            if Path(folder, name).is_symlink():
+                file = Path(folder, name).relative_to(source).as_posix()
+                raise CheckpointError("is a link to a folder; put the folder itself there.", file=file)
         for name in names:
             if Path(folder, name) not in left_out:
-                shutil.copyfile(Path(folder, name), place / name)
+                shutil.copyfile(find_file(source, Path(folder, name).relative_to(source).as_posix()), place / name)
 
 
-def _unpickle(source: Path, out: Path, files: Sequence[str]) -> dict[str, list[str]]:
-    """Write the tensors of pickles as safetensors, in another process. Return their names by new file.
+def _unpickle(source: Path, path: str, staging: Path, files: Sequence[str]) -> dict[str, list[str]]:
+    """Write the tensors of pickles in the subfolder `path` as safetensors, in another process. Return their names by new file.
 
     Raises CheckpointError, and OSError if they cannot be written.
     """
+    for file in files:
+        find_file(source, Path(path, file).as_posix())  # no link out of the checkpoint
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    command = [sys.executable, "-P", "-m", "whimbrel.model.unpickle", str(source.absolute()), str(out)]
+    command = [sys.executable, "-P", "-m", "whimbrel.model.unpickle", str(source.absolute() / path), str(staging / path)]
     command += [name for file in files for name in (file, _new_name(file))]
     with subprocess.Popen(  # noqa: S603 - our own module, with names of files
         command,
@@ -157,13 +183,18 @@ def _unpickle(source: Path, out: Path, files: Sequence[str]) -> dict[str, list[s
         reason = errors.decode(errors="replace").strip().split("\n")[-1][-300:]
         raise CheckpointError(
             f"the process that read it ended with {process.returncode}{f': {reason}' if reason else ''}.",
-            file=files[0],
+            file=Path(path, files[0]).as_posix(),
             hint="was there enough memory?",
         ) from None
-    if answer.get("unfit"):
-        raise CheckpointError(answer["error"], file=answer["file"], hint="ask who made it for safetensors")
     if "error" in answer:
-        raise OSError(0, f"{answer['file']}: {answer['error']}")
+        file = Path(path, answer["file"]).as_posix()
+        if answer["kind"] == "memory":
+            raise CheckpointError(
+                "there is no memory to read it.", file=file, hint="free some, or convert it on a larger machine"
+            )
+        if answer["kind"] == "unfit":
+            raise CheckpointError(answer["error"], file=file, hint="ask who made it for safetensors")
+        raise OSError(0, f"{file}: {answer['error']}")
     return answer["tensors"]
 
 

@@ -21,6 +21,8 @@ _CARD_FILES: Final = """
 _WEIGHT_FILES: Final = ["*.safetensors", "*/*.safetensors", "*/pytorch_model.bin"]
 _PICKLES: Final = ["pytorch_model*.bin", "*.model", "*.txt"]
 """Further files for a conversion, so that nothing is missing in the new folder."""
+_MAX_REVISIONS: Final = 8
+"""Number of revisions that a hint lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +126,15 @@ def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
         raise SetupError(f"{model!r} is no valid hub id.", hint="a hub id looks like owner/name") from None
     except RevisionNotFoundError:
         raise SetupError(
-            f"{model} has no revision {revision!r}.", hint="a revision is a branch, a tag or a whole commit of its repository"
+            f"{model} has no revision {revision!r}.",
+            hint=f"a revision is a branch, a tag or a whole commit of its repository{_revisions_on_hub(model)}",
         ) from None
     except LocalEntryNotFoundError:
         named = f"{model}@{revision}" if revision else model
         raise SetupError(
             f"{named} is not in the local cache, and the hub cannot be reached.",
-            hint=f"check the id and the network, or give the folder of a checkpoint{_similar(model)}",
+            hint="check the id and the network, or give the folder of a checkpoint"
+            + (_similar(model) or (_listed("the cache", _cached_revisions(model)) if revision else "")),
         ) from None
     except HfHubHTTPError as error:
         raise SetupError(
@@ -139,6 +143,28 @@ def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
         ) from None
     except OSError as error:
         raise SetupError(f"fetching {model} failed: {error}.", hint="check the network and the disk") from None
+
+
+def _revisions_on_hub(model: str) -> str:
+    """Return the end of a hint that lists the branches and tags of a repository, or nothing if the hub does not say."""
+    from huggingface_hub import list_repo_refs
+
+    try:
+        refs = list_repo_refs(model)
+    except Exception:  # it only helps an error to say more
+        return ""
+    return _listed("the hub", [each.name for each in (*refs.branches, *refs.tags)])
+
+
+def _cached_revisions(model: str) -> list[str]:
+    """Return the branches, tags and other refs of a repository that the cache knows."""
+    refs = hub_cache() / f"models--{model.replace('/', '--')}" / "refs"
+    return sorted(each.relative_to(refs).as_posix() for each in refs.rglob("*") if each.is_file())
+
+
+def _listed(place: str, names: list[str]) -> str:
+    more = ", ..." if len(names) > _MAX_REVISIONS else ""
+    return f"; {place} has {', '.join(names[:_MAX_REVISIONS])}{more}" if names else ""
 
 
 def _similar(model: str) -> str:

@@ -7,8 +7,10 @@ needs when it runs, so `--help` is quick.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar
@@ -507,7 +509,7 @@ def convert(
         accept_config=accepted,
     )
     stderr = console.stderr_console()
-    with stderr.status("converting") as status:
+    with _signals_exit(), stderr.status("converting") as status:
         done = convert_checkpoint(
             checkpoint, out, path=card.path, check=lambda folder: check_weights(folder, card), progress=status.update
         )
@@ -600,6 +602,22 @@ def _open_standard_streams() -> None:
             if stream.fileno() != number:
                 os.dup2(stream.fileno(), number)
             setattr(sys, name, stream)
+
+
+@contextmanager
+def _signals_exit() -> Generator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it can tidy up."""
+
+    def leave(number: int, _: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    handled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]  # nohup
+    before = [(each, signal.signal(each, leave)) for each in handled]
+    try:
+        yield
+    finally:
+        for each, handler in before:
+            signal.signal(each, handler)
 
 
 def _die(message: str, hint: str | None = None) -> NoReturn:

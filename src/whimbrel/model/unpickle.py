@@ -2,9 +2,9 @@
 
     python -m whimbrel.model.unpickle FOLDER OUT FILE NEW [FILE NEW]...
 
-It has no network where the system lets it give that up, and loads pickles with `weights_only=True`, which makes tensors and
-runs nothing. Each FILE of FOLDER is written to OUT as NEW, a file of safetensors with the same tensors and bits. It prints one
-line of JSON: the names of the tensors of each file, or what is wrong.
+It has no network where the system lets it give that up, and ends with the process that started it. It loads pickles with
+`weights_only=True`, which makes tensors and runs nothing. Each FILE of FOLDER is written to OUT as NEW, a file of safetensors
+with the same tensors and bits. It prints one line of JSON: the names of the tensors of each file, or what is wrong.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import ctypes
 import json
 import os
 import resource
+import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
 _CLONE_NEWUSER: Final = 0x10000000
 _CLONE_NEWNET: Final = 0x40000000
+_PR_SET_PDEATHSIG: Final = 1
+_DTYPES: Final = frozenset("float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split())
 
 
 class Unfit(Exception):
@@ -35,13 +39,23 @@ def leave_network() -> bool:
     return unshare(_CLONE_NEWNET) == 0 or unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
 
 
+def end_with_parent() -> None:
+    """Let the system kill this process when its parent ends, where it can. To be called after the last change of rights."""
+    with suppress(AttributeError, OSError):  # no Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def read_tensors(path: Path) -> dict[str, Any]:
-    """Return the tensors of a pickle by name, each with memory of its own. Raises Unfit."""
+    """Return the tensors of a pickle by name, each with memory of its own. Raises Unfit and MemoryError."""
     import torch
+
+    from whimbrel.model.ops.memory import is_out_of_memory
 
     try:
         loaded: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken pickle raises nearly anything
+        if is_out_of_memory(error):
+            raise MemoryError from None
         reason = str(error).strip().split("\n")[0]
         raise Unfit(f"cannot be read as tensors alone, and nothing else is loaded: {reason[:300]}") from None
     if not isinstance(loaded, Mapping) or not loaded:
@@ -52,6 +66,8 @@ def read_tensors(path: Path) -> dict[str, Any]:
             raise Unfit(f"{str(name)[:100]!r} is {type(tensor).__name__}, no tensor by name.")
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise Unfit(f"{name!r} is no plain tensor: {tensor.layout}, {tensor.dtype}, {tensor.device}.")
+        if str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
+            raise Unfit(f"{name!r} has dtype {tensor.dtype}; known are {', '.join(sorted(_DTYPES))}.")
         if tensor.is_floating_point() and torch.isnan(tensor).any():
             raise Unfit(f"{name!r} has values that are no numbers (NaN).")
         tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -60,6 +76,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
 
 def main(folder: str, out: str, *files: str) -> int:
     leave_network()  # before any library starts a thread, with which it could not
+    end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     file = ""
     try:
@@ -71,9 +88,10 @@ def main(folder: str, out: str, *files: str) -> int:
             save_file(tensors, Path(out, new), metadata={"format": "pt"})
             found[new] = list(tensors)
     except Exception as error:  # to be told to the process that asked
-        sys.stdout.write(
-            json.dumps({"file": file, "error": str(error) or type(error).__name__, "unfit": isinstance(error, Unfit)})
-        )
+        from whimbrel.model.ops.memory import is_out_of_memory
+
+        kind = "unfit" if isinstance(error, Unfit) else "memory" if is_out_of_memory(error) else "output"
+        sys.stdout.write(json.dumps({"file": file, "error": str(error) or type(error).__name__, "kind": kind}))
         return 1
     sys.stdout.write(json.dumps({"tensors": found}))
     return 0
