@@ -319,7 +319,11 @@ def test_two_models_and_two_replicas(minilm: Path, tmp_path: Path, engine: Engin
         "--workers", "2",
     ) as server, httpx2.Client(base_url=server.url, timeout=60) as client:  # fmt: skip
         assert len(server.children("engine")) == 4
-        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["minilm", "other"]
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [
+            "minilm",
+            "text-embedding-3-small",
+            "other",
+        ]
         for name in ("minilm", "text-embedding-3-small"):
             answer = ask(client, SOME[:20], model=name)
             assert answer.json()["model"] == "minilm"
@@ -329,7 +333,7 @@ def test_two_models_and_two_replicas(minilm: Path, tmp_path: Path, engine: Engin
         assert ask(client, ["a"]).status_code == 400
         assert "minilm, other" in ask(client, ["a"]).text
         assert ask(client, ["a"], model="nope").status_code == 404
-        assert client.get("/v1/models/text-embedding-3-small").json()["id"] == "minilm"
+        assert client.get("/v1/models/text-embedding-3-small").json()["id"] == "text-embedding-3-small"
         os.kill(server.children("engine")[0], signal.SIGKILL)
         os.kill(server.children("engine")[-1], signal.SIGKILL)
         assert np.array_equal(vectors_of(ask(client, SOME, model="minilm")), expected)

@@ -289,7 +289,7 @@ def test_over_http(replicas: int, tmp_path: Path) -> None:
             bits = [np.packbits(rows > 0, axis=1) for rows in documents]
             assert _scores(answer) == model.score(QUERY, bits).tolist()
         nothing = _post(client, "/v1/rerank", {"query": _sent(query), "documents": [_sent(query)]}).json()
-        assert nothing["usage"] == {"prompt_tokens": 0, "total_tokens": 0}
+        assert nothing["usage"] == {"prompt_tokens": 0, "total_tokens": 0, "completion_tokens": 0}
         for document, param, message in WRONG:
             refused = _post(client, "/v1/rerank", {"query": QUERY, "documents": ["a", document]})
             error = refused.json()["error"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -29,6 +29,8 @@ class FakePlan:
     device: str = "cpu"
     dtype: str = "float32"
     max_batch_tokens: int = 512
+    commit: str = ""
+    adapters: dict[str, str] = field(default_factory=dict[str, str])
 
 
 CARD = Card(

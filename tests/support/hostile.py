@@ -56,7 +56,8 @@ class Hostile:
 
     def _answer(self, connection: socket.socket, file: Any, path: str) -> bool:
         headers = dict(line.lower().split(b": ") for line in iter(file.readline, b"\r\n"))
-        body = json.loads(file.read(int(headers[b"content-length"])))
+        content = file.read(int(headers.get(b"content-length", b"0")))
+        body = json.loads(content) if content else {"input": []}
         with self._lock:
             number, self.num_requests = self.num_requests, self.num_requests + 1
         time.sleep(self.pause)

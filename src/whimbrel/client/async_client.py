@@ -11,7 +11,18 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx2
 
 from whimbrel.client import verbs
-from whimbrel.client.base import Advance, BaseClient, Settings, join_url, progress_bar, read_reply
+from whimbrel.client.base import (
+    Advance,
+    BaseClient,
+    ServerHealth,
+    Settings,
+    join_url,
+    progress_bar,
+    read_health,
+    read_reply,
+    unreached,
+    url_of_health,
+)
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
@@ -49,11 +60,27 @@ class AsyncClient(BaseClient):
     explain = _async_method(verbs.explain)
     classify = _async_method(verbs.classify)
     token_classify = _async_method(verbs.token_classify)
+    tokenize = _async_method(verbs.tokenize)
+    models = _async_method(verbs.models)
+    info = _async_method(verbs.info)
+
+    async def health(self) -> list[ServerHealth]:
+        """Return whether each server is ready, in the order of the base URLs. Tries once, and raises nothing for a server."""
+        http, seconds = self._loop_connections().http, self._settings.health_timeout
+
+        async def ask(url: str) -> ServerHealth:
+            try:
+                response = await http.get(url_of_health(url), timeout=seconds)
+            except httpx2.RequestError as error:
+                return unreached(url, error)
+            return read_health(url, response.status_code, response.content)
+
+        return list(await asyncio.gather(*map(ask, self._settings.urls)))
 
     async def close(self) -> None:
         """Send no more requests and close the connections of this event loop."""
         loops, self._connections = self._connections, None
-        if loops is not None and (connections := loops.get(asyncio.get_running_loop())) is not None:
+        if loops is not None and not self._is_view and (connections := loops.get(asyncio.get_running_loop())) is not None:
             await connections.http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -134,7 +161,8 @@ class _Fanout:
         headers = {"content-type": self.task.media_type}
         try:
             async with asyncio.timeout(seconds):
-                response = await self.connections.http.post(join_url(url, self.task.path), content=body, headers=headers)
+                place, method = join_url(url, self.task.path), self.task.method
+                response = await self.connections.http.request(method, place, content=body or None, headers=headers)
         except (httpx2.RequestError, TimeoutError) as error:
             return to_failure(url, error, seconds)
         return read_reply(self.connections.endpoints, url, response.status_code, response.headers, response.content)

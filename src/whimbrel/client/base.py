@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar, cast
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Final, Self, TypeAlias, TypeVar, cast
 
 import httpx2
 
@@ -57,10 +58,28 @@ class BaseClient:
         self._settings = Settings(urls, api_key, timeout, max_retries, max_in_flight, max_items, progress)
         encoder_of(dialect)
         self._target = Target(dialect, model)
+        self._is_view = False
         self._open()
+
+    def for_model(self, model: str) -> Self:
+        """Return this client for another model of the same servers. It shares the connections, which this client closes."""
+        view = copy(self)
+        view._target, view._is_view = replace(self._target, model=model), True
+        return view
 
     def _open(self) -> None:
         """Prepare the connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHealth:
+    """State of one server."""
+
+    url: str
+    ready: bool
+    """True if it answers requests now."""
+    status: str
+    """"ok", or the reason why it is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +93,10 @@ class Settings:
     max_in_flight: int
     max_items: int
     progress: bool | None
+
+    @property
+    def health_timeout(self) -> float:
+        return min(self.timeout, _CONNECT_SECONDS)
 
     def __post_init__(self) -> None:
         timeout = cast(object, self.timeout)
@@ -138,6 +161,21 @@ def read_reply(
         return to_error(url, status, headers, content)
     endpoints.mark_up(url)
     return Reply(content, headers)
+
+
+def url_of_health(url: str) -> str:
+    return url.removesuffix("/v1").removesuffix("/v2") + "/health"
+
+
+def read_health(url: str, status: int, content: bytes) -> ServerHealth:
+    """Return what a server says of itself. Other servers answer with the status alone."""
+    if status == 200:
+        return ServerHealth(url, ready=True, status="ok")
+    return ServerHealth(url, ready=False, status=to_error(url, status, {}, content).message)
+
+
+def unreached(url: str, error: Exception) -> ServerHealth:
+    return ServerHealth(url, ready=False, status=f"not reached: {str(error) or type(error).__name__}")
 
 
 @contextmanager

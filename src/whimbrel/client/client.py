@@ -16,7 +16,18 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx2
 
 from whimbrel.client import verbs
-from whimbrel.client.base import Advance, BaseClient, Settings, join_url, progress_bar, read_reply
+from whimbrel.client.base import (
+    Advance,
+    BaseClient,
+    ServerHealth,
+    Settings,
+    join_url,
+    progress_bar,
+    read_health,
+    read_reply,
+    unreached,
+    url_of_health,
+)
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
@@ -54,6 +65,24 @@ class Client(BaseClient):
     explain = _sync_method(verbs.explain)
     classify = _sync_method(verbs.classify)
     token_classify = _sync_method(verbs.token_classify)
+    tokenize = _sync_method(verbs.tokenize)
+    models = _sync_method(verbs.models)
+    info = _sync_method(verbs.info)
+
+    def health(self) -> list[ServerHealth]:
+        """Return whether each server is ready, in the order of the base URLs. Tries once, and raises nothing for a server."""
+        connections = self._connections
+        if connections is None:
+            raise client_closed()
+        found: list[ServerHealth] = []
+        for url in self._settings.urls:
+            try:
+                response = connections.http.get(url_of_health(url), timeout=self._settings.health_timeout)
+            except httpx2.RequestError as error:
+                found.append(unreached(url, error))
+            else:
+                found.append(read_health(url, response.status_code, response.content))
+        return found
 
     def close(self) -> None:
         """Send no more requests and close the connections. Requests in flight finish first.
@@ -61,7 +90,7 @@ class Client(BaseClient):
         A verb with requests left to send raises Unavailable, also in other threads.
         """
         connections, self._connections = self._connections, None
-        if connections is not None and connections.pid == os.getpid():
+        if connections is not None and not self._is_view and connections.pid == os.getpid():
             connections.close()
 
     def __enter__(self) -> Self:
@@ -198,7 +227,8 @@ class _Fanout:
         deadline = monotonic() + seconds
         headers, chunks = {"content-type": self.task.media_type}, list[bytes]()
         try:
-            with self.connections.http.stream("POST", join_url(url, self.task.path), content=body, headers=headers) as response:
+            place, method = join_url(url, self.task.path), self.task.method
+            with self.connections.http.stream(method, place, content=body or None, headers=headers) as response:
                 for chunk in response.iter_bytes():  # httpx2 limits the time of each chunk only
                     chunks.append(chunk)
                     if monotonic() > deadline:

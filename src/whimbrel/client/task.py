@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 from msgspec.structs import replace as replace_fields
 
@@ -49,6 +49,7 @@ class Task(Generic[R]):
     """An empty list needs no request: its result is the join of no parts."""
     max_items: int | None = None
     """The server's limit of items in one request."""
+    method: Literal["GET", "POST"] = "POST"
 
     def then(self, finish: Callable[[R], S]) -> Task[S]:
         """Return a task whose result is `finish` of this one's."""

@@ -20,7 +20,7 @@ from whimbrel.outputs.scoring import rank
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, check_options, reject_muvera, require, require_muvera
 from whimbrel.types.request import OutputName
-from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Sparse
+from whimbrel.types.result import Classes, Entity, Explanation, ListedModel, Outputs, Ragged, Ranked, Sparse, Tokens
 
 DialectName: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
 Encode: TypeAlias = Callable[[str | None, str | Iterable[Any], OutputName | Sequence[OutputName], TextOptions], Task[Outputs]]
@@ -153,3 +153,21 @@ def token_classify(
     """
     _require(to.dialect, ["whimbrel"], "token_classify")
     return whimbrel.token_classify(to.model, texts, aggregation, options)
+
+
+def tokenize(to: Target, texts: str | Iterable[str]) -> Task[list[Tokens]]:
+    """Return the tokens of each of `texts`, special tokens included and nothing cut. A single string is a list of one."""
+    _require(to.dialect, ["whimbrel", "tei"], "tokenize")
+    return tei.tokenize(to.model, texts)
+
+
+def models(to: Target) -> Task[list[ListedModel]]:
+    """Return the models that the server serves, by all their names."""
+    _require(to.dialect, ["whimbrel", "openai"], "models")
+    return openai.models()
+
+
+def info(to: Target) -> Task[dict[str, Any]]:
+    """Return what the server says of its models: of Whimbrel the card and the plan of each, under `models`."""
+    _require(to.dialect, ["whimbrel", "tei"], "info")
+    return tei.info()

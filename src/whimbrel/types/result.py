@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.seq import PairTokens, TokenOffsets
 
@@ -137,3 +140,26 @@ class Result:
         """Dense vectors of a request for them."""
         assert self.outputs.dense is not None
         return self.outputs.dense
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model of a server, by one of its names."""
+
+    name: str
+    max_length: int | None
+    """Limit in tokens per text; None if the server does not say."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """Tokens of one text."""
+
+    ids: Int32Array
+    texts: tuple[str, ...]
+    """The piece of the text of each token; of special tokens their names."""
+    special: NDArray[np.bool_]
+    """True for special tokens."""
+
+    def __len__(self) -> int:
+        return len(self.ids)

@@ -13,7 +13,7 @@ from whimbrel.client.responses import IndexedRow, check_outputs, float_array, jo
 from whimbrel.client.task import Reply, Task
 from whimbrel.types.options import TextOptions
 from whimbrel.types.request import OutputName
-from whimbrel.types.result import Outputs
+from whimbrel.types.result import ListedModel, Outputs
 from whimbrel.wire import from_base64
 
 
@@ -40,3 +40,20 @@ def _read(reply: Reply, count: int) -> Outputs:
     if len(texts) == len(rows):
         return check_outputs(Outputs(from_base64(texts)), ("dense",), count)
     return check_outputs(Outputs(float_array([row.embedding for row in rows], 2)), ("dense",), count)  # a server without base64
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def models() -> Task[list[ListedModel]]:
+    return Task("/v1/models", (), lambda _: b"", _read_models, lambda parts: parts[0], method="GET")
+
+
+def _read_models(reply: Reply, _: int) -> list[ListedModel]:
+    return [ListedModel(each.id, each.max_model_len) for each in msgspec.json.decode(reply.content, type=_Models).data]

@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 
 from whimbrel.client import request_bodies as bodies
-from whimbrel.client.responses import ScoredRow, check_outputs, float_array, join_outputs, join_scores, scores_of
+from whimbrel.client.responses import ScoredRow, check_outputs, flatten, float_array, join_outputs, join_scores, scores_of
 from whimbrel.client.task import Reply, Task
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
 from whimbrel.types.request import OutputName
-from whimbrel.types.result import Outputs, Ragged, Sparse
+from whimbrel.types.result import Outputs, Ragged, Sparse, Tokens
 
 MAX_TEXTS: Final = 32
 """Texts in one request, TEI's default of --max-client-batch-size."""
@@ -92,3 +92,39 @@ def _offsets(rows: Sequence[Any]) -> Int64Array:
 
 def _read_ranked(reply: Reply, count: int) -> Float32Array:
     return scores_of(msgspec.json.decode(reply.content, type=list[ScoredRow]), count)
+
+
+class _Token(msgspec.Struct):
+    id: int
+    text: str
+    special: bool
+
+
+def tokenize(model: str | None, texts: str | Iterable[str]) -> Task[list[Tokens]]:
+    write = partial(bodies.encode_items, bodies.set_fields(model=model), "inputs")
+    items = as_strings(texts, "texts")
+    return Task(
+        "/tokenize", items, write, _read_tokens, flatten, locate=bodies.locate_input, may_be_empty=True, max_items=MAX_TEXTS
+    )
+
+
+def _read_tokens(reply: Reply, count: int) -> list[Tokens]:
+    rows = msgspec.json.decode(reply.content, type=list[list[_Token]])
+    if len(rows) != count:
+        raise ValueError(f"{len(rows)} rows of tokens for {count} texts")
+    return [
+        Tokens(
+            np.array([token.id for token in row], np.int32),
+            tuple(token.text for token in row),
+            np.array([token.special for token in row], np.bool_),
+        )
+        for row in rows
+    ]
+
+
+def info() -> Task[dict[str, Any]]:
+    return Task("/info", (), lambda _: b"", _read_info, lambda parts: parts[0], method="GET")
+
+
+def _read_info(reply: Reply, _: int) -> dict[str, Any]:
+    return msgspec.json.decode(reply.content, type=dict[str, Any])
