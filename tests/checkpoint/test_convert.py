@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -255,6 +255,8 @@ def reading(source: Path, out: Path) -> Generator[tuple[subprocess.Popen[bytes],
             yield process, reader
         finally:
             process.kill()
+            with suppress(ProcessLookupError):
+                os.kill(reader, signal.SIGKILL)
 
 
 def has_ended(process: int) -> bool:
