@@ -170,6 +170,7 @@ def test_what_is_no_plain_tensor_is_refused(content: Any, words: str, source: Pa
 
 
 @pytest.mark.parametrize("cut", [0, 100, -100])
+@pytest.mark.sample(1)
 def test_a_pickle_that_is_cut_off_is_refused(cut: int, source: Path, tmp_path: Path) -> None:
     """A pickle that ends early is refused."""
     pickled(source)

@@ -25,8 +25,10 @@ from checkpoints import sentence_layout, write_bert
 from classifiers import write_classifier
 from fake import call
 from late_models import write_stanford
-from whimbrel import AsyncEngine, Engine
+from serving import Server
+from whimbrel import AsyncEngine, Client, Engine
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.cli.serve import names_of_adapters
 from whimbrel.errors import CheckpointError, InvalidRequest, SetupError
 from whimbrel.model.load import load_model
 from whimbrel.server.app.app import create_app
@@ -118,15 +120,32 @@ def test_ranks_and_scales_of_modules(config: dict[str, Any], tmp_path: Path) -> 
     assert_close(found, reference(merged, ids))
 
 
-@pytest.mark.parametrize(("form", "prefix"), [("Model", ""), ("ForMaskedLM", "bert."), ("ForSequenceClassification", "bert.")])
-def test_adapters_of_larger_models(form: str, prefix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["", "bert."])
+def test_adapters_of_larger_models(prefix: str, tmp_path: Path) -> None:
     """An adapter that was trained within a larger model names its layers by that model."""
     model, ids = write(tmp_path / "m", *CASES["bert"]), rows()
     merged = write_adapter(tmp_path / "a", model, prefix=prefix)
-    assert_close(
-        hidden(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),)), reference(merged, ids)
-    )
-    assert form
+    found = hidden(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
+    assert_close(found, reference(merged, ids))
+
+
+@pytest.mark.parametrize(("case", "name"), [("bert", "embeddings.word_embeddings"), ("qwen3", "embed_tokens")])
+def test_tables_of_embeddings(case: str, name: str, tmp_path: Path) -> None:
+    """An adapter may change the table of embeddings. The table that PEFT saves beside it must be the model's."""
+    model, ids = write(tmp_path / "m", *CASES[case]), rows()
+    merged = write_adapter(tmp_path / "a", model, pattern=ATTENTION)
+    table, file = model.get_submodule(name).weight, tmp_path / "a" / "adapter_model.safetensors"
+    generator = torch.Generator().manual_seed(3)
+    a, b = (0.2 * torch.randn(shape, generator=generator) for shape in ((4, table.shape[0]), (table.shape[1], 4)))
+    tensors = load_file(file) | {f"{PREFIX}{name}.lora_embedding_A": a, f"{PREFIX}{name}.lora_embedding_B": b}
+    save_file(tensors | {f"{PREFIX}{name}.base_layer.weight": table.detach().clone()}, file)
+    with torch.no_grad():
+        merged.get_submodule(name).weight += 2.0 * (b @ a).T
+    found = hidden(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
+    assert_close(found, reference(merged, ids), 3e-5)
+    save_file(tensors | {f"{PREFIX}{name}.base_layer.weight": table.detach() + 1}, file)
+    with pytest.raises(CheckpointError, match=r"is another table than the model's"):
+        load(tmp_path / "m", a=str(tmp_path / "a"))
 
 
 @pytest.mark.bfloat16
@@ -143,7 +162,7 @@ def test_half_precision_is_near(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_peft_itself(tmp_path: Path) -> None:
     """An adapter that peft made and saved gives peft's own hidden states."""
-    peft = pytest.importorskip("peft", reason="make recipes installs peft")
+    peft = pytest.importorskip("peft", reason="peft is not installed")
     model, ids = write(tmp_path / "m", *CASES["qwen3"]), rows()
     config = peft.LoraConfig(
         r=5, lora_alpha=7, target_modules="all-linear", init_lora_weights=False, rank_pattern={"down_proj": 3}, use_rslora=True
@@ -246,12 +265,42 @@ def test_routes_choose_an_adapter_by_the_name_of_the_model(dense: tuple[Path, di
         status, found = post("/v1/embeddings", input="a", adapter="x")
         assert (status, "no adapter 'x'" in found["error"]["message"]) == (400, True)
         for name in ("base:x", "law", ":law", "base:", "x:law"):
-            assert post("/v1/embeddings", input="a", model=name)[0] == 404
+            status, found = post("/v1/embeddings", input="a", model=name)
+            assert (status, "serves base, base:law, base:bio." in found["error"]["message"]) == (404, True)
         found = orjson.loads(asyncio.run(call(app, "GET", "/v1/models")).body)
         assert [each["id"] for each in found["data"]] == ["base", "other", "base:law", "base:bio", "other:law", "other:bio"]
         status, found = post("/v1/rerank", query=TEXTS[0], documents=TEXTS, model="base:law")
         best = engine.rerank(TEXTS[0], TEXTS, adapter="law")
         assert [each["index"] for each in found["results"]] == [each.index for each in best]
+
+
+def test_a_server_with_adapters(dense: tuple[Path, dict[str, str]]) -> None:
+    """A server shows its adapters, and gives the engine's vectors through its processes; clients choose by name or option."""
+    folder, adapters = dense
+    options = [word for name, path in adapters.items() for word in ("--adapter", f"{name}={path}")]
+    with (
+        Engine(str(folder), dtype="float32", adapters=adapters) as engine,
+        Server(str(folder), *options, "--served-name", "base", "--dtype", "float32") as server,
+        Client(server.url) as client,
+    ):
+        assert "base:law, base:bio" in server.log
+        expected = engine.embed(TEXTS, adapter="law")
+        np.testing.assert_array_equal(client.embed(TEXTS, adapter="law"), expected)
+        np.testing.assert_array_equal(client.for_model("base:law").embed(TEXTS), expected)
+        np.testing.assert_array_equal(client.embed(TEXTS), engine.embed(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("values", "num_models", "words"),
+    [
+        (["law"], 1, "takes NAME=FOLDER"), (["=x"], 1, "takes NAME=FOLDER"), (["law="], 1, "takes NAME=FOLDER"),
+        (["law=a", "law=b"], 1, "two adapters have the name 'law'"), (["law=a"], 2, "is for a server of one model"),
+    ],
+)  # fmt: skip
+def test_options_of_the_command_line(values: list[str], num_models: int, words: str) -> None:
+    """A wrong --adapter is one line."""
+    with pytest.raises(SetupError, match=words):
+        names_of_adapters(values, num_models=num_models)
 
 
 # What is refused

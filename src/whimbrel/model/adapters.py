@@ -116,6 +116,7 @@ class Adapters:
         """Load the matrices of an embedding table with `rows` entries."""
         if not self._spec.adapters or not self._changes(part, 0):
             return None
+        self._check_tables(part, rows, columns)
         down, up = self._pair(part, 0, 0, columns, rows, table=True)
         table_VK = down.T.contiguous().to(self._device, self._dtype)
         return LowRank(table_VK, up.to(self._device, self._dtype), table=True)
@@ -125,6 +126,17 @@ class Adapters:
         with self._stack:
             for folder in self._folders:
                 folder.weights.finish(folder.names.unused)
+
+    def _check_tables(self, part: WeightRole, rows: int, columns: int) -> None:
+        """Raise CheckpointError unless the tables that PEFT saves beside an adapter's matrices are those of the model."""
+        for folder in self._folders:
+            (name,) = folder.names.for_layer(part, 0)
+            base = f"{name}.base_layer.weight"
+            if folder.adapter is None or not folder.weights.has(base):
+                continue
+            if not torch.equal(folder.weights.take(base, rows, columns), self._weights.take(f"{name}.weight", rows, columns)):
+                message = "is another table than the model's; the adapter belongs to another model."
+                raise CheckpointError(message, file=folder.weights.file, key=base)
 
     def _changes(self, part: WeightRole, i: int) -> bool:
         """Return whether any adapter changes a layer. Those of a checkpoint change all."""

@@ -163,7 +163,8 @@ class ModelRegistry:
 
 
 def _names(embedders: Iterable[AsyncEmbedder]) -> str:
-    return ", ".join(embedder.plan.served_name for embedder in embedders)
+    names = [(each.plan.served_name, each.plan.adapters) for each in embedders]
+    return ", ".join(name for model, adapters in names for name in (model, *(f"{model}:{adapter}" for adapter in adapters)))
 
 
 def _fitness(embedder: AsyncEmbedder, call: ParsedCall) -> int:
