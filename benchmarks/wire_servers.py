@@ -45,7 +45,7 @@ class ReadyEmbedder:
 
     def __init__(self) -> None:
         self.card: Any = {}
-        self.plan: Any = SimpleNamespace(served_name="ready", aliases=(), max_length=512)
+        self.plan: Any = SimpleNamespace(served_name="ready", aliases=(), adapters={}, max_length=512)
         self.ready = True
         self.status = "ready"
         self.queued_tokens = 0

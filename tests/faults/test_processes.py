@@ -287,7 +287,7 @@ def test_G1_a_terminal_that_hangs_up(expected: Float32Array) -> None:
     with Server(*PATIENT, start_new_session=True, **fault_injection.ENVIRONMENT) as server:
         client = httpx2.Client(base_url=server.url, timeout=60)
         with client, ThreadPoolExecutor(1) as threads:
-            waiting = threads.submit(ask, client, ["@@sleep:2", *SOME])
+            waiting = threads.submit(ask, client, ["@@sleep:5", *SOME])
             assert wait_for(lambda: queued_tokens(client) > 0)
             os.killpg(server.process.pid, signal.SIGHUP)
             assert np.array_equal(vectors_of(waiting.result())[1:], expected)
