@@ -45,6 +45,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}
+LFM2 = DECODER | {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", SIZES),
@@ -83,6 +84,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with yarn and biases": ("Llama", DECODER | {"rope_scaling": YARN, "attention_bias": True, "mlp_bias": True}),
     "llama stretched": ("Llama", DECODER | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "llama of one key": ("Llama", DECODER | {"num_key_value_heads": 1}),
+    "lfm2": ("Lfm2", LFM2),
+    "lfm2 with biases": (
+        "Lfm2",
+        LFM2 | {"conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "block_multiple_of": 256},
+    ),
     "gemma both ways": ("Gemma", DECODER | {"head_dim": 16, "attention_bias": True, "use_bidirectional_attention": True}),
     "gemma2": ("Gemma2", DECODER | {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 24}),
     "gemma2 without a cap": ("Gemma2", DECODER | {"head_dim": 12, "sliding_window": 5, "attn_logit_softcapping": None}),
@@ -224,7 +230,7 @@ def test_a_gpu_gives_the_same(case: str, dtype: torch.dtype, tmp_path: Path) -> 
      ("camembert", "ForMaskedLM"), ("distilbert", "ForMaskedLM"), ("electra", "ForMaskedLM"), ("electra", "ForPreTraining"),
      ("mpnet", "ForMaskedLM"), ("gte", "ForMaskedLM"), ("jina v3", "ForMaskedLM"), ("modernbert", "ForMaskedLM"),
      ("qwen2", "ForCausalLM"), ("qwen3", "ForCausalLM"), ("mistral", "ForCausalLM"), ("llama", "ForCausalLM"),
-     ("gemma2", "ForCausalLM"), ("gemma3", "ForCausalLM")],
+     ("lfm2", "ForCausalLM"), ("gemma2", "ForCausalLM"), ("gemma3", "ForCausalLM")],
 )  # fmt: skip
 @pytest.mark.sample(6)
 def test_the_encoder_of_a_larger_model(case: str, form: str, tmp_path: Path) -> None:
@@ -316,6 +322,10 @@ WRONG = [
     ("qwen3", {"model_type": "qwen2"}, "model_type"),
     ("distilbert", {"n_heads": 5}, "n_heads"),
     ("electra", {"embedding_size": -1}, "embedding_size"),
+    ("lfm2", {"layer_types": ["conv", "sliding_attention", "conv"]}, "full_attention or conv"),
+    ("lfm2", {"is_causal": False}, "is_causal"),
+    ("lfm2", {"conv_dim": 96}, "conv_dim"),
+    ("lfm2", {"conv_L_cache": 0}, "conv_L_cache"),
     ("mistral", {"layer_types": ["sliding_attention"] * 3, "sliding_window": None}, "sliding_window"),
 ]
 

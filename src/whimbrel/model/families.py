@@ -36,6 +36,8 @@ class WeightNames:
     k_norm: str | None = None
     whole_norms: bool = False
     """`q_norm` and `k_norm` are LayerNorms with biases over all heads together, not over each head."""
+    conv: str | None = None
+    """Module of a short convolution in place of attention: in_proj, conv and out_proj."""
     attention_in: str | None = None
     attention_out: str | None = None
     """Norm before the residual add of the attention."""
@@ -225,6 +227,19 @@ _LLAMA: Final = WeightNames(
 
 _QWEN3: Final = replace(_LLAMA, q_norm="layers.{i}.self_attn.q_norm", k_norm="layers.{i}.self_attn.k_norm")
 
+_LFM2: Final = replace(
+    _LLAMA,
+    out="layers.{i}.self_attn.out_proj",
+    q_norm="layers.{i}.self_attn.q_layernorm",
+    k_norm="layers.{i}.self_attn.k_layernorm",
+    conv="layers.{i}.conv",
+    attention_in="layers.{i}.operator_norm",
+    up=("layers.{i}.feed_forward.w1", "layers.{i}.feed_forward.w3"),
+    down="layers.{i}.feed_forward.w2",
+    mlp_in="layers.{i}.ffn_norm",
+    final="embedding_norm",
+)
+
 _GEMMA2: Final = replace(
     _LLAMA,
     attention_out="layers.{i}.post_attention_layernorm",
@@ -259,6 +274,7 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
     "modernbert": _MODERNBERT,
     "llama": _LLAMA,
     "qwen3": _QWEN3,
+    "lfm2": _LFM2,
     "gemma": _LLAMA,
     "gemma2": _GEMMA2,
     "static": WeightNames(prefixes=(), words="", qkv=(), out="", up=(), down="", unused=()),

@@ -4,11 +4,11 @@ The residual stream and all norms are float32; matrix products are in the plan's
 each family; nothing here tests the family's name.
 
 Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,llama,qwen2,
-qwen3,mistral,gemma2,gemma3}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the Hub, and
+qwen3,mistral,gemma2,gemma3,lfm2}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the Hub, and
 jinaai/jina-bert-v2-qk-post-norm for checkpoints with norms of queries and keys.
 
-Shapes: R rows, D model width, N query heads, K key heads, H head width, F rotary frequencies. In LoRA tensors, K columns of all
-adapters.
+Shapes: R rows, D model width, N query heads, K key heads or taps, H head width, F rotary frequencies. In LoRA tensors, K
+columns of all adapters.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
 from whimbrel.model.ops.linear import ACTIVATIONS, Linear, layer_norm, rms_norm
 from whimbrel.model.ops.positions import Bias, alibi, apply_rotary, frequencies, relative
 from whimbrel.model.ops.row_blocks import MAX_BLOCK
+from whimbrel.model.ops.short_conv import short_conv
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder, Layer, Rotary
 from whimbrel.types.heads import Activation
@@ -42,7 +43,10 @@ _Angles: TypeAlias = tuple[Tensor, Tensor, bool]
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
     qkv: Linear
+    """Of a short convolution: the linear layer to its gates and its input."""
     out: Linear
+    conv: tuple[Tensor, Tensor | None] | None
+    """Taps, (K, D), and bias of a short convolution in place of attention."""
     mlp: _Mlp
     attention_in: _Norm
     attention_out: _Norm
@@ -106,7 +110,11 @@ class Transformer:
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
-            x_attended = self._attend(layer, layer.attention_in(x_RD), layout, angles[layer.rotary], lora_mask_RK)
+            x_in = layer.attention_in(x_RD)
+            if layer.conv is None:
+                x_attended = self._attend(layer, x_in, layout, angles[layer.rotary], lora_mask_RK)
+            else:
+                x_attended = self._convolve(layer, x_in, positions_R, *layer.conv)
             attended = layer.attention_out(x_attended)
             if layer.attention_inner_sum is not None:
                 attended = layer.attention_inner_sum(x_RD + attended)
@@ -161,6 +169,12 @@ class Transformer:
         q_RNH, k_RKH = qk_RNH[:, : spec.num_heads], qk_RNH[:, spec.num_heads :]
         return layer.out(attend(q_RNH, k_RKH, v_RKH, layout, layer.scores), lora_mask_RK)
 
+    def _convolve(self, layer: _Layer, x_RD: Tensor, positions_R: Tensor, taps_KD: Tensor, bias_D: Tensor | None) -> Tensor:
+        """Run a gated short convolution. It sees all tokens, also those that are not attended to."""
+        before_RD, after_RD, x_RD = layer.qkv(x_RD.to(self._dtype)).float().chunk(3, dim=-1)
+        convolved_RD = short_conv(before_RD * x_RD, positions_R, taps_KD, bias_D, causal=self._spec.causal)
+        return layer.out((after_RD * convolved_RD).to(self._dtype))
+
     # Loading
 
     def _layer(self, i: int, layer: Layer, bias: Bias | None, rotary: int) -> _Layer:
@@ -170,9 +184,17 @@ class Transformer:
         def norm(name: str | None) -> _Norm:
             return self._norm(name and name.format(i=i), width)
 
+        if layer.conv_width:
+            conv = (names.conv or "").format(i=i)
+            qkv = Linear(*self._join([f"{conv}.in_proj"], [3 * width], width, bias=spec.conv_bias))
+            out = Linear(*self._join([f"{conv}.out_proj"], [width], width, bias=spec.conv_bias))
+        else:
+            qkv = self._linear("qkv", i, (queries, keys, keys), width, bias=spec.qkv_bias)
+            out = self._linear("out", i, (width,), queries, bias=spec.out_bias)
         return _Layer(
-            qkv=self._linear("qkv", i, (queries, keys, keys), width, bias=spec.qkv_bias),
-            out=self._linear("out", i, (width,), queries, bias=spec.out_bias),
+            qkv=qkv,
+            out=out,
+            conv=self._conv(f"{(names.conv or '').format(i=i)}.conv", layer.conv_width) if layer.conv_width else None,
             mlp=self._experts(i, layer.num_experts) if layer.num_experts else self._mlp(i),
             attention_in=norm(names.attention_in if i > 0 or names.first_attention_in else None),
             attention_out=norm(names.attention_out),
@@ -181,7 +203,7 @@ class Transformer:
             mlp_in=norm(names.mlp_in),
             mlp_out=norm(names.mlp_out),
             mlp_sum=norm(names.mlp_sum),
-            head_norm=self._head_norm(i),
+            head_norm=None if layer.conv_width else self._head_norm(i),
             scores=ScoreOptions(
                 spec.head_width**-0.5 if spec.score_scale is None else spec.score_scale,
                 causal=spec.causal,
@@ -199,6 +221,12 @@ class Transformer:
         names = self._names.for_layer(part, i)
         weight, biases = self._join(names, rows if len(names) == len(rows) else (sum(rows),), columns, bias=bias)
         return Linear(weight, biases, activation, low_rank)
+
+    def _conv(self, name: str, width: int) -> tuple[Tensor, Tensor | None]:
+        columns = self._spec.hidden_size
+        taps = self._weights.take(f"{name}.weight", columns, 1, width)[:, 0].T.contiguous()
+        bias = self._weights.take(f"{name}.bias", columns).to(self._device) if self._spec.conv_bias else None
+        return taps.to(self._device), bias
 
     def _mlp(self, i: int) -> _Mlp:
         spec, up = self._spec, self._up(i)

@@ -53,6 +53,8 @@ class Layer:
     """Attention window: tokens before each token, and unless causal as many after it. None: all tokens."""
     rotary: Rotary | None = None
     num_experts: int = 0
+    conv_width: int = 0
+    """Taps of a short convolution in place of attention; 0: attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Encoder:
     out_bias: bool = True
     up_bias: bool = True
     down_bias: bool = True
+    conv_bias: bool = False
+    """Biases of short convolutions and of the linear layers around them."""
     score_scale: float | None = None
     """Factor of the attention scores; None: 1 / sqrt(head width)."""
     idf: str | None = None

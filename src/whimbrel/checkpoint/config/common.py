@@ -93,8 +93,8 @@ def reject_auto_map(config: JsonFile) -> None:
         raise config.error("this checkpoint needs code of its own; custom code is not run.", "auto_map")
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-"""Kinds of attention layers: without a window and with one."""
+FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
+"""Kinds of layers: attention without a window and with one, and a short convolution."""
 
 _OPTIONAL: Final = frozenset({"attention_factor", "beta_fast", "beta_slow", "truncate"})
 """Parameters of rotary scaling that have a default."""
@@ -107,11 +107,13 @@ _SCALINGS: Final[Mapping[str, frozenset[str]]] = {
 """Kind of rotary scaling -> its parameters."""
 
 
-def read_layer_types(config: JsonFile, num_layers: int, default: list[str]) -> list[str]:
-    """Return FULL or SLIDING for each layer."""
+def read_layer_types(
+    config: JsonFile, num_layers: int, default: list[str], known: tuple[str, ...] = (FULL, SLIDING)
+) -> list[str]:
+    """Return the kind of each layer, one of `known`."""
     kinds = cast(list[object], config.get("layer_types", list, default))
-    if len(kinds) != num_layers or any(kind not in (FULL, SLIDING) for kind in kinds):
-        raise config.error(f"must name full_attention or sliding_attention for each of {num_layers} layers.", "layer_types")
+    if len(kinds) != num_layers or any(kind not in known for kind in kinds):
+        raise config.error(f"must name {' or '.join(known)} for each of {num_layers} layers.", "layer_types")
     return cast(list[str], kinds)
 
 

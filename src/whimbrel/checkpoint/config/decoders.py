@@ -1,7 +1,8 @@
 """Configs of decoders: Llama, its descendants and Gemma. Attention is causal, or bidirectional in adapted models.
 
 Sources: transformers/models/*/configuration_*.py (5.23), and on the hub llama_bidirectional_model.py of
-nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2 and modeling_gritlm7b.py of GritLM/GritLM-7B.
+nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2, modeling_gritlm7b.py of GritLM/GritLM-7B and
+modeling_lfm2_bidirectional.py of LiquidAI/LFM2.5-Embedding-350M.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from whimbrel.checkpoint.config import common
-from whimbrel.checkpoint.config.common import ACTIVATIONS, FULL, SLIDING, allow_auto_map
+from whimbrel.checkpoint.config.common import ACTIVATIONS, CONV, FULL, SLIDING, allow_auto_map
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder, Layer, PoolingMode
 
@@ -100,6 +101,74 @@ def _windows(config: JsonFile, num_layers: int, *, causal: bool) -> list[int | N
     if SLIDING in kinds and width <= 0:
         raise config.error(f"must be positive, is {width}.", "sliding_window")
     return [width - causal if kind == SLIDING else None for kind in kinds]
+
+
+_LFM2_INERT: Final = (
+    "conv_use_xavier_init block_mlp_init_scale block_out_init_scale block_use_xavier_init tie_embedding".split()
+)
+
+
+def read_lfm2(config: JsonFile, *, causal: bool = True) -> Encoder:
+    """Read LFM2, whose layers are short convolutions or attention. LFM2.5's encoders see both ways in both."""
+    sizes = common.read_sizes(config)
+    if not causal:
+        allow_auto_map(config)
+        config.ignore("disable_flash_attention")
+    eps, width = config.get("norm_eps", float, 1e-5), sizes["hidden_size"]
+    config.ignore(*_LFM2_INERT)
+    config.require_values(
+        {
+            "is_causal": (causal, None),
+            "block_norm_eps": (eps, None),
+            "block_use_swiglu": (True, None),
+            "num_heads": (sizes["num_heads"], None),
+            "theta": (None,),
+            "use_pos_enc": (True, None),
+            **dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), (width, None)),
+        }
+    )
+    attention = Layer(rotary=common.read_rotary(config, 1_000_000.0, sizes["head_width"]))
+    conv = Layer(conv_width=config.positive("conv_L_cache", 3))
+    kinds = _lfm2_kinds(config, len(sizes["layers"]))
+    layers = tuple(attention if kind == FULL else conv for kind in kinds)
+    return Encoder(
+        family="lfm2",
+        **dict(sizes, layers=layers, intermediate_size=_lfm2_inner(config, sizes["intermediate_size"])),
+        num_kv_heads=config.positive("num_key_value_heads", 8),
+        **common.read_positions(config),
+        causal=causal,
+        norm="rms",
+        norm_eps=eps,
+        activation="silu",
+        positions="rotary",
+        gated=True,
+        qkv_bias=False,
+        out_bias=False,
+        up_bias=False,
+        down_bias=False,
+        conv_bias=config.get("conv_bias", bool, False),
+    )
+
+
+def _lfm2_kinds(config: JsonFile, num_layers: int) -> list[str]:
+    """Return FULL or CONV for each layer. Older configs list the layers with attention."""
+    attending = cast(list[object], config.get("full_attn_idxs", list, [*range(num_layers)]))
+    return common.read_layer_types(
+        config, num_layers, [FULL if i in attending else CONV for i in range(num_layers)], known=(FULL, CONV)
+    )
+
+
+def _lfm2_inner(config: JsonFile, inner: int) -> int:
+    """Return the width of the MLP, which transformers computes from the one that is stated."""
+    inner = config.positive("block_ff_dim", inner)
+    factor = common.read_positive(config, "block_ffn_dim_multiplier", 1.0)
+    multiple = config.positive("block_multiple_of", 256)
+    if not config.get("block_auto_adjust_ff_dim", bool, True):
+        return inner
+    inner = int(2 * inner / 3)
+    if config.data.get("block_ffn_dim_multiplier", 1.0) is None:
+        return inner
+    return -(-int(factor * inner) // multiple) * multiple
 
 
 def read_gemma(config: JsonFile) -> Encoder:

@@ -135,6 +135,8 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "GritLM": ("mistral", ("",), decoders.read_mistral),
     "Qwen2": ("qwen2", (*_CAUSAL, "ForRewardModel", "ForProcessRewardModel"), decoders.read_qwen2),
     "Qwen3": ("qwen3", _CAUSAL, partial(decoders.read_llama, family="qwen3")),
+    "Lfm2": ("lfm2", ("Model", "ForCausalLM"), decoders.read_lfm2),
+    "Lfm2Bidirectional": ("lfm2", ("Model",), partial(decoders.read_lfm2, causal=False)),
     "Gemma": ("gemma", _CAUSAL, decoders.read_gemma),
     "Gemma2": ("gemma2", _CAUSAL, decoders.read_gemma2),
     "Gemma3": ("gemma3_text", ("TextModel", "ForCausalLM", "TextForSequenceClassification"), decoders.read_gemma3),

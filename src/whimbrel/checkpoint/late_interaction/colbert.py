@@ -112,11 +112,11 @@ def read_expansion(
         raise file.error(f"every query would be filled up to {length:,} tokens; the limit is {limit:,}.", keys[0])
     encoder = base.encoder
     windows = [layer.window for layer in encoder.layers if layer.window is not None]
-    sees_all = encoder.layers and not encoder.causal and min(windows, default=length) >= length - 1
+    sees_all = encoder.layers and min(windows, default=length) >= length - 1
     if not attended and not sees_all:
         message = (
-            "tokens that fill up a query and are not attended to are not supported in a model that is causal, that "
-            f"transformers runs, or whose window is narrower than the {length:,} tokens of a query: some might see nothing."
+            "tokens that fill up a query and are not attended to are not supported in a model that transformers runs, "
+            f"or whose window is narrower than the {length:,} tokens of a query: some might see nothing."
         )
         raise file.error(message, keys[1])
     return QueryExpansion(token_id, length, attended)

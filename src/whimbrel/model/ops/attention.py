@@ -68,7 +68,8 @@ _MAX_MASK_ELEMENTS: Final = 2**26
 
 def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     """Return softmax(scores) v within each seq, (R, N * H) in the dtype of v. Rows after the tokens are 0. K divides N."""
-    if v_RKH.is_cuda and v_RKH.dtype != torch.float32 and scores.bias is None and scores.softcap is None:
+    is_aligned = not scores.causal or layout.num_attended_B is None  # flash attention aligns fewer keys with the last queries
+    if v_RKH.is_cuda and v_RKH.dtype != torch.float32 and scores.bias is None and scores.softcap is None and is_aligned:
         return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
     return _attend_runs(q_RNH, k_RKH, v_RKH, layout, scores)
 

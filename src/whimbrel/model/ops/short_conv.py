@@ -1,0 +1,35 @@
+"""Short convolution over the tokens of each seq, column by column.
+
+Each token's row becomes a weighted sum of the rows of its neighbours. Neighbours in other seqs count as 0, so the seqs of a
+batch stay apart without padding. Products and sums are rounded one by one, so a row has the same bits in any batch.
+
+Shapes: R rows, D columns, K taps.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def short_conv(x_RD: Tensor, positions_R: Tensor, taps_KD: Tensor, bias_D: Tensor | None, *, causal: bool) -> Tensor:
+    """Return the convolution in float32. The last tap belongs to the token itself, or unless causal the middle one.
+
+    A neighbour belongs to the same seq if its position, counted from 0, is as far away as its row.
+    """
+    width = taps_KD.shape[0]
+    own = width - 1 if causal else width // 2
+    out_RD = x_RD * taps_KD[own]
+    for tap in range(width):
+        if (offset := tap - own) != 0:
+            elsewhere_R = positions_R.roll(-offset) - positions_R != offset
+            out_RD += (x_RD.roll(-offset, 0) * taps_KD[tap]).masked_fill_(elsewhere_R[:, None], 0)
+    return out_RD if bias_D is None else out_RD + bias_D
+
+
+def short_conv_reference(x_TD: Tensor, taps_KD: Tensor, bias_D: Tensor | None, *, causal: bool) -> Tensor:
+    """Compute the convolution of one seq by torch's own, with zeros around it."""
+    width, length = taps_KD.shape[0], x_TD.shape[0]
+    padding = width - 1 if causal else width // 2
+    out_1DT = torch.conv1d(x_TD.T[None], taps_KD.T[:, None], bias_D, padding=padding, groups=x_TD.shape[1])
+    return out_1DT[0, :, :length].T
