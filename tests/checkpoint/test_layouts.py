@@ -161,6 +161,7 @@ OWN_CODE = {
     "Alibaba-NLP/gte-multilingual-base": ("gte multilingual", "cls", ("Normalize",)),
     "Snowflake/snowflake-arctic-embed-m-v2.0": ("arctic", "cls", ("Normalize",)),
     "jinaai/jina-embeddings-v2-base-en": ("jina v2", "mean", ()),
+    "LiquidAI/LFM2.5-Embedding-350M": ("lfm2.5", "cls", ("Normalize",)),
     "jinaai/jina-embeddings-v2-base-code": ("jina v2 for code", "mean", ()),
 }
 """Case of test_hub_models, pooling, heads."""

@@ -18,6 +18,7 @@ from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, attend_reference
 from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank, round_up_rows
 from whimbrel.model.ops.row_blocks import FINE_SIZES
+from whimbrel.model.ops.short_conv import short_conv, short_conv_reference
 from whimbrel.model.pooling import normalize, segment_reduce, truncate_columns
 from whimbrel.types.batch import equal_length_groups
 from whimbrel.types.heads import Activation
@@ -156,6 +157,28 @@ def test_round_rows_makes_few_sizes_and_little_waste(rows: int) -> None:
     assert rows <= rounded <= rows + (15 if rows <= 256 else 31)
     assert rounded in FINE_SIZES if rounded <= 512 else rounded % 32 == 0
     assert round_up_rows(rounded) == rounded
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("width", "has_bias"), [(1, False), (3, False), (3, True), (4, True), (5, False)])
+def test_short_convolutions(width: int, causal: bool, has_bias: bool, device: str) -> None:
+    """Each seq is convolved by itself, bit for bit, whatever lies beside it."""
+    torch.manual_seed(0)
+    lengths = [7, 1, 2, 1, 12, 3]
+    x_RD, taps_KD = torch.randn(32, 6, device=device), torch.randn(width, 6, device=device)
+    x_RD[sum(lengths) :] = torch.nan
+    bias_D = torch.randn(6, device=device) if has_bias else None
+    positions_R = torch.cat([*map(torch.arange, lengths), torch.zeros(32 - sum(lengths))]).int().to(device)
+    found = short_conv(x_RD, positions_R, taps_KD, bias_D, causal=causal)
+    start = 0
+    for length in lengths:
+        seq = slice(start, start + length)
+        expected = short_conv_reference(x_RD[seq], taps_KD, bias_D, causal=causal)
+        torch.testing.assert_close(found[seq], expected)
+        alone = short_conv(x_RD[seq], positions_R[seq], taps_KD, bias_D, causal=causal)
+        assert torch.equal(alone, found[seq])
+        start += length
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_hub_models import jina_bert, jina_roberta
-from transformers import AutoTokenizer, XLMRobertaTokenizer
+from test_hub_models import LFM2, jina_bert, jina_roberta, lfm2
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaTokenizer
 
 from checkpoints import edit_json, write_json
 from late_models import (
@@ -28,6 +28,8 @@ from late_models import (
     JINA_V1,
     write_jina,
     write_jina_v1,
+    write_lfm2,
+    write_lfm2_both_ways,
     write_mxbai_edge,
     write_mxbai_large,
     write_old_pylate,
@@ -288,6 +290,47 @@ def test_jina_colbert_v1(tmp_path: Path, parity: Parity) -> None:
             got = model.multi_vector(texts_of(kind), input_type=kind)
             wanted = [vectors(text, kind) for text in texts_of(kind)]
             parity(list(got), wanted, "jinaai/jina-colbert-v1-en", family="jina_bert", tasks=["multi_vector"])
+            for text, one in zip(texts_of(kind), got, strict=True):
+                assert np.array_equal(model.multi_vector(text, input_type=kind)[0], one)
+
+
+# LFM2
+
+
+def test_lfm2(tmp_path: Path, parity: Parity, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only attention leaves out the tokens that fill up a query, as in the transformers 4 that the model was trained with."""
+    monkeypatch.setattr("transformers.models.lfm2.modeling_lfm2.create_recurrent_attention_mask", lambda **_: None)
+    write_lfm2(tmp_path)
+    with Engine(str(tmp_path), dtype="float32") as model:
+        for kind in KINDS:
+            got = model.multi_vector(texts_of(kind), input_type=kind)
+            wanted = expected(tmp_path, kind)
+            parity(list(got), wanted, "LiquidAI/LFM2-ColBERT-350M", family="lfm2", tasks=["multi_vector"])
+            for text, one in zip(texts_of(kind), got, strict=True):
+                assert np.array_equal(model.multi_vector(text, input_type=kind)[0], one)
+
+
+def test_lfm2_both_ways(tmp_path: Path, parity: Parity) -> None:
+    weights = write_lfm2_both_ways(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    skipped = {*tokenizer.convert_tokens_to_ids(list(string.punctuation))} - {tokenizer.unk_token_id}
+
+    def vectors(text: str, kind: InputType) -> np.ndarray:
+        length, marker = (14, "[Q] ") if kind == "query" else (30, "[D] ")
+        ids = tokenizer(text, truncation=True, max_length=length - 1)["input_ids"]
+        ids = [ids[0], tokenizer.convert_tokens_to_ids(marker), *ids[1:]]
+        own = len(ids)
+        ids += [tokenizer.eos_token_id] * (length - own if kind == "query" else 0)
+        with torch.inference_mode():
+            found = lfm2(weights, LFM2, torch.tensor(ids), own) @ weights["linear.weight"].T
+            found = torch.nn.functional.normalize(found, dim=-1).numpy()
+        return found if kind == "query" else found[[token not in skipped for token in ids]]
+
+    with Engine(str(tmp_path), dtype="float32") as model:
+        for kind in KINDS:
+            got = model.multi_vector(texts_of(kind), input_type=kind)
+            wanted = [vectors(text, kind) for text in texts_of(kind)]
+            parity(list(got), wanted, "LiquidAI/LFM2.5-ColBERT-350M", family="lfm2", tasks=["multi_vector"])
             for text, one in zip(texts_of(kind), got, strict=True):
                 assert np.array_equal(model.multi_vector(text, input_type=kind)[0], one)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from test_hub_models import JINA_BERT, JINA_ROBERTA, jina_bert_names, jina_roberta_names
+from test_hub_models import JINA_BERT, JINA_ROBERTA, LFM2, jina_bert_names, jina_roberta_names, lfm2_names
 from test_hub_models import draw as draw_weights
 from test_models import write
 
@@ -120,10 +120,12 @@ def write_pylate(
     **sentence: Any,
 ) -> None:
     """As PyLate saves a model, with Dense layers of these widths."""
-    family = {"ModernBert": "modernbert", "Bert": "bert"}[name]
+    family = {"ModernBert": "modernbert", "Bert": "bert", "Lfm2": "lfm2"}[name]
     windows: Config = {"local_attention": 2 * window, "global_attn_every_n_layers": 2} if name == "ModernBert" else {}
+    if name == "Lfm2":
+        windows = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "num_key_value_heads": 2}
     write_transformer(folder, name, family, [], MARKERS, **windows)
-    edit_json(folder / "tokenizer_config.json", pad_token="[MASK]")
+    edit_json(folder / "tokenizer_config.json", pad_token="<|im_end|>" if name == "Lfm2" else "[MASK]")
     modules: list[Config] = [{"idx": 0, "name": "0", "path": "", "type": OLD + "Transformer"}]
     width = 48
     for number, out in enumerate(widths, start=1):
@@ -139,6 +141,23 @@ def write_pylate(
     write_json(folder / "modules.json", modules)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 29, "do_lower_case": False})
     write_json(folder / "config_sentence_transformers.json", {"model_type": "ColBERT"} | PYLATE | sentence)
+
+
+def write_lfm2(folder: Path) -> None:
+    """As LiquidAI/LFM2-ColBERT-350M is. Queries are filled up with the end of a text."""
+    write_pylate(folder, name="Lfm2", do_query_expansion=True)
+    edit_json(folder / "config.json", block_dim=48, conv_dim=48, theta=None, tie_embedding=True, use_pos_enc=True)
+
+
+def write_lfm2_both_ways(folder: Path) -> dict[str, torch.Tensor]:
+    """As LiquidAI/LFM2.5-ColBERT-350M is; returns the weights."""
+    write_pylate(folder, name="Lfm2", do_query_expansion=True)
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    config = LFM2 | {"vocab_size": size, "disable_flash_attention": True}
+    write_json(folder / "config.json", config)
+    weights = draw_weights(lfm2_names(config))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return weights | load_file(folder / "1_Dense/model.safetensors")
 
 
 def write_old_pylate(folder: Path) -> None:

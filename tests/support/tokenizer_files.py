@@ -225,6 +225,22 @@ def qwen(*, suffix: bool) -> tuple[JSON, JSON]:
     )  # fmt: skip
 
 
+def lfm2() -> tuple[JSON, JSON]:
+    """LFM2's: byte pairs after a token that begins a text; no mask token."""
+    tokenizer = Tokenizer.from_str(_bytes_bpe(QWEN2_WORDS))
+    tokenizer.add_special_tokens(["<|pad|>", "<|startoftext|>", "<|im_end|>"])
+    start = ("<|startoftext|>", tokenizer.token_to_id("<|startoftext|>"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|startoftext|> $A", pair="<|startoftext|> $A <|startoftext|>:1 $B:1", special_tokens=[start]
+    )
+    return _files(
+        tokenizer, "PreTrainedTokenizerFast", {"bos_token": start[0], "eos_token": "<|im_end|>", "pad_token": "<|pad|>"},
+        add_bos_token=True, add_eos_token=False, add_prefix_space=None, legacy=False, sp_model_kwargs={},
+        spaces_between_special_tokens=False, use_default_system_prompt=False, model_input_names=["input_ids", "attention_mask"],
+        extra_special_tokens={},
+    )  # fmt: skip
+
+
 @cache  # training is not the same twice
 def _pieces_bpe(first: tuple[str, ...]) -> str:
     """Byte pairs of SentencePiece: all bytes as tokens, words that begin with the sign for a space."""
@@ -312,6 +328,7 @@ FAMILIES: dict[str, tuple[str, tuple[JSON, JSON]]] = {
     "mistral": ("Mistral", llama(ends=True)),
     "qwen2": ("Qwen2", qwen(suffix=False)),
     "qwen3": ("Qwen3", qwen(suffix=True)),
+    "lfm2": ("Lfm2", lfm2()),
     "gemma": ("Gemma", gemma()),
     "gemma2": ("Gemma2", gemma()),
     "gemma3_text": ("Gemma3Text", gemma()),
@@ -336,7 +353,7 @@ def write(folder: Path, family: str, config: JSON | None = None, tokenizer: JSON
             del sizes[key]
     if family == "gpt2":
         sizes = {"n_embd": 48, "n_layer": 1, "n_head": 4, "n_positions": 60, "vocab_size": 2000, "pad_token_id": 1}
-    if family in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "phi3"):
+    if family in ("llama", "mistral", "qwen2", "qwen3", "lfm2", "gemma", "gemma2", "gemma3_text", "olmo2", "phi3"):
         sizes["num_key_value_heads"] = 4
     settings = getattr(transformers, f"{name}Config")(**sizes, architectures=[f"{name}Model"]).to_dict()
     write_json(folder / "config.json", _changed(settings, model))
