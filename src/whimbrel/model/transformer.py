@@ -43,7 +43,7 @@ _Angles: TypeAlias = tuple[Tensor, Tensor, bool]
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
     qkv: Linear
-    """Of a short convolution: the linear layer to its gates and its input."""
+    """Linear layer to queries, keys and values, or to the gates and the input of a short convolution."""
     out: Linear
     conv: tuple[Tensor, Tensor | None] | None
     """Taps, (K, D), and bias of a short convolution in place of attention."""
