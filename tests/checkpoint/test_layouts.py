@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import test_hub_models as hub
+import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from test_models import DECODER, LLAMA3, ROBERTA, SIZES, reference, rows, write
 from test_tokenizer_classes import GTE_QWEN2
@@ -21,6 +23,8 @@ from checkpoints import edit_json, sentence_layout, write_json
 from parity import Parity
 from tokenizer_files import FAMILIES, llama, qwen
 from whimbrel import Engine
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.errors import CheckpointError
 from whimbrel.types.request import Request
 
 JSON = dict[str, Any]
@@ -167,12 +171,12 @@ OWN_CODE = {
 """Case of test_hub_models, pooling, heads."""
 
 
-def assert_dense(folder: Path, expected: np.ndarray, parity: Parity, model: str) -> None:
+def assert_dense(folder: Path, expected: np.ndarray, parity: Parity, *models: str) -> None:
     """Of token ids; all seqs at once, and alone, bit for bit."""
     with Engine(str(folder), dtype="float32") as engine:
         together = engine.run(Request(rows())).dense
         alone = [engine.run(Request([row])).dense[0] for row in rows()]
-        parity(together, expected, model, family=engine.card.encoder.family, tasks=["dense"])
+        parity(together, expected, *models, family=engine.card.encoder.family, tasks=["dense"])
     assert np.array_equal(together, np.stack(alone))
 
 
@@ -193,6 +197,71 @@ def test_dense_of_llama_nemotron(parity: Parity, tmp_path: Path) -> None:
     hub.write_llama_bidirec(tmp_path)
     expected = np.stack([one.mean(0) for one in reference(model, rows())])
     assert_dense(tmp_path, expected, parity, "nvidia/llama-nemotron-embed-1b-v2")
+
+
+VOYAGE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "auto_map": {"AutoModel": "modeling_qwen3_bidirectional.Qwen3BidirectionalModel"},
+    "is_causal": None,
+    "num_labels": 80,
+    "use_bidirectional_attention": True,
+}
+"""Keys of config.json in voyageai/voyage-4-nano, but for the width."""
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "VoyageQwen3BidirectionalEmbedModel"])
+def test_dense_of_voyage(architecture: str, parity: Parity, tmp_path: Path) -> None:
+    """Its own code has a linear layer, which no module names."""
+    write_layout(tmp_path, LAYOUTS["qwen3"])
+    model = write(tmp_path, "Qwen3", LAYOUTS["qwen3"].sizes | {"is_causal": False}, form="ForCausalLM")
+    prompts = {"query": "Represent the query for retrieving supporting documents: "}
+    prompts["document"] = "Represent the document for retrieval: "
+    sentence_layout(tmp_path, modes=("mean",), heads=("Normalize",), prompts=prompts, max_seq_length=200)
+    edit_json(tmp_path / "1_Pooling/config.json", word_embedding_dimension=80)
+    edit_json(tmp_path / "config.json", **OLD_QWEN, rope_theta=1000000, **VOYAGE | {"architectures": [architecture]})
+    weights = load_file(tmp_path / "model.safetensors")
+    linear = torch.randn(80, 48, generator=torch.Generator().manual_seed(1))
+    del weights["lm_head.weight"]
+    save_file(weights | {"linear.weight": linear}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    expected = np.stack([(one @ linear.numpy().T).mean(0) for one in reference(model, rows())])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert_dense(tmp_path, expected, parity, *(["voyageai/voyage-4-nano"] if architecture == "Qwen3ForCausalLM" else []))
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        assert engine.run(Request(rows(), ("token_dense",))).outputs.token_dense[0].shape == (1, 80)
+        assert engine.run(Request(rows(), ("hidden",))).outputs.hidden[0].shape == (1, 48)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"use_bidirectional_attention": None}, "use_bidirectional_attention: is missing"), ({"num_labels": None}, "num_labels"),
+     ({"use_bidirectional_attention": False}, "use_bidirectional_attention"), ({"use_sliding_window": True}, "use_sliding_window"),
+     ({"auto_map": None}, "num_labels|use_bidirectional_attention"), ({"is_causal": True}, "is_causal")],
+)  # fmt: skip
+def test_what_voyage_cannot_be(change: JSON, says: str, tmp_path: Path) -> None:
+    write(tmp_path, "Qwen3", LAYOUTS["qwen3"].sizes, form="ForCausalLM")
+    edit_json(tmp_path / "config.json", **VOYAGE | change)
+    with pytest.raises(CheckpointError, match=rf"config\.json: {says}"):
+        read_card(tmp_path, "m", pooling="mean")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_giga_embeddings_see_both_ways(causal: bool, parity: Parity, tmp_path: Path) -> None:
+    """No model is named: not all keys of its config.json are known."""
+    model = write(tmp_path, "Qwen3", LAYOUTS["qwen3"].sizes | {"is_causal": False})
+    code = {"AutoModel": "modeling_gigarembed.Qwen3BidirectionalModel"}
+    edit_json(
+        tmp_path / "config.json", architectures=["Qwen3BidirectionalModel"], model_type="qwen3_bidirec", auto_map=code,
+        is_causal=causal,
+    )  # fmt: skip
+    sentence_layout(tmp_path, modes=("mean",), max_seq_length=200)
+    if causal:
+        with pytest.raises(CheckpointError, match=r"config\.json: is_causal"):
+            read_card(tmp_path, "m")
+        return
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        got = engine.run(Request(rows())).dense
+    expected = np.stack([one.mean(0) for one in reference(model, rows())])
+    parity(got, expected / np.linalg.norm(expected, axis=1, keepdims=True))
 
 
 def test_dense_of_gte_qwen2(parity: Parity, tmp_path: Path) -> None:

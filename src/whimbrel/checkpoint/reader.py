@@ -18,7 +18,7 @@ from typing import Final
 from whimbrel.checkpoint.chat_template import read_text_template
 from whimbrel.checkpoint.config.adapters import add_adapters, read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.checkpoint.config.common import read_matryoshka
-from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling
+from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling, read_token_head
 from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.foreign import explain_foreign, require_config
 from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
@@ -214,13 +214,15 @@ def _read_outputs(
     folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, *, pooling: PoolingOption | None, max_entries: int
 ) -> dict[OutputName, Output]:
     """Return the outputs of the modules after the Transformer. `max_entries`: entries of a sparse vector, or 0."""
+    states = tokens(encoder.hidden_size, read_token_head(config, encoder))
     if pooling == "splade":
         return {"sparse": read_splade(config, encoder, JsonFile("", {}), max_entries)}
     if pooling == "math-shepherd":
         return {"token_scores": llm_rerankers.read_step_rewards(folder, config, encoder)}
     if pooling is not None:
-        return {"dense": Output(encoder.hidden_size, modes=(pooling,), activation="normalize", activated=False)}
+        dense = replace(states["token_embeddings"], rows="text", modes=(pooling,), activated=False)
+        return {"dense": dense}
     if rows[1][0] == "SpladePooling":
         settings = JsonFile.read(folder, f"{rows[1][1]}/config.json")
         return {"sparse": read_splade(config, encoder, settings, max_entries)}
-    return finish_output(folder, tokens(encoder.hidden_size), rows[1:], max_entries)
+    return finish_output(folder, states, rows[1:], max_entries)

@@ -1,8 +1,8 @@
 """Configs of decoders: Llama, its descendants and Gemma. Attention is causal, or bidirectional in adapted models.
 
 Sources: transformers/models/*/configuration_*.py (5.23), and on the hub llama_bidirectional_model.py of
-nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2, modeling_gritlm7b.py of GritLM/GritLM-7B and
-modeling_lfm2_bidirectional.py of LiquidAI/LFM2.5-Embedding-350M.
+nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2, modeling_gritlm7b.py of GritLM/GritLM-7B,
+modeling_lfm2_bidirectional.py of LiquidAI/LFM2.5-Embedding-350M and modeling_qwen3_bidirectional.py of voyageai/voyage-4-nano.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.common import ACTIVATIONS, CONV, FULL, SLIDING, allow_auto_map
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder, Layer, PoolingMode
+from whimbrel.types.heads import Dense
 
 _POOLINGS: Final[Mapping[str, PoolingMode]] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 
@@ -45,15 +46,55 @@ def read_llama_bidirec(config: JsonFile) -> Encoder:
 def read_qwen2(config: JsonFile) -> Encoder:
     """Read Qwen2. The code of gte-Qwen2 differs in `is_causal`, and that of reward models in the head's layers."""
     names = cast(list[str], config.get("architectures", list))
-    code: object = config.data.get("auto_map")
-    model: object = cast(dict[str, object], code).get("AutoModel") if isinstance(code, dict) else None
-    is_gte = isinstance(model, str) and model.rpartition("--")[2] == "modeling_qwen.Qwen2Model"
+    is_gte = _code(config) == "modeling_qwen.Qwen2Model"
     if is_gte and config.data.get("is_causal") is None:
         message = "is missing, and code of this name sees both ways unless it is told not to; add false or true"
         raise config.error(f"{message}, as the model was trained.", "is_causal")
     if is_gte or config.data.get("is_causal") is False or any(name.endswith("RewardModel") for name in names):
         allow_auto_map(config)
     return replace(read_llama(config), qkv_bias=True, out_bias=False)
+
+
+def _code(config: JsonFile) -> str:
+    """Return the class of the checkpoint's own code, without the repository that holds it, or ""."""
+    code: object = config.data.get("auto_map")
+    model: object = cast(dict[str, object], code).get("AutoModel") if isinstance(code, dict) else None
+    return model.rpartition("--")[2] if isinstance(model, str) else ""
+
+
+_VOYAGE: Final = ("VoyageQwen3BidirectionalEmbedModel", "modeling_qwen3_bidirectional.Qwen3BidirectionalModel")
+"""Architecture by which vLLM serves voyage-4-nano, and the class in its own code."""
+
+
+def read_qwen3(config: JsonFile) -> Encoder:
+    """Read Qwen3 and voyage-4-nano, which sees both ways and has a linear layer after the last norm."""
+    if not _is_voyage(config):
+        return read_llama(config, "qwen3")
+    allow_auto_map(config)
+    config.require_values(
+        {"use_bidirectional_attention": (True, None), "is_causal": (False, None), "use_sliding_window": (False, None)}
+    )
+    if config.data.get("use_bidirectional_attention") is None and config.data.get("architectures") != [_VOYAGE[0]]:
+        raise config.error("is missing; without it the model's own code may see one way only.", "use_bidirectional_attention")
+    return replace(read_llama(config, "qwen3"), causal=False)
+
+
+def read_token_head(config: JsonFile, encoder: Encoder) -> tuple[Dense, ...]:
+    """Return the linear layer that each hidden state passes in the model's own code, if there is one."""
+    if not _is_voyage(config):
+        return ()
+    return (Dense(None, "linear", encoder.hidden_size, config.positive("num_labels"), bias=False, activation="identity"),)
+
+
+def _is_voyage(config: JsonFile) -> bool:
+    return config.data.get("architectures") == [_VOYAGE[0]] or _code(config) == _VOYAGE[1]
+
+
+def read_qwen3_bidirec(config: JsonFile) -> Encoder:
+    """Read Giga-Embeddings, which are Qwen3 without a causal mask."""
+    allow_auto_map(config)
+    config.require_values({"is_causal": (False,), "use_sliding_window": (False, None)})
+    return replace(read_llama(config, "qwen3"), causal=False)
 
 
 def read_mistral(config: JsonFile) -> Encoder:

@@ -72,9 +72,10 @@ def resolve_features(
     return features[target]
 
 
-def tokens(width: int) -> Features:
-    """Return the features of a Transformer whose hidden states have `width` columns."""
-    return {"token_embeddings": Output(width, rows="token", activation="normalize")}
+def tokens(width: int, head: tuple[Dense, ...] = ()) -> Features:
+    """Return the features of a Transformer whose hidden states have `width` columns and pass `head`."""
+    width = head[-1].out_features if head else width
+    return {"token_embeddings": Output(width, rows="token", token_head=head, activation="normalize")}
 
 
 def without_norm(heads: tuple[Head, ...]) -> tuple[tuple[Head, ...], bool]:
