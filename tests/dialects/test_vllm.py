@@ -25,7 +25,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_dtypes import TORCH
 
-from classifiers import write_classifier
+from checkpoints import edit_json
+from classifiers import two_layers, write_classifier
 from fake import FakeEmbedder, FakeModel, call
 from late_models import write_stanford
 from serving import Server
@@ -785,6 +786,23 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "detokenize": ("engine", "/detokenize", {"model": "M", "tokens": [101, 7592, 2088, 102]}),
     "unknown model": ("engine", "/pooling", {"model": "nobody", "input": "a"}),
 }
+
+
+def test_pooling_of_a_reward_model(tmp_path: Path) -> None:
+    """Without a task it gives the reward of each token, as vLLM does."""
+    write_classifier(tmp_path, "qwen2", num_labels=1, pad_token_id=None)
+    two_layers(tmp_path, 1)
+    code = {"AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel"}
+    edit_json(tmp_path / "config.json", architectures=["Qwen2ForRewardModel"], auto_map=code, id2label=None, label2id=None)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        body = {"model": engine.plan.served_name, "input": "vLLM is great!"}
+        tokens, same, text = (
+            orjson.loads(Asker(engine).told("/pooling", body | more).body)["data"][0]["data"]
+            for more in ({}, {"task": "token_classify"}, {"task": "classify"})
+        )
+    assert tokens == same
+    assert len(tokens) > 1
+    assert tokens[-1] == text
 
 
 def exchange(engine: Engine, path: str, body: Any) -> Any:

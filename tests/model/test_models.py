@@ -83,6 +83,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 3": ("Llama", DECODER | {"rope_scaling": LLAMA3}),
     "llama with yarn and biases": ("Llama", DECODER | {"rope_scaling": YARN, "attention_bias": True, "mlp_bias": True}),
     "llama stretched": ("Llama", DECODER | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "llama stretched for longer texts": ("Llama", DECODER | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
+    "internlm3": ("InternLM3", DECODER | {"head_dim": 16}),
+    "internlm3 with biases": ("InternLM3", DECODER | {"head_dim": 12, "attention_bias": True, "mlp_bias": True}),
     "llama of one key": ("Llama", DECODER | {"num_key_value_heads": 1}),
     "lfm2": ("Lfm2", LFM2),
     "lfm2 with biases": (
@@ -109,7 +112,10 @@ def rows(seed: int = 0) -> list[NDArray[np.int32]]:
 def write(folder: Path, name: str, config: dict[str, Any], *, form: str = "Model") -> Any:
     """Write a random checkpoint and return transformers' model. All weights are large enough to matter."""
     kind = name if form == "Model" else name.removesuffix("Text")
-    model = getattr(transformers, kind + form)(getattr(transformers, f"{name}Config")(**config)).eval()
+    if name == "InternLM3":  # transformers runs it as Llama
+        model = transformers.AutoModel.from_config(transformers.InternLM3Config(**config)).eval()
+    else:
+        model = getattr(transformers, kind + form)(getattr(transformers, f"{name}Config")(**config)).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -118,6 +124,8 @@ def write(folder: Path, name: str, config: dict[str, Any], *, form: str = "Model
             parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
     model.tie_weights()
     model.save_pretrained(folder)
+    if name == "InternLM3":
+        edit_json(folder / "config.json", architectures=["InternLM3ForCausalLM"])
     bert_tokenizer().save_pretrained(folder)
     edit_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_max_length=100)
     return model
@@ -326,6 +334,7 @@ WRONG = [
     ("lfm2", {"is_causal": False}, "is_causal"),
     ("lfm2", {"conv_dim": 96}, "conv_dim"),
     ("lfm2", {"conv_L_cache": 0}, "conv_L_cache"),
+    ("internlm3", {"head_dim": -1}, "head_dim"),
     ("mistral", {"layer_types": ["sliding_attention"] * 3, "sliding_window": None}, "sliding_window"),
 ]
 

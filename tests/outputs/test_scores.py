@@ -200,7 +200,7 @@ def test_a_decoders_score_comes_from_the_last_token_that_is_no_padding(
 
 
 def test_a_reward_model_of_two_layers(tmp_path: Path, parity: Parity) -> None:
-    """As Qwen2.5-Math-RM-72B, whose code puts Linear, ReLU, Linear on the last token."""
+    """As Qwen2.5-Math-RM-72B, whose code puts Linear, ReLU, Linear on the last token, and vLLM on every token."""
     model = write_classifier(tmp_path, "qwen2", num_labels=1, pad_token_id=None)
     head = two_layers(tmp_path, 1)
     edit_json(
@@ -213,14 +213,22 @@ def test_a_reward_model_of_two_layers(tmp_path: Path, parity: Parity) -> None:
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     with torch.no_grad():
-        hidden = [
-            model.model(**tokenizer(text, truncation=True, return_tensors="pt")).last_hidden_state[0, -1] for text in TEXTS
-        ]
-        expected = [head(each).numpy() for each in hidden]
+        hidden = [model.model(**tokenizer(text, truncation=True, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
+        expected = [head(each[-1]).numpy() for each in hidden]
+        of_tokens = [head(each).numpy() for each in hidden]
+    models = ("Qwen/Qwen2.5-Math-RM-72B",)
     with Engine(str(tmp_path), dtype="float32") as engine:
-        parity(
-            engine.classify(TEXTS).scores_NC, np.array(expected), "Qwen/Qwen2.5-Math-RM-72B", family="llama", tasks=["scores"]
-        )
+        assert list(engine.card.outputs) == ["scores", "token_scores"]
+        parity(engine.classify(TEXTS).scores_NC, np.array(expected), *models, family="llama", tasks=["scores"])
+        got = engine.run(Request(TEXTS, ("scores", "token_scores"))).outputs
+        assert got.token_scores is not None
+        rewards = [got.token_scores[i] for i in range(len(TEXTS))]
+        parity(rewards, of_tokens, *models, family="llama", tasks=["token_scores"])
+        assert np.array_equal(np.stack([each[-1] for each in rewards]), got.scores)
+        for text, each in zip(TEXTS, rewards, strict=True):
+            alone = engine.run(Request([text], ("token_scores",))).outputs.token_scores
+            assert alone is not None
+            assert np.array_equal(alone[0], each)
 
 
 JINA_RERANKER: dict[str, Any] = {

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_hub_models as hub
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from test_models import DECODER, write
+from test_models import DECODER, rows, write
 
 import tokenizer_files
 from checkpoints import edit_json, write_json
@@ -222,6 +223,36 @@ def test_rewards_of_steps_lie_at_the_tags(tmp_path: Path, parity: Parity) -> Non
     for i, each in enumerate(alone):
         assert each is not None
         assert each[0].tobytes() == got[i].tobytes()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_rewards_of_tokens(bias: bool, tmp_path: Path, parity: Parity) -> None:
+    """As internlm2-1_8b-reward: a layer over every token. The reward is that of the token that the caller puts last."""
+    code = {"AutoConfig": "configuration_internlm2.InternLM2Config", "AutoModel": "modeling_internlm2.InternLM2ForRewardModel"}
+    config = hub.INTERNLM2 | {
+        "architectures": ["InternLM2ForRewardModel"],
+        "auto_map": code,
+        "reward_token_id": 5,
+        "bias": bias,
+    }
+    weights = hub.draw(hub.internlm2_names(config) | {"v_head.weight": (1, 48)})
+    write_json(tmp_path / "config.json", config)
+    named = {name if name == "v_head.weight" else f"model.{name}": tensor for name, tensor in weights.items()}
+    save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    hub.save_tokenizer(tmp_path)
+    with torch.inference_mode():
+        states = [hub.internlm2(weights, config, torch.from_numpy(row).long()) for row in rows()]
+        expected = [(state @ weights["v_head.weight"].T).numpy() for state in states]
+    models = () if bias else ("internlm/internlm2-1_8b-reward",)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        assert list(engine.card.outputs) == ["token_scores"]
+        got = engine.run(Request(rows())).outputs.token_scores
+        assert got is not None
+        parity([got[i] for i in range(len(expected))], expected, *models, family="internlm2", tasks=["token_scores"])
+        for i, row in enumerate(rows()):
+            alone = engine.run(Request([row])).outputs.token_scores
+            assert alone is not None
+            assert alone[0].tobytes() == got[i].tobytes()
 
 
 SHEPHERD = "peiyi9979/math-shepherd-mistral-7b-prm"

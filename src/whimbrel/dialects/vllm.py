@@ -177,6 +177,8 @@ def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
 
     def request(model: ServedModel) -> Request:
         output = _OUTPUTS.get(body.task) or next(iter(model.card.outputs))
+        if body.task is None and output == "scores" and "token_scores" in model.card.outputs:
+            output = "token_scores"  # vLLM has no other reward
         if output == "multi_vector" and output not in model.card.outputs:
             output = "token_dense"
         if body.task is not None and output not in model.card.all_outputs:

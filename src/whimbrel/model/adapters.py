@@ -94,10 +94,12 @@ class Adapters:
         lora_columns_K = torch.arange(width + -width % _COLUMN_STEP, dtype=torch.int32) // self._spec.adapter_rank
         return lora_columns_K.to(self._device)
 
-    def linear(self, part: WeightRole, i: int, rows: Sequence[int], columns: int, *, roll: int = 0) -> LowRank | None:
+    def linear(
+        self, part: WeightRole, i: int, rows: Sequence[int], columns: int, *, order: Tensor | None = None
+    ) -> LowRank | None:
         """Load the matrices of a linear layer; `rows` are those of queries, keys and values, of gate and up, or of one weight.
 
-        `roll` is the number of rows by which the weight itself is rotated.
+        `order` is that of the weight's own rows, if it is not the stored one.
         """
         if not self._spec.adapters or not self._changes(part, i):
             return None
@@ -110,7 +112,8 @@ class Adapters:
         for _, block in pairs:
             up[row : row + block.shape[0], column : column + block.shape[1]] = block
             row, column = row + block.shape[0], column + block.shape[1]
-        return LowRank(down.to(self._device, self._dtype), up.roll(roll, 0).to(self._device, self._dtype))
+        up = up if order is None else up[order]
+        return LowRank(down.to(self._device, self._dtype), up.to(self._device, self._dtype))
 
     def table(self, part: WeightRole, rows: int, columns: int) -> LowRank | None:
         """Load the matrices of an embedding table with `rows` entries."""

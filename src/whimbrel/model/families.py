@@ -26,6 +26,8 @@ class WeightNames:
     """Patterns of tensors that hidden states do not depend on: pre-training heads and tables of constants."""
     up_first: bool = False
     """The joint tensor of gate and up starts with up."""
+    qkv_by_key: bool = False
+    """The joint tensor of queries, keys and values holds each key head after its queries, and before its value."""
     positions: str | None = None
     types: str | None = None
     embedding_norm: str | None = None
@@ -227,6 +229,19 @@ _LLAMA: Final = WeightNames(
 
 _QWEN3: Final = replace(_LLAMA, q_norm="layers.{i}.self_attn.q_norm", k_norm="layers.{i}.self_attn.k_norm")
 
+_INTERNLM2: Final = replace(
+    _LLAMA,
+    words="tok_embeddings",
+    qkv=("layers.{i}.attention.wqkv",),
+    qkv_by_key=True,
+    out="layers.{i}.attention.wo",
+    attention_in="layers.{i}.attention_norm",
+    up=("layers.{i}.feed_forward.w1", "layers.{i}.feed_forward.w3"),
+    down="layers.{i}.feed_forward.w2",
+    mlp_in="layers.{i}.ffn_norm",
+    unused=(r"output\..*", r"(.*\.)?rotary_emb\..*"),
+)
+
 _LFM2: Final = replace(
     _LLAMA,
     out="layers.{i}.self_attn.out_proj",
@@ -274,6 +289,7 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
     "modernbert": _MODERNBERT,
     "llama": _LLAMA,
     "qwen3": _QWEN3,
+    "internlm2": _INTERNLM2,
     "lfm2": _LFM2,
     "gemma": _LLAMA,
     "gemma2": _GEMMA2,

@@ -189,7 +189,8 @@ class Transformer:
             qkv = Linear(*self._join([f"{conv}.in_proj"], [3 * width], width, bias=spec.conv_bias))
             out = Linear(*self._join([f"{conv}.out_proj"], [width], width, bias=spec.conv_bias))
         else:
-            qkv = self._linear("qkv", i, (queries, keys, keys), width, bias=spec.qkv_bias)
+            order = _order_by_key(spec) if names.qkv_by_key else None
+            qkv = self._linear("qkv", i, (queries, keys, keys), width, bias=spec.qkv_bias, order=order)
             out = self._linear("out", i, (width,), queries, bias=spec.out_bias)
         return _Layer(
             qkv=qkv,
@@ -215,11 +216,21 @@ class Transformer:
         )
 
     def _linear(
-        self, part: WeightRole, i: int, rows: tuple[int, ...], columns: int, *, bias: bool, activation: Activation = "identity"
+        self,
+        part: WeightRole,
+        i: int,
+        rows: tuple[int, ...],
+        columns: int,
+        *,
+        bias: bool,
+        activation: Activation = "identity",
+        order: Tensor | None = None,
     ) -> Linear:
-        low_rank = self._adapters.linear(part, i, rows, columns)
+        low_rank = self._adapters.linear(part, i, rows, columns, order=order)
         names = self._names.for_layer(part, i)
         weight, biases = self._join(names, rows if len(names) == len(rows) else (sum(rows),), columns, bias=bias)
+        if order is not None:
+            weight, biases = weight[order], None if biases is None else biases[order]
         return Linear(weight, biases, activation, low_rank)
 
     def _conv(self, name: str, width: int) -> tuple[Tensor, Tensor | None]:
@@ -252,11 +263,11 @@ class Transformer:
         if not spec.gated:
             return self._linear("up", i, (inner,), width, bias=spec.up_bias, activation=spec.activation)
         parts = self._names.for_layer("up", i)
-        low_rank = self._adapters.linear("up", i, (inner, inner), width, roll=inner if self._names.up_first else 0)
+        order = torch.arange(2 * inner).roll(inner) if self._names.up_first else None
+        low_rank = self._adapters.linear("up", i, (inner, inner), width, order=order)
         weight, bias = self._join(parts, (inner, inner) if len(parts) == 2 else (2 * inner,), width, bias=spec.up_bias)
-        if self._names.up_first:
-            weight = weight.roll(inner, 0)
-            bias = None if bias is None else bias.roll(inner, 0)
+        if order is not None:
+            weight, bias = weight[order], None if bias is None else bias[order]
         return Linear(weight, bias, low_rank=low_rank)
 
     def _join(self, parts: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool) -> tuple[Tensor, Tensor | None]:
@@ -315,6 +326,13 @@ class Transformer:
         if spec.positions == "relative":
             return relative(self._table(self._names.relative or "", spec.num_buckets, spec.num_heads))
         return None
+
+
+def _order_by_key(spec: Encoder) -> Tensor:
+    """Return the stored rows of all queries, then of all keys, then of all values."""
+    shared = spec.num_heads // spec.num_kv_heads
+    rows_KSH = torch.arange((shared + 2) * spec.num_kv_heads * spec.head_width).view(-1, shared + 2, spec.head_width)
+    return torch.cat([rows_KSH[:, :shared].flatten(), rows_KSH[:, shared].flatten(), rows_KSH[:, shared + 1].flatten()])
 
 
 def _angles(positions_R: Tensor, turns_F: Tensor, scale: float, interleaved: bool) -> _Angles:

@@ -101,6 +101,7 @@ _OPTIONAL: Final = frozenset({"attention_factor", "beta_fast", "beta_slow", "tru
 _SCALINGS: Final[Mapping[str, frozenset[str]]] = {
     "linear": frozenset({"factor"}),
     "ntk": frozenset({"factor"}),
+    "dynamic": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": _OPTIONAL | {"factor", "original_max_position_embeddings"},
 }
@@ -165,6 +166,8 @@ def read_rotary(config: JsonFile, theta: float, head_width: int, kind: str | Non
         )
     if scaling == "llama3" and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
         raise config.error("high_freq_factor must be greater than low_freq_factor.", "rope_scaling")
+    if scaling == "dynamic":  # it begins beyond max_position_embeddings, and no text is longer
+        return Rotary(float(base), width)
     return Rotary(float(base), width, scaling=parameters)
 
 

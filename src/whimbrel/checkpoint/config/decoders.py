@@ -2,7 +2,8 @@
 
 Sources: transformers/models/*/configuration_*.py (5.23), and on the hub llama_bidirectional_model.py of
 nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2, modeling_gritlm7b.py of GritLM/GritLM-7B,
-modeling_lfm2_bidirectional.py of LiquidAI/LFM2.5-Embedding-350M and modeling_qwen3_bidirectional.py of voyageai/voyage-4-nano.
+modeling_lfm2_bidirectional.py of LiquidAI/LFM2.5-Embedding-350M, modeling_qwen3_bidirectional.py of voyageai/voyage-4-nano,
+modeling_internlm2.py of internlm/internlm2-1_8b-reward and modeling_internlm3.py of internlm/internlm3-8b-instruct.
 """
 
 from __future__ import annotations
@@ -95,6 +96,24 @@ def read_qwen3_bidirec(config: JsonFile) -> Encoder:
     allow_auto_map(config)
     config.require_values({"is_causal": (False,), "use_sliding_window": (False, None)})
     return replace(read_llama(config, "qwen3"), causal=False)
+
+
+def read_internlm2(config: JsonFile) -> Encoder:
+    """Read InternLM2. `reward_token_id` ends a text that a reward model judges; the caller writes it."""
+    allow_auto_map(config)
+    config.ignore("reward_token_id")
+    bias = config.get("bias", bool, True)
+    return replace(read_llama(config, "internlm2"), qkv_bias=bias, out_bias=bias)
+
+
+def read_internlm3(config: JsonFile) -> Encoder:
+    """Read InternLM3, whose own code and transformers have different names for biases."""
+    allow_auto_map(config)
+    encoder = read_llama(config)
+    bias = config.get("bias", bool, encoder.up_bias)
+    return replace(
+        encoder, qkv_bias=config.get("qkv_bias", bool, encoder.qkv_bias), out_bias=bias, up_bias=bias, down_bias=bias
+    )
 
 
 def read_mistral(config: JsonFile) -> Encoder:

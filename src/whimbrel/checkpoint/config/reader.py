@@ -134,6 +134,8 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Mistral": ("mistral", _CAUSAL, decoders.read_mistral),
     "GritLM": ("mistral", ("",), decoders.read_mistral),
     "Qwen2": ("qwen2", (*_CAUSAL, "ForRewardModel", "ForProcessRewardModel"), decoders.read_qwen2),
+    "InternLM2": ("internlm2", ("Model", "ForCausalLM", "ForRewardModel"), decoders.read_internlm2),
+    "InternLM3": ("internlm3", ("Model", "ForCausalLM"), decoders.read_internlm3),
     "Qwen3": ("qwen3", _CAUSAL, decoders.read_qwen3),
     "VoyageQwen3Bidirectional": ("qwen3", ("EmbedModel",), decoders.read_qwen3),
     "Qwen3Bidirectional": ("qwen3_bidirec", ("Model",), decoders.read_qwen3_bidirec),

@@ -5,7 +5,8 @@ The final activation is that of Sentence Transformers' CrossEncoder if the check
 pipelines (docs/adr/0012-activations.md).
 
 Sources: transformers/models/*/modeling_*.py (ForSequenceClassification, ForTokenClassification) and configuration_utils.py
-(5.23); sentence_transformers/cross_encoder/model.py (6.2); modeling_qwen2_rm.py of Qwen2.5-Math-RM-72B and -PRM-7B.
+(5.23); sentence_transformers/cross_encoder/model.py (6.2); modeling_qwen2_rm.py of Qwen2.5-Math-RM-72B and -PRM-7B;
+modeling_internlm2.py of internlm2-1_8b-reward.
 """
 
 from __future__ import annotations
@@ -125,6 +126,9 @@ def read_classes(
     labels = _labels(config, 1 if kind == "reward" or encoder.family.startswith("jina_bert") else 2)
     if kind == "text" and encoder.family not in _OF_TEXTS:
         raise config.error(f"classes of {encoder.family} models are not supported.", "architectures")
+    if encoder.family == "internlm2":  # its reward is that of a token that the caller puts last
+        rewards = _output(config, encoder, _Layers("v_head", bias=False), len(labels))
+        return {"token_scores": replace(rewards, rows="token", activation="sigmoid", activated=False)}, labels
     if kind in ("text", "reward"):
         layers = _SCORE_OF_TWO if kind == "reward" else _OF_TEXTS[encoder.family]
         modes: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean"}
@@ -134,7 +138,10 @@ def read_classes(
             padding = config.data.get("pad_token_id", _PADDING.get(encoder.family))
             output = replace(output, padding_id=None if padding is None else encoder.pad_id)
         activation, activated = _activation(config, sentence, encoder, len(labels))
-        return {"scores": replace(output, activation=activation, activated=activated and kind == "text")}, labels
+        output = replace(output, activation=activation, activated=activated and kind == "text")
+        if kind == "text":
+            return {"scores": output}, labels
+        return {"scores": output, "token_scores": replace(output, rows="token", modes=(), padding_id=None)}, labels
     layers = _SCORE_OF_TWO if kind == "step" else _Layers("classifier")
     if kind == "token" and encoder.family in _DECODERS:
         layers = replace(_SCORE, bias=config.get("token_classification_bias", bool, True))

@@ -64,9 +64,9 @@ _IMPLIED: Final[Mapping[str, TokenizerClass]] = {
 }
 """Model type -> default tokenizer class."""
 _FILE_ALONE: Final = """
-    ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoeshared hyperclovax internlm3
-    iquestcoder mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert modernbert-decoder nemotron
-    olmo2 olmo3 persimmon phi3 phimoe xlm-roberta-xl
+    ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoeshared hyperclovax internlm2
+    internlm3 iquestcoder mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert
+    modernbert-decoder nemotron olmo2 olmo3 persimmon phi3 phimoe xlm-roberta-xl
 """.split()
 _FORCED: Final[Mapping[str, TokenizerClass]] = {
     "qwen2": "Qwen2Tokenizer",
